@@ -1,0 +1,55 @@
+# quickstart, test and lint, each from a bare clone with Python 3.11 and gcc.
+# What is installed is remembered by the stamps in $(VENV): a second call reuses it.
+PYTHON ?= python3.11
+VENV ?= .venv
+PYTEST_ARGS ?= -n 2 --dist loadfile
+MAX_JOBS ?= 2
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c requirements/constraints.txt
+export MAX_JOBS
+
+.PHONY: quickstart test lint
+.DELETE_ON_ERROR:
+
+quickstart: $(VENV)/runtime.stamp
+	@echo '== data: digits'
+	$(BIN)/python tools/dataset_converters/digits.py --out data/digits
+	@echo '== quickstart: dense, search, slim, retrain, evaluate'
+	$(BIN)/python tools/quickstart.py --work-dir work_dirs/quickstart
+
+test: $(VENV)/tests.stamp $(VENV)/ops.stamp
+	@echo '== tests'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/lint.stamp
+	$(BIN)/ruff check .
+	$(BIN)/interrogate -c setup.cfg mmkcr
+
+$(VENV)/created.stamp:
+	@echo '== virtual environment in $(VENV)'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/lint.stamp: $(VENV)/created.stamp requirements/lint.txt requirements/constraints.txt
+	$(PIP) -r requirements/lint.txt
+	@touch $@
+
+# mmcv comes as whatever pip finds without compiling: the compiled operators can wait.
+$(VENV)/runtime.stamp: $(VENV)/created.stamp requirements/build.txt requirements/runtime.txt \
+		requirements/constraints.txt setup.py
+	@echo '== installing PyTorch and the OpenMMLab libraries'
+	$(PIP) -r requirements/build.txt -r requirements/runtime.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/tests.stamp: $(VENV)/runtime.stamp requirements/tests.txt
+	$(PIP) -r requirements/tests.txt
+	@touch $@
+
+# pip may hold a wheel of mmcv without operators in its cache, hence --no-cache-dir.
+$(VENV)/ops.stamp: $(VENV)/runtime.stamp
+	@$(BIN)/python -c 'import mmcv.ops' 2>/dev/null || { \
+	  echo "== compiling mmcv's operators, once, about 11 minutes on 2 cores"; \
+	  $(PIP) -v --no-cache-dir --force-reinstall --no-deps --no-build-isolation onedl-mmcv; }
+	@$(BIN)/python -c 'import mmcv.ops'
+	@touch $@

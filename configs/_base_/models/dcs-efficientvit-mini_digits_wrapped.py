@@ -1,0 +1,4 @@
+# In the wrapper that regularisers and the search need.
+_base_ = './dcs-efficientvit-mini_digits.py'
+
+model = dict(_delete_=True, type='mmkcr.RegularizedModel', architecture={{_base_.model}})

@@ -1,0 +1,14 @@
+# With the IB loss on the features that the classifier reads: eta 50 (DCS, section 4.1).
+_base_ = './dcs_efficientvit-b1.py'
+
+model = dict(
+    _delete_=True,
+    type='mmkcr.RegularizedModel',
+    architecture={{_base_.model}},
+    feature_layer='head.fc:input',
+    regularizers=dict(
+        ib=dict(
+            type='mmkcr.InformationBottleneckLoss',
+            num_features=1600,
+            num_classes={{_base_.model.head.num_classes}},
+            weight=50.)))

@@ -1,0 +1,26 @@
+# DINOv2 ViT-L/14 at 336 px without a class token, a linear head on the mean of the patches.
+url = 'https://mmassets.onedl.ai/mmpretrain/v1.0/dinov2/'
+file = 'vit-large-p14_dinov2-pre_3rdparty_20230426-f3302d9e.pth'
+model = dict(
+    type='ImageClassifier',
+    data_preprocessor=dict(
+        num_classes=1000,
+        mean=[123.675, 116.28, 103.53],
+        std=[58.395, 57.12, 57.375],
+        to_rgb=True),
+    backbone=dict(
+        type='mmkcr.DWConvVisionTransformer',
+        arch='dinov2-large',
+        img_size=336,
+        patch_size=14,
+        layer_scale_init_value=1e-5,
+        out_type='avg_featmap',
+        final_norm=False,
+        with_cls_token=False,
+        init_cfg=dict(type='Pretrained', checkpoint=url + file)),
+    head=dict(
+        type='LinearClsHead',
+        num_classes=1000,
+        in_channels=1024,
+        loss=dict(type='CrossEntropyLoss', loss_weight=1.0)))
+del url, file

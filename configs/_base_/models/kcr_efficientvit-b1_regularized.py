@@ -1,0 +1,14 @@
+# With the KCR term on the features that the classifier reads: eta 0.2, gamma0 0.2 (KCR v2, 4.1).
+_base_ = './kcr_efficientvit-b1.py'
+
+model = dict(
+    _delete_=True,
+    type='mmkcr.RegularizedModel',
+    architecture={{_base_.model}},
+    feature_layer='head.fc:input',
+    regularizers=dict(
+        kcr=dict(
+            type='mmkcr.KernelComplexityLoss',
+            num_features=1600,
+            rank_ratio=0.2,
+            weight=0.2)))

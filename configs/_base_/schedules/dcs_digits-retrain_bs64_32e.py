@@ -1,0 +1,7 @@
+# Retraining of DCS on the digits from inherited weights, on one CPU: lr is 2e-3 for 64 images.
+# Search and retraining together see the digits as often as the dense model in its 48 epochs.
+_base_ = './kcr_digits-retrain_bs64_32e.py'
+
+custom_hooks = [
+    dict(type='mmkcr.GateNoiseHook'),
+]

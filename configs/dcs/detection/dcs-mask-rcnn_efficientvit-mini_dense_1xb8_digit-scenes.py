@@ -1,0 +1,15 @@
+# Mask R-CNN with the dense EfficientViT on the digit scenes, from the classifier's backbone.
+# python tools/train.py configs/dcs/digits/dcs-dense_efficientvit-mini_1xb64_digits.py
+# python tools/train.py \
+#     configs/dcs/detection/dcs-mask-rcnn_efficientvit-mini_dense_1xb8_digit-scenes.py
+# Bar, not measured yet: box and mask mAP above 0.30.
+_base_ = [
+    '../../_base_/models/dcs_mask-rcnn_efficientvit-mini.py',
+    '../../_base_/datasets/digit_scenes_instance.py',
+    '../../_base_/schedules/digit-scenes_bs8_12e.py',
+    '../../_base_/detection_runtime.py',
+]
+
+checkpoint = 'work_dirs/dcs-dense_efficientvit-mini_1xb64_digits/epoch_48.pth'
+model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint)))
+del checkpoint

@@ -1,0 +1,9 @@
+# SSDLite 320 with DCS-EfficientViT-B1 of ImageNet on COCO.
+# bash tools/dist_train.sh configs/dcs/detection/dcs-ssdlite_efficientvit-b1_8xb16_coco.py 8
+# Not run. Reported: 29.3 mAP.
+_base_ = './dcs-ssdlite_efficientvit-b1_dense_8xb16_coco.py'
+
+structure = 'work_dirs/dcs-search_efficientvit-b1_8xb64_in1k-100/slim/structure.json'
+checkpoint = 'work_dirs/dcs-retrain_efficientvit-b1_8xb64_in1k/epoch_300.pth'
+model = dict(backbone=dict(structure=structure, init_cfg=dict(checkpoint=checkpoint)))
+del structure, checkpoint

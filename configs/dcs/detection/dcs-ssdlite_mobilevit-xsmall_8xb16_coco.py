@@ -1,0 +1,9 @@
+# SSDLite 320 with DCS-MobileViT-XS of ImageNet on COCO.
+# bash tools/dist_train.sh configs/dcs/detection/dcs-ssdlite_mobilevit-xsmall_8xb16_coco.py 8
+# Not run. Reported: 25.8 mAP.
+_base_ = './dcs-ssdlite_mobilevit-xsmall_dense_8xb16_coco.py'
+
+structure = 'work_dirs/dcs-search_mobilevit-xsmall_8xb64_in1k-100/slim/structure.json'
+checkpoint = 'work_dirs/dcs-retrain_mobilevit-xsmall_8xb64_in1k/epoch_300.pth'
+model = dict(backbone=dict(structure=structure, init_cfg=dict(checkpoint=checkpoint)))
+del structure, checkpoint

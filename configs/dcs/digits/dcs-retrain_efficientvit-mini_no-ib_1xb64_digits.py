@@ -1,0 +1,13 @@
+# Retrains the subnet on the digits from the inherited weights, without the IB loss.
+# python tools/train.py configs/dcs/digits/dcs-retrain_efficientvit-mini_no-ib_1xb64_digits.py
+_base_ = [
+    '../../_base_/models/dcs-efficientvit-mini_digits_wrapped.py',
+    '../../_base_/datasets/digits_bs64.py',
+    '../../_base_/schedules/dcs_digits-retrain_bs64_32e.py',
+    '../../_base_/default_runtime.py',
+]
+
+slim_dir = 'work_dirs/dcs-search_efficientvit-mini_1xb64_digits/slim'
+model = dict(architecture=dict(backbone=dict(structure=f'{slim_dir}/structure.json')))
+load_from = f'{slim_dir}/subnet.pth'
+del slim_dir

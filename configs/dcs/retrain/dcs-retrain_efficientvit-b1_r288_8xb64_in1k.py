@@ -1,0 +1,15 @@
+# DCS-EfficientViT-B1 at 288 px, retrained from scratch: CE + 50 IB after 90 of 300 epochs, EMA
+# (DCS, appendix B).
+# bash tools/dist_train.sh configs/dcs/retrain/dcs-retrain_efficientvit-b1_r288_8xb64_in1k.py 8
+# Not run. Reported: top-1 81.6 %, 0.72 G.
+_base_ = [
+    '../../_base_/models/dcs_efficientvit-b1_ib.py',
+    '../../_base_/datasets/imagenet_bs64_288.py',
+    '../../_base_/schedules/dcs_retrain-ib_bs512_300e.py',
+    '../../_base_/default_runtime.py',
+]
+
+# written by tools/slim.py
+structure = 'work_dirs/dcs-search_efficientvit-b1_r288_8xb64_in1k-100/slim/structure.json'
+model = dict(architecture=dict(backbone=dict(structure=structure, img_size=288)))
+del structure

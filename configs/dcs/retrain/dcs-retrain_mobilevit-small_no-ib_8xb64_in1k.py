@@ -1,0 +1,14 @@
+# DCS-MobileViT-S, retrained from scratch: CE alone, EMA (DCS, appendix B).
+# bash tools/dist_train.sh configs/dcs/retrain/dcs-retrain_mobilevit-small_no-ib_8xb64_in1k.py 8
+# Not run. Reported: top-1 79.9 % (table 3).
+_base_ = [
+    '../../_base_/models/dcs_mobilevit-small_wrapped.py',
+    'mmpretrain::_base_/datasets/imagenet_bs64.py',
+    '../../_base_/schedules/dcs_retrain_bs512_300e.py',
+    '../../_base_/default_runtime.py',
+]
+
+# written by tools/slim.py
+structure = 'work_dirs/dcs-search_mobilevit-small_8xb64_in1k-100/slim/structure.json'
+model = dict(architecture=dict(backbone=dict(structure=structure)))
+del structure

@@ -1,0 +1,15 @@
+# DCS-MobileViT-XS, retrained from scratch: CE + 50 IB after 90 of 300 epochs, EMA (DCS, appendix
+# B).
+# bash tools/dist_train.sh configs/dcs/retrain/dcs-retrain_mobilevit-xsmall_8xb64_in1k.py 8
+# Not run. Reported: nothing on ImageNet.
+_base_ = [
+    '../../_base_/models/dcs_mobilevit-xsmall_ib.py',
+    'mmpretrain::_base_/datasets/imagenet_bs64.py',
+    '../../_base_/schedules/dcs_retrain-ib_bs512_300e.py',
+    '../../_base_/default_runtime.py',
+]
+
+# written by tools/slim.py
+structure = 'work_dirs/dcs-search_mobilevit-xsmall_8xb64_in1k-100/slim/structure.json'
+model = dict(architecture=dict(backbone=dict(structure=structure)))
+del structure

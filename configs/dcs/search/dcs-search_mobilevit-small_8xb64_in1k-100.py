@@ -1,0 +1,21 @@
+# DCS-MobileViT-S, the search: CE + 0.2 log(MACs) on 100 classes of ImageNet.
+# bash tools/dist_train.sh configs/dcs/search/dcs-search_mobilevit-small_8xb64_in1k-100.py 8
+# python tools/slim.py configs/dcs/search/dcs-search_mobilevit-small_8xb64_in1k-100.py \
+#     work_dirs/dcs-search_mobilevit-small_8xb64_in1k-100/epoch_200.pth --target-macs 1.38G
+# The paper reports 1.2 G, which is out of reach: 1.32 G with the fewest channels. 1.38 G has the
+# reported parameters.
+# Not run. The paper gives no number of the search.
+_base_ = [
+    '../../_base_/models/dcs_mobilevit-small_wrapped.py',
+    '../../_base_/datasets/imagenet100_bs64.py',
+    '../../_base_/schedules/dcs_search_bs512_200e.py',
+    '../../_base_/default_runtime.py',
+]
+
+model = dict(
+    type='mmkcr.SearchModel',
+    architecture=dict(
+        backbone=dict(gates=dict(type='mmkcr.GumbelChannelGate')),
+        head=dict(num_classes=100)),
+    # cost='paper' is the paper's own cost
+    price=dict(type='mmkcr.MacsPrice', weight=0.2, cost='macs', input_shape=(3, 224, 224)))

@@ -1,0 +1,19 @@
+# DCS-MobileViT-XS, the search: CE + 0.2 log(MACs) on 100 classes of ImageNet.
+# bash tools/dist_train.sh configs/dcs/search/dcs-search_mobilevit-xsmall_8xb64_in1k-100.py 8
+# python tools/slim.py configs/dcs/search/dcs-search_mobilevit-xsmall_8xb64_in1k-100.py \
+#     work_dirs/dcs-search_mobilevit-xsmall_8xb64_in1k-100/epoch_200.pth --target-macs 0.72G
+# Not run. The paper gives no number of the search.
+_base_ = [
+    '../../_base_/models/dcs_mobilevit-xsmall_wrapped.py',
+    '../../_base_/datasets/imagenet100_bs64.py',
+    '../../_base_/schedules/dcs_search_bs512_200e.py',
+    '../../_base_/default_runtime.py',
+]
+
+model = dict(
+    type='mmkcr.SearchModel',
+    architecture=dict(
+        backbone=dict(gates=dict(type='mmkcr.GumbelChannelGate')),
+        head=dict(num_classes=100)),
+    # cost='paper' is the paper's own cost
+    price=dict(type='mmkcr.MacsPrice', weight=0.2, cost='macs', input_shape=(3, 224, 224)))

@@ -1,0 +1,19 @@
+# Replaces the 6 blocks of lowest score of DINOv2 ViT-B/14, then the second fine-tuning. Not run.
+# python tools/analysis_tools/score_heads.py \
+#     configs/dwconv/segmentation/dwconv-fcn_dinov2-vit-base_dense_8xb2_ade20k.py \
+#     work_dirs/dwconv-fcn_dinov2-vit-base_dense_8xb2_ade20k/iter_80000.pth --replace 6
+# bash tools/dist_train.sh \
+#     configs/dwconv/segmentation/dwconv-fcn_dinov2-vit-base_replace_8xb2_ade20k.py 8
+_base_ = [
+    '../../_base_/models/dwconv_fcn_dinov2-vit-base.py',
+    '../../_base_/datasets/ade20k_bs16.py',
+    '../../_base_/schedules/dwconv_segmentation_bs16_40k.py',
+    '../../_base_/segmentation_runtime.py',
+]
+
+slim_dir = 'work_dirs/dwconv-fcn_dinov2-vit-base_dense_8xb2_ade20k/slim'
+model = dict(
+    backbone=dict(structure=f'{slim_dir}/structure.json', init_cfg=None),
+    decode_head=dict(num_classes=150))
+load_from = f'{slim_dir}/subnet.pth'
+del slim_dir

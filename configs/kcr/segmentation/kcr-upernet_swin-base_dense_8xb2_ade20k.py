@@ -1,0 +1,13 @@
+# UPerNet with the dense Swin-B on ADE20K, from mmpretrain's weights: what KCR is compared with.
+# bash tools/dist_train.sh configs/kcr/segmentation/kcr-upernet_swin-base_dense_8xb2_ade20k.py 8
+# Not run. Reported: 51.6 % mIoU.
+_base_ = [
+    '../../_base_/models/kcr_upernet_swin-base.py',
+    '../../_base_/datasets/ade20k_bs16.py',
+    '../../_base_/schedules/ade20k_bs16_adamw_160k.py',
+    '../../_base_/segmentation_runtime.py',
+]
+
+checkpoint = 'https://mmassets.onedl.ai/mmclassification/v0/swin-transformer/swin_base_224_b16x64_300e_imagenet_20210616_190742-93230b0d.pth'
+model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint)))
+del checkpoint

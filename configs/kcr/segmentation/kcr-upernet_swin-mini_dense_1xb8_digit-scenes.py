@@ -1,0 +1,21 @@
+# UPerNet with the dense Swin on the digit scenes, from the classifier's backbone.
+# python tools/train.py configs/kcr/digits/kcr-dense_swin-mini_1xb64_digits.py
+# python tools/train.py configs/kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py
+_base_ = [
+    '../../_base_/models/kcr_upernet_swin-mini.py',
+    '../../_base_/datasets/digit_scenes_semantic.py',
+    '../../_base_/schedules/digit-scenes_bs8_900i.py',
+    '../../_base_/segmentation_runtime.py',
+]
+
+checkpoint = 'work_dirs/kcr-dense_swin-mini_1xb64_digits/epoch_48.pth'
+model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint)))
+del checkpoint
+
+# Value and tolerance of this run (docs/dense_tasks.md).
+expected = dict(mIoU=(32.0, 5.))
+
+# Value and tolerance of this run, and of a sixth of it after a sixth of the classifier's
+# (tests/test_end_to_end/test_digit_scenes.py), which is hardly begun; chance gives 5.
+expected = dict(mIoU=(32., 6.))
+expected_short = dict(mIoU=(7., 3.5))

@@ -1,0 +1,23 @@
+# The search on the digit scenes themselves, then the slimming to 70 % of the backbone's MACs.
+# python tools/train.py configs/kcr/segmentation/kcr-upernet_swin-mini_search_1xb8_digit-scenes.py
+# python tools/slim.py configs/kcr/segmentation/kcr-upernet_swin-mini_search_1xb8_digit-scenes.py \
+#     work_dirs/kcr-upernet_swin-mini_search_1xb8_digit-scenes/iter_300.pth --target-macs 0.7
+_base_ = [
+    '../../_base_/models/kcr_upernet_swin-mini_regularized.py',
+    '../../_base_/datasets/digit_scenes_semantic.py',
+    '../../_base_/schedules/kcr_digit-scenes-search_bs8_300i.py',
+    '../../_base_/segmentation_runtime.py',
+]
+
+checkpoint = 'work_dirs/kcr-dense_swin-mini_1xb64_digits/epoch_48.pth'
+model = dict(
+    type='mmkcr.SearchModel',
+    architecture=dict(
+        backbone=dict(
+            gates=dict(type='mmkcr.GumbelChannelGate', init=0.5),
+            init_cfg=dict(type='Pretrained', checkpoint=checkpoint))),
+    # lambda x |log(MACs / target)|: it stops to pull at the target, so lambda can be large
+    price=dict(
+        type='mmkcr.MacsPrice', weight=0.3, target=0.7, part='backbone',
+        input_shape=(3, 128, 128)))
+del checkpoint

@@ -1,0 +1,16 @@
+# The 1.1G subnet of DeiT-S, retrained from the inherited weights at 6e-4.
+# bash tools/dist_train.sh configs/ofb/retrain/ofb-retrain_deit-small_1100m_8xb128_in1k.py 8
+# Not run. Reported: top-1 76.1 %.
+_base_ = [
+    '../../_base_/models/ofb_deit-small.py',
+    'mmpretrain::_base_/datasets/imagenet_bs64_swin_224.py',
+    '../../_base_/schedules/ofb_retrain_bs1024_300e.py',
+    '../../_base_/default_runtime.py',
+]
+
+# written by tools/slim.py
+slim_dir = 'work_dirs/ofb-search_deit-small_1100m_8xb128_in1k/slim'
+model = dict(backbone=dict(structure=f'{slim_dir}/structure.json'))
+load_from = f'{slim_dir}/subnet.pth'
+del slim_dir
+train_dataloader = dict(batch_size=128)

@@ -1,0 +1,19 @@
+"""mmkcr: vision transformers made smaller and faster inside OpenMMLab.
+
+Importing the package makes the host libraries importable and lets configs
+refer to ``mmkcr::`` and ``mmseg::`` bases. Models, hooks, loops and metrics are
+imported when a registry of scope ``mmkcr`` is first asked for one of them.
+"""
+
+from mmengine.config.utils import MODULE2PACKAGE
+
+from .compat import ensure_torchvision, hush_missing_operators
+from .version import __version__
+
+ensure_torchvision()
+hush_missing_operators()
+MODULE2PACKAGE.update(mmkcr='mmkcr', mmseg='mmseg')
+
+from . import registry  # noqa: E402,F401  (needs the host libraries)
+
+__all__ = ['__version__']

@@ -1,0 +1,71 @@
+"""What every command has in common: one sentence for a user's mistake."""
+
+import argparse
+import functools
+import logging
+import os
+import sys
+import warnings
+from typing import Any, Callable, NoReturn, Optional, Sequence
+
+#: Raised by this package, or by the hosts, for something that the user can mend.
+USER_ERRORS = (ValueError, TypeError, KeyError, FileNotFoundError, FileExistsError,
+               NotADirectoryError, IsADirectoryError, PermissionError, ImportError)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser with ``--debug`` whose errors are one line.
+
+    Args:
+        doc (str): Docstring of the command: its first line is shown as the
+            description, the rest after the options.
+        **kwargs: See :class:`argparse.ArgumentParser`.
+    """
+
+    def __init__(self, doc: str, **kwargs: Any) -> None:
+        first, _, rest = doc.strip().partition('\n')
+        super().__init__(description=first, epilog=rest.strip('\n'),
+                         formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+        self.add_argument('--debug', action='store_true',
+                          help='show the traceback of an error (also: MMKCR_DEBUG=1)')
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with status 2."""
+        self.exit(2, f'error: {message} (see `{self.prog} --help`)\n')
+
+
+def quiet_hosts() -> None:
+    """Keep the host libraries' notices out of a command's output."""
+    from mmengine.logging import MMLogger
+    MMLogger.get_current_instance().setLevel(logging.ERROR)
+    warnings.filterwarnings('ignore', category=UserWarning)
+
+
+def sentence(error: BaseException) -> str:
+    """An error's message in one line."""
+    text = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return ' '.join(str(text).split()) or type(error).__name__
+
+
+def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
+    """Decorate ``main(argv=None)``: a user's mistake prints one line and exits with status 1.
+
+    With ``--debug`` or ``MMKCR_DEBUG=1`` the traceback is shown instead.
+
+    Args:
+        main (Callable): Takes the arguments, None for those of the process.
+    """
+
+    @functools.wraps(main)
+    def guarded(argv: Optional[Sequence[str]] = None) -> Any:
+        given = sys.argv[1:] if argv is None else argv
+        debug = '--debug' in given or os.environ.get('MMKCR_DEBUG', '0') not in ('', '0')
+        try:
+            return main(argv)
+        except USER_ERRORS as error:
+            if debug:
+                raise
+            print(f'error: {sentence(error)}', file=sys.stderr)
+            sys.exit(1)
+
+    return guarded

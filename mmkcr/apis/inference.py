@@ -1,0 +1,118 @@
+"""The host libraries' inferencers on models of this package, by name or config."""
+
+from copy import deepcopy
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Union
+
+import mmengine
+from mmengine.config import Config
+
+import mmkcr
+from mmkcr.engine.hooks.checkpoint_guard import check_weights
+from .build import load_config, read_checkpoint
+from .pipeline import set_structure
+
+
+def list_models(pattern: str = '*') -> List[str]:
+    """Names of this package's models, from its metafiles.
+
+    Args:
+        pattern (str): As of file names. Defaults to all.
+    """
+    return [name for name in _configs() if fnmatch(name, pattern)]
+
+
+def model_config(model: Union[str, Path]) -> Config:
+    """The config of a model.
+
+    mmdet's and mmseg's inferencers take it in the place of a name, which they
+    look up among their own: ``DetInferencer(model_config(name), weights)``.
+
+    Args:
+        model (str | Path): A name of :func:`list_models`, a config file or a
+            ``library::path``.
+
+    Raises:
+        FileNotFoundError: None of these.
+    """
+    path = _configs().get(str(model), model)
+    if '::' not in str(path) and not Path(path).is_file():
+        raise FileNotFoundError(f'expected a config file or a model of `mmkcr.apis.list_models()`, '
+                                f'found `{model}`')
+    return load_config(path)
+
+
+def register_models() -> None:
+    """Let mmpretrain find the models by name.
+
+    Afterwards ``mmpretrain.get_model(name)``, ``mmpretrain.list_models()`` and
+    ``ImageClassificationInferencer(name, weights)`` know them.
+    """
+    from mmpretrain.apis import ModelHub
+    if not any(ModelHub.has(name) for name in list_models()):
+        ModelHub.register_model_index(_root() / 'model-index.yml', config_prefix=_root())
+
+
+def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
+               structure: Optional[str] = None, device: str = 'cpu', **kwargs: Any) -> Any:
+    """The host's inferencer for a model: mmpretrain's, mmdet's or mmseg's.
+
+    The class follows from the config's ``default_scope``. The hosts load what
+    fits of a checkpoint; here one that does not fit whole is refused.
+
+    Args:
+        model (str | Path | Config): See :func:`model_config`.
+        weights (str, optional): Checkpoint. Defaults to None: random weights.
+        structure (str, optional): Structure file. Defaults to None: that of
+            the config.
+        device (str): Where it runs. Defaults to ``'cpu'``.
+        **kwargs: Arguments of the host's class.
+
+    Returns:
+        BaseInferencer: Takes images, by path or as arrays (H, W, 3) in BGR.
+
+    Raises:
+        FileNotFoundError: No such config or checkpoint.
+        ValueError: The checkpoint is of another model, or the config of
+            another library.
+
+    Example:
+        >>> detect = inferencer('kcr-mask-rcnn_swin-mini_slim_1xb8_digit-scenes', 'epoch_8.pth')
+        >>> detect('scene.png', out_dir='pictures')
+    """
+    config = deepcopy(model) if isinstance(model, Config) else model_config(model)
+    if structure is not None:
+        set_structure(config, structure)
+    scope = config.get('default_scope')
+    if scope not in ('mmpretrain', 'mmdet', 'mmseg'):
+        raise ValueError('expected a config of mmpretrain, mmdet or mmseg for inference, found '
+                         f'`default_scope = {scope!r}`')
+    checkpoint = None if weights is None else read_checkpoint(weights)
+    if scope == 'mmpretrain':
+        from mmpretrain.apis import ImageClassificationInferencer
+        built = ImageClassificationInferencer(config, weights or False, device=device, **kwargs)
+    elif scope == 'mmdet':
+        from mmdet.apis import DetInferencer
+        built = DetInferencer(config, weights, device=device, **kwargs)
+    else:
+        from mmseg.apis import MMSegInferencer
+        built = MMSegInferencer(config, weights, device=device, **kwargs)
+    if checkpoint is not None:
+        check_weights(built.model, checkpoint, str(weights))
+    return built
+
+
+def _root() -> Path:
+    """Folder of ``model-index.yml``: the clone's, or what an installed package carries."""
+    package = Path(mmkcr.__file__).parent
+    clone = package.parent / 'model-index.yml'
+    return package.parent if clone.is_file() else package / '.mim'
+
+
+def _configs() -> Dict[str, str]:
+    """Config files by the models' names."""
+    root = _root()
+    metafiles = mmengine.load(root / 'model-index.yml')['Import']
+    return {entry['Name']: str(root / entry['Config'])
+            for path in metafiles for entry in mmengine.load(root / path)['Models']}

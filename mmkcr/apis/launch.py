@@ -1,0 +1,186 @@
+"""What training and testing have in common: config and arguments to a Runner."""
+
+import os
+import re
+import shutil
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+import torch
+from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.hooks import Hook
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from mmkcr.apis.cli import Parser
+from mmkcr.apis.processes import join_processes
+
+_STAMP = re.compile(r'\d{8}_\d{6}')
+
+
+def add_common_arguments(parser: Parser) -> None:
+    """Add mmpretrain's flags that its two commands share.
+
+    Args:
+        parser (Parser): The command's parser.
+    """
+    parser.add_argument('--work-dir', help='folder for logs and results '
+                        '(work_dirs/<config name>)')
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
+    parser.add_argument('--no-pin-memory', action='store_true',
+                        help='do not pin the memory of batches')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
+                        help='entries of the config to overwrite: key=value, lists as '
+                        'key="[a,b]" or key=a,b')
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
+                        help='job launcher (%(default)s)')
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0,
+                        help='set by older launchers')
+
+
+def apply_common_arguments(config: Config, args: Any) -> None:
+    """Put launcher and work directory into the config.
+
+    Args:
+        config (Config): Changed in place.
+        args (Namespace): With the flags of :func:`add_common_arguments` and ``config``.
+
+    Raises:
+        ValueError: Mixed precision is asked for where there is no GPU.
+    """
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    config.launcher = args.launcher
+    if args.work_dir is not None:
+        config.work_dir = args.work_dir
+    elif config.get('work_dir') is None:
+        config.work_dir = os.path.join('./work_dirs', Path(args.config).stem)
+    if args.amp and not torch.cuda.is_available():
+        raise ValueError('expected a GPU for `--amp`, found none')
+
+
+def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: Any) -> None:
+    """Give data loaders the settings that mmpretrain's commands give them.
+
+    mmdet and mmseg keep batches as lists, so the collate function is set for
+    classification alone.
+
+    Args:
+        config (Config): Changed in place.
+        fields (Sequence[str]): Keys of the loaders; missing ones are passed over.
+        **settings: Defaults (``pin_memory``, ``persistent_workers``); a value
+            of False overrides the config's. Without a GPU nothing is pinned.
+    """
+    settings['pin_memory'] = settings['pin_memory'] and torch.cuda.is_available()
+    defaults = dict(settings)
+    if config.get('default_scope') == 'mmpretrain':
+        defaults['collate_fn'] = dict(type='default_collate')
+    for field in fields:
+        if config.get(field) is None:
+            continue
+        loader = ConfigDict(deepcopy(defaults))
+        loader.update(config[field])
+        loader.update({key: False for key, value in settings.items() if value is False})
+        if not loader.get('num_workers'):
+            loader.persistent_workers = False
+        config[field] = loader
+
+
+def optim_wrapper_parts(config: Config) -> List[ConfigDict]:
+    """The configs of optimizer wrappers: one, or those of a search's two optimizers.
+
+    Args:
+        config (Config): Config of a run.
+    """
+    whole = config.get('optim_wrapper') or {}
+    if 'optimizer' in whole:
+        return [whole]
+    return [part for part in whole.values() if isinstance(part, dict) and 'optimizer' in part]
+
+
+def check_file(path: Optional[str], what: str) -> None:
+    """Refuse a local file that is not there; None and URLs pass.
+
+    Args:
+        path (str, optional): The path.
+        what (str): What it should be, for the message.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    if path is not None and '://' not in path and not Path(path).expanduser().is_file():
+        raise FileNotFoundError(f'expected {what} at `{path}`, found none')
+
+
+def build_runner(config: Config) -> Runner:
+    """Build the runner; without a GPU, processes communicate by gloo.
+
+    Args:
+        config (Config): Complete config of a run.
+
+    Raises:
+        ValueError: See :func:`~mmkcr.apis.processes.join_processes`.
+    """
+    join_processes(config)
+    return RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
+
+
+class StartHook(Hook):
+    """Notes that the first batch has come, so all settings are good."""
+
+    priority = 'LOWEST'
+    started = False
+
+    def _before_iter(self, *args: Any, **kwargs: Any) -> None:
+        self.started = True
+
+
+@contextmanager
+def nothing_written_before_start(work_dir: str) -> Iterator[StartHook]:
+    """Undo what a Runner wrote if it fails before its first batch.
+
+    MMEngine makes folders and files before it builds what a config describes.
+    An error after the start is no mistake in the settings: it becomes a
+    ``RuntimeError``, so that a command shows its traceback.
+
+    Args:
+        work_dir (str): The runner's; files of earlier runs in it stay.
+
+    Yields:
+        StartHook: To be registered in the runner.
+    """
+    hook, folder = StartHook(), Path(work_dir)
+    before = _contents(folder)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield hook
+    except Exception as error:
+        if hook.started:
+            raise RuntimeError(f'the run stopped: {error}') from error
+        if os.environ.get('RANK', '0') == '0':
+            _restore(folder, before, missing)
+        if 'Original Traceback' in str(error):  # of a data-loading worker
+            raise ValueError('expected samples that can be loaded, found one that cannot: '
+                             f'{str(error).strip().splitlines()[-1]}') from error
+        if isinstance(error, (AssertionError, RuntimeError)):  # how the hosts refuse settings
+            raise ValueError(str(error) or 'a host library refused the config') from error
+        raise
+
+
+def _contents(folder: Path) -> Dict[Path, Optional[bytes]]:
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return {path: path.read_bytes() if path.suffix == '.py' else None for path in entries}
+
+
+def _restore(folder: Path, before: Dict[Path, Optional[bytes]], missing: List[Path]) -> None:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path not in before and path.suffix == '.py':
+            path.unlink()
+        elif path not in before and _STAMP.fullmatch(path.name):
+            shutil.rmtree(path)
+        elif before.get(path) is not None and path.read_bytes() != before[path]:
+            path.write_bytes(before[path])
+    for path in missing:  # from the innermost
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()

@@ -1,0 +1,76 @@
+"""Joining the processes that a launcher has started, with and without GPUs."""
+
+import os
+import subprocess
+from typing import Dict
+
+import torch
+from mmengine.config import Config
+
+#: What each launcher sets, in PyTorch's order, and what starts the processes.
+_VARIABLES = dict(
+    pytorch=('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT'),
+    slurm=('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID', 'SLURM_NODELIST'),
+    mpi=('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK',
+         'MASTER_ADDR'))
+_STARTED_BY = dict(
+    pytorch='`torchrun`, as by tools/dist_train.sh', slurm='`srun`, as by tools/slurm_train.sh',
+    mpi='`mpirun`')
+
+
+def join_processes(config: Config) -> None:
+    """Prepare a config for its launcher; without a GPU, join the processes by gloo.
+
+    Where there are GPUs the Runner joins the processes itself. Without them it
+    would look for a CUDA device, so they are joined here, and the model is
+    wrapped without device.
+
+    Args:
+        config (Config): Of a run, with ``launcher``; changed in place.
+
+    Raises:
+        ValueError: A variable that the launcher sets is missing or no number,
+            or a process has no GPU of its own.
+    """
+    if config.launcher == 'none':
+        return
+    variables = _launched(config.launcher)
+    if torch.cuda.is_available():
+        if int(variables['LOCAL_RANK']) >= torch.cuda.device_count():
+            raise ValueError('expected a GPU for each process of a node, found '
+                             f'{torch.cuda.device_count()} for process {variables["LOCAL_RANK"]}')
+        return
+    os.environ.update(variables)
+    torch.distributed.init_process_group('gloo')
+    wrapper = config.get('model_wrapper_cfg') or dict(
+        type='MMDistributedDataParallel', broadcast_buffers=False,
+        find_unused_parameters=config.get('find_unused_parameters', False))
+    config.model_wrapper_cfg = dict(wrapper, device_ids=None)
+
+
+def _launched(launcher: str) -> Dict[str, str]:
+    """PyTorch's variables from those of a launcher."""
+    names = _VARIABLES[launcher]
+    for name in names:
+        if not os.environ.get(name):
+            raise ValueError(f'expected the environment variable `{name}` for `--launcher '
+                             f'{launcher}` (set by {_STARTED_BY[launcher]}), found it unset')
+    found = {ours: os.environ[name] for ours, name in zip(_VARIABLES['pytorch'], names[:3])}
+    for name, value in zip(names, found.values()):
+        if not value.isdigit():
+            raise ValueError(f'expected a whole number in the environment variable `{name}`, '
+                             f'found `{value}`')
+    found['MASTER_PORT'] = os.environ.get('MASTER_PORT', '29500')  # the host's default
+    found['MASTER_ADDR'] = os.environ.get('MASTER_ADDR') or _first_host()
+    return found
+
+
+def _first_host() -> str:
+    nodes = os.environ['SLURM_NODELIST']
+    try:
+        hosts = subprocess.run(['scontrol', 'show', 'hostnames', nodes], check=True,
+                               capture_output=True, text=True).stdout.split()
+        return hosts[0]
+    except (OSError, subprocess.CalledProcessError, IndexError) as error:
+        raise ValueError(f'expected the hosts of `SLURM_NODELIST={nodes}` from `scontrol show '
+                         f'hostnames`, found none; set MASTER_ADDR ({error})') from error

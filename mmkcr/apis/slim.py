@@ -1,0 +1,65 @@
+"""From a trained supernet to a subnet that meets a budget."""
+
+import copy
+from typing import Optional, Sequence, Tuple, Union
+
+from torch import nn
+
+from mmkcr.compression import MacsModel, Structure, count_params, parse_target, select_units
+from mmkcr.compression.added import added_layers
+from mmkcr.models.utils import counted_part, find_backbone, find_task, task_forward, unwrap
+from .macs import count_macs
+
+
+def slim(model: nn.Module,
+         target_macs: Union[str, int, float, None] = None,
+         divisor: int = 1,
+         input_shape: Sequence[int] = (3, 224, 224),
+         part: Optional[str] = None) -> Tuple[nn.Module, Structure]:
+    """Discretise the gates of a supernet under a budget and slice its tensors.
+
+    Args:
+        model (nn.Module): A supernet: a backbone, a task model or a
+            ``SearchModel``. It is left as it is.
+        target_macs (str | int | float, optional): Most MACs of the built
+            subnet, such as ``'12.6G'`` or ``0.8`` of the dense model, see
+            :func:`~mmkcr.compression.parse_target`. Defaults to None: the
+            channels whose gates are open.
+        divisor (int): Sizes are multiples of it, or full. Defaults to 1.
+        input_shape (Sequence[int]): (C, H, W) of the image that the MACs are
+            counted for. Defaults to (3, 224, 224).
+        part (str, optional): ``'model'`` or ``'backbone'``, whose MACs the
+            target is about. Defaults to None: what the price of a
+            ``SearchModel`` counts, else the backbone of a detector, whose
+            heads run on as many proposals as the weights give, else the model.
+
+    Returns:
+        tuple[nn.Module, Structure]: The subnet with inherited weights (a bare
+        backbone or task model, whatever wrapper was given), and its structure.
+
+    Raises:
+        ValueError: The model has no gates, or the target is out of reach; the
+            message gives the reachable range.
+    """
+    model = unwrap(model)
+    part = part or getattr(getattr(model, 'price', None), 'part', None)
+    task = find_task(model)
+    backbone, counted = find_backbone(task), counted_part(task, part)
+    gates = backbone.gates()
+    macs = MacsModel(counted, backbone, task_forward(counted, input_shape))
+    target = None if target_macs is None else parse_target(target_macs, macs.dense)
+    kept = {site: gate.selection() for site, gate in gates.items() if gate.decided}
+    free = {site: gate for site, gate in gates.items() if not gate.decided}
+    sizes = {site: len(units) for site, units in kept.items()}
+    kept.update(select_units(free, lambda others: macs({**sizes, **others}), target, divisor))
+    structure = backbone.structure_for(kept)
+    subnet = copy.deepcopy(task)
+    find_backbone(subnet).slice_to(structure)
+    extra = sum(map(count_params, (*gates.values(), *added_layers(task).values())))
+    structure.macs = dict(dense=macs.dense,
+                          subnet=count_macs(counted_part(subnet, part), input_shape),
+                          input_shape=list(input_shape))
+    if counted is not task:
+        structure.macs['part'] = 'backbone'
+    structure.params = dict(dense=count_params(task) - extra, subnet=count_params(subnet))
+    return subnet, structure

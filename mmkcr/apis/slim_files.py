@@ -1,0 +1,147 @@
+"""Slimming from files to files: what ``tools/slim.py`` does."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Union
+
+import mmengine
+import torch
+from mmengine.config import Config
+from torch import nn
+
+from mmkcr.compression import Structure, atomic_write
+from mmkcr.compression.added import added_layers
+from mmkcr.models.utils import find_backbone
+from mmkcr.version import __version__
+from .build import build_model, default_shape, file_sha256, load_config, load_weights, state_bytes
+from .slim import slim
+
+STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
+
+
+class SlimResult(NamedTuple):
+    """What slimming gave.
+
+    Args:
+        structure (Structure): With provenance, as it was written.
+        folder (Path): Where the files are.
+        bytes (dict[str, int]): Sizes of the search ``checkpoint``, of the
+            ``dense`` weights alone and of the ``subnet`` file.
+    """
+
+    structure: Structure
+    folder: Path
+    bytes: Dict[str, int]
+
+
+def slim_files(config: Union[str, Path],
+               checkpoint: Union[str, Path],
+               target_macs: Union[str, int, float, None] = None,
+               divisor: int = 1,
+               shape: Optional[Sequence[int]] = None,
+               out: Union[str, Path, None] = None,
+               online: bool = False,
+               options: Optional[Mapping[str, Any]] = None,
+               part: Optional[str] = None) -> SlimResult:
+    """Slim a trained supernet and write the subnet.
+
+    Two files are written, both or, on any error, neither: ``structure.json``,
+    and ``subnet.pth`` with the ``state_dict`` of the bare task model (weights
+    inherited) and a ``meta``. A config of the task model with
+    ``backbone=dict(structure='.../structure.json')`` loads it strictly.
+
+    Args:
+        config (str | Path): Config of the search.
+        checkpoint (str | Path): Its checkpoint.
+        target_macs (str | int | float, optional): See :func:`mmkcr.apis.slim`.
+        divisor (int): See :func:`mmkcr.apis.slim`. Defaults to 1.
+        shape (Sequence[int], optional): (C, H, W) of the image that MACs are
+            counted for. Defaults to :func:`~mmkcr.apis.build.default_shape`.
+        out (str | Path, optional): Folder. Defaults to
+            ``work_dirs/<config's name>/slim``.
+        online (bool): See :func:`~mmkcr.apis.build.load_weights`.
+        options (dict, optional): Config entries to overwrite.
+        part (str, optional): See :func:`mmkcr.apis.slim`.
+
+    Returns:
+        SlimResult: Of the files.
+
+    Raises:
+        FileNotFoundError: Config or checkpoint is missing.
+        ValueError: They do not belong together, there are no gates, or the
+            target is out of reach.
+    """
+    cfg = load_config(config, options)
+    model = build_model(cfg)
+    if not find_backbone(model).gates():
+        raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
+                         f'`{config}` without')
+    content = load_weights(model, checkpoint, online)
+    subnet, structure = slim(model, target_macs, divisor, shape or default_shape(cfg, model), part)
+    structure.provenance = provenance(cfg, config, checkpoint, content, online)
+    folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'slim'
+    write_subnet(subnet, structure, content.get('meta') or {}, folder)
+    task = getattr(model, 'architecture', model)
+    extra = (*find_backbone(model).gates().values(), *added_layers(task).values())
+    return SlimResult(structure, folder, dict(
+        checkpoint=Path(checkpoint).stat().st_size,
+        dense=state_bytes(task) - sum(map(state_bytes, extra)),
+        subnet=(folder / WEIGHTS).stat().st_size))
+
+
+def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Path],
+               content: Mapping[str, Any], online: bool = False) -> Dict[str, Any]:
+    """Where a subnet comes from.
+
+    Args:
+        cfg (Config): The search's config, for the seed.
+        config (str | Path): Its path; kept relative to the working directory,
+            or as a name if it lies elsewhere.
+        checkpoint (str | Path): The checkpoint's file.
+        content (dict): The checkpoint.
+        online (bool): Whether its online weights were taken.
+
+    Returns:
+        dict: Of JSON types.
+    """
+    meta = content.get('meta') or {}
+    seed = (cfg.get('randomness') or {}).get('seed')
+    return dict(
+        config=relative(config),
+        checkpoint=Path(checkpoint).name,
+        checkpoint_sha256=file_sha256(checkpoint),
+        weights=('online' if online else 'averaged') if 'ema_state_dict' in content else 'plain',
+        seed=meta.get('seed') if seed is None else seed,
+        epoch=meta.get('epoch'),
+        iter=meta.get('iter'),
+        versions=dict(torch=str(torch.__version__), mmengine=mmengine.__version__,
+                      mmkcr=__version__))
+
+
+def relative(path: Union[str, Path]) -> str:
+    """A path below the working directory relative to it, a reference as it is, else a name."""
+    if '::' in str(path):
+        return str(path)
+    full = Path(path).resolve()
+    return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else full.name
+
+
+def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any],
+                 folder: Path) -> None:
+    """Write ``structure.json`` and ``subnet.pth``, or neither.
+
+    Args:
+        subnet (nn.Module): Bare task model.
+        structure (Structure): Its own, with provenance.
+        meta (dict): Of the checkpoint that it comes from.
+        folder (Path): Made if it is not there.
+    """
+    state = {name: value.detach().cpu().clone().contiguous()
+             for name, value in subnet.state_dict().items()}
+    kept = {key: meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in meta}
+    kept['provenance'] = structure.provenance
+    with ExitStack() as stack:
+        weights = stack.enter_context(atomic_write(folder / WEIGHTS))
+        text = stack.enter_context(atomic_write(folder / STRUCTURE))
+        torch.save(dict(state_dict=state, meta=kept), weights)
+        structure.save(text)

@@ -1,0 +1,39 @@
+"""A model of any task family as a function from images to tensors."""
+
+from typing import Tuple, Union
+
+from mmengine.model import BaseModel
+from torch import Tensor, nn
+
+from mmkcr.models.utils import find_task, is_detector, unwrap
+
+
+class TensorModel(nn.Module):
+    """Runs a model on images and returns tensors, for timing and export.
+
+    A classifier gives logits, a segmentor its head's logits, a backbone its
+    feature maps, a detector the feature maps of its neck: what follows there
+    depends on the number of objects.
+
+    Args:
+        model (nn.Module): A backbone, or a task model, possibly wrapped; it is
+            put in eval mode.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = find_task(unwrap(model))
+        self.model.train(False)
+        self.whole = isinstance(self.model, BaseModel)
+        self.detector = is_detector(self.model)
+        self.train(False)
+
+    def forward(self, images: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
+        """Run on normalised images (B, C, H, W)."""
+        if not self.whole:
+            out = self.model(images)
+        elif self.detector:
+            out = self.model.extract_feat(images)
+        else:
+            out = self.model(images, None, mode='tensor')
+        return (out[0] if len(out) == 1 else tuple(out)) if isinstance(out, (list, tuple)) else out

@@ -1,0 +1,52 @@
+"""Makes the host libraries importable where their wheels disagree.
+
+The torchvision wheel is built for CUDA. Beside a CPU build of torch its
+compiled operators cannot be loaded, and ``import torchvision`` then stops with
+``operator torchvision::nms does not exist`` although no operator is needed.
+Declaring the two schemas that torchvision registers fake kernels for is enough.
+"""
+
+import logging
+import warnings
+
+import torch
+from mmengine.logging import MMLogger
+
+_NMS_SCHEMA = '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'
+_library = None  # keeps the declared schemas alive for the whole process
+
+
+def ensure_torchvision() -> bool:
+    """Import torchvision, declaring its operator schemas if they are missing.
+
+    Returns:
+        bool: Whether the schemas had to be declared.
+
+    Raises:
+        RuntimeError: The import failed for another reason.
+    """
+    global _library
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError as error:
+        if 'torchvision::nms does not exist' not in str(error):
+            raise
+        _library = torch.library.Library('torchvision', 'FRAGMENT')
+        for name in ('nms', 'qnms'):
+            _library.define(name + _NMS_SCHEMA)
+        import torchvision  # noqa: F401
+    return _library is not None
+
+
+def hush_missing_operators() -> None:
+    """Drop what the hosts say at import of two operators that nothing here uses.
+
+    Without mmcv's compiled operators every command would begin with them; a
+    model that does need operators still stops, in one sentence.
+    """
+    warnings.filterwarnings('ignore', 'Fail to import ``MultiScaleDeformableAttention``')
+    MMLogger.get_current_instance().addFilter(_is_no_line_nms_notice)
+
+
+def _is_no_line_nms_notice(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith('Line NMS is not compiled')

@@ -1,0 +1,18 @@
+"""Layers that a method adds to a backbone and that stay in the subnet."""
+
+from typing import Dict
+
+from torch import nn
+
+
+class AddedLayer(nn.Module):
+    """A layer of supernet and subnet that the dense parent lacks.
+
+    Its MACs and parameters count for the subnet and not for the dense model. In the supernet it
+    is called as a module, so that they can be told apart.
+    """
+
+
+def added_layers(root: nn.Module) -> Dict[str, AddedLayer]:
+    """The added layers below ``root`` by module path, in the order of their registration."""
+    return {name: module for name, module in root.named_modules() if isinstance(module, AddedLayer)}

@@ -1,0 +1,135 @@
+"""One size per site out of a few, so that the network lands in a window of MACs."""
+
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+Options = Mapping[str, Sequence[int]]
+
+
+def choose_options(options: Options,
+                   scores: Mapping[str, Sequence[float]],
+                   macs: Callable[[Mapping[str, float]], float],
+                   low: int,
+                   high: int,
+                   limit: Optional[int] = None) -> Dict[str, int]:
+    r"""Choose an option at every site so that ``low <= MACs <= high``.
+
+    The sites' distributions :math:`p_k \propto e^{s_k}` are tilted to
+    :math:`p_k e^{-\lambda c_k}` with the one :math:`\lambda` that puts the
+    expected MACs into the window's middle, c_k being the option's marginal
+    cost: among all distributions with that expectation (to first order) the
+    nearest. Sites are then decided one after another, the costliest first,
+    each for its likeliest option, and the rest is tilted anew, so that what
+    one decision is off is spread over all that follow. Where no completion
+    can reach the window the search turns back: it is complete.
+
+    Args:
+        options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
+        scores (Mapping[str, Sequence[float]]): Their logits.
+        macs (Callable): MACs from the sizes of all sites, which may be
+            fractional; must not fall when a size grows.
+        low (int): Fewest MACs.
+        high (int): Most MACs.
+        limit (int, optional): Most partial choices to look at before giving
+            up. Defaults to None: no limit.
+
+    Returns:
+        dict[str, int]: Position of the chosen option by site.
+
+    Raises:
+        ValueError: No choice lies in the window, or none was found within
+            ``limit``; the message gives the reachable range.
+    """
+    smallest, largest = (macs({site: end(sizes) for site, sizes in options.items()})
+                         for end in (min, max))
+    if smallest <= high and largest >= low:
+        search = _Search(options, scores, macs, low, high)
+        for tried, found in enumerate(search.run({}, search.order)):
+            if found is not None:
+                return found
+            if limit is not None and tried >= limit:
+                break
+    raise ValueError(f'expected a target within the reachable {smallest / 1e9:.6g}G to '
+                     f'{largest / 1e9:.6g}G MACs, with sizes that meet it, found '
+                     f'{low / 1e9:.6g}G to {high / 1e9:.6g}G')
+
+
+class _Search:
+    """Depth-first search with exact bounds; sites are decided in a fixed order."""
+
+    def __init__(self, options: Options, scores: Mapping[str, Sequence[float]],
+                 macs: Callable, low: int, high: int) -> None:
+        self.macs, self.low, self.high = macs, low, high
+        self.sizes = {site: np.asarray(sizes, float) for site, sizes in options.items()}
+        self.integers = {site: [int(size) for size in sizes] for site, sizes in options.items()}
+        self.logits = {site: np.asarray(scores[site], float) for site in options}
+        means = {site: sizes.mean() for site, sizes in self.sizes.items()}
+        base = macs(means)
+        # marginal cost of a unit, in shares of the whole
+        self.cost = {site: (macs({**means, site: mean + 1}) - base) / base
+                     for site, mean in means.items()}
+        self.order = sorted(options, key=lambda site: -self.cost[site] * np.ptp(self.sizes[site]))
+
+    def run(self, chosen: Dict[str, int], rest: List[str]) -> Iterator[Optional[Dict[str, int]]]:
+        """Yield ``None`` for every partial choice, then a complete one, if there is one."""
+        if not self._reachable(chosen, rest):
+            yield None
+            return
+        if not rest:
+            yield chosen
+            return
+        yield None
+        for index in np.argsort(-self._tilted(chosen, rest)[rest[0]], kind='stable'):
+            yield from self.run({**chosen, rest[0]: int(index)}, rest[1:])
+
+    def _fixed(self, chosen: Mapping[str, int]) -> Dict[str, int]:
+        return {site: self.integers[site][index] for site, index in chosen.items()}
+
+    def _reachable(self, chosen: Mapping[str, int], rest: Sequence[str]) -> bool:
+        fixed = self._fixed(chosen)
+        smallest = self.macs({**fixed, **{site: min(self.integers[site]) for site in rest}})
+        if smallest > self.high:
+            return False
+        return self.macs({**fixed, **{site: max(self.integers[site]) for site in rest}}) >= self.low
+
+    def _tilted(self, chosen: Mapping[str, int], rest: Sequence[str]) -> Dict[str, np.ndarray]:
+        """Probabilities of the open sites that put the expectation into the window's middle."""
+        fixed, target = self._fixed(chosen), (self.low + self.high) / 2
+        low, high = -1e4, 1e4
+        for _ in range(40):
+            middle = (low + high) / 2
+            probs = {site: self._softmax(site, middle) for site in rest}
+            expected = {site: float(prob @ self.sizes[site]) for site, prob in probs.items()}
+            if self.macs({**fixed, **expected}) > target:
+                low = middle
+            else:
+                high = middle
+        return probs
+
+    def _softmax(self, site: str, tilt: float) -> np.ndarray:
+        logits = self.logits[site] - tilt * self.cost[site] * self.sizes[site]
+        exps = np.exp(logits - logits.max())
+        return exps / exps.sum()
+
+
+def allowed_ratio_sizes(total: int, start: float, step: float) -> Tuple[int, ...]:
+    """Sizes from ``start`` to 1 in steps of ``step``, as shares of ``total``.
+
+    Args:
+        total (int): Units.
+        start (float): The smallest share, within (0, 1].
+        step (float): Positive.
+
+    Returns:
+        tuple[int, ...]: Ascending, distinct, at least 1; the last is ``total``.
+
+    Raises:
+        ValueError: A share is out of range.
+    """
+    if not 0 < start <= 1 or step <= 0:
+        raise ValueError(f'expected options from a share within (0, 1] in positive steps, found '
+                         f'start {start} and step {step}')
+    count = int((1 - start) / step + 1e-6) + 1
+    sizes = {max(1, round(total * (start + step * k))) for k in range(count)}
+    return tuple(sorted({*sizes, total}))

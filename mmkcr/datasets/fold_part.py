@@ -1,0 +1,115 @@
+"""One side of one fold of a cross-validation on a share of a training set."""
+
+from typing import Any, Dict, List, Tuple, Union
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from mmkcr.engine.loops.split import DatasetPart
+from mmkcr.registry import DATASETS
+
+
+def labels_of(dataset: Any) -> np.ndarray:
+    """The integer label of every sample, (n,).
+
+    Raises:
+        TypeError: The data set has no ``gt_label``, or several a sample.
+    """
+    found = dataset.get_gt_labels() if hasattr(dataset, 'get_gt_labels') else [
+        dataset.get_data_info(index).get('gt_label') for index in range(len(dataset))
+    ]
+    labels = np.asarray(found)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise TypeError('expected a data set with one integer `gt_label` per sample to stratify, '
+                        f'found `{type(dataset).__name__}` with labels of another kind')
+    return labels
+
+
+def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
+                 seed: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Indices of the training and of the held-out side of a fold, ascending.
+
+    First a stratified share of the samples is drawn, the same for all folds;
+    then it is dealt into stratified folds.
+
+    Args:
+        labels (np.ndarray): Label of every sample, (n,).
+        fraction (float): Share of the samples, within (0, 1].
+        folds (int): Number of folds, at least 2.
+        fold (int): Which one is held out, from 0.
+        seed (int): Seed of the share and of the folds.
+
+    Raises:
+        ValueError: An argument is out of range, or a class has too few samples.
+    """
+    from sklearn.model_selection import StratifiedKFold, train_test_split
+    if not 0 < fraction <= 1:
+        raise ValueError(f'expected a `fraction` of the training set within (0, 1], found '
+                         f'{fraction}')
+    if folds < 2 or not 0 <= fold < folds:
+        raise ValueError(f'expected at least 2 folds and a fold within [0, folds), found fold '
+                         f'{fold} of {folds}')
+    chosen = np.arange(len(labels))
+    if fraction < 1:
+        try:
+            chosen = train_test_split(chosen, train_size=fraction, random_state=seed,
+                                      stratify=labels)[0]
+        except ValueError as error:
+            raise ValueError(f'expected a training set of which a stratified {fraction:.0%} can '
+                             f'be drawn, found {len(labels)} samples ({error})') from error
+    chosen.sort()
+    rarest = np.unique(labels[chosen], return_counts=True)[1].min()
+    if rarest < folds:
+        raise ValueError(f'expected at least {folds} samples of every class for {folds} folds, '
+                         f'found a class with {rarest} in {fraction:.0%} of the training set')
+    deal = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    train, held_out = list(deal.split(chosen, labels[chosen]))[fold]
+    return chosen[train], chosen[held_out]
+
+
+@DATASETS.register_module()
+class FoldPart(DatasetPart):
+    """The training side, or the held-out side, of one fold.
+
+    Args:
+        dataset (dict | Dataset): A classification training set.
+        fraction (float): See :func:`fold_indices`. Defaults to 0.1.
+        folds (int): Defaults to 5.
+        fold (int): Defaults to 0.
+        held_out (bool): The held-out side. Defaults to False.
+        seed (int): Defaults to 0.
+
+    Raises:
+        TypeError: The data set has no labels to stratify by.
+        ValueError: See :func:`fold_indices`.
+    """
+
+    def __init__(self,
+                 dataset: Union[Dict, Dataset],
+                 fraction: float = 0.1,
+                 folds: int = 5,
+                 fold: int = 0,
+                 held_out: bool = False,
+                 seed: int = 0) -> None:
+        dataset = DATASETS.build(dataset) if isinstance(dataset, dict) else dataset
+        if hasattr(dataset, 'full_init'):
+            dataset.full_init()
+        labels = labels_of(dataset)
+        parts = fold_indices(labels, fraction, folds, fold, seed)
+        super().__init__(dataset, parts[int(held_out)].tolist())
+        self.labels = labels[self.indices]
+        self._deal = (fraction, folds, fold, held_out, seed)
+
+    def get_gt_labels(self) -> np.ndarray:
+        """Labels of the samples of this side, (len(self),)."""
+        return self.labels
+
+    def full_init(self) -> None:
+        """Nothing is left to do."""
+
+    def get_subset(self, indices: List[int]) -> DatasetPart:
+        """Some of the samples of this side."""
+        return DatasetPart(self, indices)
+
+    def __deepcopy__(self, memo: Dict) -> 'FoldPart':
+        return type(self)(self.dataset, *self._deal)

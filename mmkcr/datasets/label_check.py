@@ -1,0 +1,57 @@
+"""Refuses masks with labels out of range, by the mask's name."""
+
+from typing import Any, Dict
+
+from mmkcr.registry import TRANSFORMS
+
+
+@TRANSFORMS.register_module()
+class CheckSegLabels:
+    """Checks the labels of a packed sample of semantic segmentation; others pass.
+
+    The hosts do not: a label out of range ends in the middle of a loss, on a
+    GPU in an assertion of the device that names nothing, and a metric counts
+    without it. :class:`mmkcr.ClassCheckHook` puts it behind the transforms of
+    the data sets of a run, so it works in the data-loading workers.
+
+    Args:
+        num_classes (int): Labels are 0 to ``num_classes - 1``.
+        ignore_index (int): And this one. Defaults to 255.
+    """
+
+    def __init__(self, num_classes: int, ignore_index: int = 255) -> None:
+        self.num_classes, self.ignore_index = num_classes, ignore_index
+
+    def __call__(self, results: Dict[str, Any]) -> Dict[str, Any]:
+        """Look at a sample.
+
+        Raises:
+            ValueError: A label is out of range; the message names the mask.
+        """
+        sample = results.get('data_samples')
+        if hasattr(sample, 'gt_sem_seg'):
+            labels = sample.gt_sem_seg.data
+            wrong = labels[((labels < 0) | (labels >= self.num_classes))
+                           & (labels != self.ignore_index)]
+            if wrong.numel():
+                where = sample.metainfo.get('seg_map_path', sample.metainfo.get('img_path'))
+                raise ValueError(
+                    f'expected labels below {self.num_classes}, the number of classes, or '
+                    f'{self.ignore_index}, found {int(wrong[0])} in the mask `{where}`')
+        return results
+
+
+def watch_labels(dataset: Any, num_classes: int) -> None:
+    """Put :class:`CheckSegLabels` behind a data set's transforms, once.
+
+    Args:
+        dataset (Dataset): Its ``pipeline``, looked for through wrappers, is
+            extended in place if it is a ``Compose``.
+        num_classes (int): Number of classes.
+    """
+    while not hasattr(dataset, 'pipeline') and hasattr(dataset, 'dataset'):
+        dataset = dataset.dataset
+    transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', None)
+    if not isinstance(transforms, list) or any(isinstance(t, CheckSegLabels) for t in transforms):
+        return
+    transforms.append(CheckSegLabels(num_classes, getattr(dataset, 'ignore_index', 255)))

@@ -1,0 +1,89 @@
+"""Batches without end, from any position on."""
+
+from typing import Any, Iterator, Tuple
+
+from torch.utils.data import DataLoader
+
+from .reproducible import continue_with, source_sampler
+
+
+class EndlessBatches:
+    """The batches of a loader without end, as an iteration-based run takes them.
+
+    Like MMEngine's own iterator, with one difference: the way to a position is
+    the same under any sampler, batch sampler and number of workers, and it
+    draws indices but loads nothing. MMEngine loads all that it passes over
+    unless the batches are plain slices of an ``InfiniteSampler``.
+
+    A sampler that ends is restarted, with the next epoch's order.
+
+    Args:
+        loader (DataLoader): Of a map-style dataset.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader = loader
+        self._iterator: Any = None
+        self._epoch = 0
+
+    def __iter__(self) -> 'EndlessBatches':
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = iter(self.loader)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._begin_epoch(self._epoch + 1)
+            self._iterator = iter(self.loader)
+            return next(self._iterator)
+
+    def skip_iter(self, num_iters: int) -> None:
+        """Go to a position, counted from the very beginning.
+
+        Args:
+            num_iters (int): Batches to pass over, on this rank.
+        """
+        self._begin_epoch(0)
+        indices = iter(self.loader.batch_sampler)
+        for _ in range(num_iters):
+            indices = self._pass_over(indices)
+        continue_with(self.loader, indices)
+        self._iterator = None
+
+    def _pass_over(self, indices: Iterator) -> Iterator:
+        try:
+            next(indices)
+        except StopIteration:
+            self._begin_epoch(self._epoch + 1)
+            indices = iter(self.loader.batch_sampler)
+            next(indices)
+        return indices
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        sampler = source_sampler(self.loader)
+        if hasattr(sampler, 'set_epoch'):
+            sampler.set_epoch(epoch)
+
+
+class PairedBatches(EndlessBatches):
+    """Two streams of batches that advance together.
+
+    Args:
+        first (DataLoader): The first.
+        second (DataLoader): The second.
+    """
+
+    def __init__(self, first: DataLoader, second: DataLoader) -> None:
+        super().__init__(first)
+        self.second = EndlessBatches(second)
+
+    def __next__(self) -> Tuple[Any, Any]:
+        return super().__next__(), next(self.second)
+
+    def skip_iter(self, num_iters: int) -> None:
+        """As :meth:`EndlessBatches.skip_iter`, of both."""
+        super().skip_iter(num_iters)
+        self.second.skip_iter(num_iters)

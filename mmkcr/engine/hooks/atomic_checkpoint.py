@@ -1,0 +1,126 @@
+"""Checkpoints that survive being killed while they are written."""
+
+import os
+import os.path as osp
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Union
+
+from mmengine.dist import is_main_process
+from mmengine.fileio import LocalBackend, register_backend
+from mmengine.hooks import CheckpointHook
+from mmengine.runner import Runner
+
+from mmkcr.registry import HOOKS
+
+
+def write_atomically(content: bytes, path: Union[str, Path]) -> None:
+    """Write a file so that at any moment it is the old one or the new one.
+
+    Args:
+        content (bytes): What to write.
+        path (str | Path): Where; its folder must exist.
+    """
+    temporary = f'{path}.part'
+    with open(temporary, 'wb') as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@register_backend('mmkcr_atomic', force=True)
+class AtomicLocalBackend(LocalBackend):
+    """MMEngine's local file backend with atomic writes."""
+
+    def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
+        """Write bytes, see :func:`write_atomically`.
+
+        Args:
+            obj (bytes): What to write.
+            filepath (str | Path): Where; missing folders are made.
+        """
+        os.makedirs(osp.dirname(osp.abspath(filepath)), exist_ok=True)
+        write_atomically(obj, filepath)
+
+
+class _DeferredRemoval:
+    """A file backend whose removals wait until :meth:`flush`."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._waiting: List = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def remove(self, path: str) -> None:
+        self._waiting.append((self._backend.remove, path))
+
+    def rmtree(self, path: str) -> None:
+        self._waiting.append((self._backend.rmtree, path))
+
+    def flush(self, keep: Iterable[str]) -> None:
+        for remove, path in self._waiting:
+            if path not in keep:
+                remove(path)
+
+
+@HOOKS.register_module()
+class AtomicCheckpointHook(CheckpointHook):
+    """``CheckpointHook`` that always leaves a complete checkpoint to resume from.
+
+    The host writes to the final name, and removes the outdated checkpoint
+    before it has written the new one. Here a checkpoint is written to a
+    temporary file and renamed, then ``last_checkpoint`` is replaced the same
+    way, then outdated ones are removed. Only local files are treated so; with
+    other ``backend_args`` the storage's own guarantees hold.
+
+    Takes the arguments of :class:`mmengine.hooks.CheckpointHook`.
+    """
+
+    def before_train(self, runner: Runner) -> None:
+        """Choose the atomic file backend where the target is local."""
+        super().before_train(runner)
+        if type(self.file_backend) is LocalBackend and self.file_client_args is None:
+            self.backend_args = dict(backend='mmkcr_atomic')
+            self.file_backend = AtomicLocalBackend()
+
+    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: Dict) -> None:
+        outdated = self._rotate(runner, step)
+        name = self.filename_tmpl.format(step)
+        self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
+        runner.message_hub.update_info('last_ckpt', self.last_ckpt)
+        runner.save_checkpoint(
+            self.out_dir, name, self.file_client_args, save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler, meta=meta, by_epoch=self.by_epoch,
+            backend_args=self.backend_args, **self.args)
+        if is_main_process():
+            write_atomically(self.last_ckpt.encode(), osp.join(runner.work_dir, 'last_checkpoint'))
+            self._remove(outdated)
+
+    def _save_best_checkpoint(self, runner: Runner, metrics: Dict) -> None:
+        backend, self.file_backend = self.file_backend, _DeferredRemoval(self.file_backend)
+        try:
+            super()._save_best_checkpoint(runner, metrics)
+        finally:
+            deferred, self.file_backend = self.file_backend, backend
+        # only now that the new best one and the pointer to the last one are complete
+        best = getattr(self, 'best_ckpt_path_dict', {}).values()
+        deferred.flush(keep=[self.last_ckpt, getattr(self, 'best_ckpt_path', None), *best])
+
+    def _rotate(self, runner: Runner, step: int) -> List[int]:
+        """Note a step as kept and name the steps that it makes outdated."""
+        if self.max_keep_ckpts <= 0 or step in list(self.keep_ckpt_ids)[-1:]:
+            return []
+        kept = [*self.keep_ckpt_ids, step]
+        self.keep_ckpt_ids.append(step)
+        runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
+        return kept[:-self.max_keep_ckpts]
+
+    def _remove(self, steps: List[int]) -> None:
+        for step in steps:
+            path = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step))
+            if self.file_backend.isfile(path):
+                self.file_backend.remove(path)
+            elif self.file_backend.isdir(path):  # deepspeed saves folders
+                self.file_backend.rmtree(path)

@@ -1,0 +1,70 @@
+"""Refuses heads, data and masks that disagree on the classes."""
+
+from typing import Any, Iterator, Tuple
+
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from torch import nn
+
+from mmkcr.datasets.label_check import watch_labels
+from mmkcr.models.utils import find_task, unwrap
+from mmkcr.registry import HOOKS
+
+
+@HOOKS.register_module()
+class ClassCheckHook(Hook):
+    """Compares ``num_classes`` of every head with the classes of the data sets.
+
+    The hosts do not, in general: a head for fewer classes stops in the middle
+    of a loss or of a metric, one for more trains. Masks of semantic
+    segmentation are looked at when they are loaded, see
+    :class:`~mmkcr.datasets.label_check.CheckSegLabels`. ``tools/train.py`` and
+    ``tools/test.py`` use it.
+    """
+
+    priority = 'VERY_HIGH'
+
+    def before_train(self, runner: Runner) -> None:
+        """Check the training set, and the validation set if there is one."""
+        check_classes(runner.model, runner.train_dataloader.dataset, 'training')
+        if runner.val_loop is not None:
+            check_classes(runner.model, runner.val_dataloader.dataset, 'validation')
+
+    def before_test(self, runner: Runner) -> None:
+        """Check the test set."""
+        check_classes(runner.model, runner.test_dataloader.dataset, 'test')
+
+
+def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
+    """Refuse heads for other classes than a data set has.
+
+    Args:
+        model (nn.Module): A task model, possibly wrapped.
+        dataset (Dataset): With ``metainfo``; one that names no classes passes.
+        part (str): Which one it is, for the message.
+
+    Raises:
+        ValueError: A head has another number of classes, or COCO annotations
+            lack some of the classes.
+    """
+    classes = (getattr(dataset, 'metainfo', None) or {}).get('classes') or ()
+    if isinstance(classes, str) or not classes:
+        return
+    what = f'the {part} set (`{type(dataset).__name__}`)'
+    categories = getattr(dataset, 'cat_ids', None)
+    if isinstance(categories, list) and len(categories) != len(classes):
+        raise ValueError(f'expected categories for the {len(classes)} classes of {what} in its '
+                         f'annotations, found {len(categories)} of them')
+    for name, count in _heads(find_task(unwrap(model))):
+        if count != len(classes):
+            raise ValueError(f'expected `num_classes` {len(classes)} of `{name}`, the number of '
+                             f'classes of {what}, found {count}')
+    watch_labels(dataset, len(classes))
+
+
+def _heads(task: nn.Module) -> Iterator[Tuple[str, int]]:
+    """Name and ``num_classes`` of every head but those that tell objects from background."""
+    for name, module in task.named_modules():
+        count = getattr(module, 'num_classes', None)
+        if 'head' in name and 'rpn_head' not in name and isinstance(count, int) and count > 0:
+            yield name, count

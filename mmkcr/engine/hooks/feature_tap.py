@@ -1,0 +1,52 @@
+"""Hands a layer's features to the metrics."""
+
+from contextlib import ExitStack
+
+from mmengine.hooks import Hook
+
+from mmkcr.models.algorithms.feature_tap import features_on_samples
+from mmkcr.registry import HOOKS
+
+
+@HOOKS.register_module()
+class FeatureTapHook(Hook):
+    """Attaches a layer's features to the predicted data samples during val and test.
+
+    Works for any model whose 'predict' mode returns one data sample an image (bare
+    task models, models around them, distributed wrappers). Its forward hooks exist
+    for the duration of a val or test loop only.
+
+    Args:
+        layer (str): Tapped layer, as in
+            :class:`mmkcr.models.algorithms.feature_tap.FeatureTap`. Defaults to 'backbone'.
+        key (str): Field of the data samples that receives the vector (d,). A second
+            hook with ``layer='head.fc', key='logits'`` hands on logits.
+            Defaults to 'features'.
+    """
+
+    priority = 'NORMAL'
+
+    def __init__(self, layer: str = 'backbone', key: str = 'features') -> None:
+        self.layer, self.key = layer, key
+        self._taps = ExitStack()
+
+    def before_val_epoch(self, runner) -> None:
+        """Registers the forward hooks."""
+        self._taps.close()
+        self._taps.enter_context(features_on_samples(runner.model, self.layer, self.key))
+
+    def after_val_epoch(self, runner, metrics=None) -> None:
+        """Removes the forward hooks."""
+        self._taps.close()
+
+    def before_test_epoch(self, runner) -> None:
+        """Registers the forward hooks."""
+        self.before_val_epoch(runner)
+
+    def after_test_epoch(self, runner, metrics=None) -> None:
+        """Removes the forward hooks."""
+        self._taps.close()
+
+    def before_train(self, runner) -> None:
+        """Removes forward hooks that an interrupted val loop left."""
+        self._taps.close()

@@ -1,0 +1,47 @@
+"""Noise of gates that stay in the network after the search."""
+
+from typing import Any
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from mmkcr.models.gates import NoisyGate
+from mmkcr.registry import HOOKS
+
+
+@HOOKS.register_module()
+class GateNoiseHook(Hook):
+    """Draws the noise of every gate in a retraining, such as that of the QK masks (DCS, 3.1).
+
+    In a search the model does so itself. The noise is a function of the seed and the iteration:
+    the same on every rank, and after a resume as if nothing had happened.
+
+    Args:
+        seed (int): Of the noise. Defaults to 0.
+    """
+
+    priority = 'ABOVE_NORMAL'
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def before_train(self, runner: Runner) -> None:
+        """Refuse a model without gates.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if not self._gates(runner):
+            raise ValueError('expected a model with at least one gate to draw noise for, found '
+                             f'none in `{type(runner.model).__name__}` for GateNoiseHook')
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        """Draw the noise of an iteration."""
+        generator = torch.Generator().manual_seed(self.seed * 2**31 + runner.iter)
+        for gate in self._gates(runner):
+            gate.resample(generator)
+
+    @staticmethod
+    def _gates(runner: Runner) -> list:
+        return [module for module in runner.model.modules() if isinstance(module, NoisyGate)]

@@ -1,0 +1,81 @@
+"""Refreshes clusters and Q of the information bottleneck loss."""
+
+from typing import Any, Optional
+
+from mmengine.runner import Runner
+from torch import nn
+
+from mmkcr.evaluation.bottleneck import BottleneckPass
+from mmkcr.evaluation.clusters import SAMPLES_PER_CLUSTER
+from mmkcr.models.losses import InformationBottleneckLoss
+from mmkcr.models.utils import unwrap
+from mmkcr.registry import HOOKS
+from .refresh import RefreshHook
+
+
+@HOOKS.register_module()
+class InformationBottleneckHook(RefreshHook):
+    """K-means on the features, and Q(a | y) with its clusters (DCS algorithm 1, line 16).
+
+    Before the first epoch with the term on, which is at the end of the warm-up, and before
+    every following one: so the loss of an epoch has the clusters and the Q of the weights
+    with which the epoch before it ended. One eval pass over the training set; its memory
+    does not grow with it, see :class:`~mmkcr.evaluation.bottleneck.BottleneckPass` for the
+    bytes. Logs ``ib_i_labels``, I(X~, Y); if the loss has ``input_features``, also
+    ``ib_i_inputs``, ``ib_ib`` and the bounds.
+
+    The paper computes Q with the clusters of the epoch before and then moves the clusters,
+    so that its a are not those of its phi; here Q follows the clusters, as in the authors'
+    later public code.
+
+    Args:
+        interval (int): Steps between refreshes. Defaults to 1: every epoch.
+        samples (int, optional): Features that k-means sees, drawn without replacement,
+            seeded by the step. Defaults to None: 256 a cluster, or all if there are fewer.
+        algorithm (str): 'minibatch' or 'lloyd', see
+            :func:`~mmkcr.evaluation.clusters.fit_clusters`. Defaults to 'minibatch'.
+        loss (str): Name in ``RegularizedModel.regularizers``. Defaults to 'ib'.
+        **kwargs: See :class:`RefreshHook`.
+
+    Raises:
+        ValueError: An argument is out of range.
+        TypeError: The regulariser is another loss.
+    """
+
+    def __init__(self,
+                 interval: int = 1,
+                 samples: Optional[int] = None,
+                 algorithm: str = 'minibatch',
+                 loss: str = 'ib',
+                 **kwargs: Any) -> None:
+        super().__init__(interval, loss, **kwargs)
+        if samples is not None and samples < 1:
+            raise ValueError(f'expected samples >= 1, found `{samples}` in '
+                             'InformationBottleneckHook')
+        if algorithm not in ('minibatch', 'lloyd'):
+            raise ValueError(f"expected the algorithm 'minibatch' or 'lloyd', found `{algorithm}` "
+                             'in InformationBottleneckHook')
+        self.samples, self.algorithm = samples, algorithm
+
+    def check(self, loss: nn.Module) -> None:
+        """Refuse a regulariser without clusters."""
+        if not isinstance(loss, InformationBottleneckLoss):
+            raise TypeError('expected an InformationBottleneckLoss for InformationBottleneckHook, '
+                            f'found `{type(loss).__name__}` as `{self.loss}`')
+
+    def due(self, loss: nn.Module, step: int) -> bool:
+        """While the term is on: at first, and every ``interval`` steps."""
+        return loss.active and (not loss.ready or (step + 1) % self.interval == 0)
+
+    def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:
+        """See :meth:`RefreshHook.compute`."""
+        number = self.samples or SAMPLES_PER_CLUSTER * loss.num_clusters
+        run = BottleneckPass(runner.model, loss, self.dataset, self.like,
+                             unwrap(runner.model).feature_layer, self.algorithm)
+        seed = (self.seed * 1000003 + step) % 2**32
+        values = run.run(self.draw(number, step), seed, step)
+        n = int(values.pop('n'))
+        for key, value in values.items():
+            runner.message_hub.update_scalar(f'train/{self.loss}_{key}', value)
+        text = ', '.join(f'{key} {value:.5f}' for key, value in values.items())
+        return f'{loss.num_clusters} clusters and Q of {n} samples ({text})'

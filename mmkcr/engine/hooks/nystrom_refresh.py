@@ -1,0 +1,97 @@
+"""Refreshes the subspace of the kernel complexity loss."""
+
+from typing import Any, Optional
+
+import torch
+from mmengine.runner import Runner
+from torch import Tensor, nn
+
+from mmkcr.evaluation.features import feature_batches, share_of_rank
+from mmkcr.evaluation.kernel import MomentAccumulator, truncation_rank
+from mmkcr.models.utils import unwrap
+from mmkcr.registry import HOOKS
+from .refresh import RefreshHook
+
+DEFAULT_LANDMARKS = 50000
+
+
+@HOOKS.register_module()
+class NystromRefreshHook(RefreshHook):
+    """Computes the basis of :class:`mmkcr.KernelComplexityLoss` (KCR algorithm 1, line 11).
+
+    Before every epoch t (counted from 1) with ``t % interval == 0``, and before the
+    first epoch with the term on if there is no basis yet: features of the landmarks in
+    eval mode with the test transforms, each rank its share, one all-reduce of the
+    (d, d) moment, the same basis on every rank. With ``by_epoch=False`` all of this is
+    said of iterations: t = ``runner.iter + 1``.
+
+    Args:
+        interval (int): Epochs, or iterations, between refreshes. Defaults to 30.
+        landmarks (int, optional): m, drawn without replacement, seeded by the step.
+            Defaults to None: ``min(50000, n)``. (v1: 100000.)
+        solver (str): 'nystrom' uses the landmarks, 'exact' all n samples in one streaming
+            pass. Defaults to 'nystrom'.
+        loss (str): Name in ``RegularizedModel.regularizers``. Defaults to 'kcr'.
+        **kwargs: See :class:`RefreshHook`.
+
+    Raises:
+        ValueError: An argument is out of range, or more landmarks than samples.
+    """
+
+    def __init__(self,
+                 interval: int = 30,
+                 landmarks: Optional[int] = None,
+                 solver: str = 'nystrom',
+                 loss: str = 'kcr',
+                 **kwargs: Any) -> None:
+        super().__init__(interval, loss, **kwargs)
+        if solver not in ('nystrom', 'exact'):
+            raise ValueError(f"expected solver 'nystrom' or 'exact', found `{solver}` in "
+                             'NystromRefreshHook')
+        if landmarks is not None and landmarks < 1:
+            raise ValueError(f'expected landmarks >= 1, found `{landmarks}` in NystromRefreshHook')
+        self.landmarks, self.solver = landmarks, solver
+
+    def check(self, loss: nn.Module) -> None:
+        """Refuse fewer landmarks than the rank, and more than samples."""
+        indices, n = self._draw(0), len(self.dataset)
+        rank = truncation_rank(n, loss.num_features, loss.rank_ratio)
+        if indices is not None and len(indices) < rank:
+            raise ValueError(f'expected at least as many landmarks as the rank {rank}, found '
+                             f'`{len(indices)}` in NystromRefreshHook')
+
+    def due(self, loss: nn.Module, step: int) -> bool:
+        """Every ``interval`` steps, and when the term is on without a basis."""
+        return (step + 1) % self.interval == 0 or (loss.active and not loss.ready)
+
+    def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:
+        """See :meth:`RefreshHook.compute`."""
+        model, indices = unwrap(runner.model), self._draw(step)
+        if loss.needs_indices:
+            loss.refresh_from_features(self._all_features(model), indices, step)
+        else:
+            loss.refresh(self._moment(model, indices), len(self.dataset), step)
+        used = len(self.dataset) if indices is None else len(indices)
+        return f'basis of rank {int(loss.basis_rank)} from {used} of {len(self.dataset)} samples'
+
+    def _draw(self, step: int) -> Optional[Tensor]:
+        """Landmarks of a step, ascending; None for all samples."""
+        n = len(self.dataset)
+        m = min(DEFAULT_LANDMARKS, n) if self.landmarks is None else self.landmarks
+        if m > n:
+            raise ValueError(f'expected at most n = {n} landmarks, found `{m}` in '
+                             'NystromRefreshHook')
+        return None if self.solver == 'exact' else self.draw(m, step)
+
+    def _moment(self, model: nn.Module, indices: Optional[Tensor]) -> Tensor:
+        loss = model.regularizers[self.loss]
+        accumulator = MomentAccumulator(loss.num_features, loss.basis.device)
+        chosen = None if indices is None else indices.tolist()
+        loader = share_of_rank(self.dataset, chosen, self.like)
+        for features in feature_batches(model, loader, model.feature_layer):
+            accumulator.add(features)
+        return accumulator.all_reduce().moment()
+
+    def _all_features(self, model: nn.Module) -> Tensor:
+        loader = share_of_rank(self.dataset, None, self.like, distributed=False)
+        return torch.cat(list(feature_batches(model, loader, model.feature_layer)))

@@ -1,0 +1,207 @@
+"""Options die, tensors shrink, and the budget is met: the search of Once-for-Both."""
+
+import gc
+from typing import Dict, Iterator, Optional
+
+import torch
+from mmengine.dist import broadcast
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mmkcr.compression import TOLERANCE, MacsModel, choose_options, parse_target
+from mmkcr.models.backbones.bimask_sites import BiMaskSites
+from mmkcr.models.gates import BiMaskGate
+from mmkcr.models.utils import find_backbone, unwrap
+from mmkcr.registry import HOOKS
+
+#: Partial choices to look at before a step of the pruning is given up.
+_PATIENCE = 2000
+
+
+@HOOKS.register_module()
+class ProgressivePruningHook(Hook):
+    r"""Drops options while a supernet trains and slices what none can keep (OFB, section 3.3).
+
+    At every event the options with :math:`p \le \eta \bar p` die. When the
+    largest of a site is among them, weights and optimizer moments are sliced,
+    when one is left the mask is folded into the weights; neither changes the
+    network's output. Averaged weights (``EMAHook``) follow, a distributed
+    wrapper is renewed.
+
+    The budget is that of the model's price. An option dies only if the others
+    still hold a network within [0.97, 1] of the target, and at the end of the
+    search, ``share``, such a one is chosen among those alive, near the learned
+    probabilities (:func:`~mmkcr.compression.choose_options`): the search
+    cannot miss its target, and a target that no options meet is refused before
+    training starts. What is alive and there is in the gates' buffers; a
+    supernet takes that shape before a checkpoint is loaded into it.
+
+    Args:
+        interval (int, optional): Iterations between events. Defaults to None:
+            a third of an epoch.
+        eta (float): :math:`\eta`, within [0, 1). Defaults to 0.2.
+        share (float): Share of the run by which all is decided, within (0, 1].
+            Defaults to 0.5.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    priority = 'ABOVE_NORMAL'  # before `EMAHook` loads a checkpoint
+
+    def __init__(self, interval: Optional[int] = None, eta: float = 0.2,
+                 share: float = 0.5) -> None:
+        if interval is not None and interval < 1 or not 0 <= eta < 1 or not 0 < share <= 1:
+            raise ValueError('expected `interval` of at least 1, `eta` within [0, 1) and `share` '
+                             f'within (0, 1] of ProgressivePruningHook, found {interval}, {eta} '
+                             f'and {share}')
+        self.interval, self.eta, self.share = interval, eta, share
+
+    # ---- schedule -------------------------------------------------------------------------------
+
+    def before_train(self, runner: Runner) -> None:
+        """Refuse a model without options, and a target that they cannot meet.
+
+        Raises:
+            ValueError: The message gives the reachable range.
+        """
+        model = unwrap(runner.model)
+        price = getattr(model, 'price', None)
+        if getattr(price, 'target', None) is None or price.input_shape is None:
+            raise ValueError('expected a `price` with `target` and `input_shape` for '
+                             f'ProgressivePruningHook, found `{type(price).__name__}` in '
+                             f'`{type(model).__name__}`')
+        if not isinstance(getattr(runner.optim_wrapper, 'optimizer', None), Optimizer):
+            raise ValueError('expected one optimizer for ProgressivePruningHook, found '
+                             f'`{type(runner.optim_wrapper).__name__}`')
+        self._choose(model, self._alive(model))
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[dict] = None,
+                         outputs: Optional[dict] = None) -> None:
+        """Prune when it is time."""
+        model, done = unwrap(runner.model), runner.iter + 1
+        if all(gate.decided for gate in model.gates().values()):
+            return
+        interval = self.interval or max(1, len(runner.train_dataloader) // 3)
+        if done >= int(self.share * runner.max_iters):
+            self._agree(model)
+            self._decide(model)
+        elif done % interval == 0:
+            self._agree(model)
+            self._prune(model)
+        else:
+            return
+        if self._follow(runner):
+            self._report(runner)
+
+    # ---- decisions ------------------------------------------------------------------------------
+
+    @staticmethod
+    def _alive(model: torch.nn.Module) -> Dict[str, Tensor]:
+        return {site: gate.alive.clone() for site, gate in model.gates().items()}
+
+    @staticmethod
+    def _agree(model: torch.nn.Module) -> None:
+        """Every rank decides on the same numbers, bit for bit."""
+        for parameter in model.gate_parameters():
+            broadcast(parameter.data)
+
+    def _choose(self, model: torch.nn.Module, alive: Dict[str, Tensor],
+                limit: Optional[int] = None) -> Dict[str, int]:
+        """Positions, among options that would be alive, of a network within the budget."""
+        macs: MacsModel = model.macs_model()
+        gates: Dict[str, BiMaskGate] = model.gates()
+        target = parse_target(model.price.target, macs.dense)
+        sizes = {site: gates[site].option_sizes()[kept].tolist() for site, kept in alive.items()}
+        scores = {site: gates[site].alpha.detach()[kept].tolist() for site, kept in alive.items()}
+        return choose_options(sizes, scores, macs, int(target * (1 - TOLERANCE)) + 1, target, limit)
+
+    def _prune(self, model: torch.nn.Module) -> None:
+        """Let die what is unlikely, all at once or as much as the budget allows."""
+        alive = self._alive(model)
+        likely = {site: self._likely(gate) for site, gate in model.gates().items()}
+        if self._affordable(model, likely):
+            alive = likely
+        else:
+            for site, kept in likely.items():
+                if self._affordable(model, {**alive, site: kept}):
+                    alive[site] = kept
+        for site, gate in model.gates().items():
+            gate.restrict(alive[site])
+
+    def _likely(self, gate: BiMaskGate) -> Tensor:
+        probabilities = gate.probabilities().detach()
+        threshold = self.eta / int(gate.alive.sum())
+        return gate.alive & (probabilities > min(threshold, float(probabilities.max()) * 0.999))
+
+    def _affordable(self, model: torch.nn.Module, alive: Dict[str, Tensor]) -> bool:
+        try:
+            self._choose(model, alive, _PATIENCE)
+        except ValueError:
+            return False
+        return True
+
+    def _decide(self, model: torch.nn.Module) -> None:
+        chosen = self._choose(model, self._alive(model))
+        for site, gate in model.gates().items():
+            gate.restrict(gate.only(chosen[site]))
+
+    # ---- consequences ---------------------------------------------------------------------------
+
+    def _follow(self, runner: Runner) -> bool:
+        """Slice and fold the model, its optimizer, its averages and its wrapper."""
+        backbone = find_backbone(unwrap(runner.model))
+        changed = backbone.settle(runner.optim_wrapper.optimizer)
+        for average in self._averages(runner):
+            average.settle_like(backbone)
+        if changed:
+            self._renew(runner)
+        return changed
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Take the checkpoint's shape, with the optimizer, before the weights are loaded."""
+        state = checkpoint.get('state_dict', checkpoint)
+        backbone = find_backbone(unwrap(runner.model))
+        ends = [f'{site}.gate.kept' for site in backbone.gates()]
+        key = next((key for key in state for end in ends[:1] if key.endswith(end)), None)
+        if key is None:
+            return
+        prefix = key[:-len(ends[0])]
+        optimizer = getattr(runner.optim_wrapper, 'optimizer', None)
+        changed = backbone.adopt(state, prefix, optimizer)
+        for average in self._averages(runner):
+            average.adopt(state, prefix)
+        if changed:
+            self._renew(runner)
+
+    @staticmethod
+    def _averages(runner: Runner) -> Iterator[BiMaskSites]:
+        """Backbones of averaged copies, whose record of parameters is renewed afterwards."""
+        for hook in runner.hooks:
+            average = getattr(hook, 'ema_model', None)
+            if average is not None:
+                yield find_backbone(average.module)
+                average.avg_parameters = average.module.state_dict() if average.update_buffers \
+                    else dict(average.module.named_parameters())
+
+    @staticmethod
+    def _renew(runner: Runner) -> None:
+        """A distributed wrapper of the parameters that are there now."""
+        if is_model_wrapper(runner.model):
+            module, runner.model = runner.model.module, None
+            gc.collect()  # the old wrapper takes its hooks off the parameters when it is freed
+            runner.model = runner.wrap_model(runner.cfg.get('model_wrapper_cfg'), module)
+
+    @staticmethod
+    def _report(runner: Runner) -> None:
+        model = unwrap(runner.model)
+        gates, macs = model.gates(), model.macs_model()
+        present = macs({site: gate.present for site, gate in gates.items()})
+        decided = sum(gate.decided for gate in gates.values())
+        runner.logger.info(
+            f'ProgressivePruningHook: after iteration {runner.iter + 1} '
+            f'{present / macs.dense:.1%} of the MACs are there ({present / 1e9:.4g}G), {decided} '
+            f'of {len(gates)} sites are decided')

@@ -1,0 +1,129 @@
+"""What hooks that refresh a regulariser from the training set's features have in common."""
+
+from abc import abstractmethod
+from typing import Any, Dict, Optional, Tuple, Union
+
+import torch
+from mmengine.dist import broadcast
+from mmengine.runner import Runner
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from mmkcr.evaluation.features import find_pipeline, undisturbed, with_pipeline
+from mmkcr.models.utils import unwrap
+from .scheduled import ScheduledHook
+from .warmup_switch import find_regularizer
+
+
+class RefreshHook(ScheduledHook):
+    """Computes state of a regulariser from the training set before some steps.
+
+    In eval mode with the test transforms; each rank does its share, and all
+    hold the same state afterwards. The state consists of buffers, and
+    remembers its step, so a run resumed within an epoch keeps what the epoch
+    began with. Modules' modes and random states are left as they were.
+
+    The regulariser has ``ready`` (whether there is state) and ``refresh_step``
+    (the step before which it was computed, a buffer).
+
+    Note:
+        With :class:`mmengine.hooks.EMAHook` the features are those of the online
+        weights, because the loss is computed on these.
+
+    Args:
+        interval (int): Steps between refreshes.
+        loss (str): Name in ``RegularizedModel.regularizers``.
+        dataloader (dict | DataLoader, optional): The samples. Defaults to None: the
+            training set with the transforms of the validation set.
+        seed (int): Of what is drawn. Defaults to 0.
+        by_epoch (bool): Whether steps are epochs. Defaults to True.
+
+    Raises:
+        ValueError: ``interval`` is below 1.
+    """
+
+    priority = 'NORMAL'
+
+    def __init__(self,
+                 interval: int,
+                 loss: str,
+                 dataloader: Optional[Union[Dict, DataLoader]] = None,
+                 seed: int = 0,
+                 by_epoch: bool = True) -> None:
+        super().__init__(by_epoch)
+        if interval < 1:
+            raise ValueError(f'expected interval >= 1, found `{interval}` in '
+                             f'{type(self).__name__}')
+        self.interval, self.loss = interval, loss
+        self.dataloader, self.seed = dataloader, seed
+
+    @abstractmethod
+    def check(self, loss: nn.Module) -> None:
+        """Refuse bad settings before any work; ``self.dataset`` is known."""
+
+    @abstractmethod
+    def due(self, loss: nn.Module, step: int) -> bool:
+        """Whether the state is to be computed before a step (from 0)."""
+
+    @abstractmethod
+    def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:
+        """Compute the state from the model in eval mode.
+
+        Args:
+            runner (Runner): The runner.
+            loss (nn.Module): The regulariser.
+            step (int): Epoch or iteration, from 0.
+
+        Returns:
+            str: What was computed, for the log.
+        """
+
+    def before_train(self, runner: Runner) -> None:
+        """Finds the loss and the samples, and refuses bad settings before any work."""
+        super().before_train(runner)
+        loss = find_regularizer(runner.model, self.loss)
+        self.dataset, self.like = self._samples(runner)
+        self.check(loss)
+        if runner.iter == 0:  # state loaded from another run has no step of this one
+            loss.refresh_step.fill_(-1)
+
+    def before_step(self, runner: Runner, step: int) -> None:
+        """Refreshes if this step is due."""
+        loss = find_regularizer(runner.model, self.loss)
+        if self.due(loss, step) and not (loss.ready and int(loss.refresh_step) == step):
+            self.refresh(runner)
+
+    def refresh(self, runner: Runner) -> None:
+        """Computes the state from the model as it is now.
+
+        Args:
+            runner (Runner): The runner of the training process.
+        """
+        model, step = unwrap(runner.model), self.step_of(runner)
+        loss = find_regularizer(model, self.loss)
+        with undisturbed(model):
+            text = self.compute(runner, loss, step)
+        for buffer in loss.buffers():
+            broadcast(buffer)
+        runner.logger.info(f'{type(self).__name__}: {text} before {self.unit} {step + 1}')
+
+    def draw(self, number: int, step: int) -> Optional[Tensor]:
+        """Samples drawn for a step without replacement, ascending; None for all."""
+        n = len(self.dataset)
+        if number >= n:
+            return None
+        generator = torch.Generator().manual_seed(self.seed * 1000003 + step)
+        return torch.randperm(n, generator=generator)[:number].sort().values
+
+    def _samples(self, runner: Runner) -> Tuple[Any, DataLoader]:
+        """Data set with test transforms, and the loader whose settings to follow."""
+        if self.dataloader is not None:
+            loader = runner.build_dataloader(self.dataloader) if isinstance(
+                self.dataloader, dict) else self.dataloader
+            return loader.dataset, loader
+        if runner.val_loop is None:
+            raise ValueError('expected a val_dataloader (its test transforms are used) or '
+                             f'`dataloader=` of {type(self).__name__}, found neither')
+        pipeline = find_pipeline(runner.val_loop.dataloader.dataset)
+        train = runner.train_dataloader
+        return with_pipeline(train.dataset, pipeline), train

@@ -1,0 +1,71 @@
+"""Switches regularisers on after a warm-up."""
+
+from typing import Sequence, Union
+
+from mmengine.runner import Runner
+from torch import nn
+
+from mmkcr.models.utils import unwrap
+from mmkcr.registry import HOOKS
+from .scheduled import ScheduledHook
+
+
+def find_regularizer(model: nn.Module, name: str) -> nn.Module:
+    """A regulariser of the model by name, through a distributed wrapper.
+
+    Args:
+        model (nn.Module): A ``RegularizedModel``, possibly wrapped.
+        name (str): Its key in ``regularizers``.
+
+    Raises:
+        ValueError: The model has no regulariser of that name.
+    """
+    model = unwrap(model)
+    regularizers = getattr(model, 'regularizers', {})
+    if name not in regularizers:
+        raise ValueError(f'expected one of the regularizers {sorted(regularizers)} of '
+                         f'{type(model).__name__}, found `{name}`')
+    return regularizers[name]
+
+
+@HOOKS.register_module()
+class WarmupSwitchHook(ScheduledHook):
+    """Turns regularisers on for epochs > t_warm (KCR algorithm 1, line 16).
+
+    The paper counts epochs from 1, the runner from 0: a term is on when
+    ``runner.epoch >= begin``. In an iteration-based run (``by_epoch=False``) it is off in
+    iterations 0 to ``begin - 1`` and on when ``runner.iter >= begin``.
+
+    Args:
+        begin (int): t_warm, the number of epochs, or iterations, without the term. Defaults
+            to 90 (of 300 epochs; v1 and v2).
+        losses (Sequence[str]): Names in ``RegularizedModel.regularizers``.
+            Defaults to ('kcr', ).
+        by_epoch (bool): Whether ``begin`` counts epochs. Defaults to True.
+
+    Raises:
+        ValueError: ``begin`` is negative.
+    """
+
+    priority = 'ABOVE_NORMAL'
+
+    def __init__(self,
+                 begin: int = 90,
+                 losses: Union[str, Sequence[str]] = ('kcr', ),
+                 by_epoch: bool = True) -> None:
+        super().__init__(by_epoch)
+        if begin < 0:
+            raise ValueError(f'expected begin >= 0 {self.unit}s, found `{begin}` in '
+                             'WarmupSwitchHook')
+        self.begin = begin
+        self.losses = (losses, ) if isinstance(losses, str) else tuple(losses)
+
+    def before_train(self, runner: Runner) -> None:
+        """Switches for the first step, and refuses unknown names before any work."""
+        super().before_train(runner)
+        self.before_step(runner, self.step_of(runner))
+
+    def before_step(self, runner: Runner, step: int) -> None:
+        """Switches the terms on or off for this step."""
+        for name in self.losses:
+            find_regularizer(runner.model, name).active = step >= self.begin

@@ -1,0 +1,129 @@
+"""The bilevel search of KCR-Transformer, algorithm 1."""
+
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
+
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
+from torch.utils.data import DataLoader
+
+from mmkcr.engine.endless import PairedBatches
+from mmkcr.engine.reproducible import source_sampler
+from mmkcr.registry import LOOPS
+from .bilevel_steps import BilevelSteps
+from .split import build_split_dataloaders
+
+
+@LOOPS.register_module()
+class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
+    """Trains gates and weights in turn, on disjoint parts of the training set.
+
+    KCR-Transformer v2, algorithm 1: the search set is split once; in each
+    iteration a batch of one part updates the gates, then a batch of the other
+    part updates the weights. An epoch is one pass over the weights' part. The
+    architecture's losses are logged with the prefix ``architecture/``.
+
+    Neither step leaves a trace in the other's gradients, whatever is
+    accumulated. Works with AMP, gradient accumulation and clipping for each,
+    EMA, and distributed training: gates get the gradients' mean over ranks.
+
+    Args:
+        runner (Runner): The runner; its model offers ``gate_parameters()``,
+            its ``optim_wrapper`` has the keys ``weights`` and
+            ``architecture``, see :class:`mmkcr.SearchOptimWrapperConstructor`.
+        dataloader (dict): Config of the loader; both parts use it.
+        max_epochs (int): Epochs.
+        architecture_fraction (float): Share of the samples that train the
+            gates, within (0, 1). Defaults to 0.3.
+        split_seed (int): Seed of the split. Defaults to 0.
+        **kwargs: ``val_begin``, ``val_interval``, ``dynamic_intervals``.
+
+    Raises:
+        TypeError: ``dataloader`` is not a config.
+        ValueError: No gates, other optimizers, a fraction out of (0, 1), or a
+            part that is empty or smaller than a batch.
+
+    Example:
+        >>> train_cfg = dict(type='mmkcr.BilevelTrainLoop', max_epochs=200)
+    """
+
+    def __init__(self,
+                 runner: Runner,
+                 dataloader: Union[DataLoader, Dict],
+                 max_epochs: int,
+                 architecture_fraction: float = 0.3,
+                 split_seed: int = 0,
+                 **kwargs: Any) -> None:
+        self._prepare(runner)
+        weights_loader, self.architecture_dataloader = build_split_dataloaders(
+            runner, dataloader, architecture_fraction, split_seed)
+        super().__init__(runner, weights_loader, max_epochs, **kwargs)
+
+    def run_epoch(self) -> None:
+        """One pass over the weights' part."""
+        self.runner.call_hook('before_train_epoch')
+        # the host's sampler hook knows of the other loader only
+        source_sampler(self.architecture_dataloader).set_epoch(self._epoch)
+        self.runner.model.train()
+        batches = zip(self.dataloader, self.architecture_dataloader)
+        for index, (weights_batch, architecture_batch) in enumerate(batches):
+            self.run_iter(index, weights_batch, architecture_batch)
+        self.runner.call_hook('after_train_epoch')
+        self._epoch += 1
+
+    def run_iter(self, idx: int, data_batch: Sequence[dict],
+                 architecture_batch: Optional[Sequence[dict]] = None) -> None:
+        """Update the gates, then the weights.
+
+        Args:
+            idx (int): Number of the iteration within the epoch.
+            data_batch (Sequence[dict]): Batch of the weights' part, the one
+                that hooks see.
+            architecture_batch (Sequence[dict]): Batch of the other part.
+        """
+        self._update(idx, data_batch, architecture_batch)
+
+
+@LOOPS.register_module()
+class IterBilevelTrainLoop(BilevelSteps, IterBasedTrainLoop):
+    """:class:`BilevelTrainLoop` for iteration-based runs, such as those of mmseg.
+
+    The two parts are streams of their own: with ``InfiniteSampler`` neither
+    ends, with a sampler of epochs each is restarted in its next order.
+
+    Args:
+        runner (Runner): See :class:`BilevelTrainLoop`.
+        dataloader (dict): Config of the loader; both parts use it.
+        max_iters (int): Iterations, of a batch of either part each.
+        architecture_fraction (float): As there. Defaults to 0.3.
+        split_seed (int): As there. Defaults to 0.
+        **kwargs: ``val_begin``, ``val_interval``, ``dynamic_intervals``,
+            ``fast_forward_on_resume``.
+
+    Raises:
+        TypeError: As there.
+        ValueError: As there.
+
+    Example:
+        >>> train_cfg = dict(type='mmkcr.IterBilevelTrainLoop', max_iters=160000)
+    """
+
+    def __init__(self,
+                 runner: Runner,
+                 dataloader: Union[DataLoader, Dict],
+                 max_iters: int,
+                 architecture_fraction: float = 0.3,
+                 split_seed: int = 0,
+                 **kwargs: Any) -> None:
+        self._prepare(runner)
+        weights_loader, self.architecture_dataloader = build_split_dataloaders(
+            runner, dataloader, architecture_fraction, split_seed, endless=True)
+        super().__init__(runner, weights_loader, max_iters, **kwargs)
+        self.dataloader_iterator = PairedBatches(self.dataloader, self.architecture_dataloader)
+
+    def run_iter(self, data_batch: Tuple[Sequence[dict], Sequence[dict]]) -> None:
+        """Update the gates, then the weights.
+
+        Args:
+            data_batch (tuple[Sequence[dict]]): Batches of the weights' and of
+                the architecture's part.
+        """
+        self._update(self._iter, *data_batch)

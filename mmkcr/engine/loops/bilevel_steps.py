@@ -1,0 +1,113 @@
+"""One iteration of the bilevel search, whatever the loop."""
+
+from contextlib import contextmanager
+from typing import Dict, Iterator, List, Sequence
+
+import torch
+from mmengine.dist import all_reduce
+from mmengine.optim import OptimWrapper
+from mmengine.runner import Runner
+from torch import Tensor, nn
+
+from mmkcr.engine.optimizers import check_optimizers, gate_parameters
+from mmkcr.models.utils import unwrap
+
+
+class BilevelSteps:
+    """Updates gates and weights in turn; put it before one of MMEngine's training loops."""
+
+    runner: Runner
+
+    def _prepare(self, runner: Runner) -> None:
+        """Find the gates, and refuse a run that is no search."""
+        self._module = unwrap(runner.model)
+        self._gates = gate_parameters(self._module)
+        check_optimizers(runner.optim_wrapper)
+
+    def run(self) -> nn.Module:
+        """Launch training."""
+        for wrapper in self.runner.optim_wrapper.values():
+            wrapper.initialize_count_status(self.runner.model, self._iter, self._max_iters)
+        return super().run()
+
+    def _update(self, idx: int, data_batch: Sequence[dict],
+                architecture_batch: Sequence[dict]) -> None:
+        """Update the gates, then the weights.
+
+        Args:
+            idx (int): Number of the iteration, within the epoch if there are any.
+            data_batch (Sequence[dict]): Batch of the weights' part, the one
+                that hooks see.
+            architecture_batch (Sequence[dict]): Batch of the other part.
+        """
+        hook_args = dict(batch_idx=idx, data_batch=data_batch)
+        self.runner.call_hook('before_train_iter', **hook_args)
+        logs = self._step_architecture(architecture_batch)
+        outputs = self._step_weights(data_batch)
+        outputs = {**outputs, **{f'architecture/{name}': value for name, value in logs.items()}}
+        self.runner.call_hook('after_train_iter', **hook_args, outputs=outputs)
+        self._iter += 1
+
+    def _step_architecture(self, batch: Sequence[dict]) -> Dict[str, Tensor]:
+        wrapper: OptimWrapper = self.runner.optim_wrapper['architecture']
+        with wrapper.optim_context(self._module):
+            data = self._module.data_preprocessor(batch, True)
+            losses = self._module._run_forward(data, mode='loss')
+        loss, logs = self._module.parse_losses(losses)
+        loss = wrapper.scale_loss(loss)
+        if self._recomputes():
+            with gradients_aside(self._others()):
+                wrapper.backward(loss)
+        else:
+            wrapper.backward(loss, inputs=self._gates)
+        if wrapper.should_update():
+            average_gradients(self._gates)
+            wrapper.step()
+            wrapper.zero_grad()
+        return logs
+
+    def _step_weights(self, batch: Sequence[dict]) -> Dict[str, Tensor]:
+        with gradients_aside(self._gates):
+            return self.runner.model.train_step(
+                batch, optim_wrapper=self.runner.optim_wrapper['weights'])
+
+    def _others(self) -> List[nn.Parameter]:
+        gates = {id(gate) for gate in self._gates}
+        return [param for param in self._module.parameters() if id(param) not in gates]
+
+    def _recomputes(self) -> bool:
+        # re-entrant checkpointing, the hosts' `with_cp`, forbids `backward(inputs=...)`
+        return any(getattr(module, 'with_cp', False) for module in self._module.modules())
+
+
+@contextmanager
+def gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Take gradients away for the ``with`` block and put them back after it.
+
+    Args:
+        parameters (Sequence[nn.Parameter]): Whose gradients; those that the
+            block makes are dropped.
+    """
+    kept = [param.grad for param in parameters]
+    for param in parameters:
+        param.grad = None
+    try:
+        yield
+    finally:
+        for param, grad in zip(parameters, kept):
+            param.grad = grad
+
+
+def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Replace gradients by their mean over ranks, in one message.
+
+    Args:
+        parameters (Sequence[nn.Parameter]): The same on every rank.
+    """
+    grads = [param.grad for param in parameters if param.grad is not None]
+    if not grads:
+        return
+    flat = torch.cat([grad.flatten() for grad in grads])
+    all_reduce(flat, op='mean')
+    for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads])):
+        grad.copy_(mean.view_as(grad))

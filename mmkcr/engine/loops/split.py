@@ -1,0 +1,208 @@
+"""Two data loaders over disjoint parts of one training set."""
+
+import copy
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from mmengine.dataset import InfiniteSampler
+from mmengine.registry import DATA_SAMPLERS, DATASETS
+from mmengine.runner import Runner
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+
+from mmkcr.engine.reproducible import source_sampler
+
+
+class DatasetPart(Dataset):
+    """Some samples of a dataset, which is shared, not copied.
+
+    Every other attribute (``metainfo``, ``pipeline`` ...) is that of the whole
+    dataset.
+
+    Args:
+        dataset (Dataset): The whole, map-style.
+        indices (Sequence[int]): Indices into it.
+    """
+
+    def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
+        self.dataset = dataset
+        self.indices = list(indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[self.indices[index]]
+
+    def get_data_info(self, index: int) -> Dict:
+        """Annotation of a sample, which batch samplers and class samplers ask for.
+
+        Args:
+            index (int): Index within the part.
+        """
+        return self.dataset.get_data_info(self.indices[index])
+
+    def get_cat_ids(self, index: int) -> List[int]:
+        """Categories of a sample.
+
+        Args:
+            index (int): Index within the part.
+        """
+        return self.dataset.get_cat_ids(self.indices[index])
+
+    @property
+    def pipeline(self) -> Any:
+        """The whole dataset's pipeline; setting it sets the whole's."""
+        return self.dataset.pipeline
+
+    @pipeline.setter
+    def pipeline(self, pipeline: Any) -> None:
+        self.dataset.pipeline = pipeline
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__') or name in ('dataset', 'datasets'):
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __deepcopy__(self, memo: Dict) -> 'DatasetPart':
+        # a config that holds it is copied by `Runner.build_dataloader`
+        return type(self)(self.dataset, self.indices)
+
+
+class CycledSampler(Sampler):
+    """Repeats an epoch's sampler until enough samples are drawn.
+
+    Its order is a function of the epoch: pass k of epoch e is the inner
+    sampler's epoch ``e * passes + k``.
+
+    Args:
+        dataset (Dataset): What to draw from.
+        sampler (dict): Config of the inner sampler.
+        num_samples (int): Samples an epoch on this rank.
+        seed (int, optional): The inner sampler's seed. Defaults to None.
+    """
+
+    def __init__(self,
+                 dataset: Dataset,
+                 sampler: Mapping,
+                 num_samples: int,
+                 seed: Optional[int] = None) -> None:
+        self.dataset = dataset
+        self.sampler = DATA_SAMPLERS.build(dict(sampler),
+                                           default_args=dict(dataset=dataset, seed=seed))
+        self.num_samples = num_samples
+        self.epoch = 0
+
+    @property
+    def seed(self) -> Optional[int]:
+        """int: The inner sampler's seed."""
+        return getattr(self.sampler, 'seed', None)
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self.sampler.seed = seed
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        passes = -(-self.num_samples // len(self.sampler))
+        for k in range(passes):
+            if hasattr(self.sampler, 'set_epoch'):
+                self.sampler.set_epoch(self.epoch * passes + k)
+            left = self.num_samples - k * len(self.sampler)
+            for index, _ in zip(self.sampler, range(left)):
+                yield index
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next.
+
+        Args:
+            epoch (int): Epoch, from 0.
+        """
+        self.epoch = epoch
+
+
+def split_indices(total: int, architecture_fraction: float, seed: int) -> Tuple[List, List]:
+    """Split a dataset's indices into disjoint parts, the same on every rank.
+
+    Args:
+        total (int): Number of samples.
+        architecture_fraction (float): Share of the second part, within (0, 1).
+        seed (int): Seed of the split.
+
+    Returns:
+        Tuple[list[int], list[int]]: Ascending indices for the weights and for
+        the architecture; the latter are ``round(total * fraction)`` many.
+
+    Raises:
+        ValueError: The fraction is not within (0, 1), or a part is empty.
+    """
+    if not 0 < architecture_fraction < 1:
+        raise ValueError('expected `architecture_fraction` within (0, 1), found '
+                         f'{architecture_fraction}')
+    count = round(total * architecture_fraction)
+    if not 0 < count < total:
+        raise ValueError(f'expected a search set that `architecture_fraction='
+                         f'{architecture_fraction}` splits into two parts, found {total} samples')
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    return order[count:].sort().values.tolist(), order[:count].sort().values.tolist()
+
+
+def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fraction: float,
+                            split_seed: int,
+                            endless: bool = False) -> Tuple[DataLoader, DataLoader]:
+    """Build the loaders of the weights' and the architecture's part.
+
+    Both have the same settings. An epoch is one pass over the weights' part;
+    the other loader cycles, and yields at least as many batches. Of endless
+    loaders each goes through its own part at its own pace.
+
+    Args:
+        runner (Runner): Gives the seed.
+        config (dict): The config ``train_dataloader``.
+        architecture_fraction (float): See :func:`split_indices`.
+        split_seed (int): See :func:`split_indices`.
+        endless (bool): Whether the run counts iterations. Defaults to False.
+
+    Returns:
+        Tuple[DataLoader, DataLoader]: For the weights, for the architecture.
+
+    Raises:
+        TypeError: ``config`` is not a dict.
+        ValueError: A part is smaller than a batch of all ranks, or the
+            sampler of a run of epochs never ends.
+    """
+    if not isinstance(config, Mapping):
+        raise TypeError('expected the config of `train_dataloader`, to build two loaders from, '
+                        f'found `{type(config).__name__}`')
+    config = copy.deepcopy(dict(config))
+    dataset = config.pop('dataset')
+    dataset = DATASETS.build(dataset) if isinstance(dataset, dict) else dataset
+    if hasattr(dataset, 'full_init'):
+        dataset.full_init()
+    parts = [DatasetPart(dataset, indices)
+             for indices in split_indices(len(dataset), architecture_fraction, split_seed)]
+    weights = _build(runner, config, parts[0])
+    sampler = source_sampler(weights)
+    if isinstance(sampler, InfiniteSampler) and not endless:
+        raise ValueError('expected a sampler of epochs such as `DefaultSampler` for '
+                         f'`BilevelTrainLoop`, found `{type(sampler).__name__}`')
+    size = weights.batch_sampler.batch_size
+    for name, part in zip(('weights', 'architecture'), parts):
+        if len(part) < size * runner.world_size:
+            raise ValueError(f'expected at least one batch of {size} for each of '
+                             f'{runner.world_size} rank(s) in the part of the {name}, found '
+                             f'{len(part)} of {len(dataset)} samples')
+    if endless:
+        return weights, _build(runner, config, parts[1])
+    # a batch sampler that groups by shape may yield fewer batches than full ones
+    slack = 0 if type(weights.batch_sampler) is BatchSampler else 2
+    cycled = dict(type=CycledSampler, sampler=config['sampler'],
+                  num_samples=(len(weights) + slack) * size)
+    return weights, _build(runner, {**config, 'sampler': cycled}, parts[1])
+
+
+def _build(runner: Runner, config: Dict, part: DatasetPart) -> DataLoader:
+    return runner.build_dataloader(
+        {**config, 'dataset': part}, seed=runner.seed,
+        diff_rank_seed=runner._randomness_cfg.get('diff_rank_seed', False))

@@ -1,0 +1,59 @@
+"""One optimizer for weights and gates, with settings of its own for the gates."""
+
+from typing import Any, Dict, Optional
+
+from mmengine.optim import OptimWrapper, build_optim_wrapper
+from torch import nn
+
+from mmkcr.models.utils import unwrap
+from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from .search_constructor import gate_parameters, keep_only
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class JointOptimWrapperConstructor:
+    """Builds the one optimizer of a search without a split (Once-for-Both, algorithm 1).
+
+    Everything is built as the host builds an ordinary ``optim_wrapper``; then
+    the gates' parameters move to a parameter group of their own.
+
+    Args:
+        optim_wrapper_cfg (dict): Config of an optimizer wrapper, with
+            ``architecture``, options of the gates' group. Its defaults are
+            ``betas=(0.5, 0.999)`` and ``weight_decay=0``; others are those of
+            ``optimizer``.
+        paramwise_cfg (dict, optional): See the host's constructor.
+
+    Example:
+        >>> optim_wrapper = dict(
+        ...     constructor='mmkcr.JointOptimWrapperConstructor',
+        ...     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=1e-3),
+        ...     architecture=dict(lr=2e-2))
+    """
+
+    def __init__(self, optim_wrapper_cfg: Dict, paramwise_cfg: Optional[Dict] = None) -> None:
+        self.config: Dict[str, Any] = dict(optim_wrapper_cfg)
+        given = self.config.pop('architecture', {})
+        self.architecture = {'betas': (0.5, 0.999), 'weight_decay': 0., **given}
+        if paramwise_cfg is not None:
+            self.config['paramwise_cfg'] = paramwise_cfg
+
+    def __call__(self, model: nn.Module) -> OptimWrapper:
+        """Build the optimizer.
+
+        Args:
+            model (nn.Module): Offers ``gate_parameters()``; may be wrapped.
+
+        Returns:
+            OptimWrapper: Its last parameter group holds the gates.
+
+        Raises:
+            ValueError: The model has no gates.
+        """
+        module = unwrap(model)
+        gates = gate_parameters(module)
+        wrapper = build_optim_wrapper(module, dict(self.config))
+        known = {id(gate) for gate in gates}
+        keep_only(wrapper, [p for p in module.parameters() if id(p) not in known])
+        wrapper.optimizer.add_param_group({**self.architecture, 'params': gates})
+        return wrapper

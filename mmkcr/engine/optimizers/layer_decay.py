@@ -1,0 +1,99 @@
+"""Learning rates that fall from the head to the stem, and what does not decay."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from mmengine.logging import print_log
+from mmengine.optim import DefaultOptimWrapperConstructor
+from torch import nn
+
+from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from .layer_depth import layer_depth
+
+_NO_DECAY = ('norm_decay_mult', 'bias_decay_mult', 'flat_decay_mult')
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """Layer-wise rates and no weight decay on norms, biases, tables and tokens.
+
+    For any backbone in any task model of mmpretrain, mmdet and mmseg, dense,
+    as a supernet (also as the part ``weights`` of a search) or as a subnet:
+    :func:`~mmkcr.engine.optimizers.layer_depth` says where a parameter lies.
+    A parameter at depth l of L learns at ``lr * layer_decay_rate ** (L - 1 - l)``.
+
+    All of MMEngine's ``paramwise_cfg`` works as there, ``custom_keys`` with
+    ``lr_mult`` and ``decay_mult`` included, but norms, biases and all other
+    one-dimensional parameters do not decay unless it says so. Besides:
+
+    - ``layer_decay_rate`` (float): Within (0, 1]. Defaults to 1.
+    - ``table_decay_mult`` (float): Factor on the weight decay of position and
+      relative position tables and of tokens, which is every parameter of more
+      than one dimension that is no ``weight``. Defaults to 0.
+
+    Args:
+        optim_wrapper_cfg (dict): Config of the optimizer wrapper; its
+            optimizer has ``lr`` and ``weight_decay``.
+        paramwise_cfg (dict, optional): See above. Defaults to None.
+
+    Raises:
+        ValueError: No ``lr`` or ``weight_decay``, or a rate outside (0, 1].
+
+    Example:
+        >>> optim_wrapper = dict(
+        ...     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
+        ...     constructor='mmkcr.LayerDecayOptimWrapperConstructor',
+        ...     paramwise_cfg=dict(layer_decay_rate=0.75))
+    """
+
+    def __init__(self, optim_wrapper_cfg: Dict, paramwise_cfg: Optional[Dict] = None) -> None:
+        optimizer = optim_wrapper_cfg.get('optimizer') or {}
+        missing = [key for key in ('lr', 'weight_decay') if optimizer.get(key) is None]
+        if missing:
+            raise ValueError(f'expected `{missing[0]}` of the optimizer for rates by layer, found '
+                             f'the keys {sorted(optimizer)}')
+        settings = dict.fromkeys(_NO_DECAY, 0.)
+        settings.update(paramwise_cfg or {})
+        self.layer_decay_rate = settings.pop('layer_decay_rate', 1.)
+        self.table_decay_mult = settings.pop('table_decay_mult', 0.)
+        if not 0 < self.layer_decay_rate <= 1:
+            raise ValueError('expected `layer_decay_rate` within (0, 1], found '
+                             f'`{self.layer_decay_rate}`')
+        super().__init__(optim_wrapper_cfg, settings)
+
+    def add_params(self, params: List[Dict], module: nn.Module, prefix: str = '',
+                   **kwargs: Any) -> None:
+        """Add the parameters of a module, and at the root divide them by layer.
+
+        Args:
+            params (list[dict]): Parameter groups, changed in place.
+            module (nn.Module): Whose parameters are added.
+            prefix (str): Path of the module. Defaults to ``''``, the root.
+            **kwargs: See MMEngine's constructor.
+        """
+        super().add_params(params, module, prefix=prefix, **kwargs)
+        if not prefix:
+            params[:] = self._by_layer(params, module)
+
+    def _by_layer(self, params: List[Dict], model: nn.Module) -> List[Dict]:
+        names = {id(param): name for name, param in model.named_parameters()}
+        depth, groups = layer_depth(model), {}
+        for group in params:
+            param, = group.pop('params')
+            name = names[id(param)]
+            settings = self._settings(group, name, param.ndim, depth(name))
+            key = tuple(sorted((key, repr(value)) for key, value in settings.items()))
+            groups.setdefault(key, dict(settings, params=[]))['params'].append(param)
+        groups = sorted(groups.values(), key=lambda group: group['layer_id'])
+        for group in groups:
+            print_log('layer {layer_id}: lr={lr:.3g}, weight_decay={weight_decay:.3g}, '
+                      '{count} parameters'.format(count=len(group['params']), **group),
+                      logger='current')
+        return groups
+
+    def _settings(self, group: Dict, name: str, ndim: int, depth: Tuple[int, int]) -> Dict:
+        """The settings of a parameter, from MMEngine's."""
+        table = ndim > 1 and not name.endswith('weight')
+        scale = self.layer_decay_rate**(depth[1] - 1 - depth[0])
+        decay = self.base_wd * (self.table_decay_mult if table else 1.)
+        return {**group, 'lr': group.get('lr', self.base_lr) * scale, 'lr_scale': scale,
+                'layer_id': depth[0], 'weight_decay': group.get('weight_decay', decay)}

@@ -1,0 +1,92 @@
+"""At which depth of the backbone a parameter lies."""
+
+from typing import Callable, Iterator, Tuple
+
+from mmengine.model import ModuleList, Sequential
+from torch import nn
+
+from mmkcr.models.backbones.searchable import SearchableBackbone
+
+_CONTAINERS = (nn.ModuleList, nn.Sequential, ModuleList, Sequential)
+
+
+def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
+    """Depths of a model's parameters by their names.
+
+    Depth 0 is the stem with the backbone's own parameters (position tables,
+    class and register tokens), then every block has a depth of its own, and
+    the last one is everything behind the blocks: output norms, neck, heads and
+    whatever else the model has. Blocks are counted by the backbone's
+    ``get_layer_depth`` where it has one (mmpretrain's Swin, ViT and others),
+    else they are the items of its lists and sequences of modules.
+
+    The state of a backbone does not matter: a layer has the same depth in the
+    dense model, the supernet and the subnet.
+
+    Args:
+        model (nn.Module): A backbone, a task model, or a wrapper around one.
+
+    Returns:
+        Callable: Takes the name of a parameter; gives its depth and the number
+        of depths.
+
+    Raises:
+        ValueError: The backbone has no blocks.
+    """
+    prefix, backbone = _find_backbone(model)
+    if hasattr(backbone, 'get_layer_depth'):
+        inside, layers = backbone.get_layer_depth, backbone.get_layer_depth('')[1]
+    else:
+        inside, layers = _count_blocks(backbone)
+
+    def depth(name: str) -> Tuple[int, int]:
+        if not name.startswith(prefix):
+            return layers - 1, layers
+        local = name[len(prefix):]
+        return inside(local) if '.' in local else (0, layers)
+
+    return depth
+
+
+def _find_backbone(model: nn.Module) -> Tuple[str, nn.Module]:
+    """Prefix of its parameters' names, and the backbone."""
+    modules = dict(model.named_modules())
+    found = [name for name, module in modules.items() if isinstance(module, SearchableBackbone)]
+    found += [name for name in modules if name.split('.')[-1] == 'backbone']
+    name = found[0] if found else ''  # the model is the backbone itself
+    return f'{name}.' if name else '', modules[name]
+
+
+def _count_blocks(backbone: nn.Module) -> Tuple[Callable[[str], Tuple[int, int]], int]:
+    """Depths by the order of modules, for a backbone that does not tell them.
+
+    The first module is the stem. A module between blocks belongs to the block
+    before it, and one behind all blocks to what follows the backbone.
+    """
+    depths, blocks = {}, 0
+    for index, (name, child) in enumerate(backbone.named_children()):
+        repeated = index > 0 and type(child) in _CONTAINERS
+        for path in _blocks(child, name) if repeated else (name, ):
+            blocks += repeated
+            depths[path] = (blocks, repeated)
+    if blocks == 0:
+        raise ValueError('expected a backbone with blocks in a `ModuleList` or `Sequential`, or '
+                         f'with `get_layer_depth`, found `{type(backbone).__name__}`')
+    found = {path: depth + (depth == blocks and not repeated)
+             for path, (depth, repeated) in depths.items()}
+
+    def inside(name: str) -> Tuple[int, int]:
+        parts = name.split('.')
+        paths = ('.'.join(parts[:stop]) for stop in range(len(parts), 0, -1))
+        return next(found[path] for path in paths if path in found), blocks + 2
+
+    return inside, blocks + 2
+
+
+def _blocks(module: nn.Module, path: str) -> Iterator[str]:
+    """Paths of the modules in nested containers."""
+    if type(module) not in _CONTAINERS:
+        yield path
+        return
+    for name, child in module.named_children():
+        yield from _blocks(child, f'{path}.{name}')

@@ -1,0 +1,115 @@
+"""Separate optimizers for weights and gates."""
+
+from typing import Dict, Iterable, List, Optional, Union
+
+from mmengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
+from torch import nn
+
+from mmkcr.models.utils import unwrap
+from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
+
+_KEYS = ('weights', 'architecture')
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class SearchOptimWrapperConstructor:
+    """Builds the two optimizers of a search (KCR-Transformer, algorithm 1).
+
+    ``architecture`` gets the gates, ``weights`` gets every other parameter.
+    Each part is built as the host builds an ordinary ``optim_wrapper``, with
+    its own type, optimizer, ``clip_grad``, ``accumulative_counts``,
+    ``paramwise_cfg`` and ``constructor``.
+
+    Args:
+        optim_wrapper_cfg (dict): With the keys ``weights`` and
+            ``architecture``, each the config of an optimizer wrapper.
+        paramwise_cfg (dict, optional): Only None: it belongs into a part.
+
+    Raises:
+        ValueError: Other keys, or a ``paramwise_cfg`` outside the parts.
+
+    Example:
+        >>> optim_wrapper = dict(
+        ...     constructor='mmkcr.SearchOptimWrapperConstructor',
+        ...     weights=dict(
+        ...         type='OptimWrapper',
+        ...         optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.01),
+        ...         paramwise_cfg=dict(norm_decay_mult=0.)),
+        ...     architecture=dict(
+        ...         optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.)))
+    """
+
+    def __init__(self, optim_wrapper_cfg: Dict, paramwise_cfg: Optional[Dict] = None) -> None:
+        if set(optim_wrapper_cfg) != set(_KEYS):
+            raise ValueError('expected the keys `weights` and `architecture` in `optim_wrapper`, '
+                             f'found {sorted(optim_wrapper_cfg)}')
+        if paramwise_cfg is not None:
+            raise ValueError('expected `paramwise_cfg` inside `optim_wrapper.weights` or '
+                             '`optim_wrapper.architecture`, found it beside them')
+        self.optim_wrapper_cfg = optim_wrapper_cfg
+
+    def __call__(self, model: nn.Module) -> OptimWrapperDict:
+        """Build the optimizers.
+
+        Args:
+            model (nn.Module): Offers ``gate_parameters()``; may be wrapped.
+
+        Returns:
+            OptimWrapperDict: ``weights`` and ``architecture``.
+
+        Raises:
+            ValueError: The model has no gates.
+        """
+        module = unwrap(model)
+        parts = dict(architecture=gate_parameters(module))
+        gates = {id(gate) for gate in parts['architecture']}
+        parts['weights'] = [param for param in module.parameters() if id(param) not in gates]
+        return OptimWrapperDict(**{key: self._build(module, key, parts[key]) for key in _KEYS})
+
+    def _build(self, module: nn.Module, key: str, parameters: List) -> OptimWrapper:
+        wrapper = build_optim_wrapper(module, self.optim_wrapper_cfg[key])
+        keep_only(wrapper, parameters)
+        return wrapper
+
+
+def gate_parameters(module: nn.Module) -> List[nn.Parameter]:
+    """The parameters of a model's gates.
+
+    Args:
+        module (nn.Module): A model, not wrapped.
+
+    Raises:
+        ValueError: It has none.
+    """
+    gates = list(module.gate_parameters()) if hasattr(module, 'gate_parameters') else []
+    if not gates:
+        raise ValueError('expected a model with gates to search on (`mmkcr.SearchModel`), found '
+                         f'none in `{type(module).__name__}`')
+    return gates
+
+
+def check_optimizers(config: Union[OptimWrapperDict, Dict]) -> None:
+    """Refuse an ``optim_wrapper`` that is not for a search.
+
+    Args:
+        config (OptimWrapperDict | dict): Built or not.
+
+    Raises:
+        ValueError: A key is missing.
+    """
+    keys = list(config.keys()) if isinstance(config, (dict, OptimWrapperDict)) else []
+    if not set(_KEYS) <= set(keys):
+        raise ValueError('expected an `optim_wrapper` with the keys `weights` and `architecture` '
+                         '(constructor `mmkcr.SearchOptimWrapperConstructor`), found '
+                         f'{keys or type(config).__name__}')
+
+
+def keep_only(wrapper: OptimWrapper, parameters: Iterable[nn.Parameter]) -> None:
+    """Take all other parameters out of a new optimizer, whoever grouped them."""
+    optimizer, kept = wrapper.optimizer, {id(param) for param in parameters}
+    for group in optimizer.param_groups:
+        for param in group['params']:
+            if id(param) not in kept:
+                optimizer.state.pop(param, None)
+        group['params'] = [param for param in group['params'] if id(param) in kept]
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group['params']]

@@ -1,0 +1,204 @@
+"""Randomness of data loading as a function of the position in the data stream.
+
+MMEngine seeds a data-loading worker once, when it starts, so that a sample's
+augmentation depends on which worker loads it and on how many it loaded before;
+a resumed run starts new workers, and the augmentation is another one. Here the
+sampler numbers what it draws, and a sample's random states are set from that
+number just before it is loaded. Neither the number of workers nor the number
+of ranks then matters, nor where a run was stopped.
+"""
+
+import hashlib
+import operator
+import random
+from functools import lru_cache
+from typing import Any, Iterator, Optional, Tuple
+
+import numpy as np
+import torch
+from mmengine.dist import get_dist_info
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+
+def derive_seed(*parts: Any) -> int:
+    """Derive an independent seed from numbers and names.
+
+    Args:
+        *parts: What the seed depends on; equal parts give an equal seed, on
+            every machine.
+
+    Returns:
+        int: A seed within [0, 2**63).
+    """
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') >> 1
+
+
+def seed_everything(seed: int, devices: bool = True) -> None:
+    """Seed Python, NumPy and PyTorch.
+
+    Args:
+        seed (int): Within [0, 2**63).
+        devices (bool): Whether to seed accelerators too. Defaults to True.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if devices and torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # torch.manual_seed takes 2 ms to note the call for devices that are not there
+        torch.default_generator.manual_seed(seed)
+
+
+class DrawnIndex(int):
+    """The index of a sample together with the seed of this one draw of it.
+
+    Args:
+        value (int): The index.
+        seed (int): Seed for loading the sample, see :func:`derive_seed`.
+    """
+
+    seed: int
+
+    def __new__(cls, value: int, seed: int) -> 'DrawnIndex':
+        index = super().__new__(cls, value)
+        index.seed = seed
+        return index
+
+    def __reduce__(self) -> Tuple:
+        return DrawnIndex, (int(self), self.seed)
+
+
+# The three classes below are templates: `_extend` copies their methods into a subclass of
+# the class of one object, where `_host(self)` is what `super()` is in ordinary classes.
+
+
+def _host(extended: Any) -> Any:
+    return super(type(extended), extended)
+
+
+class _NumberedSampler:
+    """A sampler that yields :class:`DrawnIndex`.
+
+    The number of a sample is its position among what all ranks draw (ranks
+    interleave, as in ``DefaultSampler`` and ``InfiniteSampler``), so one
+    process and several with the same global batch see the same samples.
+    """
+
+    _stream: Tuple = ()
+    _draw: int = 0
+
+    def __iter__(self) -> Iterator[DrawnIndex]:
+        key, (rank, world_size) = (*self._stream, self._draw), get_dist_info()
+        # for samplers that shuffle by the global random state
+        seed_everything(derive_seed(*key))
+        for count, index in enumerate(_host(self).__iter__()):
+            seed = derive_seed(*key, count * world_size + rank)
+            yield DrawnIndex(operator.index(index), seed)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._draw = epoch
+        if hasattr(_host(self), 'set_epoch'):
+            _host(self).set_epoch(epoch)
+
+
+class _ContinuedBatchSampler:
+    """A batch sampler whose next pass may be the rest of one."""
+
+    _rest: Optional[Iterator] = None
+
+    def __iter__(self) -> Iterator:
+        # a generator: PyTorch asks twice for an iterator and uses the second
+        rest, self._rest = self._rest, None
+        yield from _host(self).__iter__() if rest is None else rest
+
+
+class _SeededDataset:
+    """A dataset that seeds before it loads a drawn sample."""
+
+    __getitems__ = None  # PyTorch's batched access would load without seeding
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(index, DrawnIndex):
+            seed_everything(index.seed, devices=False)
+            index = int(index)
+        return _host(self).__getitem__(index)
+
+
+def _reduce_extended(extended: Any, protocol: int) -> Tuple:
+    """Pickle by the original class and the templates, as the subclass has no name."""
+    reduced = _host(extended).__reduce_ex__(max(protocol, 2))
+    return (_new_extended, (type(extended).__base__, type(extended)._templates), *reduced[2:])
+
+
+@lru_cache(maxsize=None)
+def _extended_class(base: type, templates: Tuple[type, ...]) -> type:
+    own = {name: value for template in templates for name, value in vars(template).items()
+           if name not in ('__dict__', '__weakref__', '__module__', '__doc__')}
+    return type(base.__name__, (base, ), {**own, '_templates': templates,
+                                          '__module__': base.__module__, '__doc__': base.__doc__,
+                                          '__reduce_ex__': _reduce_extended})
+
+
+def _new_extended(base: type, templates: Tuple[type, ...]) -> Any:
+    return object.__new__(_extended_class(base, templates))
+
+
+def _extend(target: Any, *templates: type) -> None:
+    """Extend one object's class in place, once.
+
+    In place because batch samplers, iterators and hooks hold references to it,
+    and the hosts ask ``isinstance``: everything else about it stays as it was.
+    """
+    if '_templates' not in vars(type(target)):
+        target.__class__ = _extended_class(type(target), templates)
+
+
+def source_sampler(loader: DataLoader) -> Sampler:
+    """The sampler that draws a loader's indices, under any batch sampler.
+
+    Args:
+        loader (DataLoader): A loader of a map-style dataset.
+
+    Returns:
+        Sampler: Its innermost sampler.
+    """
+    sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    while not hasattr(sampler, 'dataset') and hasattr(sampler, 'sampler'):
+        sampler = sampler.sampler
+    return sampler
+
+
+def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
+    """Make what a loader yields a function of ``seed``, epoch and position.
+
+    Idempotent. The sampler must be advanced by ``set_epoch`` (it gets the
+    method if it has none). Transforms that remember earlier samples, such as
+    mmdet's ``CachedMosaic``, remain dependent on their worker.
+
+    Args:
+        loader (DataLoader): Changed in place, before it is iterated.
+        seed (int): The run's seed, the same on every rank.
+        stream (str): Name that sets this loader apart from the run's others.
+
+    Raises:
+        TypeError: The dataset is iterable-style, so samples have no index.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        raise TypeError('expected a map-style dataset for an exact resume, found the iterable '
+                        f'`{type(loader.dataset).__name__}` in the {stream} loader')
+    sampler = source_sampler(loader)
+    _extend(sampler, _NumberedSampler)
+    sampler._stream = (seed, stream)
+    _extend(loader.dataset, _SeededDataset)
+
+
+def continue_with(loader: DataLoader, batches: Iterator) -> None:
+    """Make a loader's next pass go on with an iterator of its batch sampler.
+
+    Args:
+        loader (DataLoader): Changed in place, between two passes.
+        batches (Iterator): ``iter(loader.batch_sampler)``, advanced to where
+            the pass shall begin.
+    """
+    _extend(loader.batch_sampler, _ContinuedBatchSampler)
+    loader.batch_sampler._rest = batches

@@ -1,0 +1,117 @@
+"""Kernel complexity of trained classifiers, without a Runner.
+
+Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
+"""
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Union
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import DATASETS
+from mmengine.runner import Runner
+from mmengine.utils import track_iter_progress
+from torch import nn
+from torch.utils.data import DataLoader
+
+from mmkcr.models.algorithms.feature_tap import features_on_samples
+from .features import find_pipeline, share_of_rank, undisturbed, with_pipeline
+from .metrics import KernelComplexityMetric
+
+
+def split_loader(config: Config, split: str = 'train') -> DataLoader:
+    """A sequential loader of a config's training or validation set, with test transforms.
+
+    Args:
+        config (Config): With ``val_dataloader``, and ``train_dataloader`` for 'train'.
+        split (str): 'train' or 'val'. Defaults to 'train'.
+
+    Raises:
+        ValueError: Another split, or the config has no such loader.
+    """
+    if split not in ('train', 'val'):
+        raise ValueError(f"expected the split 'train' or 'val', found `{split}`")
+    for name in {f'{split}_dataloader', 'val_dataloader'}:
+        if config.get(name) is None:
+            raise ValueError(f'expected a config with `{name}`, found none in '
+                             f'`{config.filename}`')
+    loader = copy.deepcopy(config.val_dataloader)
+    loader.update(sampler=dict(type='DefaultSampler', shuffle=False), drop_last=False)
+    loader.pop('batch_sampler', None)
+    built = Runner.build_dataloader(loader, seed=0)
+    if split == 'val':
+        return built
+    train = with_pipeline(DATASETS.build(config.train_dataloader.dataset),
+                          find_pipeline(built.dataset))
+    return share_of_rank(train, None, built, distributed=False)
+
+
+@torch.no_grad()
+def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str = 'backbone',
+                      landmarks: Optional[int] = None, progress: bool = False,
+                      **kwargs: Any) -> Dict[str, float]:
+    """KC, A-KC, TNN and the KCR bounds of a model on a data set, in one pass.
+
+    Args:
+        model (BaseModel): A classifier whose data samples have ``pred_score``.
+        loader (DataLoader): As of :func:`split_loader`.
+        layer (str): As in :class:`mmkcr.models.algorithms.FeatureTap`. Defaults to
+            'backbone'.
+        landmarks (int, optional): Expected number of landmarks of A-KC. Defaults to a tenth.
+        progress (bool): Show a progress bar on stderr. Defaults to False.
+        **kwargs: See :class:`mmkcr.KernelComplexityMetric`.
+
+    Raises:
+        ValueError: More landmarks than samples.
+    """
+    n = len(loader.dataset)
+    if landmarks is not None:
+        if not 1 <= landmarks <= n:
+            raise ValueError(f'expected from 1 to n = {n} landmarks, found `{landmarks}`')
+        kwargs['landmark_ratio'] = landmarks / n
+    metric = KernelComplexityMetric(prefix='kernel', **kwargs)
+    batches = track_iter_progress((loader, len(loader)), file=sys.stderr) if progress else loader
+    with undisturbed(model), features_on_samples(model, layer):
+        for batch in batches:
+            samples = model.test_step(batch)
+            metric.process(batch, [sample.to_dict() for sample in samples])
+    return {key.split('/')[1]: value for key, value in metric.evaluate(n).items()}
+
+
+def epoch_of(checkpoint: Dict[str, Any]) -> Optional[int]:
+    """Epochs that a checkpoint was trained for, None if it does not say."""
+    epoch = checkpoint.get('meta', {}).get('epoch')
+    return None if epoch is None else int(epoch)
+
+
+def plot_curve(rows: List[Dict[str, Any]], path: Union[str, Path], title: str = '') -> None:
+    """Draws the loss with the KCR bounds, and KC, over epochs (KCR figure 1).
+
+    Args:
+        rows (list[dict]): One per checkpoint: ``epoch`` and :func:`kernel_statistics`.
+        path (str | Path): Image to write.
+        title (str): Heading. Defaults to none.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(9, 3.6), layout='constrained')
+    FigureCanvasAgg(figure)
+    epochs = [row['epoch'] for row in rows]
+    left, right = figure.subplots(1, 2)
+    left.plot(epochs, [row['squared_error'] for row in rows], 'k.-', label='squared error')
+    for name, label in (('kcr', 'KC'), ('a_kcr', 'A-KC')):
+        if all(f'{name}_upper' in row for row in rows):
+            left.fill_between(epochs, [row[f'{name}_lower'] for row in rows],
+                              [row[f'{name}_upper'] for row in rows], alpha=0.25,
+                              label=f'KCR bounds with {label}')
+    for name, label in (('kc', 'KC'), ('a_kc', 'A-KC')):
+        if all(name in row for row in rows):
+            right.plot(epochs, [row[name] for row in rows], '.-', label=label)
+    for axes in (left, right):
+        axes.set_xlabel('epoch')
+        axes.legend()
+    right.set_ylim(bottom=0)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)

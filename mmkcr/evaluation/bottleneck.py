@@ -1,0 +1,196 @@
+"""Clusters, Q and mutual information of a model on a data set, in bounded memory.
+
+Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
+"""
+
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import torch
+from mmengine.dist import all_reduce, broadcast, get_dist_info
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from mmkcr.models.algorithms.regularized import labels_of
+from mmkcr.models.losses import InformationBottleneckLoss
+from mmkcr.models.utils import unwrap
+from .clusters import SAMPLES_PER_CLUSTER, fit_clusters, flat_inputs, stream_clusters
+from .features import feature_batches, share_of_rank, undisturbed
+from .information import InformationAccumulator, log_assignments
+
+
+class _Remembering:
+    """A loader that remembers its last batch."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader, self.batch = loader, None
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self.batch = batch
+            yield batch
+
+
+def labelled_batches(model: nn.Module, loader: DataLoader,
+                     layer: str) -> Iterator[Tuple[Tensor, Tensor, Any]]:
+    """Yields features (B, d), labels (B,) and the batch itself.
+
+    Args:
+        model (BaseModel): The task model, or a wrapper around it.
+        loader (DataLoader): Its samples have labels.
+        layer (str): As in :class:`mmkcr.models.algorithms.FeatureTap`.
+    """
+    loader = _Remembering(loader)
+    for features in feature_batches(model, loader, layer):
+        yield features, labels_of(loader.batch['data_samples']).to(features.device), loader.batch
+
+
+class BottleneckPass:
+    """One pass over a data set that refreshes an :class:`InformationBottleneckLoss`.
+
+    Every sample goes through the network once. The features of at most ``samples`` drawn
+    ones are held, k-means runs on them, and Q is summed over them and over all others as
+    they stream by. So with C = A = 1000 classes and clusters, d = 640 and the default of
+    256 samples a cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB on every
+    rank, and Q and its sums 8 MB each, for n = 1.28 M as for any n; reporting the IB value
+    adds 256 000 x 1000 x 4 B = 1.02 GB, divided by the ranks. On one rank more or less the
+    clusters are the same but for rounding.
+
+    Args:
+        model (BaseModel): The task model, or a wrapper around it, in eval mode.
+        loss (InformationBottleneckLoss): What is refreshed. With ``input_features`` its
+            input clusters are fitted too, once.
+        dataset (Dataset): With test transforms and labels.
+        like (DataLoader): See :func:`~mmkcr.evaluation.features.share_of_rank`.
+        layer (str): Layer of the features. Defaults to 'backbone'.
+        algorithm (str): See :func:`~mmkcr.evaluation.clusters.fit_clusters`. Defaults to
+            'minibatch'.
+    """
+
+    def __init__(self, model: nn.Module, loss: InformationBottleneckLoss, dataset: Any,
+                 like: DataLoader, layer: str = 'backbone',
+                 algorithm: str = 'minibatch') -> None:
+        self.model, self.loss, self.layer = unwrap(model), loss, layer
+        self.dataset, self.like, self.algorithm = dataset, like, algorithm
+
+    @torch.no_grad()
+    def run(self, drawn: Optional[Tensor] = None, seed: int = 0,
+            step: int = -1) -> Dict[str, float]:
+        """Cluster, sum and refresh.
+
+        Args:
+            drawn (Tensor, optional): Samples for k-means, ascending. Defaults to all.
+            seed (int): Of k-means. Defaults to 0.
+            step (int): See :meth:`InformationBottleneckLoss.refresh`.
+
+        Returns:
+            dict[str, float]: See
+            :meth:`~mmkcr.evaluation.information.InformationAccumulator.values`.
+        """
+        loss = self.loss
+        if loss.input_features is not None and not loss.input_refreshed:
+            self._cluster_inputs(seed)
+        held = [self._row(*batch) for batch in self._batches(drawn)]
+        features = self._all_rows(held, len(self.dataset) if drawn is None else len(drawn))
+        if get_dist_info()[0] == 0:
+            loss.set_centroids(fit_clusters(features, loss.num_clusters, seed, loss.normalize,
+                                            self.algorithm))
+        del features
+        broadcast(loss.centroids)
+        device = loss.centroids.device
+        sums = InformationAccumulator(
+            loss.num_clusters, loss.num_classes, device=device,
+            input_clusters=loss.num_classes if loss.input_features is not None else 0)
+        for row in held:
+            self._add(sums, *row)
+        held.clear()
+        if drawn is not None:
+            others = torch.ones(len(self.dataset), dtype=torch.bool)
+            others[drawn] = False
+            for batch in self._batches(others.nonzero().flatten()):
+                self._add(sums, *self._row(*batch))
+        sums.all_reduce()
+        loss.refresh(loss.centroids, sums.log_q(loss.smoothing), step)
+        return sums.values(loss.log_q)
+
+    def _batches(self, indices: Optional[Tensor]) -> Iterator[Tuple[Tensor, Tensor, Any]]:
+        loader = share_of_rank(self.dataset, None if indices is None else indices.tolist(),
+                               self.like)
+        return labelled_batches(self.model, loader, self.layer)
+
+    def _inputs(self, batch: Any) -> Tensor:
+        return flat_inputs(self.model.data_preprocessor(batch, False)['inputs'])
+
+    def _row(self, features: Tensor, labels: Tensor, batch: Any) -> Tuple:
+        """What is held of a batch: features, labels, log phi of the inputs."""
+        if self.loss.input_features is None:
+            return features.float(), labels, None
+        loss = self.loss
+        return features.float(), labels, log_assignments(
+            self._inputs(batch), loss.input_centroids, loss.beta, loss.normalize)
+
+    def _add(self, sums: InformationAccumulator, features: Tensor, labels: Tensor,
+             log_inputs: Optional[Tensor]) -> None:
+        sums.add(self.loss.log_phi(features), labels, log_inputs)
+
+    def _all_rows(self, held: List[Tuple], number: int) -> Tensor:
+        """Features of all ranks (number, d) in the order of the data set."""
+        rank, world = get_dist_info()
+        own = torch.cat([row[0] for row in held]) if held else \
+            self.loss.centroids.new_zeros(0, self.loss.num_features)
+        if world == 1:
+            return own
+        rows = own.new_zeros(number, self.loss.num_features)
+        rows[rank::world] = own
+        all_reduce(rows)
+        return rows
+
+    def _cluster_inputs(self, seed: int) -> None:
+        """Fit the clusters of the inputs, which do not change, on the first rank."""
+        loss, n = self.loss, len(self.dataset)
+        if get_dist_info()[0] == 0:
+            number = min(n, SAMPLES_PER_CLUSTER * loss.num_classes)
+            generator = torch.Generator().manual_seed(seed)
+            indices = torch.randperm(n, generator=generator)[:number].tolist()
+            loader = share_of_rank(self.dataset, indices, self.like, distributed=False)
+            centroids = stream_clusters((self._inputs(batch) for batch in loader),
+                                        loss.num_classes, seed, loss.normalize)
+            if centroids.shape != loss.input_centroids.shape:
+                raise ValueError(f'expected inputs of {loss.input_features} numbers '
+                                 f'(`input_features`), found `{centroids.shape[1]}` in '
+                                 'InformationBottleneckLoss')
+            loss.input_centroids.copy_(centroids)
+        broadcast(loss.input_centroids)
+        loss.input_refreshed.fill_(1)
+
+
+def information_statistics(model: nn.Module, loader: DataLoader, num_classes: int,
+                           layer: str = 'backbone', seed: int = 0,
+                           **kwargs: Any) -> Dict[str, float]:
+    """I(X~, X), I(X~, Y), IB and its bounds of any trained classifier.
+
+    Args:
+        model (BaseModel): A classifier, or a wrapper around one.
+        loader (DataLoader): As of :func:`~mmkcr.evaluation.analysis.split_loader`.
+        num_classes (int): C = A = B.
+        layer (str): Layer of the features. Defaults to 'backbone'.
+        seed (int): Of k-means and of the samples that it sees. Defaults to 0.
+        **kwargs: ``beta``, ``normalize`` and ``smoothing`` of
+            :class:`InformationBottleneckLoss`.
+
+    Returns:
+        dict[str, float]: See
+        :meth:`~mmkcr.evaluation.information.InformationAccumulator.values`.
+    """
+    with undisturbed(model):
+        one = share_of_rank(loader.dataset, [0], loader, distributed=False)
+        features, _, batch = next(labelled_batches(model, one, layer))
+        inputs = flat_inputs(unwrap(model).data_preprocessor(batch, False)['inputs'])
+        loss = InformationBottleneckLoss(features.shape[1], num_classes,
+                                         input_features=inputs.shape[1], **kwargs)
+        loss.to(features.device)
+        number, n = SAMPLES_PER_CLUSTER * num_classes, len(loader.dataset)
+        drawn = None
+        if number < n:
+            generator = torch.Generator().manual_seed(seed)
+            drawn = torch.randperm(n, generator=generator)[:number].sort().values
+        return BottleneckPass(model, loss, loader.dataset, loader, layer).run(drawn, seed)

@@ -1,0 +1,144 @@
+"""Features of a data set under a model: eval mode, test transforms, nothing disturbed.
+
+Not imported by the package's ``__init__``: it needs :mod:`mmkcr.models`, which needs
+:mod:`mmkcr.evaluation.kernel`.
+"""
+
+import copy
+import random
+from contextlib import contextmanager, suppress
+from typing import Any, Iterator, Mapping, Optional, Sequence
+
+import numpy as np
+import torch
+from mmengine.dist import get_dist_info
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+
+from mmkcr.models.algorithms.feature_tap import FeatureTap, find_layer
+from mmkcr.models.utils import unwrap
+
+
+def find_pipeline(dataset: Any) -> Any:
+    """The transforms of a data set, looked for through its wrappers.
+
+    Raises:
+        ValueError: Neither the data set nor one that it wraps has a ``pipeline``.
+    """
+    if hasattr(dataset, 'pipeline'):
+        return dataset.pipeline
+    inner = getattr(dataset, 'dataset', None) or next(iter(getattr(dataset, 'datasets', [])), None)
+    if inner is None:
+        raise ValueError('expected a data set with a `pipeline`, found '
+                         f'`{type(dataset).__name__}` without one')
+    return find_pipeline(inner)
+
+
+def with_pipeline(dataset: Any, pipeline: Any) -> Any:
+    """A view of a data set with other transforms; samples and the original stay as they are.
+
+    Args:
+        dataset (Dataset): With a ``pipeline``, or a wrapper (attribute ``dataset`` or
+            ``datasets``: Subset, ClassSubset, KFold, Repeat, Concat) around such.
+        pipeline (Callable): The transforms, e.g. another data set's ``pipeline``.
+    """
+    view = copy.copy(dataset)
+    own = vars(dataset)  # a wrapper may answer for the attributes of what it wraps
+    if 'dataset' in own:
+        view.dataset = with_pipeline(dataset.dataset, pipeline)
+    elif 'datasets' in own:
+        view.datasets = [with_pipeline(child, pipeline) for child in dataset.datasets]
+    else:
+        find_pipeline(dataset)
+        view.pipeline = pipeline
+    return view
+
+
+def share_of_rank(dataset: Any, indices: Optional[Sequence[int]], like: DataLoader,
+                  distributed: bool = True) -> DataLoader:
+    """A sequential loader of this rank's share of some samples, without padding.
+
+    Args:
+        dataset (Dataset): The data set.
+        indices (Sequence[int], optional): Samples to load. Defaults to all.
+        like (DataLoader): Batch size, workers and collate function are taken from it.
+        distributed (bool): Whether to load every world_size-th only. Defaults to True.
+    """
+    rank, world = get_dist_info() if distributed else (0, 1)
+    indices = range(len(dataset)) if indices is None else indices
+    return DataLoader(
+        Subset(dataset, indices[rank::world]),
+        batch_size=like.batch_size or getattr(like.batch_sampler, 'batch_size', 32),
+        num_workers=like.num_workers,
+        collate_fn=like.collate_fn)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside; afterwards every module's mode and all random states are as before."""
+    modes = {module: module.training for module in model.modules()}
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            model.eval()
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@torch.no_grad()
+def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterator[Tensor]:
+    """Yields the pooled features (B, d) of every batch of a loader.
+
+    A batch of images of several sizes is run image by image: padded to one
+    size, an image's features would depend on its neighbours, hence on the
+    number of ranks. The heads behind a tapped backbone are not run.
+
+    Args:
+        model (BaseModel): The task model, or a wrapper around it.
+        loader (DataLoader): Batches as the model's data preprocessor takes them.
+        layer (str): As in :class:`mmkcr.models.algorithms.feature_tap.FeatureTap`.
+    """
+    model = unwrap(model)
+    with FeatureTap(model, layer) as tap, _ending_after(model, layer):
+        for batch in loader:
+            features = []
+            for part in _of_one_size(batch):
+                data = model.data_preprocessor(part, False)
+                with suppress(_Reached):
+                    model(**data, mode='tensor') if isinstance(data, dict) else \
+                        model(*data, mode='tensor')
+                features.append(tap.features)
+            yield torch.cat(features)
+
+
+class _Reached(Exception):
+    """Ends a forward pass behind the layer whose output was asked for."""
+
+
+@contextmanager
+def _ending_after(model: nn.Module, layer: str) -> Iterator[None]:
+    """End forward passes behind the backbone; another layer may run more than once."""
+    def end(*_: Any) -> None:
+        raise _Reached
+
+    handle = find_layer(model, layer).register_forward_hook(end) if layer == 'backbone' else None
+    try:
+        yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def _of_one_size(batch: Any) -> Iterator[Any]:
+    """A batch, or its images one by one where their sizes differ."""
+    images = batch.get('inputs') if isinstance(batch, Mapping) else None
+    if not isinstance(images, list) or len({tuple(image.shape) for image in images}) == 1:
+        yield batch
+        return
+    for i in range(len(images)):
+        yield {key: [value[i]] for key, value in batch.items()}

@@ -1,0 +1,197 @@
+"""Kernel complexity and the KCR bounds as a metric."""
+
+from typing import Any, Dict, List, Optional, Sequence
+
+import numpy as np
+import torch
+from mmengine.dist import all_reduce, get_dist_info
+from mmengine.evaluator import BaseMetric
+from torch import Tensor
+
+from mmkcr.registry import METRICS
+from ..kernel import (
+    MomentAccumulator,
+    approximate_tnn,
+    kernel_complexity,
+    spectrum,
+    tails,
+    tnn,
+    truncation_rank,
+)
+
+
+def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray:
+    """Whether each sample is a landmark: Bernoulli(ratio) by a hash of seed and index alone.
+
+    The draw does not depend on the number of samples or ranks and needs no memory
+    (the mixing function is that of splitmix64, vectorised).
+
+    Args:
+        indices (Sequence[int]): Positions of the samples in the data set.
+        ratio (float): Expected share of landmarks; 1 takes all.
+        seed (int): Seed of the draw.
+
+    Returns:
+        np.ndarray: Booleans of the same length.
+    """
+    with np.errstate(over='ignore'):
+        z = np.asarray(indices, dtype=np.uint64) + np.uint64(1 + (seed << 32))
+        z = z * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53 < ratio
+
+
+@METRICS.register_module()
+class KernelComplexityMetric(BaseMetric):
+    r"""KC, A-KC, TNN and the KCR bounds, streaming (KCR sections 3.2 and 4.6; SPEC 1.5).
+
+    .. math:: \text{KC} = \min_{h \in [0, r_0]} \frac{h}{n} +
+              \sqrt{\frac1n \sum_{i>h} \lambda_i}, \qquad
+              \text{KCR} = E_n \|NN(x) - y\|^2 \pm \text{KC} \pm \frac{x}{n}
+
+    with :math:`r_0 = \min(n, d)`; A-KC takes the approximate TNN of a landmark basis in
+    place of the tail sum. Memory is O(d^2): two moments, whatever n. Ranks merge their
+    moments by one all-reduce; the samples with which the distributed sampler pads its
+    last round are not counted. Needs :class:`mmkcr.FeatureTapHook`.
+
+    Note:
+        The theorem's bounds hold up to absolute constants, and for the training set; on a
+        validation set the values describe that set's features. KC depends on n: compare
+        values of equal n only (n is among the results).
+
+    Args:
+        landmark_ratio (float): Expected share of samples that are landmarks of A-KC, each
+            chosen by a hash of its position. Defaults to 0.1.
+        rank_ratio (float): gamma0 of the reported TNN. Defaults to 0.2.
+        form (str): Approximate TNN of A-KC, 'projection' (as the loss) or 'sample' (the
+            paper's, orthonormalised). Defaults to 'projection'.
+        x (float): The bounds hold with probability ``1 - exp(-x)``. Defaults to 3 (95 %).
+        feature_key (str): Field with the feature (d,). Defaults to 'features'.
+        score_key (str, optional): Field with the network's output (C,) to be compared with
+            the one-hot label; None leaves the bounds out. Defaults to 'pred_score'.
+        seed (int): Seed of the landmarks. Defaults to 0.
+        collect_device (str): Unused, for the base class. Defaults to 'cpu'.
+        prefix (str, optional): Defaults to None: 'kernel'.
+    """
+
+    default_prefix = 'kernel'
+
+    def __init__(self,
+                 landmark_ratio: float = 0.1,
+                 rank_ratio: float = 0.2,
+                 form: str = 'projection',
+                 x: float = 3.0,
+                 feature_key: str = 'features',
+                 score_key: Optional[str] = 'pred_score',
+                 seed: int = 0,
+                 collect_device: str = 'cpu',
+                 prefix: Optional[str] = None) -> None:
+        super().__init__(collect_device=collect_device, prefix=prefix)
+        if not 0 < landmark_ratio <= 1:
+            raise ValueError(f'expected landmark_ratio in (0, 1], found `{landmark_ratio}` in '
+                             'KernelComplexityMetric')
+        self.landmark_ratio, self.rank_ratio, self.form, self.x = landmark_ratio, rank_ratio, \
+            form, x
+        self.feature_key, self.score_key, self.seed = feature_key, score_key, seed
+        self._reset()
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """Adds a batch to the moments.
+
+        Args:
+            data_batch (Any): Not used.
+            data_samples (Sequence[dict]): With the feature, and with score and
+                ``gt_label`` (or one-hot ``gt_score``) for the bounds.
+        """
+        rows = self._tail + [self._row(sample) for sample in data_samples]
+        self._tail = rows[-1:]  # it may be padding: known at the end only
+        self._consume(rows[:-1])
+
+    def evaluate(self, size: int) -> Dict[str, float]:
+        """Merges the ranks and computes the values (the same on every rank).
+
+        Args:
+            size (int): Length of the data set; positions beyond it are padding.
+
+        Returns:
+            dict[str, float]: With prefix 'kernel': kc, a_kc, tnn, n, landmarks, and with
+            scores squared_error, kcr_lower, kcr_upper, a_kcr_lower, a_kcr_upper.
+        """
+        rank, world = get_dist_info()
+        if self._seen * world + rank < size:
+            self._consume(self._tail)
+        metrics = self.compute_metrics([])
+        self._reset()
+        return {f'{self.prefix}/{key}': value for key, value in metrics.items()}
+
+    def compute_metrics(self, results: List) -> Dict[str, float]:
+        """Values of all ranks' moments.
+
+        Args:
+            results (list): Not used: nothing is collected sample by sample.
+        """
+        if self._moment is None:
+            raise ValueError('expected at least one data sample, found `0` in '
+                             'KernelComplexityMetric')
+        moment, n = self._moment.all_reduce().moment(), self._moment.count
+        landmarks = self._landmarks.all_reduce()
+        values, _ = spectrum(moment)
+        rank = truncation_rank(n, len(values), self.rank_ratio)
+        kc, _ = kernel_complexity(tails(values), n)
+        metrics = dict(kc=kc, tnn=float(tnn(values, rank)), n=n, landmarks=landmarks.count)
+        if landmarks.count:
+            approximate = approximate_tnn(moment, landmarks.moment(), self.form)
+            metrics['a_kc'], _ = kernel_complexity(approximate, n)
+        if self.score_key is not None:
+            error = torch.tensor([self._error], dtype=torch.float64)
+            all_reduce(error)
+            metrics.update(self._bounds(float(error) / n, metrics, n))
+        return metrics
+
+    def _bounds(self, error: float, metrics: dict, n: int) -> Dict[str, float]:
+        bounds = dict(squared_error=error)
+        for key, name in (('kc', 'kcr'), ('a_kc', 'a_kcr')):
+            if key in metrics:
+                bounds[f'{name}_lower'] = error - metrics[key] - self.x / n
+                bounds[f'{name}_upper'] = error + metrics[key] + self.x / n
+        return bounds
+
+    def _reset(self) -> None:
+        self._tail, self._seen, self._error = [], 0, 0.0
+        self._moment = self._landmarks = None
+
+    def _row(self, sample: dict) -> tuple:
+        if self.feature_key not in sample:
+            raise ValueError(f'expected the field `{self.feature_key}` in the data samples, found '
+                             f'{sorted(sample)}: add `FeatureTapHook` to custom_hooks')
+        feature = sample[self.feature_key].detach()
+        return feature, 0.0 if self.score_key is None else self._squared_error(sample)
+
+    def _squared_error(self, sample: dict) -> Tensor:
+        if self.score_key not in sample or not {'gt_label', 'gt_score'} & set(sample):
+            raise ValueError(f'expected the fields `{self.score_key}` and `gt_label` in the data '
+                             f'samples, found {sorted(sample)}: score_key=None leaves the bounds '
+                             'out')
+        score = sample[self.score_key].detach().double()
+        if 'gt_score' in sample:
+            return (score - sample['gt_score'].to(score)).square().sum()
+        label = int(sample['gt_label'])
+        return score.square().sum() - 2 * score[label] + 1
+
+    def _consume(self, rows: list) -> None:
+        if self._moment is None and (rows or self._tail):
+            feature = (rows or self._tail)[0][0]
+            self._moment = MomentAccumulator(len(feature), feature.device)
+            self._landmarks = MomentAccumulator(len(feature), feature.device)
+        if not rows:
+            return
+        rank, world = get_dist_info()
+        positions = np.arange(self._seen, self._seen + len(rows)) * world + rank
+        chosen = landmark_mask(positions, self.landmark_ratio, self.seed)
+        features = torch.stack([row[0] for row in rows])
+        self._moment.add(features)
+        self._landmarks.add(features[torch.from_numpy(chosen).to(features.device)])
+        self._error += float(sum(row[1] for row in rows))
+        self._seen += len(rows)

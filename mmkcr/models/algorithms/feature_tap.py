@@ -1,0 +1,135 @@
+"""Reading a layer's pooled features out of a running model."""
+
+from contextlib import contextmanager
+from typing import Any, Iterator, Optional
+
+from torch import Tensor, nn
+
+from mmkcr.models.utils import unwrap
+
+
+def pool_features(output: Any) -> Tensor:
+    """Pools a layer's output to one vector a sample.
+
+    Args:
+        output (Tensor | Sequence): (B, C) as it is, (B, N, C) averaged over tokens,
+            (B, C, H, W) averaged over positions. Of a tuple or list (stages, or patch
+            tokens beside a class token) the last item counts.
+
+    Returns:
+        Tensor: Features (B, d).
+
+    Raises:
+        TypeError: The output holds no such tensor.
+    """
+    while isinstance(output, (tuple, list)) and len(output):
+        output = output[-1]
+    if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
+        return output if output.ndim == 2 else output.mean((2, 3) if output.ndim == 4 else 1)
+    found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    raise TypeError('expected a tensor of shape (B, C), (B, N, C) or (B, C, H, W) from the tapped '
+                    f'layer, found `{found}`')
+
+
+def find_layer(model: nn.Module, layer: str) -> nn.Module:
+    """Finds a sub-module by its path, also inside wrappers.
+
+    Args:
+        model (nn.Module): A task model, a model around one (attribute ``architecture``),
+            or either in a distributed wrapper.
+        layer (str): Path such as 'backbone' or 'head.layers.head'.
+
+    Raises:
+        ValueError: No such layer.
+    """
+    model = unwrap(model)
+    while True:
+        modules = dict(model.named_modules())
+        if layer in modules:
+            return modules[layer]
+        if not isinstance(getattr(model, 'architecture', None), nn.Module):
+            break
+        model = model.architecture
+    children = ', '.join(name for name, _ in model.named_children())
+    raise ValueError(f'expected a layer of {type(model).__name__} (with children {children}), '
+                     f'found `{layer}`')
+
+
+class FeatureTap:
+    """Captures the pooled output, or input, of one layer during the ``with`` block.
+
+    Gradients flow through the captured features. If the layer runs more than once,
+    the last run counts.
+
+    Args:
+        model (nn.Module): As in :func:`find_layer`.
+        layer (str): The layer's path; with the suffix ':input' its first positional
+            argument is captured instead of its output. Defaults to 'backbone'.
+
+    Example:
+        >>> with FeatureTap(model, 'head.fc:input') as tap:
+        ...     model(inputs)
+        >>> tap.features.shape  # (B, d)
+    """
+
+    def __init__(self, model: nn.Module, layer: str = 'backbone') -> None:
+        self.layer = layer
+        path, _, side = layer.partition(':')
+        if side not in ('', 'input'):
+            raise ValueError(f"expected a layer path with or without ':input', found `{layer}`")
+        self._module = find_layer(model, path)
+        self._takes_input = side == 'input'
+        self._features: Optional[Tensor] = None
+        self._handle = None
+
+    @property
+    def features(self) -> Tensor:
+        """Tensor: The features (B, d) of the last forward pass.
+
+        Raises:
+            RuntimeError: The layer has not run inside the block.
+        """
+        if self._features is None:
+            raise RuntimeError('expected a forward pass through the tapped layer, found none: '
+                               f'`{self.layer}` has not run')
+        return self._features
+
+    def __enter__(self) -> 'FeatureTap':
+        self._features = None
+        self._handle = self._module.register_forward_hook(self._capture)
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._handle.remove()
+
+    def _capture(self, module: nn.Module, args: tuple, output: Any) -> None:
+        self._features = pool_features(args[:1] if self._takes_input else output)
+
+
+@contextmanager
+def features_on_samples(model: nn.Module, layer: str = 'backbone',
+                        key: str = 'features') -> Iterator[None]:
+    """Within the block the model's predicted data samples carry a layer's features.
+
+    Args:
+        model (nn.Module): Its 'predict' mode returns one data sample an image.
+        layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
+        key (str): Field of the data samples for the vector (d,). Defaults to 'features'.
+
+    Raises:
+        TypeError: A forward pass inside the block returns something else.
+    """
+    def attach(module: nn.Module, args: tuple, outputs: Any) -> None:
+        features = tap.features
+        if not isinstance(outputs, (list, tuple)) or len(outputs) != len(features):
+            raise TypeError(f'expected a list of `{len(features)}` data samples from '
+                            f'{type(module).__name__}, found `{type(outputs).__name__}`')
+        for sample, feature in zip(outputs, features):
+            sample.set_field(feature, key)
+
+    with FeatureTap(model, layer) as tap:
+        handle = unwrap(model).register_forward_hook(attach)
+        try:
+            yield
+        finally:
+            handle.remove()

@@ -1,0 +1,174 @@
+"""EfficientViT of MIT (Cai et al. 2023), B0 to B3."""
+
+from typing import Any, List, Mapping, Sequence, Union
+
+import torch
+from mmcv.cnn import ConvModule
+from mmengine.model import BaseModule, ModuleList, Sequential
+from mmpretrain.models.backbones.base_backbone import BaseBackbone
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmkcr.models.layers import DSConv, LiteMLA, MBConv
+from mmkcr.registry import MODELS
+
+
+class EfficientViTBlock(BaseModule):
+    """Attention for context, then an inverted bottleneck for local information.
+
+    Args:
+        channels (int): Channels.
+        expand_ratio (float): Of the bottleneck.
+        attention (dict): Arguments of :class:`~mmkcr.models.layers.LiteMLA`.
+        norm_cfg (dict): Of both parts.
+        act_cfg (dict): Of the bottleneck.
+    """
+
+    def __init__(self, channels: int, expand_ratio: float, attention: Mapping, norm_cfg: Mapping,
+                 act_cfg: Mapping) -> None:
+        super().__init__()
+        self.attn = LiteMLA(channels, norm_cfg=norm_cfg, **attention)
+        self.local = MBConv(channels, channels, expand_ratio, fewer_norm=True, residual=True,
+                            norm_cfg=norm_cfg, act_cfg=act_cfg)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same shape."""
+        return self.local(self.attn(x))
+
+
+@MODELS.register_module()
+class EfficientViT(BaseBackbone):
+    """EfficientViT, B series: convolutions, then lightweight multi-scale linear attention.
+
+    `EfficientViT: Multi-Scale Linear Attention for High-Resolution Dense Prediction
+    <https://arxiv.org/abs/2205.14756>`_. With the weights of timm's ``efficientvit_b*``
+    (``tools/model_converters/efficientvit_timm.py``) it gives timm's outputs; ``eps`` and
+    ``quadratic`` are where the official code differs.
+
+    Args:
+        arch (str | dict): 'b0', 'b1', 'b2' or 'b3', or a dict of ``widths`` (stem, then stages),
+            ``depths`` (alike), ``head_dim``, and optionally ``attention_stages`` (how many of
+            the last stages have attention, 2) and ``expand_ratio`` (4). Defaults to 'b1'.
+        img_size (int): The most common image size. Any size can be run; the commands count MACs
+            for this one. Defaults to 224.
+        in_channels (int): Of the image. Defaults to 3.
+        out_indices (Sequence[int]): Stages whose output is returned; stage i has stride
+            ``2 ** (i + 2)``, negative ones count from the last. Defaults to (-1, ).
+        frozen_stages (int): 0 freezes the stem, i the stem and i stages. Defaults to -1, none.
+        norm_eval (bool): Keep batch norms in eval mode. Defaults to False.
+        eps (float): See :class:`~mmkcr.models.layers.LiteMLA`. Defaults to 1e-5.
+        quadratic (bool): Likewise. Defaults to False.
+        norm_cfg (dict): Defaults to batch norm.
+        act_cfg (dict): Defaults to Hardswish.
+        init_cfg (dict | list, optional): See ``BaseModule``.
+
+    Raises:
+        ValueError: Unknown ``arch``, or an index that no stage has.
+    """
+
+    arch_zoo = dict(
+        b0=dict(widths=[8, 16, 32, 64, 128], depths=[1, 2, 2, 2, 2], head_dim=16),
+        b1=dict(widths=[16, 32, 64, 128, 256], depths=[1, 2, 3, 3, 4], head_dim=16),
+        b2=dict(widths=[24, 48, 96, 192, 384], depths=[1, 3, 4, 4, 6], head_dim=32),
+        b3=dict(widths=[32, 64, 128, 256, 512], depths=[1, 4, 6, 6, 9], head_dim=32))
+
+    def __init__(self,
+                 arch: Union[str, Mapping[str, Any]] = 'b1',
+                 img_size: int = 224,
+                 in_channels: int = 3,
+                 out_indices: Sequence[int] = (-1, ),
+                 frozen_stages: int = -1,
+                 norm_eval: bool = False,
+                 eps: float = 1e-5,
+                 quadratic: bool = False,
+                 norm_cfg: Mapping = dict(type='BN'),
+                 act_cfg: Mapping = dict(type='HSwish'),
+                 init_cfg: Union[Mapping, Sequence[Mapping], None] = (
+                     dict(type='Kaiming', layer='Conv2d'),
+                     dict(type='Constant', val=1, layer=['_BatchNorm', 'GroupNorm']))) -> None:
+        super().__init__(list(init_cfg) if isinstance(init_cfg, tuple) else init_cfg)
+        arch, self.img_size = self._arch(arch), img_size
+        self.widths, self.depths = arch['widths'], arch['depths']
+        self.expand_ratio = arch.get('expand_ratio', 4)
+        self.norm_cfg, self.act_cfg = norm_cfg, act_cfg
+        self.attention = dict(head_dim=arch['head_dim'], eps=eps, quadratic=quadratic)
+        stages = len(self.widths) - 1
+        self.out_indices = self._indices(out_indices, stages)
+        if not -1 <= frozen_stages <= stages:
+            raise ValueError(f'expected `frozen_stages` within [-1, {stages}], found '
+                             f'{frozen_stages}')
+        self.frozen_stages, self.norm_eval = frozen_stages, norm_eval
+        self.stem = self._stem(in_channels)
+        plain = stages - arch.get('attention_stages', 2)
+        self.stages = ModuleList(self._stage(i, attention=i >= plain) for i in range(stages))
+
+    @classmethod
+    def _arch(cls, arch: Union[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        if isinstance(arch, str) and arch.lower() in cls.arch_zoo:
+            return cls.arch_zoo[arch.lower()]
+        needed, known = {'widths', 'depths', 'head_dim'}, {'attention_stages', 'expand_ratio'}
+        if not isinstance(arch, Mapping) or not needed <= set(arch) <= needed | known:
+            raise ValueError(f'expected `arch` of an `{cls.__name__}` among {sorted(cls.arch_zoo)} '
+                             f'or a dict with {sorted(needed)} (and of {sorted(known)}), found '
+                             f'{arch!r}')
+        if len(arch['widths']) != len(arch['depths']) or len(arch['widths']) < 2:
+            raise ValueError('expected as many `depths` as `widths` in `arch`, for the stem and at '
+                             f'least one stage, found {len(arch["depths"])} and '
+                             f'{len(arch["widths"])}')
+        return arch
+
+    @staticmethod
+    def _indices(indices: Sequence[int], stages: int) -> List[int]:
+        indices = [indices] if isinstance(indices, int) else list(indices)
+        for index in indices:
+            if not -stages <= index < stages:
+                raise ValueError(f'expected `out_indices` within [{-stages}, {stages - 1}], found '
+                                 f'{index}')
+        return [index % stages for index in indices]
+
+    def _stem(self, in_channels: int) -> Sequential:
+        width, cfg = self.widths[0], dict(norm_cfg=self.norm_cfg, act_cfg=self.act_cfg)
+        return Sequential(
+            ConvModule(in_channels, width, 3, 2, 1, **cfg),
+            *(DSConv(width, width, residual=True, **cfg) for _ in range(self.depths[0])))
+
+    def _stage(self, index: int, attention: bool) -> Sequential:
+        before, width, depth = *self.widths[index:index + 2], self.depths[index + 1]
+        cfg = dict(norm_cfg=self.norm_cfg, act_cfg=self.act_cfg)
+        blocks = [MBConv(before, width, self.expand_ratio, stride=2, fewer_norm=attention, **cfg)]
+        if attention:
+            blocks += [EfficientViTBlock(width, self.expand_ratio, self.attention, **cfg)
+                       for _ in range(depth)]
+        else:
+            blocks += [MBConv(width, width, self.expand_ratio, residual=True, **cfg)
+                       for _ in range(depth - 1)]
+        return Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> tuple:
+        """Feature maps of the stages in ``out_indices``.
+
+        Args:
+            x (Tensor): Images (B, C, H, W).
+
+        Returns:
+            tuple[Tensor]: (B, width, H / stride, W / stride) each, rounded up.
+        """
+        x = self.stem(x)
+        outs = {}
+        for index, stage in enumerate(self.stages):
+            x = stage(x)
+            outs[index] = x
+        return tuple(outs[index] for index in sorted(self.out_indices))
+
+    def train(self, mode: bool = True) -> 'EfficientViT':
+        """Set the mode, except of what is frozen."""
+        super().train(mode)
+        frozen = [self.stem, *self.stages][:self.frozen_stages + 1]
+        for part in frozen:
+            torch.nn.Module.train(part, False)
+            part.requires_grad_(False)
+        if mode and self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self

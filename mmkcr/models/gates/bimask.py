@@ -1,0 +1,279 @@
+"""Bi-mask of Once-for-Both: importance and sparsity of units in one mask."""
+
+from typing import List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.compression import allowed_ratio_sizes
+from mmkcr.registry import MODELS
+from .base import BaseGate
+
+
+@MODELS.register_module()
+class BiMaskGate(BaseGate):
+    r"""Choice of one size out of a few, of the most important units (OFB, section 3.2).
+
+    The mask is :math:`m = w\,\sigma(S) + (1 - w)\,V(\alpha)` (equation 3). S is
+    the importance, one per unit. The sizes on offer have the probabilities
+    :math:`p = \mathrm{softmax}(\alpha)` over the options still alive, and the
+    sparsity :math:`V = \sum_k p_k\,\mathrm{prefix}_k` (equation 4), which does
+    not increase, is handed to the units in descending order of S. In eval mode
+    p is one-hot at its largest entry and units out of that option get 0.
+
+    Units may form ``groups`` (attention heads) of equal width. The options are
+    then a grid, groups x channels in a group: the most important groups, by
+    the sum of :math:`\sigma(S)`, with the most important channels of each.
+
+    A gate is sliced while it trains: ``kept`` are the original indices of the
+    units that are still there, and all masks are over these. Once decided it
+    is folded into the weights and gives ones. All of this is in buffers.
+
+    Args:
+        total (int): Units.
+        groups (int): Heads, or 1. Defaults to 1.
+        start (float): Smallest option, as a share of a group. Defaults to 0.25.
+        step (float): Step of the options, alike. Defaults to 0.125.
+        group_step (int): Step of the number of groups; all of them are always
+            an option. Defaults to 2.
+        init (str): ``'random'``, alpha from U[0, 1), or ``'uniform'``, alpha 0
+            (worse: the paper's table A.2). Defaults to ``'random'``.
+        order (str): ``'importance'``, or ``'ordinal'``: sparsity by index, the
+            weight sharing of earlier searches (table 5a). Defaults to
+            ``'importance'``.
+        std (float): Of the truncated normal that S starts from. Defaults to 0.2.
+
+    Raises:
+        ValueError: Unknown ``init`` or ``order``, or groups that do not divide
+            the units.
+    """
+
+    def __init__(self,
+                 total: int,
+                 groups: int = 1,
+                 start: float = 0.25,
+                 step: float = 0.125,
+                 group_step: int = 2,
+                 init: str = 'random',
+                 order: str = 'importance',
+                 std: float = 0.2) -> None:
+        if init not in ('random', 'uniform') or order not in ('importance', 'ordinal'):
+            raise ValueError("expected `init` 'random' or 'uniform' and `order` 'importance' or "
+                             f"'ordinal' of a gate, found {init!r} and {order!r}")
+        if total % groups:
+            raise ValueError(f'expected `groups` that divide {total} units, found {groups}')
+        self.group_sizes = tuple(sorted({*range(group_step, groups, group_step), groups}))
+        self.channel_sizes = allowed_ratio_sizes(total // groups, start, step)
+        super().__init__(total, self.group_sizes[0] * self.channel_sizes[0])
+        self.groups, self.width, self.order = groups, total // groups, order
+        self.importance = nn.Parameter(nn.init.trunc_normal_(torch.empty(total), std=std))
+        shape = len(self.group_sizes), len(self.channel_sizes)
+        self.alpha = nn.Parameter(torch.rand(shape) if init == 'random' else torch.zeros(shape))
+        self.register_buffer('alive', torch.ones(shape, dtype=torch.bool))
+        self.register_buffer('kept', torch.arange(total))
+        self.register_buffer('folded', torch.tensor(False))
+        self.register_buffer('importance_weight', torch.tensor(0.99))
+
+    # ---- options -------------------------------------------------------------------------------
+
+    def probabilities(self) -> Tensor:
+        """p, shape (group options, channel options); 0 for dead options."""
+        logits = self.alpha.masked_fill(~self.alive, -torch.inf)
+        return logits.flatten().softmax(0).view_as(logits)
+
+    def option_sizes(self) -> Tensor:
+        """Units of every option, shape (group options, channel options), int64."""
+        groups, channels = (torch.tensor(sizes, device=self.alpha.device)
+                            for sizes in (self.group_sizes, self.channel_sizes))
+        return groups[:, None] * channels
+
+    @property
+    def decided(self) -> bool:
+        """Whether one option is left."""
+        return int(self.alive.sum()) == 1
+
+    @property
+    def present(self) -> int:
+        """Units that are physically there."""
+        return len(self.kept)
+
+    @property
+    def present_shape(self) -> Tuple[int, int]:
+        """Groups, and channels a group, that are physically there."""
+        groups = len(torch.unique(self.kept // self.width))
+        return groups, len(self.kept) // groups
+
+    def restrict(self, alive: Tensor) -> None:
+        """Let only some of the options live on.
+
+        Args:
+            alive (Tensor): Boolean, shape (group options, channel options).
+
+        Raises:
+            ValueError: None would be left, or a dead one would rise.
+        """
+        if not alive.any() or (alive & ~self.alive).any():
+            raise ValueError('expected some of the options that are alive to stay so, found '
+                             f'{int(alive.sum())} of which {int((alive & ~self.alive).sum())} dead')
+        self.alive.copy_(alive)
+
+    def fold(self) -> None:
+        """Give ones from now on: the mask went into the weights."""
+        self.folded.fill_(True)
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+            parameter.grad = None
+
+    # ---- masks over the units present -----------------------------------------------------------
+
+    def ranks(self) -> Tuple[Tensor, Tensor]:
+        """Rank of every group, shape (G,), and of channels in their group, shape (G, C).
+
+        A group counts by the channels that it can still keep, so that slicing
+        the others away changes no rank.
+        """
+        importance = self.importance.detach().view(self.present_shape)
+        if self.order == 'ordinal':
+            groups, channels = (torch.arange(size, device=importance.device)
+                                for size in importance.shape)
+            return groups, channels.expand_as(importance)
+        channel_rank = _rank(importance)
+        possible = channel_rank < self._largest(1)
+        return _rank((importance.sigmoid() * possible).sum(1)), channel_rank
+
+    def sparsity(self, probabilities: Tensor) -> Tensor:
+        """V by equation 4 for given p, shape (present,)."""
+        groups, channels = self.present_shape
+        by_group = _prefixes(self.group_sizes, groups, probabilities)
+        by_channel = _prefixes(self.channel_sizes, channels, probabilities)
+        # sums and no matrix products, which would count as MACs of the network
+        values = (probabilities[:, :, None] * by_channel).sum(1)
+        values = (by_group[:, :, None] * values[:, None]).sum(0)
+        group_rank, channel_rank = self.ranks()
+        return values[group_rank[:, None], channel_rank].flatten()
+
+    def supported(self) -> Optional[Tensor]:
+        """Units that some option can still keep, or the hard gate's in eval mode.
+
+        Returns:
+            Tensor | None: Boolean, shape (present,); None if all are.
+        """
+        if self.folded:
+            return None
+        if self.training:
+            groups, channels = self._largest(0), self._largest(1)
+        else:
+            row, column = self._hardest().tolist()
+            groups, channels = self.group_sizes[row], self.channel_sizes[column]
+        if (groups, channels) == self.present_shape:
+            return None
+        group_rank, channel_rank = self.ranks()
+        return ((group_rank[:, None] < groups) & (channel_rank < channels)).flatten()
+
+    def _largest(self, axis: int) -> int:
+        """Groups, or channels of a group, of the largest option alive."""
+        sizes = (self.group_sizes, self.channel_sizes)[axis]
+        return sizes[int(self.alive.any(1 - axis).nonzero()[-1])]
+
+    def soft_mask(self) -> Tensor:
+        """Equation 3, shape (present,); exactly 0 for units that no option can keep."""
+        return self._mask(self.probabilities())
+
+    def hard_mask(self) -> Tensor:
+        """The mask with p one-hot, and 0 for units out of that option, shape (present,)."""
+        hard = torch.zeros_like(self.alpha)
+        hard[tuple(self._hardest())] = 1.
+        return self._mask(hard)
+
+    def _mask(self, probabilities: Tensor) -> Tensor:
+        if self.folded:
+            return torch.ones_like(self.importance)
+        weight = self.importance_weight
+        mask = weight * self.importance.sigmoid() + (1 - weight) * self.sparsity(probabilities)
+        supported = self.supported()
+        return mask if supported is None else mask * supported
+
+    def scale(self) -> Tensor:
+        """What a unit's mask is once its option is decided, shape (present,), never 0."""
+        if self.folded:
+            return torch.ones_like(self.importance)
+        return 1 + self.importance_weight * (self.importance.sigmoid() - 1)
+
+    # ---- contract of all gates ------------------------------------------------------------------
+
+    def _hardest(self) -> Tensor:
+        position = int(self.probabilities().detach().argmax())
+        return torch.tensor(divmod(position, self.alpha.shape[1]))
+
+    def resample(self, generator: Optional[torch.Generator] = None) -> None:
+        """Nothing: the relaxation has no noise."""
+
+    def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
+        return torch.zeros(self.total)
+
+    def scores(self) -> Tensor:
+        """The sparsity V of every original unit, 0 for those that are gone, shape (total,)."""
+        present = self.sparsity(self.probabilities()).detach()
+        return present.new_zeros(self.total).index_copy(0, self.kept, present)
+
+    def expected_size(self) -> Tensor:
+        """Differentiable number of units kept, the sum of V."""
+        return (self.probabilities() * self.option_sizes()).sum()
+
+    def entropy(self) -> Tensor:
+        """Entropy of p in nats."""
+        return entropy_of(self.probabilities())
+
+    def options(self) -> List[Tuple[int, float]]:
+        """Sizes and logits of the options still alive, group option by group option."""
+        sizes, logits = self.option_sizes()[self.alive], self.alpha.detach()[self.alive]
+        return list(zip(sizes.tolist(), logits.tolist()))
+
+    def only(self, option: int) -> Tensor:
+        """All options dead but one, in the form of ``alive``.
+
+        Args:
+            option (int): Position in :meth:`options`.
+        """
+        alive = torch.zeros_like(self.alive)
+        alive[tuple(self.alive.nonzero()[option])] = True
+        return alive
+
+    def selection(self, option: Optional[int] = None) -> Tensor:
+        """Original indices of an option's units, int64, ascending.
+
+        Args:
+            option (int, optional): Position in :meth:`options`. Defaults to
+                None: the likeliest.
+        """
+        hardest = self._hardest() if option is None else self.alive.nonzero()[option]
+        row, column = hardest.tolist()
+        group_rank, channel_rank = self.ranks()
+        inside = ((group_rank[:, None] < self.group_sizes[row])
+                  & (channel_rank < self.channel_sizes[column]))
+        return self.kept[inside.flatten()]
+
+    def forward(self) -> Tensor:
+        """The mask, shape (present,): soft in training, hard in eval."""
+        return self.soft_mask() if self.training else self.hard_mask()
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(model)``."""
+        return f'{super().extra_repr()}, groups={self.groups}, options={int(self.alive.sum())}'
+
+
+def entropy_of(probabilities: Tensor) -> Tensor:
+    """Entropy in nats, with a finite gradient where a probability has become 0."""
+    smallest = torch.finfo(probabilities.dtype).tiny
+    return -(probabilities * probabilities.clamp(min=smallest).log()).sum()
+
+
+def _rank(values: Tensor) -> Tensor:
+    """Rank of every entry along the last axis, 0 for the largest."""
+    return values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+
+
+def _prefixes(sizes: Tuple[int, ...], length: int, like: Tensor) -> Tensor:
+    """1 for the first ``size`` ranks, by option; shape (options, length)."""
+    ranks = torch.arange(length, device=like.device)
+    return (ranks < torch.tensor(sizes, device=like.device)[:, None]).to(like.dtype)

@@ -1,0 +1,71 @@
+"""Gumbel-sigmoid channel gate of KCR-Transformer, section 3.1."""
+
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.registry import MODELS
+from .base import BaseGate
+from .noise import logistic_noise
+
+
+@MODELS.register_module()
+class GumbelChannelGate(BaseGate):
+    r"""One gate per channel, relaxed by Gumbel noise (KCR v2, section 3.1).
+
+    Training: :math:`\hat g = \sigma((\alpha + \epsilon_1 - \epsilon_2)/\tau)`
+    with independent Gumbel(0, 1) noise, whose difference is Logistic(0, 1).
+    Eval: :math:`g = 1[\alpha > 0]`, and the ``min_size`` largest
+    :math:`\alpha` where fewer are positive.
+
+    Args:
+        total (int): Number of channels D.
+        init (float): Initial value of every :math:`\alpha`; positive, so that
+            the search starts from the whole network. Defaults to 2.0.
+        temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``.
+            Defaults to 4.5.
+        min_size (int): Fewest channels kept. Defaults to 8.
+    """
+
+    def __init__(self,
+                 total: int,
+                 init: float = 2.0,
+                 temperature: float = 4.5,
+                 min_size: int = 8) -> None:
+        super().__init__(total, min_size)
+        if temperature <= 0:
+            raise ValueError(f'expected a positive gate `temperature`, found {temperature}')
+        self.temperature = temperature
+        self.alpha = nn.Parameter(torch.full((total, ), float(init)))
+
+    def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
+        return logistic_noise((self.total, ), generator)
+
+    def scores(self) -> Tensor:
+        """The detached sampling parameters alpha, shape (D,)."""
+        return self.alpha.detach()
+
+    def soft_mask(self) -> Tensor:
+        """Relaxed mask, shape (D,); noise-free until :meth:`resample` is called."""
+        logits = self.alpha if self.noise is None else self.alpha + self.noise
+        return torch.sigmoid(logits / self.temperature)
+
+    def expected_size(self) -> Tensor:
+        r"""Size of the noise-free relaxed mask, :math:`\sum_i \sigma(\alpha_i/\tau)`.
+
+        It tends to the number of kept channels as the temperature falls.
+        """
+        return torch.sigmoid(self.alpha / self.temperature).sum()
+
+    def entropy(self) -> Tensor:
+        r"""Mean binary entropy of :math:`\sigma(\alpha)`, in nats."""
+        keep, drop = nn.functional.logsigmoid(self.alpha), nn.functional.logsigmoid(-self.alpha)
+        return -(keep.exp() * keep + drop.exp() * drop).mean()
+
+    def selection(self) -> Tensor:
+        """Channels with a positive alpha, at least ``min_size`` of them."""
+        alpha = self.scores()
+        count = max(int((alpha > 0).sum()), self.min_size)
+        order = torch.sort(alpha, descending=True, stable=True).indices
+        return order[:count].sort().values

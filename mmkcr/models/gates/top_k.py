@@ -1,0 +1,154 @@
+"""A relaxed choice of k units over all sites (differentiable subset pruning)."""
+
+import copy
+from typing import Any, Dict, List, Optional, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.registry import MODELS
+from .base import BaseGate
+
+
+def relaxed_top_k(logits: Tensor, count: int, temperature: float) -> Tensor:
+    r"""Relaxed k-hot vector: the sum of k successive softmaxes.
+
+    .. math:: p_j = \mathrm{softmax}(s_j / \tau), \quad s_{j+1} = s_j + \log(1 - p_j), \quad
+        w = \sum_{j=1}^k p_j
+
+    Args:
+        logits (Tensor): :math:`s_1`, shape (n,).
+        count (int): k, from 0 to n.
+        temperature (float): :math:`\tau`.
+
+    Returns:
+        Tensor: Shape (n,), k in sum, not negative. It tends to the k largest as the temperature
+        falls; at a high one, single entries can exceed 1.
+    """
+    weights = torch.zeros_like(logits)
+    tiny = torch.finfo(logits.dtype).tiny
+    for _ in range(count):
+        chosen = torch.softmax(logits / temperature, 0)
+        weights = weights + chosen
+        logits = logits + torch.log((1 - chosen).clamp_min(tiny))
+    return weights
+
+
+class _Choice:
+    """The choice that the gates of a backbone make together."""
+
+    def __init__(self, members: List['RelaxedTopKGate']) -> None:
+        self.members = members
+        self.relaxed: Dict[bool, Tensor] = {}  # with noise, and without; of the current step
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> '_Choice':
+        memo[id(self)] = copied = _Choice([])
+        copied.members = copy.deepcopy(self.members, memo)
+        return copied
+
+
+@MODELS.register_module()
+class RelaxedTopKGate(BaseGate):
+    """Chooses the k units of a whole backbone that are *not* kept (DSP, section 3.3.2).
+
+    The choice is one over all sites. Training: the relaxed top-k of the logits with Gumbel noise;
+    a mask is 1 minus what :func:`relaxed_top_k` gives. Eval: the k largest logits. Before
+    :meth:`join` a gate is alone.
+
+    Args:
+        total (int): Units of the site.
+        count (int): k, in blocks or in single units, over all sites. Defaults to 1.
+        blockwise (bool): All units of a site together, with one logit; else a logit a unit.
+            Defaults to True.
+        temperature (float): Set by ``TemperatureDecayHook``. Defaults to 1.
+
+    Raises:
+        ValueError: ``count`` is negative, or the temperature not positive.
+    """
+
+    decided = True
+    lowest = 0
+
+    def __init__(self, total: int, count: int = 1, blockwise: bool = True,
+                 temperature: float = 1.) -> None:
+        super().__init__(total, 0)
+        if count < 0:
+            raise ValueError(f'expected a `count` of units to replace of at least 0, found {count}')
+        if temperature <= 0:
+            raise ValueError(f'expected a positive gate `temperature`, found {temperature}')
+        self.count, self.blockwise, self.temperature = count, blockwise, temperature
+        self.alpha = nn.Parameter(torch.rand(1 if blockwise else total))
+        self._choice = _Choice([self])
+
+    def join(self, gates: Sequence[BaseGate]) -> None:
+        """Choose together with the other gates of this class.
+
+        Raises:
+            ValueError: ``count`` is above the number of units.
+        """
+        members = [gate for gate in gates if isinstance(gate, RelaxedTopKGate)]
+        self._choice = members[0]._choice
+        self._choice.members = members
+        units = sum(len(gate.alpha) for gate in members)
+        if self.count > units:
+            raise ValueError(f'expected a `count` of at most the {units} '
+                             f'{"blocks" if self.blockwise else "units"} of the backbone, found '
+                             f'{self.count}')
+
+    def refresh(self) -> None:
+        """Compute the choice of a forward, once, and outside of what may be checkpointed."""
+        if self is self._choice.members[0]:
+            self._choice.relaxed.clear()
+            self._relaxed(True)
+
+    def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
+        uniform = torch.rand(len(self.alpha), generator=generator, dtype=torch.float64)
+        return -torch.log(-torch.log(uniform.clamp(1e-12, 1 - 1e-12))).float()
+
+    def _mine(self, over_all: Tensor) -> Tensor:
+        """This site's part of a vector over all units, one number a unit of the site."""
+        lengths = [len(gate.alpha) for gate in self._choice.members]
+        part = over_all.split(lengths)[self._choice.members.index(self)]
+        return part.expand(self.total) if self.blockwise else part
+
+    def _relaxed(self, noisy: bool) -> Tensor:
+        found = self._choice.relaxed
+        if noisy not in found:
+            logits = torch.cat([gate.alpha + gate.noise if noisy and gate.noise is not None
+                                else gate.alpha for gate in self._choice.members])
+            found[noisy] = relaxed_top_k(logits.float(), self.count, self.temperature)
+        return 1 - self._mine(found[noisy])
+
+    def soft_mask(self) -> Tensor:
+        """1 minus the relaxed choice, shape (total,); computed once for all sites and forward."""
+        return self._relaxed(True)
+
+    def expected_size(self) -> Tensor:
+        """Sum of the noise-free relaxed mask."""
+        return self._relaxed(False).sum()
+
+    def entropy(self) -> Tensor:
+        """Mean binary entropy of the noise-free relaxed mask, in nats."""
+        keep = self._relaxed(False).clamp(1e-6, 1 - 1e-6)
+        return -(keep * keep.log() + (1 - keep) * (1 - keep).log()).mean()
+
+    def scores(self) -> Tensor:
+        """Detached: how far a unit's logit lies below the threshold of the choice."""
+        logits = torch.cat([gate.alpha.detach() for gate in self._choice.members])
+        order = logits.sort(descending=True).values
+        low, high = max(self.count - 1, 0), min(self.count, len(order) - 1)
+        threshold = (order[low] + order[high]) / 2
+        if self.count in (0, len(order)):  # all on one side
+            threshold = threshold + (1. if self.count == 0 else -1.)
+        return self._mine(threshold - logits)
+
+    def selection(self) -> Tensor:
+        """Units that are not among the k largest logits."""
+        logits = torch.cat([gate.alpha.detach() for gate in self._choice.members])
+        chosen = torch.zeros_like(logits)
+        chosen[logits.sort(descending=True, stable=True).indices[:self.count]] = 1.
+        return (self._mine(chosen) == 0).nonzero().flatten()
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(model)``."""
+        return f'total={self.total}, count={self.count}, blockwise={self.blockwise}'

@@ -1,0 +1,173 @@
+"""The MLP with gated, or sliced, input and output channels (KCR, section 3.1)."""
+
+import math
+from typing import Optional, Sequence
+
+import torch
+import torch.nn.functional as F
+from mmcv.cnn.bricks.transformer import FFN
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from mmkcr.compression import SearchableLayer, slice_linear, slice_norm, slice_parameter
+from mmkcr.compression.sites import Count
+from mmkcr.models.gates import BaseGate
+from .selection import eager_on_cpu, exporting, spread
+
+
+def _check_ffn(module: nn.Module) -> nn.Module:
+    if not isinstance(module, (FFN, GatedFFN)) or not module.add_identity:
+        raise TypeError('expected an mmcv `FFN` with identity to select channels of, found '
+                        f'`{module.__class__.__name__}`')
+    return module
+
+
+class _FFNParts(BaseModule):
+    """Holds the parts of a dense FFN under their own keys."""
+
+    def __init__(self, ffn: nn.Module) -> None:
+        super().__init__()
+        _check_ffn(ffn)
+        self.embed_dims = ffn.embed_dims
+        self.feedforward_channels = ffn.feedforward_channels
+        self.num_fcs = ffn.num_fcs
+        self.add_identity = True
+        self.layers = ffn.layers
+        self.gamma2 = ffn.gamma2
+        self.dropout_layer = ffn.dropout_layer
+        self.training = ffn.training
+
+    def linears(self) -> list:
+        """The linear layers, first to last."""
+        return [m for m in self.layers.modules() if isinstance(m, nn.Linear)]
+
+
+class GatedFFN(_FFNParts, SearchableLayer):
+    """Supernet MLP: ``identity + g * MLP(g * x)`` with one gate on both sides.
+
+    Args:
+        ffn (FFN): mmcv's FFN of D channels; its parameters keep their keys.
+        gate (BaseGate): Gate of D units, under the key ``gate``.
+
+    Raises:
+        TypeError: ``ffn`` is no mmcv ``FFN`` with identity.
+    """
+
+    def __init__(self, ffn: nn.Module, gate: BaseGate) -> None:
+        super().__init__(ffn)
+        self.gate = gate
+
+    def forward(self, x: Tensor, identity: Optional[Tensor] = None) -> Tensor:
+        """Run the MLP on the normalised input ``x``; both of shape (..., D)."""
+        mask = self.gate().to(x.dtype)
+        out = mask * self.gamma2(self.layers(mask * x))
+        return (x if identity is None else identity) + self.dropout_layer(out)
+
+    def macs(self, size: Count, input_shape: Sequence[int]) -> Count:
+        """Of all linear layers: ``positions * hidden * (2 size + (num_fcs - 2) hidden)``."""
+        hidden = self.feedforward_channels
+        return math.prod(input_shape[:-1]) * hidden * (2 * size + (self.num_fcs - 2) * hidden)
+
+    def paper_cost(self, size: Count, input_shape: Sequence[int]) -> Count:
+        """``l (2 size^2 + size)`` with l linear layers (KCR, section 3.3)."""
+        return self.num_fcs * (2 * size * size + size)
+
+
+class SlicedLayerNorm(nn.LayerNorm):
+    """Layer norm with full-width statistics that outputs only the kept channels.
+
+    Args:
+        norm (nn.LayerNorm): Over D channels.
+        kept (Tensor): Kept channels, int64, ascending, shape (D~,).
+
+    Raises:
+        TypeError: ``norm`` is no ``LayerNorm``.
+    """
+
+    def __init__(self, norm: nn.LayerNorm, kept: Tensor) -> None:
+        if not isinstance(norm, nn.LayerNorm):
+            raise TypeError(f'expected a `LayerNorm` to slice, found `{norm.__class__.__name__}`')
+        super().__init__(norm.normalized_shape, norm.eps, norm.elementwise_affine)
+        self.total = norm.normalized_shape[0]
+        self.weight, self.bias = norm.weight, norm.bias
+        slice_norm(self, kept)
+        self.register_buffer('kept', kept.clone(), persistent=False)  # the FFN's is saved
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (..., D) and return the kept channels (..., D~).
+
+        In eager mode on a CPU, ``gather`` with an expanded index takes a third
+        of the time of ``index_select`` along the last axis, and the affine
+        part is free inside ``layer_norm``. A compiler or ONNX Runtime fuses
+        the other form better.
+        """
+        if eager_on_cpu(x):
+            x = F.layer_norm(x, (self.total, ), self._full(self.weight), self._full(self.bias),
+                             self.eps)
+            rows = x.reshape(-1, self.total)
+            return rows.gather(1, self.kept.expand(len(rows), -1)).view(*x.shape[:-1], -1)
+        x = F.layer_norm(x, (self.total, ), eps=self.eps).index_select(-1, self.kept)
+        if self.weight is not None:
+            x = x * self.weight
+        return x if self.bias is None else x + self.bias
+
+    def _full(self, sliced: Optional[Tensor]) -> Optional[Tensor]:
+        """A parameter at the kept channels, zero elsewhere; shape (D,)."""
+        if sliced is None:
+            return None
+        return sliced.new_zeros(self.total).index_copy(0, self.kept, sliced)
+
+
+class _ReusingGELU(nn.GELU):
+    """GELU that overwrites its input where nothing else can read it: eager inference on a CPU.
+
+    Only for the output of a layer of our own; a new hidden layer costs page
+    faults and cache misses (3 % of an MLP of Swin-T).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activate ``x``, of any shape."""
+        if eager_on_cpu(x) and not torch.is_grad_enabled():
+            return torch.ops.aten.gelu_(x, approximate=self.approximate)
+        return super().forward(x)
+
+
+def _reuse_hidden(layers: nn.Module) -> None:
+    """Exchange the GELUs between linear layers for ones that work in place."""
+    for module in layers.modules():
+        for name, child in module.named_children():
+            if type(child) is nn.GELU:
+                setattr(module, name, _ReusingGELU(child.approximate))
+
+
+class SlicedFFN(_FFNParts):
+    """Subnet MLP on the kept channels: ``identity[..., kept] += MLP'(x)``.
+
+    Args:
+        ffn (FFN | GatedFFN): Of D channels.
+        kept (Tensor): Kept channels, int64, ascending, shape (D~,).
+
+    Raises:
+        TypeError: ``ffn`` is no mmcv ``FFN`` with identity.
+    """
+
+    def __init__(self, ffn: nn.Module, kept: Tensor) -> None:
+        super().__init__(ffn)
+        slice_linear(self.linears()[0], in_index=kept)
+        slice_linear(self.linears()[-1], out_index=kept)
+        slice_parameter(self.gamma2, 'weight', {0: kept})
+        _reuse_hidden(self.layers)
+        self.register_buffer('kept', kept.clone())
+
+    def forward(self, x: Tensor, identity: Tensor) -> Tensor:
+        """Add the MLP of ``x`` (..., D~) to the kept channels of ``identity`` (..., D).
+
+        Without gradients, in eager mode, the sum is written into ``identity``,
+        which the blocks compute anew before their FFN and do not use after it.
+        """
+        out = self.dropout_layer(self.gamma2(self.layers(x))).to(identity.dtype)
+        if exporting():
+            return identity + spread(out, self.kept, self.embed_dims)
+        if eager_on_cpu(x) and not torch.is_grad_enabled():
+            return identity.index_add_(-1, self.kept, out)
+        return identity.index_add(-1, self.kept, out)

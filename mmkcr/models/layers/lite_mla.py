@@ -1,0 +1,193 @@
+"""Lightweight multi-scale linear attention of EfficientViT: dense, gated and sliced.
+
+B batch, C channels, H heads, d head width (C = H d), S scales with the identity, N positions.
+"""
+
+import math
+from typing import Mapping, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from mmcv.cnn import ConvModule
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from mmkcr.compression import SearchableLayer, slice_conv
+from mmkcr.compression.sites import Count
+from mmkcr.models.gates import BaseGate, QKMask
+
+
+class LiteMLA(BaseModule):
+    r"""``x + Proj(concat_s ReLU(Q_s) (ReLU(K_s)^T V_s))`` (Cai et al. 2023, section 3.1).
+
+    Queries, keys and values of scale s are a depthwise and a group-wise convolution of those of
+    the first scale. The products run in fp32 (or fp64) whatever the autocast.
+
+    A mask selects channels of the queries and keys of every scale, before the ReLU (DCS, appendix
+    A). After it the numbers would be the same, but not the straight-through gradient: of a query
+    whose channels are all closed it is that of a quotient of zeros, 1 / eps times too large, and
+    the digits are not learnt. Before it, the ReLU gives closed channels no gradient.
+
+    Args:
+        channels (int): Channels C, a multiple of ``head_dim``.
+        head_dim (int): Head width d. Defaults to 16.
+        scales (Sequence[int]): Kernel sizes of the further scales. Defaults to (5, ).
+        eps (float): Added to the normaliser: timm's 1e-5, or 1e-15 of the official code.
+            Defaults to 1e-5.
+        quadratic (bool): Form the N x N attention map where N <= d, as the official code does.
+            Equal up to ``eps``. Defaults to False, timm's.
+        norm_cfg (dict): Of the projection. Defaults to batch norm.
+
+    Raises:
+        ValueError: ``channels`` is no multiple of ``head_dim``.
+    """
+
+    def __init__(self,
+                 channels: int,
+                 head_dim: int = 16,
+                 scales: Sequence[int] = (5, ),
+                 eps: float = 1e-5,
+                 quadratic: bool = False,
+                 norm_cfg: Optional[Mapping] = dict(type='BN')) -> None:
+        super().__init__()
+        if channels % head_dim:
+            raise ValueError(f'expected the channels of a `LiteMLA` to be a multiple of '
+                             f'`head_dim` {head_dim}, found {channels}')
+        self.channels, self.head_dim = channels, head_dim
+        self.eps, self.quadratic = eps, quadratic
+        wide, groups = 3 * channels, 3 * channels // head_dim
+        self.qkv = nn.Conv2d(channels, wide, 1, bias=False)
+        self.aggreg = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(wide, wide, scale, padding=scale // 2, groups=wide, bias=False),
+                nn.Conv2d(wide, wide, 1, groups=groups, bias=False)) for scale in scales)
+        self.proj = ConvModule((1 + len(scales)) * channels, channels, 1, norm_cfg=norm_cfg,
+                               act_cfg=None)
+        self.mask: Optional[QKMask] = None
+        self.fuse_mask = False
+
+    @property
+    def features(self) -> int:
+        """Channels of the concatenated scales, S C, before any selection."""
+        return (1 + len(self.aggreg)) * self.channels
+
+    def add_mask(self, mask: QKMask) -> None:
+        """Mask queries and keys.
+
+        Args:
+            mask (QKMask): For maps of C channels; its weights get the key ``mask``. With
+                ``fuse_mask`` its linear layer is computed with that of ``qkv`` at inference.
+        """
+        self.mask = mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same shape."""
+        qkv, masks = self._project(x)
+        out = self.attend(*self.queries_keys_values(qkv, masks))
+        out = out.reshape(x.shape[0], self.features, *x.shape[2:])
+        return x + self.proj(self._select(out))
+
+    def _project(self, x: Tensor) -> Tuple[Tensor, Optional[Tuple[Tensor, Tensor]]]:
+        if self.mask is None:
+            return self.qkv(x), None
+        if not self.fuse_mask or self.training or torch.is_grad_enabled():
+            return self.qkv(x), self.mask(x)
+        out = F.conv2d(x, *self.mask.fused(self.qkv))
+        qkv, theta = out.split([3 * self.channels, self.mask.rows], 1)
+        return qkv, self.mask.binarize(theta)
+
+    def queries_keys_values(
+            self, qkv: Tensor,
+            masks: Optional[Tuple[Tensor, Tensor]]) -> Tuple[Tensor, Tensor, Tensor]:
+        """Of all scales, rectified and masked.
+
+        Args:
+            qkv (Tensor): (B, 3 C, H, W); a head's 3 d channels are together.
+            masks (tuple[Tensor, Tensor], optional): Of queries and keys, (B, C, H, W).
+
+        Returns:
+            tuple[Tensor, Tensor, Tensor]: (B, S H, d, N) each.
+        """
+        scales = torch.cat([qkv, *(convs(qkv) for convs in self.aggreg)], 1)
+        heads = scales.flatten(2).unflatten(1, (-1, 3 * self.head_dim))
+        q, k, v = heads.split(self.head_dim, 2)
+        if masks is not None:
+            q, k = (self._masked(mask, x) for mask, x in zip(masks, (q, k)))
+        return F.relu(q), F.relu(k), v
+
+    def _masked(self, mask: Tensor, x: Tensor) -> Tensor:
+        """One mask (B, C, H, W) for every scale of x (B, S H, d, N)."""
+        mask = mask.flatten(2).unflatten(1, (-1, self.head_dim))
+        return x * mask.repeat(1, 1 + len(self.aggreg), 1, 1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Normalised linear attention, (B, S H, d, N) each and in total."""
+        dtype, precise = v.dtype, torch.promote_types(v.dtype, torch.float32)
+        with torch.autocast(v.device.type, enabled=False):
+            q, k, v = q.to(precise), k.to(precise), v.to(precise)
+            if self.quadratic and v.shape[-1] <= self.head_dim:
+                weights = k.transpose(-1, -2) @ q
+                out = v @ (weights / (weights.sum(-2, keepdim=True) + self.eps))
+            else:
+                out = F.pad(v, (0, 0, 0, 1), value=1.) @ k.transpose(-1, -2) @ q
+                out = out[..., :-1, :] / (out[..., -1:, :] + self.eps)
+        return out.to(dtype)
+
+    def _select(self, features: Tensor) -> Tensor:
+        """What the projection reads of the concatenated scales (B, S C, H, W)."""
+        return features
+
+
+class _LiteMLAParts(LiteMLA):
+    """Holds the parts of a dense LiteMLA under their own keys."""
+
+    def __init__(self, dense: LiteMLA) -> None:
+        BaseModule.__init__(self)
+        self.channels, self.head_dim = dense.channels, dense.head_dim
+        self.eps, self.quadratic = dense.eps, dense.quadratic
+        self.qkv, self.aggreg, self.proj = dense.qkv, dense.aggreg, dense.proj
+        self.mask, self.fuse_mask = dense.mask, dense.fuse_mask
+        self.training = dense.training
+
+
+class GatedLiteMLA(_LiteMLAParts, SearchableLayer):
+    """Supernet: a gate on the concatenated scales before the projection (DCS, appendix A).
+
+    Args:
+        dense (LiteMLA): Its parameters keep their keys.
+        gate (BaseGate): Gate of S C units, under the key ``gate``.
+    """
+
+    def __init__(self, dense: LiteMLA, gate: BaseGate) -> None:
+        super().__init__(dense)
+        self.gate = gate
+
+    def _select(self, features: Tensor) -> Tensor:
+        return features * self.gate().to(features.dtype)[:, None, None]
+
+    def macs(self, size: Count, input_shape: Sequence[int]) -> Count:
+        """Of the projection, the only layer that shrinks: ``positions * size * C``."""
+        return math.prod(input_shape[-2:]) * size * self.channels
+
+    def paper_cost(self, size: Count, input_shape: Sequence[int]) -> Count:
+        """``(2 size^2 + size) + (1 + size) H W C'``, C' hidden channels of the local module's
+        first convolution (DCS, appendix A)."""
+        filters = 4 * self.channels
+        return 2 * size * size + size + (1 + size) * math.prod(input_shape[-2:]) * filters
+
+
+class SlicedLiteMLA(_LiteMLAParts):
+    """Subnet: the projection reads the kept channels of the concatenated scales.
+
+    Args:
+        dense (LiteMLA): Dense or gated.
+        kept (Tensor): Kept channels of S C, int64, ascending.
+    """
+
+    def __init__(self, dense: LiteMLA, kept: Tensor) -> None:
+        super().__init__(dense)
+        slice_conv(self.proj.conv, in_index=kept)
+        self.register_buffer('kept', kept.clone())
+
+    def _select(self, features: Tensor) -> Tensor:
+        return features.index_select(1, self.kept)

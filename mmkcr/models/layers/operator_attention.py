@@ -1,0 +1,245 @@
+"""Attention some of whose heads are, or may be, computed by an operator (section 3.2).
+
+Blockwise: all heads of a block. Scattered: any heads; attention for the rest. Both are one
+module here. Shapes as in :mod:`mmkcr.models.layers.head_operators`.
+"""
+
+from contextlib import contextmanager
+from typing import Iterator, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from mmengine.model import BaseModule
+from mmpretrain.models.utils import MultiheadAttention
+from torch import Tensor, nn
+
+from mmkcr.compression import SearchableLayer, slice_linear
+from mmkcr.compression.sites import Count
+from mmkcr.models.gates import BaseGate
+from .head_operators import Derived, HeadOperator, _channels, head_operator
+
+
+class TokenGrid:
+    """How the tokens of the running batch lie, for modules that only see a sequence.
+
+    Args:
+        extra (int): E, tokens before the patches. Defaults to 0.
+        hw (tuple[int, int], optional): h and w. Defaults to None: the patch embedding's hook
+            :meth:`record` sets them for every batch.
+    """
+
+    def __init__(self, extra: int = 0, hw: Optional[Tuple[int, int]] = None) -> None:
+        self.extra, self._hw = extra, hw
+
+    @property
+    def hw(self) -> Tuple[int, int]:
+        """Height and width in patches.
+
+        Raises:
+            RuntimeError: Nothing has set them.
+        """
+        if self._hw is None:
+            raise RuntimeError('expected the patch embedding to run before the attention, found '
+                               'no height and width of the token grid')
+        return self._hw
+
+    def record(self, module: nn.Module, inputs: tuple, outputs: tuple) -> None:
+        """Forward hook of a patch embedding that returns tokens and (h, w)."""
+        self._hw = tuple(outputs[1])
+
+    @contextmanager
+    def at(self, hw: Tuple[int, int]) -> Iterator[None]:
+        """Within the block the grid has this size: for what is computed again later."""
+        before, self._hw = self._hw, hw
+        try:
+            yield
+        finally:
+            self._hw = before
+
+
+class _AttentionParts(BaseModule):
+    """Holds the parts of a dense attention under their own keys."""
+
+    def __init__(self, attn: nn.Module, grid: TokenGrid) -> None:
+        super().__init__()
+        if not isinstance(attn, (MultiheadAttention, GatedAttention)) or attn.v_shortcut:
+            raise TypeError('expected a `MultiheadAttention` of mmpretrain without a shortcut to '
+                            f'replace heads of, found `{attn.__class__.__name__}`')
+        self.embed_dims, self.num_heads = attn.embed_dims, attn.num_heads
+        self.head_dims, self.v_shortcut = attn.head_dims, False
+        self.scaled_dot_product_attention = attn.scaled_dot_product_attention
+        self.attn_drop = attn.attn_drop
+        self.qkv, self.proj = attn.qkv, attn.proj
+        self.proj_drop, self.out_drop, self.gamma1 = attn.proj_drop, attn.out_drop, attn.gamma1
+        self.grid = grid
+        self.training = attn.training
+
+    def _new_operator(self, name: str, heads: int) -> HeadOperator:
+        operator = head_operator(name)(heads, self.head_dims, self.grid.extra)
+        weight = self.proj.weight  # the operator is new: it learns in frozen stages too
+        return operator.to(weight.device, weight.dtype).train(self.training)
+
+    def _attend(self, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        """Softmax attention of the heads whose q, k and v rows are given; (B, N, a * d)."""
+        batch, tokens, _ = x.shape
+        q, k, v = F.linear(x, weight, bias).reshape(
+            batch, tokens, 3, -1, self.head_dims).permute(2, 0, 3, 1, 4)
+        out = self.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.attn_drop if self.training else 0.)
+        return out.transpose(1, 2).flatten(2)
+
+    def _finish(self, out: Tensor) -> Tensor:
+        return self.out_drop(self.gamma1(self.proj_drop(out)))
+
+
+class OperatorAttention(_AttentionParts):
+    """Attention of the kept heads beside an operator for the others, with inherited weights.
+
+    Rows of ``qkv`` are q, k and v of the kept heads, then v of the replaced ones; columns of
+    ``proj`` are those of the kept heads, then of the replaced ones. Built by
+    :meth:`convert_from`.
+
+    Args:
+        attn (MultiheadAttention | GatedAttention): H heads; its tensors are taken over.
+        kept (Tensor): Heads that stay attention, int64, ascending, shape (a,), maybe none.
+        operator (str): Of the others, see
+            :data:`~mmkcr.models.layers.head_operators.OPERATORS`.
+        grid (TokenGrid): Of the backbone.
+
+    Raises:
+        TypeError: ``attn`` is another module.
+        ValueError: Unknown operator, or another than that of a ``GatedAttention``.
+    """
+
+    def __init__(self, attn: nn.Module, kept: Tensor, operator: str, grid: TokenGrid) -> None:
+        super().__init__(attn, grid)
+        replaced = torch.tensor([head for head in range(self.num_heads)
+                                 if head not in set(kept.tolist())], device=kept.device).long()
+        self.register_buffer('kept', kept.clone())
+        self._folded: Optional[Derived] = None
+        self.operator = None
+        if len(replaced) and isinstance(attn, GatedAttention):
+            if operator != attn.operator_name:
+                raise ValueError(f'expected heads computed by `{attn.operator_name}`, as in the '
+                                 f'search, found `{operator}`')
+            self.operator = attn.operator.select(replaced)
+        elif len(replaced):
+            self.operator = self._new_operator(operator, len(replaced))
+        stay, leave = (_channels(heads, self.head_dims) for heads in (kept, replaced))
+        slice_linear(self.qkv, out_index=torch.cat([stay, stay + self.embed_dims, torch.cat(
+            [stay, leave]) + 2 * self.embed_dims]))
+        slice_linear(self.proj, in_index=torch.cat([stay, leave]))
+        self._attended = 3 * len(stay)
+
+    @classmethod
+    def convert_from(cls, module: nn.Module, kept: Sequence[int], operator: str = 'dwconv',
+                     grid: Optional[TokenGrid] = None) -> 'OperatorAttention':
+        """Replace the heads of a dense or gated attention, with its weights.
+
+        Args:
+            module (MultiheadAttention | GatedAttention): Used up: its tensors are taken over.
+            kept (Sequence[int]): Heads that stay attention; none is blockwise replacement.
+            operator (str): Of the others. Defaults to ``'dwconv'``.
+            grid (TokenGrid, optional): Defaults to one without extra tokens, whose size is
+                still to be set.
+        """
+        kept = torch.tensor(sorted(kept), device=module.proj.weight.device).long()
+        return cls(module, kept, operator, TokenGrid() if grid is None else grid)
+
+    def _derive(self) -> Derived:
+        rows, bias = self.qkv.weight[self._attended:], self.qkv.bias
+        return self.operator.derive(rows, None if bias is None else bias[self._attended:],
+                                    self.proj.weight[:, self._attended // 3:])
+
+    def fold(self) -> 'OperatorAttention':
+        """Compute once what does not depend on the image: kernels and ensembled weights.
+
+        Until the module trains or loads weights, as an exporter's constant folding does. For
+        timing; outputs stay the same.
+        """
+        if self.operator is not None:
+            with torch.no_grad():
+                self._folded = {key: None if value is None else value.clone()
+                                for key, value in self._derive().items()}
+        return self
+
+    def train(self, mode: bool = True) -> 'OperatorAttention':
+        """Set the mode; training undoes :meth:`fold`."""
+        self._folded = None if mode else self._folded
+        return super().train(mode)
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        self._folded = None
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, D) to (B, N, D)."""
+        rows, parts, weight = self._attended, [], self.proj.weight
+        if rows:
+            bias = self.qkv.bias
+            parts.append(self._attend(x, self.qkv.weight[:rows],
+                                      None if bias is None else bias[:rows]))
+        if self.operator is not None:
+            derived = self._folded or self._derive()
+            parts.append(self.operator.run(x, derived, self.grid.hw))
+            if self.operator.ensembled:
+                weight = derived['columns'] if not rows else torch.cat(
+                    [weight[:, :rows // 3], derived['columns']], 1)
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return self._finish(F.linear(out, weight, self.proj.bias))
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(model)``."""
+        return f'heads={self.num_heads}, kept={self.kept.tolist()}'
+
+
+class GatedAttention(_AttentionParts, SearchableLayer):
+    """Supernet attention: every head is a mixture of attention and operator (equation 18).
+
+    With the gate's mask m, which is 1 where a head stays attention, the heads' outputs
+    ``m * attention + (1 - m) * operator`` are mixed before the projection. An ensembled operator
+    has a projection of its own; it ensembles the heads as far as they are replaced, and enters
+    with the largest 1 - m.
+
+    Args:
+        attn (MultiheadAttention): Its parameters keep their keys.
+        gate (BaseGate): Gate of H units, under the key ``gate``.
+        operator (str): See :data:`~mmkcr.models.layers.head_operators.OPERATORS`.
+        grid (TokenGrid): Of the backbone.
+
+    Raises:
+        TypeError: ``attn`` is another module.
+        ValueError: Unknown operator.
+    """
+
+    def __init__(self, attn: nn.Module, gate: BaseGate, operator: str, grid: TokenGrid) -> None:
+        super().__init__(attn, grid)
+        self.gate, self.operator_name = gate, operator
+        self.operator = self._new_operator(operator, self.num_heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, D) to (B, N, D)."""
+        keep = self.gate().to(x.dtype)
+        attended = self._attend(x, self.qkv.weight, self.qkv.bias)
+        if not self.training and bool((keep == 1).all()):
+            return self._finish(self.proj(attended))
+        rows, bias = 2 * self.embed_dims, self.qkv.bias
+        derived = self.operator.derive(self.qkv.weight[rows:],
+                                       None if bias is None else bias[rows:], self.proj.weight,
+                                       1 - keep)
+        replaced = self.operator.run(x, derived, self.grid.hw)
+        mask = keep.repeat_interleave(self.head_dims)
+        if not self.operator.ensembled:
+            return self._finish(self.proj(mask * attended + (1 - mask) * replaced))
+        strength = (1 - keep).max()
+        return self._finish(self.proj(mask * attended)
+                            + strength * F.linear(replaced, derived['columns']))
+
+    def macs(self, size: Count, input_shape: Sequence[int]) -> Count:
+        """Of projections, attention products and operator with ``size`` heads of attention."""
+        _, tokens, dims = input_shape
+        patches, replaced = tokens - self.grid.extra, self.num_heads - size
+        attention = size * self.head_dims * tokens * (3 * dims + 2 * tokens)
+        columns = self.head_dims * (size + self.operator.count_out(replaced))
+        return (attention + self.operator.macs(replaced, dims, tokens, patches)
+                + columns * dims * tokens)

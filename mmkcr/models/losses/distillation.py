@@ -1,0 +1,157 @@
+"""Knowledge distillation from a frozen classifier."""
+
+from typing import Any, Dict, Mapping, Optional, Union
+
+import torch
+import torch.nn.functional as F
+from mmengine.config import Config
+from torch import Tensor, nn
+
+from mmkcr.registry import MODELS
+
+
+class Teacher:
+    """A frozen classifier outside of the modules that hold it.
+
+    It is built and loaded when it is first asked for, is in no state_dict, and
+    an averaged copy of the model that it teaches shares it.
+
+    Args:
+        config (str | dict): Config file (``library::path`` too), or the
+            ``model`` of one with its ``data_preprocessor``.
+        checkpoint (str, optional): File or URL; None only for a model without
+            weights to load.
+    """
+
+    def __init__(self, config: Union[str, Mapping[str, Any]], checkpoint: Optional[str]) -> None:
+        self.config, self.checkpoint = config, checkpoint
+        self._model: Optional[nn.Module] = None
+
+    def __deepcopy__(self, memo: Dict) -> 'Teacher':
+        return self
+
+    def model(self, device: torch.device) -> nn.Module:
+        """The classifier in eval mode, without gradients, on a device."""
+        if self._model is None:
+            from mmkcr.apis.build import build_model, load_config, load_weights
+            config = load_config(self.config) if isinstance(self.config, str) else Config(
+                dict(model=dict(self.config), default_scope='mmpretrain'))
+            model = build_model(config).requires_grad_(False)
+            if self.checkpoint is not None:
+                load_weights(model, self.checkpoint)
+            self._model = model
+        self._model.train(False)
+        return self._model.to(device)
+
+
+@MODELS.register_module()
+class DistillationLoss(nn.Module):
+    r"""Distillation of any mmpretrain classifier into the one that is trained (DCS, C).
+
+    .. math:: w\, T^2\, \mathrm{KL}(\operatorname{softmax}(z^t / T) \,\|\,
+              \operatorname{softmax}(z^s / T))
+
+    A regulariser of :class:`mmkcr.RegularizedModel`: it adds to the loss on the labels, and
+    stands beside other regularisers. The teacher sees the images of the student, mixed ones
+    included (mixing is linear, so it can be undone and redone with the normalisation),
+    through its own data preprocessor. The paper names the teacher, EfficientNet-B5, and
+    neither T nor w.
+
+    Args:
+        teacher (str | dict): See :class:`Teacher`.
+        checkpoint (str, optional): As there. Defaults to None.
+        temperature (float): T. Defaults to 1.
+        weight (float): w. Defaults to 1.
+        input_size (int, optional): Images are resized for the teacher. Defaults to None:
+            as they are.
+
+    Attributes:
+        active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
+        feature_layer (str): The student's logits.
+        needs_inputs (bool): ``forward`` takes the student's inputs.
+
+    Raises:
+        ValueError: ``temperature`` is not positive, or ``weight`` is negative.
+    """
+
+    feature_layer = 'head'
+    needs_inputs = True
+
+    def __init__(self,
+                 teacher: Union[str, Mapping[str, Any]],
+                 checkpoint: Optional[str] = None,
+                 temperature: float = 1.,
+                 weight: float = 1.,
+                 input_size: Optional[int] = None) -> None:
+        super().__init__()
+        if temperature <= 0 or weight < 0:
+            raise ValueError('expected a positive `temperature` and a non-negative `weight`, found '
+                             f'{temperature} and {weight} in DistillationLoss')
+        self.teacher = Teacher(teacher, checkpoint)
+        self.temperature, self.weight, self.input_size = temperature, weight, input_size
+        self.active = True
+        self._scale, self._to_rgb = [None, None], False
+        self._agreement: Optional[Tensor] = None
+
+    def bind(self, student: nn.Module) -> None:
+        """Note how the student's images were normalised; the wrapper calls it.
+
+        Args:
+            student (BaseModel): The task model.
+        """
+        preprocessor = student.data_preprocessor
+        self._scale = [getattr(preprocessor, name, None) for name in ('mean', 'std')]
+        self._to_rgb = bool(getattr(preprocessor, 'to_rgb', False))
+
+    def forward(self, logits: Tensor, inputs: Tensor) -> Tensor:
+        """Computes the weighted loss of a batch.
+
+        Args:
+            logits (Tensor): The student's (B, C), with gradient.
+            inputs (Tensor): The student's (B, 3, H, W), normalised.
+
+        Returns:
+            Tensor: Scalar, fp32 or fp64.
+
+        Raises:
+            ValueError: Student and teacher have other numbers of classes.
+        """
+        target = self.teacher_logits(inputs)
+        if target.shape != logits.shape:
+            raise ValueError(f'expected a teacher of {logits.shape[1]} classes, found '
+                             f'`{target.shape[1]}` in DistillationLoss')
+        with torch.autocast(logits.device.type, enabled=False):
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            target = target.to(logits)
+            self._agreement = (target.argmax(1) == logits.argmax(1)).float().mean()
+            divergence = F.kl_div((logits / self.temperature).log_softmax(1),
+                                  (target / self.temperature).log_softmax(1),
+                                  reduction='batchmean', log_target=True)
+        return self.weight * self.temperature**2 * divergence
+
+    @torch.no_grad()
+    def teacher_logits(self, inputs: Tensor) -> Tensor:
+        """The teacher's logits (B, C) of the student's inputs."""
+        teacher = self.teacher.model(inputs.device)
+        data = teacher.data_preprocessor(dict(inputs=self.pixels(inputs)), False)
+        return teacher(data['inputs'], mode='tensor')
+
+    def pixels(self, inputs: Tensor) -> Tensor:
+        """Images as they were loaded (BGR, 0 to 255), at the teacher's size.
+
+        Args:
+            inputs (Tensor): Normalised by the student's data preprocessor.
+        """
+        mean, std = self._scale
+        if mean is not None:
+            inputs = inputs * std.to(inputs) + mean.to(inputs)
+        if self._to_rgb:
+            inputs = inputs.flip(1)
+        if self.input_size is not None:
+            inputs = F.interpolate(inputs, (self.input_size, ) * 2, mode='bicubic',
+                                   antialias=True)
+        return inputs
+
+    def log_vars(self) -> Dict[str, Tensor]:
+        """dict[str, Tensor]: Share of the last batch where both name the same class."""
+        return {} if self._agreement is None else dict(agreement=self._agreement)

@@ -1,0 +1,149 @@
+"""The information bottleneck of features and labels as a loss."""
+
+from typing import Dict, Optional
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.evaluation.information import log_assignments
+from mmkcr.registry import MODELS
+
+
+@MODELS.register_module()
+class InformationBottleneckLoss(nn.Module):
+    r"""Variational bound of the IB loss (DCS theorem 3.1; SPEC 2.4, docs/dcs.md).
+
+    .. math:: \text{IBB}_j = -\frac1{|B_j|} \sum_{i \in B_j} \sum_a \phi(\tilde X_i, a)
+              \log Q^{(t-1)}(a | y_i), \qquad
+              \phi(x, a) = \operatorname{softmax}_a(-\beta \|x - c_a\|^2)
+
+    The printed loss has a first term of the inputs,
+    :math:`\sum_a \sum_b \phi(\tilde X_i, a) \phi(X_i, b) \log \phi(X_i, b)`. As
+    :math:`\sum_a \phi(\tilde X_i, a) = 1`, it does not depend on the network, and is not
+    computed; nor is the lemma's term that the theorem drops. Both are in the values that
+    :class:`mmkcr.InformationBottleneckMetric` reports.
+
+    Centroids and Q are those before the epoch (:class:`mmkcr.InformationBottleneckHook`),
+    constant in the gradient. Images mixed by mixup or CutMix count with the scores of
+    their classes. All arithmetic is in fp32 (fp64 for fp64 features) with autocast
+    switched off.
+
+    Args:
+        num_features (int): Feature width d.
+        num_classes (int): C.
+        num_clusters (int, optional): A. Defaults to None: C, as in the paper.
+        weight (float): eta. Defaults to 50.
+        beta (float): Defaults to 1.
+        normalize (bool): Features and centroids of unit length, as in the authors' later
+            public code. The paper has raw features, whose phi is nearly one-hot. Defaults
+            to True.
+        smoothing (float): Pseudo-count of every (a, y) in Q. Defaults to 1e-3.
+        input_features (int, optional): Width of the flattened inputs, if the hook is to
+            report the IB value: their centroids are then kept here. Defaults to None.
+
+    Attributes:
+        active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
+        needs_labels (bool): ``forward`` takes the labels.
+    """
+
+    needs_labels = True
+
+    def __init__(self,
+                 num_features: int,
+                 num_classes: int,
+                 num_clusters: Optional[int] = None,
+                 weight: float = 50.,
+                 beta: float = 1.,
+                 normalize: bool = True,
+                 smoothing: float = 1e-3,
+                 input_features: Optional[int] = None) -> None:
+        super().__init__()
+        for name, value in (('num_clusters', num_clusters or num_classes), ('beta', beta),
+                            ('smoothing', smoothing)):
+            if value <= 0:
+                raise ValueError(f'expected {name} > 0, found `{value}` in '
+                                 'InformationBottleneckLoss')
+        self.num_features, self.num_classes = num_features, num_classes
+        self.num_clusters = num_clusters or num_classes
+        self.weight, self.beta, self.normalize = weight, beta, normalize
+        self.smoothing = smoothing
+        self.active = True
+        self._value: Optional[Tensor] = None
+        self.register_buffer('centroids', torch.zeros(self.num_clusters, num_features))
+        self.register_buffer('log_q', torch.zeros(num_classes, self.num_clusters))
+        self.register_buffer('refresh_step', torch.full((), -1, dtype=torch.long))
+        self.register_buffer('refreshed', torch.zeros((), dtype=torch.long))
+        if input_features is not None:
+            self.register_buffer('input_centroids', torch.zeros(num_classes, input_features))
+            self.register_buffer('input_refreshed', torch.zeros((), dtype=torch.long))
+        self.input_features = input_features
+        self._ready = False
+
+    @property
+    def ready(self) -> bool:
+        """bool: Whether there are clusters and Q, by a refresh or from a checkpoint."""
+        return self._ready
+
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Computes the weighted loss of a batch.
+
+        Args:
+            features (Tensor): (B, d), with gradient.
+            labels (Tensor): Classes (B,), or scores (B, C).
+
+        Returns:
+            Tensor: Scalar, fp32 or fp64.
+
+        Raises:
+            RuntimeError: There are no clusters yet.
+            ValueError: Features of another width.
+        """
+        if features.ndim != 2 or features.shape[1] != self.num_features:
+            raise ValueError(f'expected features of shape (B, {self.num_features}), found '
+                             f'`{tuple(features.shape)}` in InformationBottleneckLoss')
+        if not self._ready:
+            raise RuntimeError('expected clusters, found none in InformationBottleneckLoss: add '
+                               '`InformationBottleneckHook` or call `refresh` before the first '
+                               'batch')
+        log_phi = self.log_phi(features)
+        with torch.autocast(features.device.type, enabled=False):
+            log_q = self.log_q.to(log_phi)
+            rows = log_q[labels] if labels.ndim == 1 else labels.to(log_phi) @ log_q
+            value = -(log_phi.exp() * rows).sum(1).mean()
+        self._value = value.detach()
+        return self.weight * value
+
+    def log_phi(self, features: Tensor) -> Tensor:
+        """Log of the soft assignments (B, A) of features (B, d) to the clusters."""
+        return log_assignments(features, self.centroids, self.beta, self.normalize)
+
+    def log_vars(self) -> Dict[str, Tensor]:
+        """dict[str, Tensor]: The last batch's value, without eta."""
+        return {} if self._value is None else dict(variational=self._value)
+
+    @torch.no_grad()
+    def refresh(self, centroids: Tensor, log_q: Tensor, step: int = -1) -> None:
+        """Stores clusters and Q.
+
+        Args:
+            centroids (Tensor): (A, d).
+            log_q (Tensor): (C, A).
+            step (int): Epoch (from 0) before which they were computed. Defaults to -1.
+        """
+        self.set_centroids(centroids)
+        self.log_q.copy_(log_q)
+        self.refresh_step.fill_(step)
+        self.refreshed.fill_(1)
+        self._ready = True
+
+    @torch.no_grad()
+    def set_centroids(self, centroids: Tensor) -> None:
+        """Stores the centroids (A, d) alone, to compute Q with them."""
+        if centroids.shape != self.centroids.shape:
+            raise ValueError(f'expected centroids of shape {tuple(self.centroids.shape)}, found '
+                             f'`{tuple(centroids.shape)}` in InformationBottleneckLoss')
+        self.centroids.copy_(centroids)
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._ready = bool(self.refreshed)

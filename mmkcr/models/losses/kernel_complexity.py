@@ -1,0 +1,207 @@
+"""Kernel complexity reduction: the approximate truncated nuclear norm as a loss."""
+
+from typing import Dict, Optional
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.evaluation.kernel import leading_basis, moment_of, orthonormalise, truncation_rank
+from mmkcr.registry import MODELS
+
+
+@MODELS.register_module()
+class KernelComplexityLoss(nn.Module):
+    r"""KCR regulariser (KCR section 3.2, equation 2; SPEC 1.4, docs/kernel_complexity.md).
+
+    'projection' needs the feature-space basis V (d, r) alone:
+
+    .. math:: \text{KCR}_i = \|(I - V V^\top) F_i\|^2
+
+    It is never negative, its mean over the training set bounds the TNN from above
+    (Ky Fan), and its gradient is the objective's with the subspace frozen. 'sample' is
+    the paper's form made right: with orthonormal ``U = U~ (U~^T U~)^{-1/2}`` (n, r) and
+    ``G = F^T U`` of the last refresh,
+
+    .. math:: \text{KCR}_i = \|F_i\|^2 - U_i G^\top F_i
+
+    with the gradient ``2 (F_i - G U_i)`` of ``tr(K_n) - tr(U^T K_n U)`` (the printed
+    form, with the other samples' features in ``[K_n]_{ik}`` frozen, loses half of the
+    second term). It stores
+    n x r numbers and needs every sample's index: for tests and ablation on small sets.
+    The two agree at a refresh whose landmarks are all n samples.
+
+    All arithmetic is in fp32 (fp64 for fp64 features) with autocast switched off. The
+    basis is a buffer of fixed shape, zero before the first refresh and in columns
+    beyond the rank, so that checkpoints load strictly at any time.
+
+    Args:
+        num_features (int): Feature width d.
+        rank_ratio (float): gamma0; ``r = ceil(gamma0 min(n, d))``. Defaults to 0.2.
+        weight (float): eta, the loss weight. Defaults to 0.2 (v2; v1: 1).
+        form (str): 'projection' or 'sample'. Defaults to 'projection'.
+        scale_free (bool): Divide by the batch's energy ``sum ||F_i||^2``, so that the term
+            does not grow with the features' scale. Defaults to False.
+        num_samples (int, optional): n, for 'sample' only, where it is required.
+
+    Attributes:
+        active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
+        needs_indices (bool): Whether ``forward`` needs the samples' indices.
+    """
+
+    def __init__(self,
+                 num_features: int,
+                 rank_ratio: float = 0.2,
+                 weight: float = 0.2,
+                 form: str = 'projection',
+                 scale_free: bool = False,
+                 num_samples: Optional[int] = None) -> None:
+        super().__init__()
+        if form not in ('projection', 'sample'):
+            raise ValueError(f"expected form 'projection' or 'sample', found `{form}` in "
+                             'KernelComplexityLoss')
+        if (form == 'sample') != (num_samples is not None):
+            raise ValueError("expected num_samples with form 'sample' and only there, found "
+                             f'`{num_samples}` with form `{form}` in KernelComplexityLoss')
+        self.num_features, self.num_samples = num_features, num_samples
+        self.rank_ratio, self.weight = rank_ratio, weight
+        self.form, self.scale_free = form, scale_free
+        self.active = True
+        self.needs_indices = form == 'sample'
+        self._ready = False
+        self._energy_outside = None
+        rank = truncation_rank(num_samples or num_features, num_features, rank_ratio)
+        self.register_buffer('basis', torch.zeros(num_features, rank))
+        self.register_buffer('basis_rank', torch.zeros((), dtype=torch.long))
+        self.register_buffer('basis_epoch', torch.full((), -1, dtype=torch.long))
+        if self.needs_indices:
+            self.register_buffer('coordinates', torch.zeros(num_samples, rank))
+            self.register_buffer('loadings', torch.zeros(num_features, rank))
+
+    @property
+    def has_basis(self) -> bool:
+        """bool: Whether a basis was set, by a refresh or from a checkpoint."""
+        return self._ready
+
+    @property
+    def ready(self) -> bool:
+        """bool: As ``has_basis``, for :class:`mmkcr.engine.hooks.RefreshHook`."""
+        return self._ready
+
+    @property
+    def refresh_step(self) -> Tensor:
+        """Tensor: As ``basis_epoch``, for the same."""
+        return self.basis_epoch
+
+    def forward(self, features: Tensor, indices: Optional[Tensor] = None) -> Tensor:
+        """Computes the weighted loss of a batch.
+
+        Args:
+            features (Tensor): (B, d), with gradient.
+            indices (Tensor, optional): (B,) positions in the training set, for 'sample'.
+
+        Returns:
+            Tensor: Scalar, fp32 or fp64.
+
+        Raises:
+            RuntimeError: There is no basis yet.
+            ValueError: Features of another width, or indices missing.
+        """
+        self._check(features, indices)
+        with torch.autocast(features.device.type, enabled=False):
+            features = features if features.dtype == torch.float64 else features.float()
+            energy = features.square().sum()
+            residual = self._sample(features, indices) if self.needs_indices else \
+                self._projection(features)
+            share = residual / energy.clamp(min=torch.finfo(energy.dtype).tiny)
+            self._energy_outside = share.detach()
+            return self.weight * (share if self.scale_free else residual / len(features))
+
+    def log_vars(self) -> Dict[str, Tensor]:
+        """dict[str, Tensor]: Share of the last batch's energy outside the subspace.
+
+        A scalar on the features' device, so that logging does not make a GPU wait.
+        """
+        return {} if self._energy_outside is None else dict(energy_outside=self._energy_outside)
+
+    def _projection(self, features: Tensor) -> Tensor:
+        basis = self.basis.to(features.dtype)
+        return (features - (features @ basis) @ basis.T).square().sum()
+
+    def _sample(self, features: Tensor, indices: Tensor) -> Tensor:
+        coordinates = self.coordinates[indices.to(self.coordinates.device)].to(features.dtype)
+        inside = (coordinates * (features @ self.loadings.to(features.dtype))).sum()
+        # The value of `inside` with twice its gradient: both factors of U^T F F^T U move.
+        return features.square().sum() - (2 * inside - inside.detach())
+
+    def _check(self, features: Tensor, indices: Optional[Tensor]) -> None:
+        if features.ndim != 2 or features.shape[1] != self.num_features:
+            raise ValueError(f'expected features of shape (B, {self.num_features}), found '
+                             f'`{tuple(features.shape)}` in KernelComplexityLoss')
+        if not self._ready:
+            raise RuntimeError('expected a basis, found none in KernelComplexityLoss: add '
+                               '`NystromRefreshHook` or call `refresh` before the first batch')
+        if self.needs_indices and indices is None:
+            raise ValueError("expected the samples' indices for form 'sample', found `None` in "
+                             'KernelComplexityLoss')
+
+    @torch.no_grad()
+    def set_basis(self, basis: Tensor, epoch: int = -1) -> None:
+        """Stores a basis.
+
+        Args:
+            basis (Tensor): V (d, r), orthonormal columns.
+            epoch (int): Epoch, or iteration in an iteration-based run, (from 0) before
+                which it was computed. Defaults to -1.
+
+        Raises:
+            ValueError: Another width, or more columns than ``ceil(gamma0 d)``.
+        """
+        width, most = self.basis.shape
+        if basis.ndim != 2 or len(basis) != width or not 1 <= basis.shape[1] <= most:
+            raise ValueError(f'expected a basis of shape ({width}, 1 to {most}), found '
+                             f'`{tuple(basis.shape)}` in KernelComplexityLoss.set_basis')
+        self.basis.zero_()[:, :basis.shape[1]].copy_(basis)
+        self.basis_rank.fill_(basis.shape[1])
+        self.basis_epoch.fill_(epoch)
+        self._ready = True
+
+    def refresh(self, moment: Tensor, n: int, epoch: int = -1) -> None:
+        """Computes V from the landmarks' second moment (fact 1; form 'projection').
+
+        Args:
+            moment (Tensor): ``F_I^T F_I`` (d, d) of the landmarks, any scale.
+            n (int): Number of training samples, for the rank.
+            epoch (int): As in :meth:`set_basis`.
+        """
+        if self.needs_indices:
+            raise ValueError("expected `refresh_from_features` for form 'sample', found a call of "
+                             '`refresh` in KernelComplexityLoss')
+        rank = truncation_rank(n, self.num_features, self.rank_ratio)
+        self.set_basis(leading_basis(moment, rank), epoch)
+
+    @torch.no_grad()
+    def refresh_from_features(self, features: Tensor, landmarks: Optional[Tensor] = None,
+                              epoch: int = -1) -> None:
+        """Computes V, and for 'sample' U and G, from all training features.
+
+        Args:
+            features (Tensor): F (n, d) in the order of the training set.
+            landmarks (Tensor, optional): (m,) indices. Defaults to all n.
+            epoch (int): As in :meth:`set_basis`.
+        """
+        features = features.double()
+        chosen = features if landmarks is None else features[landmarks]
+        rank = truncation_rank(len(features), self.num_features, self.rank_ratio)
+        basis = leading_basis(moment_of(chosen), rank)
+        if self.needs_indices:
+            u = orthonormalise(features @ basis)
+            if len(u) != self.num_samples:
+                raise ValueError(f'expected features of `{self.num_samples}` samples, found '
+                                 f'`{len(u)}` in KernelComplexityLoss.refresh_from_features')
+            self.coordinates.copy_(u)
+            self.loadings.copy_(features.T @ u)
+        self.set_basis(basis, epoch)
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._ready = bool(self.basis_rank > 0)

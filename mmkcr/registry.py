@@ -1,0 +1,24 @@
+"""Registries of scope ``mmkcr``, children of MMEngine's.
+
+Inside a config of mmpretrain, mmdet or mmseg a module of this package is named
+with its scope, as in ``type='mmkcr.KCRSwinTransformer'``, beside
+``custom_imports=dict(imports=['mmkcr'])``.
+"""
+
+from mmengine import registry as root
+from mmengine.registry import Registry
+
+
+def _child(name: str, parent: Registry, location: str) -> Registry:
+    return Registry(name, parent=parent, scope='mmkcr', locations=[f'mmkcr.{location}'])
+
+
+MODELS = _child('model', root.MODELS, 'models')
+HOOKS = _child('hook', root.HOOKS, 'engine')
+LOOPS = _child('loop', root.LOOPS, 'engine')
+OPTIM_WRAPPER_CONSTRUCTORS = _child('optimizer wrapper constructor',
+                                    root.OPTIM_WRAPPER_CONSTRUCTORS, 'engine')
+DATASETS = _child('dataset', root.DATASETS, 'datasets')
+DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, 'datasets')
+TRANSFORMS = _child('transform', root.TRANSFORMS, 'datasets')
+METRICS = _child('metric', root.METRICS, 'evaluation')

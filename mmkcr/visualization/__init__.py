@@ -1,0 +1,10 @@
+"""Plots and tables. Every function is pure: data in, a text or one file out."""
+
+from .masks import plot_channel_masks, plot_kept_shares, plot_mask_evolution
+from .plots import plot_curve, plot_gate_histograms
+from .tables import format_table
+
+__all__ = [
+    'format_table', 'plot_channel_masks', 'plot_curve', 'plot_gate_histograms',
+    'plot_kept_shares', 'plot_mask_evolution'
+]

@@ -1,0 +1,83 @@
+"""What a bi-mask search does and finds: Once-for-Both, figures 5 and 6."""
+
+from pathlib import Path
+from typing import Dict, List, Mapping, Sequence, Tuple, Union
+
+import numpy as np
+
+from mmkcr.compression import Structure
+from .figures import saved_figure
+
+Numbers = Sequence[float]
+
+
+def head_widths(structure: Structure, groups: Mapping[str, int]) -> Dict[str, List[int]]:
+    """Channels kept of every head of every attention.
+
+    Args:
+        structure (Structure): Of a bi-mask search.
+        groups (Mapping[str, int]): Heads of the dense attention by site.
+
+    Returns:
+        dict[str, list[int]]: By site, a number a head of the dense attention.
+    """
+    return {name: np.bincount(np.asarray(structure.sites[name].kept) //
+                              (structure.sites[name].total // count), minlength=count).tolist()
+            for name, count in groups.items() if count > 1}
+
+
+def plot_widths(structure: Structure, groups: Mapping[str, int], path: Union[str, Path]) -> None:
+    """Searched widths: a grid of heads with their channels, bars for all other sites.
+
+    Args:
+        structure (Structure): Of a bi-mask search.
+        groups (Mapping[str, int]): Heads of the dense attention, or 1, by site.
+        path (str | Path): Figure to write.
+    """
+    heads = head_widths(structure, groups)
+    others = {name: (len(site.kept), site.total) for name, site in structure.sites.items()
+              if name not in heads}
+    grid = np.zeros((max(map(len, heads.values()), default=1), max(len(heads), 1)))
+    for column, widths in enumerate(heads.values()):
+        grid[:len(widths), column] = widths
+    with saved_figure(path, (9, 6), nrows=2) as (_, (above, below)):
+        above.imshow(grid, cmap='Blues', aspect='auto')
+        for row, column in zip(*np.nonzero(grid)):
+            above.text(column, row, int(grid[row, column]), ha='center', va='center',
+                       fontsize='small')
+        above.set(ylabel='head', title='channels kept of each head')
+        above.set_xticks(range(len(heads)), heads, rotation=90, fontsize='x-small')
+        below.bar(range(len(others)), [total for _, total in others.values()], color='lightgrey')
+        below.bar(range(len(others)), [kept for kept, _ in others.values()])
+        below.set(ylabel='units', title='width and hidden layers')
+        below.set_xticks(range(len(others)), others, rotation=90, fontsize='x-small')
+
+
+def plot_mask_descent(masks: Mapping[str, Sequence[Tuple[str, Numbers]]],
+                      path: Union[str, Path]) -> None:
+    """Mask values in descending order, lighter for later checkpoints.
+
+    Args:
+        masks (Mapping[str, Sequence[tuple[str, Sequence[float]]]]): By site,
+            label and mask of every checkpoint.
+        path (str | Path): Figure to write.
+
+    Raises:
+        ValueError: No masks.
+    """
+    if not masks or not all(masks.values()):
+        raise ValueError(f'expected masks to plot, found none in {sorted(masks)}')
+    columns = min(4, len(masks))
+    rows = -(-len(masks) // columns)
+    with saved_figure(path, (3 * columns, 2.2 * rows + 0.4), nrows=rows, ncols=columns,
+                      squeeze=False) as (_, axes):
+        for axis, (site, series) in zip(axes.flat, masks.items()):
+            for number, (label, values) in enumerate(series):
+                shade = 0.15 + 0.7 * number / max(len(series) - 1, 1)
+                axis.plot(np.sort(np.asarray(values, dtype=float))[::-1], color=str(shade),
+                          label=label)
+            axis.set_title(site, fontsize='small')
+            axis.set_ylim(0, 1.05)
+        for axis in list(axes.flat)[len(masks):]:
+            axis.axis('off')
+        axes.flat[0].legend(fontsize='x-small')

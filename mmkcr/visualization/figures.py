@@ -1,0 +1,41 @@
+"""Figures that are written whole or not at all, without a display."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator, Tuple, Union
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from mmkcr.compression import atomic_write
+
+FORMATS = ('.png', '.jpg', '.pdf', '.svg')
+
+
+@contextmanager
+def saved_figure(path: Union[str, Path], size: Tuple[float, float],
+                 **grid: Any) -> Iterator[Tuple[Figure, Any]]:
+    """Give a figure that is saved when the block ends.
+
+    pyplot is not used: nothing stays open and no display is asked for.
+
+    Args:
+        path (str | Path): ``.png``, ``.jpg``, ``.pdf`` or ``.svg``; its folder
+            is made.
+        size (tuple[float, float]): Width and height in inches.
+        **grid: Arguments of :meth:`matplotlib.figure.Figure.subplots`.
+
+    Yields:
+        tuple[Figure, Axes]: The figure and its axes.
+
+    Raises:
+        ValueError: Another kind of file.
+    """
+    path = Path(path)
+    if path.suffix not in FORMATS:
+        raise ValueError(f'expected a figure file ({", ".join(FORMATS)}), found `{path}`')
+    figure = Figure(figsize=size, layout='constrained')
+    FigureCanvasAgg(figure)
+    yield figure, figure.subplots(**grid)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=120)

@@ -1,0 +1,133 @@
+"""A search and a retraining as jobs of a real Slurm give what one process gives."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+REPO = Path(__file__).parents[2]
+CLUSTER = Path(__file__).with_name('cluster.sh')
+JOBS = ('search', 'retrain')
+
+# The digits' own configs on every 20th digit. SGD, because Adam turns the rounding noise of a
+# gradient that is zero into whole steps.
+CONFIG = """
+_base_ = {base!r}
+_data = dict(data_root={data!r}, indices=list(range(0, 1437, 20)))
+_loader = dict(num_workers=0, persistent_workers=False)
+train_dataloader = dict(dataset=_data, **_loader)
+val_dataloader = dict(dataset=dict(data_root={data!r}), **_loader)
+test_dataloader = val_dataloader
+default_hooks = dict(logger=dict(interval=1))
+custom_hooks = [
+    dict(type='mmkcr.WarmupSwitchHook', begin=1),
+    dict(type='mmkcr.NystromRefreshHook', interval=1)]
+train_cfg = dict(max_epochs=2, val_interval=2)
+_sgd = dict(_delete_=True, type='SGD', lr=0.02, momentum=0.9, weight_decay=0.01)
+"""
+SEARCH = CONFIG + """
+optim_wrapper = dict(weights=dict(optimizer=_sgd), architecture=dict(optimizer=_sgd))
+model = dict(architecture=dict(backbone=dict(gates=dict(init=0.05))))
+"""
+RETRAIN = CONFIG + """
+optim_wrapper = dict(optimizer=_sgd)
+model = dict(architecture=dict(backbone=dict(structure={slim!r} + '/structure.json')))
+load_from = {slim!r} + '/subnet.pth'
+"""
+
+
+@pytest.fixture(scope='module')
+def cluster(tmp_path_factory):
+    """Environment of a user of a Slurm that was started for this test."""
+    folder = tmp_path_factory.mktemp('slurm')
+    script = ['bash', str(CLUSTER)]
+    environment = dict(os.environ, PATH=f'{Path(sys.executable).parent}:{os.environ["PATH"]}')
+    started = subprocess.run([*script, 'start', str(folder)], env=environment, text=True,
+                             stderr=subprocess.PIPE, timeout=300)
+    try:
+        if started.returncode == 77:
+            pytest.skip(f'no Slurm here: {started.stderr.strip()}')
+        assert started.returncode == 0, started.stderr
+        yield dict(environment, SLURM_CONF=str(folder / 'slurm.conf'), OMP_NUM_THREADS='1',
+                   MASTER_PORT=str(free_port()), GPUS='2', GPUS_PER_NODE='2', CPUS_PER_TASK='1',
+                   SRUN_ARGS='--gres=none')
+    finally:
+        subprocess.run([*script, 'stop', str(folder)], check=True, timeout=60)
+    assert not list(folder.glob('*.pid'))
+
+
+@pytest.fixture(scope='module')
+def runs(cluster, tmp_path_factory):
+    """Work directories by kind of job: of one process, and of the two tasks of a job."""
+    from mmkcr.datasets.digits import DigitsOptions, write_digits
+    root = tmp_path_factory.mktemp('jobs')
+    names = dict(data=str(root / 'digits'), slim=str(root / 'slim'))
+    write_digits(names['data'], DigitsOptions(train_scenes=1, val_scenes=1))
+    found = {}
+    for kind, text in zip(JOBS, (SEARCH, RETRAIN)):
+        base = REPO / f'configs/kcr/digits/kcr-{kind}_vit-mini_1xb64_digits.py'
+        config = root / f'slurm-{kind}.py'
+        config.write_text(text.format(base=str(base), **names))
+        found[kind] = pair = [root / f'{kind}-{tasks}' for tasks in (1, 2)]
+        finish([sys.executable, 'tools/train.py', config, '--work-dir', pair[0],
+                *batches_of(16)], cluster)
+        finish(['bash', 'tools/slurm_train.sh', 'debug', f'kcr-{kind}', config, pair[1],
+                *batches_of(8)], cluster)
+        if kind == 'search':
+            finish([sys.executable, 'tools/slim.py', config, pair[1] / 'epoch_2.pth',
+                    '--out', names['slim'], '--target-macs', '0.8'], cluster)
+    return found
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return free.getsockname()[1]
+
+
+def batches_of(size):
+    return ['--cfg-options', f'train_dataloader.batch_size={size}']
+
+
+def finish(command, environment):
+    ended = subprocess.run([str(word) for word in command], cwd=REPO, env=environment,
+                           capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-3000:]
+
+
+@pytest.fixture(params=JOBS)
+def pair(request, runs):
+    """Kind of job, and the last checkpoints of one process and of two tasks."""
+    return request.param, *(torch.load(folder / 'epoch_2.pth', weights_only=False)
+                            for folder in runs[request.param])
+
+
+def test_weights_gates_and_bases(pair):
+    kind, single, double = pair
+    assert single['state_dict'].keys() == double['state_dict'].keys()
+    for name, value in single['state_dict'].items():
+        other = double['state_dict'][name]
+        if name.endswith('kcr.basis'):  # a basis is one up to rotations of its subspace
+            value, other = value @ value.T, other @ other.T
+        torch.testing.assert_close(other, value, rtol=1e-5, atol=1e-5, msg=name)
+    alphas = [name for name in double['state_dict'] if name.endswith('alpha')]
+    assert len(alphas) == (4 if kind == 'search' else 0)
+
+
+@pytest.mark.parametrize('kind', JOBS)
+def test_two_tasks_of_slurm(runs, kind):
+    accuracies = [last_line(folder)['accuracy/top1'] for folder in runs[kind]]
+    assert accuracies[0] == accuracies[1] > 0
+    (log, ) = runs[kind][1].glob('*/*.log')
+    text = log.read_text()
+    assert 'Distributed launcher: slurm' in text and 'GPU number: 2' in text
+
+
+def last_line(folder):
+    (scalars, ) = folder.glob('*/vis_data/scalars.json')
+    return json.loads(scalars.read_text().splitlines()[-1])

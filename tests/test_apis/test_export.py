@@ -1,0 +1,165 @@
+"""ONNX files: what they compute, at which sizes, and that a wrong one is not left behind."""
+
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmcv.cnn.bricks.transformer import AdaptivePadding
+from mmpretrain.models import ImageClassifier
+from mmpretrain.models.utils import ShiftWindowMSA
+from torch import nn
+
+from mmkcr.apis import export, slim
+from mmkcr.apis.export import ExportMismatch, compare_onnx, export_onnx
+from mmkcr.apis.tensor_model import TensorModel
+from mmkcr.apis.traceable import attention_mask, traceable, window_reverse
+from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+
+GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
+VIT = dict(arch=dict(embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48),
+           img_size=32, patch_size=8)
+SWIN = dict(arch=dict(embed_dims=12, depths=[2, 2], num_heads=[2, 2]), img_size=56,
+            window_size=4, patch_size=4)
+SHAPE = (3, 32, 32)
+
+
+def subnet(cls, seed=0, target=0.8, shape=SHAPE, **kwargs):
+    torch.manual_seed(seed)
+    model = cls(**kwargs, gates=GATES)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.2)
+    return slim(model, target, 1, shape)[0]
+
+
+@pytest.mark.parametrize('cls, kwargs, shape', [
+    (KCRVisionTransformer, dict(VIT, out_type='featmap', out_indices=[0, 1]), SHAPE),
+    (KCRSwinTransformer, dict(SWIN, pad_small_map=True, out_indices=[0, 1]), (3, 56, 56)),
+])
+def test_batch_height_and_width_are_dynamic(cls, kwargs, shape, tmp_path):
+    model = subnet(cls, shape=shape, **kwargs)
+    report = export_onnx(model, tmp_path / 'new' / 'model.onnx', shape)
+    assert report.dynamic_size and not report.notice
+    assert len(report.errors) >= 5 and len({key[0] for key in report.errors}) >= 3
+    assert max(report.errors.values()) < 1e-5
+    # sizes that the export has not seen: multiples of everything, primes, tall and flat
+    others = [(1, 3, 64, 64), (3, 3, 37, 53), (1, 3, 88, 41), (2, 3, 40, 96)]
+    assert max(compare_onnx(TensorModel(model), report.path, others).values()) < 1e-5
+    graph = onnx.load(report.path)
+    onnx.checker.check_model(graph, full_check=True)
+    assert {node.domain for node in graph.graph.node} == {''}
+    assert [entry.name for entry in graph.graph.output] == ['output0', 'output1']
+    assert [path.name for path in report.path.parent.iterdir()] == ['model.onnx']
+
+
+def test_sizes_are_fixed_where_the_backbone_decides_by_them(tmp_path):
+    """Without pad_small_map Swin does not shift windows that span the map."""
+    model = subnet(KCRSwinTransformer, shape=SHAPE, **SWIN, out_indices=[1])
+    report = export_onnx(model, tmp_path / 'model.onnx', SHAPE)
+    assert not report.dynamic_size and 'height and width are fixed' in report.notice
+    assert {key[1:] for key in report.errors} == {SHAPE}
+    assert len(report.errors) == 3 and max(report.errors.values()) < 1e-5
+
+
+def test_a_classifier_gives_logits(tmp_path):
+    backbone = dict(type='mmkcr.KCRVisionTransformer', **VIT)
+    model = ImageClassifier(backbone, head=dict(
+        type='mmpretrain.VisionTransformerClsHead', num_classes=7, in_channels=24))
+    report = export_onnx(model, tmp_path / 'model.onnx', SHAPE, dynamic_size=False)
+    assert max(report.errors.values()) < 1e-5
+    shape = onnx.load(report.path).graph.output[0].type.tensor_type.shape
+    assert shape.dim[0].dim_param == 'batch' and shape.dim[1].dim_value == 7
+
+
+@pytest.mark.parametrize('wrong', [1e-3, float('inf'), float('nan')])
+def test_a_file_that_differs_is_not_left_behind(wrong, tmp_path, monkeypatch):
+    model = subnet(KCRVisionTransformer, **VIT)
+    path = tmp_path / 'model.onnx'
+    path.write_bytes(b'before')
+    monkeypatch.setattr(export, 'compare_onnx', lambda model, path, shapes: {
+        tuple(shape): wrong for shape in shapes})
+    with pytest.raises(ExportMismatch, match='within 0.0001 of PyTorch.*at input 1x3x32x32'):
+        export_onnx(model, path, SHAPE, dynamic_size=False)
+    assert [entry.name for entry in tmp_path.iterdir()] == ['model.onnx']
+    assert path.read_bytes() == b'before'
+
+
+def test_comparison_sees_other_weights_and_shapes(tmp_path):
+    kwargs = dict(VIT, out_type='featmap')
+    report = export_onnx(subnet(KCRVisionTransformer, **kwargs), tmp_path / 'model.onnx', SHAPE,
+                         dynamic_size=False)
+    other = TensorModel(subnet(KCRVisionTransformer, seed=1, **kwargs))
+    errors = compare_onnx(other, report.path, [(1, *SHAPE), (1, 3, 48, 48)])
+    assert errors[1, 3, 32, 32] > 1e-2 and errors[1, 3, 48, 48] == float('inf')
+
+
+@pytest.mark.parametrize('shape, batches', [((3, 0, 32), (1, )), ((32, 32), (1, )),
+                                            (SHAPE, (0, ))])
+def test_refusals(shape, batches, tmp_path):
+    with pytest.raises(ValueError, match='of positive numbers, found'):
+        export_onnx(torch.nn.Identity(), tmp_path / 'x.onnx', shape, batch_sizes=batches)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- the host's functions, rewritten so that they can be traced --------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(window=st.integers(2, 7), rows=st.integers(1, 4), columns=st.integers(1, 4),
+       batch=st.integers(1, 3), data=st.data())
+def test_traceable_windows_and_masks_are_those_of_the_host(window, rows, columns, batch, data):
+    height, width = rows * window, columns * window
+    x = torch.randn(batch, height, width, 2)
+    windows = ShiftWindowMSA.window_partition(x, window)
+    assert torch.equal(window_reverse(windows, height, width, window), x)
+    shift = data.draw(st.integers(0, window - 1))
+    host = ShiftWindowMSA.get_attn_mask((height, width), window, shift)
+    found = attention_mask((height, width), window, shift)
+    assert (host is None) == (found is None) == (shift == 0)
+    assert host is None or torch.equal(found, host)
+
+
+@settings(max_examples=30, deadline=None)
+@given(height=st.integers(3, 20), width=st.integers(3, 20), kernel=st.integers(1, 4),
+       stride=st.integers(1, 4), mode=st.sampled_from(['corner', 'same']))
+def test_traceable_padding_is_that_of_the_host(height, width, kernel, stride, mode):
+    layer = AdaptivePadding(kernel, stride, padding=mode)
+    x = torch.randn(1, 2, height, width)
+    expected = layer(x)
+    with traceable():
+        assert torch.equal(layer(x), expected)
+    assert AdaptivePadding.forward.__module__ == AdaptivePadding.__module__
+
+
+def test_a_backbone_gives_the_same_while_traceable():
+    model = subnet(KCRSwinTransformer, shape=(3, 56, 56), **SWIN, pad_small_map=True,
+                   out_indices=[1])
+    model.eval()
+    x = torch.randn(1, 3, 50, 61)
+    with torch.no_grad():
+        expected = model(x)[0]
+        with traceable():
+            torch.testing.assert_close(model(x)[0], expected)
+
+
+def test_swin_tiny_is_traced_where_every_map_is_padded():
+    """Even maps at a merging would leave its padding out of the graph."""
+    from mmkcr.apis.export import _general
+    from mmkcr.models import KCRSwinTransformer
+    swin = KCRSwinTransformer(arch='tiny', pad_small_map=True)
+    for side in _general(swin, (3, 224, 224))[1:]:
+        for stride in (4, 2, 2, 2):
+            assert side % stride
+            side = -(side // -stride)
+            assert side % 7
+
+
+@settings(max_examples=30, deadline=None)
+@given(height=st.integers(1, 20), width=st.integers(1, 20), bins=st.integers(1, 6),
+       square=st.booleans())
+def test_traceable_pooling_is_that_of_the_host(height, width, bins, square):
+    layer = nn.AdaptiveAvgPool2d(bins if square else (bins, 2))
+    x = torch.randn(2, 3, height, width, dtype=torch.float64)
+    expected = layer(x)
+    with traceable():
+        torch.testing.assert_close(layer(x), expected)

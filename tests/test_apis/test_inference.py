@@ -1,0 +1,174 @@
+"""mmpretrain's, mmdet's and mmseg's inferencers on dense and slimmed models."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from mmkcr.apis import inferencer, list_models, model_config, register_models, slim
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.models.utils import find_backbone
+
+REPO = Path(__file__).parents[2]
+CLASSIFIER = 'kcr-deploy_swin-mini_1xb64_digits'
+DETECTOR = 'kcr-mask-rcnn_swin-mini_{}_1xb8_digit-scenes'
+SEGMENTOR = 'kcr-upernet_swin-mini_{}_1xb8_digit-scenes'
+DIGITS = tuple('0123456789')
+
+
+@pytest.fixture(scope='module')
+def scenes(tmp_path_factory):
+    """Folder with digits and two scenes."""
+    from mmkcr.datasets.digits import DigitsOptions, write_digits
+    root = tmp_path_factory.mktemp('scenes') / 'digits'
+    write_digits(root, DigitsOptions(train_scenes=1, val_scenes=2))
+    return root
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """``trained(name)``: dense checkpoint, subnet's checkpoint and structure of random weights."""
+    made = {}
+
+    def make(name):
+        if name not in made:
+            made[name] = write_checkpoints(name, tmp_path_factory.mktemp('weights'))
+        return made[name]
+
+    return make
+
+
+def write_checkpoints(name, folder):
+    config = load_config(model_config(name.format('dense')).filename)
+    config.model.backbone.update(gates=dict(type='mmkcr.GumbelChannelGate'), init_cfg=None)
+    torch.manual_seed(1)
+    model = build_model(config)
+    for gate in find_backbone(model).gates().values():
+        torch.nn.init.normal_(gate.alpha)
+    subnet, structure = slim(model, target_macs=0.8, input_shape=(3, 128, 128), part='backbone')
+    structure.save(folder / 'structure.json')
+    palette = [[25 * index] * 3 for index in range(10)]
+    meta = dict(meta=dict(dataset_meta=dict(classes=DIGITS, palette=palette)))
+    dense = {key: value for key, value in model.state_dict().items() if '.gate.' not in key}
+    torch.save(dict(meta, state_dict=dense), folder / 'dense.pth')
+    torch.save(dict(meta, state_dict=subnet.state_dict()), folder / 'slim.pth')
+    return [str(folder / file) for file in ('dense.pth', 'slim.pth', 'structure.json')]
+
+
+def test_names():
+    names = list_models()
+    assert CLASSIFIER in names and len(names) == len(set(names)) > 50
+    assert list_models('kcr-mask-rcnn_swin-mini_*') == [
+        DETECTOR.format(stage) for stage in ('dense', 'search', 'slim')]
+    reference = model_config('mmkcr::kcr/digits/kcr-dense_swin-mini_1xb64_digits.py')
+    assert model_config('kcr-dense_swin-mini_1xb64_digits').model == reference.model
+    with pytest.raises(FileNotFoundError, match='`mmkcr.apis.list_models.*found `kcr-deploy_swim`'):
+        model_config('kcr-deploy_swim')
+
+
+def test_classifier_by_name_in_mmpretrain(scenes, tmp_path):
+    """mmpretrain's own functions know the names, and one and the same network answers."""
+    from mmpretrain import get_model
+    from mmpretrain.apis import ImageClassificationInferencer
+    register_models()
+    register_models()
+    name = 'kcr-dense_swin-mini_1xb64_digits'
+    path = str(tmp_path / 'dense.pth')
+    torch.manual_seed(0)
+    torch.save(dict(state_dict=get_model(name).state_dict(),
+                    meta=dict(dataset_meta=dict(classes=DIGITS))), path)
+    image = str(next((scenes / 'val').rglob('*.png')))
+    theirs, = ImageClassificationInferencer(name, pretrained=path)(image)
+    ours, = inferencer(name, path)(image)
+    assert theirs['pred_class'] == ours['pred_class'] in DIGITS
+    assert theirs['pred_score'] == ours['pred_score']
+
+
+@pytest.mark.parametrize('name', [DETECTOR, SEGMENTOR])
+def test_dense_and_slim(name, trained, scenes):
+    """The hosts' classes take our configs; the slimmed model is another network."""
+    from mmdet.apis import DetInferencer
+    from mmseg.apis import MMSegInferencer
+    dense, subnet, structure = trained(name)
+    host = DetInferencer if name == DETECTOR else MMSegInferencer
+    image = str(next((scenes / 'scenes/images/validation').glob('*')))
+    theirs = host(model_config(name.format('dense')), dense, device='cpu')
+    ours = inferencer(name.format('dense'), dense)
+    after = inferencer(name.format('slim'), subnet, structure)
+    assert type(ours) is type(after) is host
+    assert ours.model.dataset_meta['classes'] == DIGITS
+    found = [flat(model(image)['predictions']) for model in (theirs, ours, after)]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert found[0].size and not np.array_equal(found[1], found[2])
+
+
+def flat(predictions):
+    """All numbers of a prediction in one array."""
+    if isinstance(predictions, dict):
+        predictions = [predictions['scores'], predictions['bboxes']] if 'bboxes' in predictions \
+            else list(predictions.values())
+    if isinstance(predictions, (list, tuple)):
+        parts = [flat(value) for value in predictions]
+        return np.concatenate(parts) if parts else np.zeros(0)
+    return np.asarray(predictions, dtype=float).reshape(-1)
+
+
+def test_checkpoint_of_another_model(trained, tmp_path):
+    """What the hosts only warn of: other shapes, missing entries."""
+    dense, subnet, structure = trained(DETECTOR)
+    with pytest.raises(ValueError, match='checkpoint of the dense `KCRSwinTransformer`, found .*'
+                                         'mis-shaped'):
+        inferencer(DETECTOR.format('dense'), subnet)
+    with pytest.raises(ValueError, match='checkpoint of .*`KCRSwinTransformer`.*mis-shaped'):
+        inferencer(DETECTOR.format('slim'), dense, structure)
+    headless = torch.load(dense)
+    del headless['state_dict']['rpn_head.rpn_cls.bias']
+    torch.save(headless, tmp_path / 'headless.pth')
+    with pytest.raises(ValueError, match='MaskRCNN in .*headless.pth`, found none of its entry '
+                                         '`rpn_head.rpn_cls.bias` and of 0 others'):
+        inferencer(DETECTOR.format('dense'), str(tmp_path / 'headless.pth'))
+    with pytest.raises(FileNotFoundError, match='a checkpoint at `no.pth`, found none'):
+        inferencer(DETECTOR.format('dense'), 'no.pth')
+
+
+@pytest.fixture
+def demo():
+    """The command's main function."""
+    spec = importlib.util.spec_from_file_location(
+        'before_after', REPO / 'tools/demo/before_after.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+@pytest.mark.parametrize('name', [DETECTOR, SEGMENTOR])
+def test_pictures(demo, name, trained, scenes, tmp_path, capsys):
+    dense, subnet, structure = trained(name)
+    demo(['--dense', name.format('dense'), dense, '--slim', name.format('slim'), subnet,
+          '--structure', structure, '--images', str(scenes / 'scenes/images/validation'),
+          '--count', '1', '--out', str(tmp_path), '--score-thr', '0.05'])
+    picture, = tmp_path.glob('*.png')
+    assert str(picture) in capsys.readouterr().out
+    pixels = imread(picture)[..., :3]
+    left, right = np.array_split(pixels, 2, axis=1)
+    assert pixels.shape[:2] == (528, 960) and left.std() > 0 and right.std() > 0
+    assert not np.array_equal(left, right)
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    (dict(images='no/images'), 'expected images at `no/images`, found nothing'),
+    (dict(count='0'), 'expected `--count` of at least 1, found 0'),
+    (dict(dense=CLASSIFIER), "a detector or a segmentor, found `default_scope = 'mmpretrain'`"),
+    (dict(dense='kcr-mask'), 'expected a config file or a model')])
+def test_wrong_arguments(demo, scenes, tmp_path, capsys, change, message):
+    given = dict(dense=DETECTOR.format('dense'), images=str(scenes / 'scenes/images/validation'),
+                 count='1')
+    given.update(change)
+    with pytest.raises(SystemExit):
+        demo(['--dense', given['dense'], 'x.pth', '--slim', DETECTOR.format('slim'), 'x.pth',
+              '--images', given['images'], '--count', given['count'], '--out', str(tmp_path)])
+    line, = capsys.readouterr().err.splitlines()
+    assert line.startswith('error: ') and message in line and not list(tmp_path.iterdir())

@@ -1,0 +1,151 @@
+"""Pairs, their ratio and the share of the MAC saving; nothing here depends on real time."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from mmkcr.apis import slim
+from mmkcr.apis.latency import PairTiming, keep_share, measure_pair, scatter_gates
+from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+
+GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
+VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64),
+           img_size=32, patch_size=8, drop_path_rate=0.1)
+SWIN = dict(arch=dict(embed_dims=16, depths=[1, 2], num_heads=[2, 2]), img_size=32,
+            window_size=4, patch_size=4, out_indices=[1])
+
+
+class Clock:
+    """Time that passes only when a model runs; the machine grows slower with every call."""
+
+    def __init__(self):
+        self.now, self.calls = 0., []
+
+    def model(self, name, seconds, channels):
+        return _Timed(self, name, seconds, channels)
+
+
+class _Timed(nn.Module):
+
+    def __init__(self, clock, name, seconds, channels):
+        super().__init__()
+        self.clock, self.name, self.seconds = clock, name, seconds
+        self.conv = nn.Conv2d(3, channels, 1)
+
+    def forward(self, x):
+        self.clock.calls.append((self.name, len(x), torch.is_grad_enabled(),
+                                 torch.is_autocast_enabled('cpu'), self.training))
+        self.clock.now += self.seconds * (1 + 0.001 * len(self.clock.calls))
+        return self.conv(x)
+
+
+def measure(clock, **kwargs):
+    dense, subnet = clock.model('dense', 2., 10), clock.model('slim', 1.7, 8)
+    return measure_pair(dense, subnet, torch.zeros(4, 3, 5, 5), clock=lambda: clock.now, **kwargs)
+
+
+def test_neighbours_are_compared_in_alternating_order():
+    clock = Clock()
+    timing = measure(clock, repeats=6, warmup=2)
+    runs = [name for name, batch, *_ in clock.calls if batch == 4]
+    assert len(runs) == 2 * (6 + 2)
+    pairs = [tuple(runs[i:i + 2]) for i in range(0, len(runs), 2)]
+    assert set(pairs) == {('dense', 'slim'), ('slim', 'dense')}
+    assert all(a != b for a, b in zip(pairs, pairs[1:]))
+    assert len(timing.dense) == len(timing.slim) == 6
+    # the slowing machine moves the seconds, not the ratio
+    assert max(timing.dense) > 1.005 * min(timing.dense)
+    assert timing.ratio == pytest.approx(0.85, rel=2e-3)
+    assert (timing.macs_dense, timing.macs_slim) == (3 * 10 * 25, 3 * 8 * 25)
+    assert timing.share() == pytest.approx(0.15 / 0.2, rel=2e-2)
+
+
+@pytest.mark.parametrize('amp', [None, 'bf16'])
+def test_both_sides_run_in_eval_mode_without_gradients(amp):
+    clock = Clock()
+    measure(clock, repeats=1, warmup=0, amp=amp)
+    states = [call[2:] for call in clock.calls if call[1] == 4]
+    assert states == [(False, amp is not None, False)] * 2
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.5, 2)), min_size=1, max_size=9),
+       st.integers(50, 99))
+def test_share_is_of_the_median_ratio(samples, slim_macs):
+    timing = PairTiming([load for load, _ in samples], [load * r for load, r in samples], 100,
+                        slim_macs)
+    ratios = sorted(ratio for _, ratio in samples)
+    middle = (ratios[len(ratios) // 2] + ratios[(len(ratios) - 1) // 2]) / 2
+    assert timing.ratio == pytest.approx(middle)
+    assert timing.share() == pytest.approx((1 - middle) / (1 - slim_macs / 100))
+    content = timing.to_dict()
+    assert content['ratio_quartiles'][0] <= timing.ratio + 1e-9
+    assert content['share_quartiles'][0] <= timing.share() + 1e-9
+
+
+def test_equal_macs_have_no_share():
+    assert PairTiming([1.], [1.], 5, 5).share() is None
+
+
+@pytest.mark.parametrize('kwargs, message', [
+    (dict(repeats=0), 'at least one repeat.*repeats=0'),
+    (dict(warmup=-1), 'warmup=-1'),
+    (dict(amp='fp8'), "among .*bf16.*, found 'fp8'"),
+])
+def test_refusals(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        measure(Clock(), **kwargs)
+
+
+@pytest.mark.parametrize('cls, kwargs', [(KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN)])
+def test_scattered_gates_keep_one_ratio_everywhere_at_random(cls, kwargs):
+    supernet = cls(**kwargs, gates=GATES)
+    scatter_gates(supernet)
+    subnet, structure = slim(supernet, 0.75, 1, (3, 32, 32))
+    assert structure.macs['subnet'] <= 0.75 * structure.macs['dense']
+    share = keep_share(structure)
+    assert 0.2 < share < 0.8
+    for site in structure.sites.values():
+        assert abs(len(site.kept) - share * site.total) <= 1.5
+        assert site.kept != list(range(len(site.kept)))
+
+
+@pytest.mark.parametrize('cls, kwargs', [(KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN)])
+def test_a_subnet_compiles_without_a_graph_break(cls, kwargs):
+    supernet = cls(**kwargs, gates=GATES)
+    scatter_gates(supernet)
+    subnet = slim(supernet, 0.75, 8, (3, 32, 32))[0]
+    subnet.eval()
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        compiled = torch.compile(subnet, fullgraph=True, backend='eager')(x)[-1]
+        torch.testing.assert_close(compiled, subnet(x)[-1])
+
+
+FAULTS = """
+import resource, torch
+from mmkcr.apis.machine import keep_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        tensors = [torch.zeros(48 * 2**18) for _ in range(2)]  # 48 MiB each
+        del tensors
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+system = faults()
+assert keep_freed_memory()
+faults()
+print(system, faults())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='glibc')
+def test_kept_memory_is_not_faulted_in_again():
+    run = subprocess.run([sys.executable, '-c', FAULTS], check=True, text=True,
+                         capture_output=True)
+    system, kept = map(int, run.stdout.split()[-2:])
+    assert kept < 200 < system / 10

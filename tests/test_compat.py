@@ -1,0 +1,73 @@
+"""torchvision is importable after mmkcr, and nothing else is hidden."""
+
+import subprocess
+import sys
+
+import pytest
+
+FAILING = """
+import torch
+if not hasattr(torch.ops.torchvision, 'nms'):
+    raise RuntimeError('operator torchvision::nms does not exist')
+assert hasattr(torch.ops.torchvision, 'qnms')
+"""
+CALL = """
+import importlib.util
+spec = importlib.util.spec_from_file_location('compat', {path!r})
+compat = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compat)
+print(compat.ensure_torchvision(), compat.ensure_torchvision())
+"""
+
+
+def run(code, cwd):
+    """Run code in a fresh process whose first import folder is ``cwd``."""
+    return subprocess.run([sys.executable, '-c', code], cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.fixture
+def call_with(tmp_path):
+    """Calls ``ensure_torchvision`` twice beside a torchvision of our own."""
+    from mmkcr import compat
+
+    def call(torchvision):
+        (tmp_path / 'torchvision.py').write_text(torchvision)
+        return run(CALL.format(path=compat.__file__), tmp_path)
+    return call
+
+
+def test_missing_schemas_are_declared(call_with):
+    assert call_with(FAILING).stdout.split() == ['True', 'True']
+
+
+def test_healthy_torchvision_is_left_alone(call_with):
+    assert call_with('').stdout.split() == ['False', 'False']
+
+
+@pytest.mark.parametrize('error', ["RuntimeError('no driver')", "ImportError('no libjpeg')"])
+def test_other_failures_are_not_hidden(call_with, error):
+    result = call_with(f'raise {error}')
+    assert result.returncode != 0 and error.split("'")[1] in result.stderr
+
+
+def test_hosts_are_importable_after_mmkcr(tmp_path):
+    result = run('import mmkcr, torchvision, mmpretrain.models, mmseg.models\n'
+                 'from torchvision.transforms import functional\n'
+                 'print("imported", mmkcr.__version__)', tmp_path)
+    assert 'imported 0.1.0' in result.stdout, result.stderr[-500:]
+
+
+def test_only_two_notices_are_hushed():
+    import logging
+    import warnings
+
+    from mmkcr.compat import _is_no_line_nms_notice, hush_missing_operators
+    record = logging.LogRecord('x', 30, '', 0, 'Line NMS is not compiled. Most likely', (), None)
+    other = logging.LogRecord('x', 30, '', 0, 'NMS is not compiled', (), None)
+    assert not _is_no_line_nms_notice(record) and _is_no_line_nms_notice(other)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        hush_missing_operators()
+        warnings.warn('Fail to import ``MultiScaleDeformableAttention`` from x', stacklevel=1)
+        warnings.warn('Fail to import ``DeformConv`` from x', stacklevel=1)
+    assert [str(w.message) for w in seen] == ['Fail to import ``DeformConv`` from x']

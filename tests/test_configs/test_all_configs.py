@@ -1,0 +1,182 @@
+"""Every config is built: model, data, hooks, optimizers, schedules, loops and evaluators."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from config_files import CONFIGS, ROOT
+from mmengine.config import Config
+from mmengine.runner import Runner, save_checkpoint
+from mmpretrain.structures import DataSample
+
+from mmkcr.apis.build import build_model
+from mmkcr.apis.model_zoo import uninitialized
+from mmkcr.models import DistillationLoss, InformationBottleneckLoss, KernelComplexityLoss
+from mmkcr.models.utils import find_backbone, find_task
+
+FOUND = {'kcr/search': 12, 'kcr/retrain': 20, 'kcr/deploy': 5, 'kcr/transfer': 3, 'kcr/digits': 10,
+         'kcr/detection': 13, 'kcr/segmentation': 11, 'dcs/digits': 21, 'dcs/search': 4,
+         'dcs/retrain': 9, 'dcs/deploy': 4, 'dcs/detection': 12,
+         'dwconv/digits': 7, 'dwconv/imagenet': 9, 'dwconv/segmentation': 19,
+         'ofb/search': 9, 'ofb/retrain': 9, 'ofb/transfer': 2, 'ofb/segmentation': 1,
+         'ofb/digits': 5}
+# the dense tasks are built by test_detection_configs.py and test_segmentation_configs.py, those
+# with replaced heads by test_dwconv_configs.py, those of OFB by test_ofb_configs.py
+CLASSIFIERS = [path for path in CONFIGS if Path(path).parts[2] not in ('detection', 'segmentation')
+               and not {'dwconv', 'ofb'} & set(Path(path).parts)]
+SMALL = [path for path in CLASSIFIERS if '/digits/' in path]
+
+
+def test_all_are_found():
+    folders = Counter(str(Path(path).parent.relative_to('configs')) for path in CONFIGS)
+    assert folders == FOUND
+    assert len(SMALL) == 31
+
+
+def test_basenames_are_unique_and_follow_the_pattern():
+    names = [Path(path).stem for path in CONFIGS]
+    assert len(set(names)) == len(names)
+    pattern = r'[a-z-]+_[a-z0-9-]+(_[a-z0-9-]+)?_\d+xb\d+_[a-z0-9-]+'
+    assert not [name for name in names if not re.fullmatch(pattern, name)]
+
+
+@pytest.mark.parametrize('path', CONFIGS, ids=lambda path: Path(path).stem)
+def test_header_gives_command_and_result(path):
+    text = (ROOT / path).read_text()
+    header = ''.join(re.match(r'(#.*\n)+', text)[0].splitlines(True))
+    commands = re.findall(r'configs/\S+\.py', header)
+    assert path in commands and all((ROOT / other).is_file() for other in commands)
+    if 'digit' not in Path(path).stem:
+        assert 'Not run.' in header
+    assert ast.get_docstring(ast.parse(text)) is None and len(text.splitlines()) < 40
+
+
+def _build(config):
+    runner = Runner.from_cfg(config)
+    runner._train_loop = runner.build_train_loop(runner._train_loop)
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    runner.scale_lr(runner.optim_wrapper, dict(runner.auto_scale_lr, enable=True))
+    if runner.param_schedulers is not None:
+        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
+    runner._val_loop = runner.build_val_loop(runner._val_loop)
+    runner._test_loop = runner.build_test_loop(runner._test_loop)
+    return runner
+
+
+@pytest.mark.parametrize('path', CLASSIFIERS, ids=lambda path: Path(path).stem)
+def test_builds(path, prepared):
+    config = prepared(path)
+    with uninitialized():
+        runner = _build(config)
+    task = find_task(runner.model)
+    classes = task.head.num_classes
+    for part in ('train', 'val', 'test'):
+        assert config.data_preprocessor.num_classes == classes, part
+    assert set(runner.val_evaluator.metrics[0].topk) <= set(range(1, classes + 1))
+    _check_state(path, runner.model)
+    _check_optimizers(runner)
+    _check_hooks(runner)
+
+
+def _check_state(path, model):
+    backbone = find_backbone(model)
+    stage = Path(path).stem.split('_')[0].partition('-')[2]
+    gated, sliced = bool(backbone.gates()), backbone.structure is not None
+    assert (gated, sliced) == dict(
+        search=(True, False), dense=(False, False)).get(stage, (False, True))
+    wrapped = dict(search='SearchModel', retrain='RegularizedModel')
+    assert type(model).__name__ == wrapped.get(stage, 'ImageClassifier')
+
+
+def _check_optimizers(runner):
+    wrappers = runner.optim_wrapper
+    wrappers = list(wrappers.values()) if 'search' in runner.experiment_name else [wrappers]
+    held = [id(p) for w in wrappers for group in w.optimizer.param_groups for p in group['params']]
+    assert sorted(held) == sorted(id(p) for p in runner.model.parameters() if p.requires_grad)
+
+
+def _check_hooks(runner):
+    names = [type(hook).__name__ for hook in runner.hooks]
+    assert names.count('ExactResumeHook') == 1
+    kernel, bottleneck = (any(isinstance(m, loss) for m in runner.model.modules())
+                          for loss in (KernelComplexityLoss, InformationBottleneckLoss))
+    assert ('NystromRefreshHook' in names) == kernel
+    assert ('InformationBottleneckHook' in names) == bottleneck
+    assert ('WarmupSwitchHook' in names) == (kernel or bottleneck)
+    for hook in runner.hooks:  # they refuse bad settings here: landmarks above n, no gates, ...
+        if type(hook).__module__.startswith('mmkcr.') and type(hook).__name__ in (
+                'TemperatureDecayHook', 'WarmupSwitchHook', 'NystromRefreshHook',
+                'InformationBottleneckHook'):
+            hook.before_train(runner)
+
+
+def _make_ready(term):
+    """State as after a refresh; a teacher without its checkpoint."""
+    if isinstance(term, KernelComplexityLoss):
+        width, rank = term.basis.shape
+        term.set_basis(torch.linalg.qr(torch.randn(width, rank))[0])
+    elif isinstance(term, InformationBottleneckLoss):
+        term.refresh(torch.randn_like(term.centroids), torch.randn_like(term.log_q).log_softmax(1))
+    elif isinstance(term, DistillationLoss):
+        term.teacher.checkpoint = None
+
+
+@pytest.mark.parametrize('path', SMALL, ids=lambda path: Path(path).stem)
+def test_every_parameter_gets_a_gradient(path, prepared):
+    config = prepared(path)
+    model = _build(config).model.train()
+    model.init_weights()
+    terms = getattr(model, 'regularizers', {})
+    for term in terms.values():
+        _make_ready(term)
+    samples = [DataSample().set_gt_label(label) for label in range(4)]
+    data = dict(inputs=list(torch.randint(0, 255, (4, 3, 32, 32))), data_samples=samples)
+    losses = model(**model.data_preprocessor(data, training=True), mode='loss')
+    expected = {'loss', *(f'loss_{name}' for name in terms),
+                *(['loss_price'] if 'search' in path else [])}
+    assert expected == {name for name in losses if 'loss' in name}
+    total, _ = model.parse_losses(losses)
+    total.backward()
+    assert torch.isfinite(total)
+    missing = [name for name, param in model.named_parameters()
+               if param.requires_grad and (param.grad is None or not param.grad.isfinite().all())]
+    assert not missing
+
+
+def test_transfer_starts_from_the_retrained_backbone(load, tmp_path):
+    """The backbone of a retraining checkpoint is loaded whole, the head is new."""
+    arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+    sites = {f'layers.{i}.ffn': dict(total=32, kept=20) for i in range(2)}
+    structure = dict(format_version=1, sites=sites, backbone=dict(type='KCRVisionTransformer'))
+    retrain = load('configs/kcr/retrain/kcr-retrain_vit-base_8xb64_in1k.py')
+    transfer = load('configs/kcr/transfer/kcr-transfer_vit-base_8xb64_pets.py')
+    for task in (retrain.model.architecture, transfer.model):
+        task.backbone.update(arch=arch, structure=structure)
+        task.head.in_channels = 32
+    retrain.model.regularizers.kcr.num_features = 32
+    trained = build_model(retrain)
+    save_checkpoint(dict(state_dict=trained.state_dict()), str(tmp_path / 'epoch_300.pth'))
+    transfer.model.backbone.init_cfg.checkpoint = str(tmp_path / 'epoch_300.pth')
+    model = build_model(transfer)
+    model.init_weights()
+    expected = trained.architecture.backbone.state_dict()
+    assert len(expected) > 20
+    for name, value in model.backbone.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    assert model.head.num_classes == 37
+
+
+@pytest.mark.parametrize('path', ['kcr/retrain/kcr-retrain_swin-tiny_8xb64_in1k.py',
+                                  'kcr/digits/kcr-search_vit-mini_1xb64_digits.py',
+                                  '_base_/datasets/imagenet100_bs64.py'])
+def test_library_references(path, load, tmp_path):
+    own = tmp_path / 'own.py'
+    own.write_text(f"_base_ = 'mmkcr::{path}'\ntrain_dataloader = dict(batch_size=3)\n")
+    config, original = Config.fromfile(own), load(f'configs/{path}')
+    assert config.train_dataloader.batch_size == 3
+    if 'model' in original:
+        assert config.model.type == original.model.type
+        assert config.custom_imports.imports == ['mmkcr']

@@ -1,0 +1,169 @@
+"""Every detection config is built, and takes a training step on an image of a true shape."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from config_files import CONFIGS
+from mmdet.structures import DetDataSample
+from mmdet.structures.mask import BitmapMasks
+from mmengine.model import revert_sync_batchnorm
+from mmengine.runner import Runner
+from mmengine.structures import InstanceData
+
+from mmkcr.apis.build import default_shape
+from mmkcr.apis.model_zoo import uninitialized
+from mmkcr.models import KernelComplexityLoss
+from mmkcr.models.utils import find_backbone, find_task
+
+DETECTION = [path for path in CONFIGS if path.startswith('configs/kcr/detection/')]
+COCO = [path for path in DETECTION if path.endswith('_coco.py')]
+CASCADES = [path for path in COCO if 'cascade' in path]
+# a square image at the shortest side of the multi-scale training, and of the scenes
+SIDES = {True: 480, False: 128}
+
+
+def stage_of(path):
+    """'dense', 'search', 'slim' (searched on this task) or 'kcr' (searched on ImageNet)."""
+    part = Path(path).stem.split('_')[2]
+    return part if part in ('dense', 'search', 'slim') else 'kcr'
+
+
+def build(config):
+    with uninitialized():
+        runner = Runner.from_cfg(config)
+        runner._train_loop = runner.build_train_loop(runner._train_loop)
+        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+        runner.scale_lr(runner.optim_wrapper, dict(runner.auto_scale_lr, enable=True))
+        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
+        runner._val_loop = runner.build_val_loop(runner._val_loop)
+        runner._test_loop = runner.build_test_loop(runner._test_loop)
+    return runner
+
+
+def test_found():
+    assert len(DETECTION) == 13 and len(COCO) == 10 and len(CASCADES) == 8
+    for arch in ('tiny', 'base'):
+        assert {stage_of(path) for path in CASCADES if arch in path} == {
+            'dense', 'search', 'slim', 'kcr'}
+
+
+@pytest.mark.parametrize('path', DETECTION, ids=lambda path: Path(path).stem)
+def test_builds(path, load, prepared):
+    config = prepared(path)
+    runner = build(config)
+    task, backbone, stage = find_task(runner.model), find_backbone(runner.model), stage_of(path)
+    heads = [m for m in task.roi_head.modules() if hasattr(m, 'num_classes')]
+    assert {head.num_classes for head in heads} == {len(runner.train_dataloader.dataset.metainfo[
+        'classes'])} == {80 if path in COCO else 10}
+    assert bool(backbone.gates()) == (stage == 'search')
+    assert (backbone.structure is not None) == (stage in ('slim', 'kcr'))
+    assert type(runner.model).__name__ == ('SearchModel' if stage == 'search' else
+                                           'CascadeRCNN' if path in CASCADES else 'MaskRCNN')
+    initial = backbone.init_cfg or {}
+    assert (initial.get('type') == 'Pretrained') == (stage != 'slim')
+    wrappers = runner.optim_wrapper
+    wrappers = list(wrappers.values()) if stage == 'search' else [wrappers]
+    held = [id(p) for w in wrappers for group in w.optimizer.param_groups for p in group['params']]
+    assert sorted(held) == sorted(id(p) for p in runner.model.parameters() if p.requires_grad)
+    for hook in runner.hooks:  # they refuse bad settings here
+        if type(hook).__name__ in ('TemperatureDecayHook', 'WarmupSwitchHook',
+                                   'NystromRefreshHook'):
+            hook.before_train(runner)
+    assert [type(hook).__name__ for hook in runner.hooks].count('ExactResumeHook') == 1
+    assert default_shape(load(path), runner.model) == ((3, 800, 1280) if path in COCO else
+                                                       (3, 128, 128))
+
+
+@pytest.mark.parametrize('path', [path for path in CASCADES if stage_of(path) != 'search'],
+                         ids=lambda path: Path(path).stem)
+def test_settings_of_the_paper(path, load):
+    """SPEC 1.7: 3x, short side 480 to 800, long side 1333, AdamW 1e-4, decay 0.05, batch 16."""
+    config = load(path)
+    assert config.train_cfg.max_epochs == 36
+    assert config.param_scheduler[1].milestones == [27, 33]
+    optimizer = config.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 1e-4, 0.05)
+    assert config.train_dataloader.batch_size * 8 == config.auto_scale_lr.base_batch_size == 16
+    choices = next(t for t in config.train_dataloader.dataset.pipeline
+                   if t.type == 'RandomChoice').transforms
+    for choice in choices:  # the last step decides what the model sees
+        assert choice[-1].keep_ratio and {long for _, long in choice[-1].scales} == {1333}
+        assert [short for short, _ in choice[-1].scales] == list(range(480, 801, 32))
+    assert config.model.type == 'CascadeRCNN' and 'mask_head' in config.model.roi_head
+
+
+def model_key(path, load):
+    """What a training step depends on, where the weights come from aside."""
+    config = load(path)
+    model = copy.deepcopy(config.model)
+    backbone = model.get('architecture', model).backbone
+    backbone.pop('init_cfg', None)
+    backbone.structure = bool(backbone.get('structure'))
+    return json.dumps([model.to_dict(), config.optim_wrapper.to_dict()], sort_keys=True)
+
+
+def few_rois(task):
+    """As the config says, with fewer proposals and regions of interest."""
+    task.train_cfg.rpn_proposal.update(nms_pre=100, max_per_img=20)
+    samplers = task.roi_head.bbox_sampler
+    for sampler in samplers if isinstance(samplers, list) else [samplers]:
+        sampler.num = 8
+
+
+def scene(side, classes):
+    """A batch of one image with two objects, as the data loader gives it."""
+    boxes = torch.tensor([[10., 20., 10. + side / 4, 20. + side / 3],
+                          [side / 2, side / 2, side - 10., side - 20.]])
+    masks = np.zeros((2, side, side), np.uint8)
+    for mask, box in zip(masks, boxes.int().tolist()):
+        mask[box[1]:box[3], box[0]:box[2]] = 1
+    sample = DetDataSample(metainfo=dict(img_shape=(side, side), ori_shape=(side, side),
+                                         scale_factor=(1., 1.)))
+    sample.gt_instances = InstanceData(bboxes=boxes, labels=torch.tensor([1, classes - 1]),
+                                       masks=BitmapMasks(masks, side, side))
+    image = torch.randint(0, 255, (3, side, side), dtype=torch.uint8)
+    return dict(inputs=[image], data_samples=[sample])
+
+
+def test_a_step_reaches_every_parameter(load, prepared, two_threads):
+    """Configs that differ in the origin of their weights only take the same step."""
+    groups = {}
+    for path in DETECTION:
+        groups.setdefault(model_key(path, load), []).append(path)
+    assert 8 <= len(groups) <= 11
+    for paths in groups.values():
+        check_step(paths[0], prepared(paths[0]))
+
+
+def check_step(path, config):
+    side = SIDES[path in COCO]
+    if 'price' in config.model:
+        config.model.price.input_shape = (3, 64, 64)  # a forward less
+    runner = build(config)
+    model = revert_sync_batchnorm(runner.model).train()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.02)
+    for gate in find_backbone(model).gates().values():
+        torch.nn.init.constant_(gate.alpha, 2.)
+    for term in (m for m in model.modules() if isinstance(m, KernelComplexityLoss)):
+        width, rank = term.basis.shape
+        term.set_basis(torch.eye(width)[:, :rank])
+    few_rois(find_task(model))
+    data = model.data_preprocessor(scene(side, 80 if path in COCO else 10), training=True)
+    losses = model(**data, mode='loss')
+    assert ('loss_kcr' in losses) == ('loss_price' in losses) == (stage_of(path) == 'search')
+    total, _ = model.parse_losses(losses)
+    total.backward()
+    assert torch.isfinite(total)
+    missing = [name for name, param in model.named_parameters()
+               if param.requires_grad and (param.grad is None or not param.grad.isfinite().all())]
+    assert not missing, (path, missing)
+    before = next(find_backbone(model).parameters()).detach().clone()
+    wrappers = runner.optim_wrapper
+    for wrapper in wrappers.values() if stage_of(path) == 'search' else [wrappers]:
+        wrapper.step()
+    assert not torch.equal(before, next(find_backbone(model).parameters()))

@@ -1,0 +1,147 @@
+"""Every config of drop-in depthwise convolution is built, with its structure and schedules."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from config_files import CONFIGS
+from mmengine.config import Config
+from mmengine.registry import init_default_scope
+from mmengine.runner import Runner
+
+from mmkcr.apis.model_zoo import task_config, uninitialized
+from mmkcr.apis.study import Study
+from mmkcr.models.layers import GatedAttention, OperatorAttention
+from mmkcr.models.utils import find_backbone, find_task
+from mmkcr.registry import MODELS
+
+DWCONV = [path for path in CONFIGS if path.startswith('configs/dwconv/')]
+CLASSIFIERS = [path for path in DWCONV if '/segmentation/' not in path]
+SEGMENTORS = [path for path in DWCONV if '/segmentation/' in path]
+STAGES = ('pretrain', 'dense', 'replace', 'search', 'deploy', 'retrain')
+
+
+def stage_of(path):
+    return next(stage for stage in STAGES if stage in Path(path).stem)
+
+
+def test_found():
+    assert len(CLASSIFIERS) == 16 and len(SEGMENTORS) == 19
+    foundation = {Path(path).stem.split('_')[1] for path in DWCONV} - {'vit-octo'}
+    assert foundation == {f'{kind}-vit-{size}' for kind in ('dinov2', 'mae', 'clip')
+                          for size in ('base', 'large')}
+
+
+@pytest.fixture
+def replaced(load, tmp_path):
+    """Put a structure into a config: half of the blocks replaced, half of the channels kept."""
+
+    def put(config, path):
+        task = find_config(config)
+        if task.backbone.get('structure') is None:
+            return None
+        assert Path(task.backbone.structure).parts[0] == 'work_dirs'
+        init_default_scope('mmpretrain')
+        kind = task_config(config).backbone
+        if 'gates' in task.backbone:  # the structure is that of the heads alone
+            kind.type = 'mmkcr.DWConvVisionTransformer'
+        with uninitialized():
+            backbone = MODELS.build({k: v for k, v in kind.items() if k != 'init_cfg'})
+        sites = list(backbone.sites().items())
+        kept = {site: torch.arange(total // 2 if site.endswith('ffn') else
+                                   0 if i < len(sites) // 2 else total)
+                for i, (site, total) in enumerate(sites)}
+        task.backbone.structure = backbone.structure_for(kept).to_dict()
+        return backbone
+
+    return put
+
+
+def find_config(config):
+    return config.model.get('architecture', config.model)
+
+
+@pytest.mark.parametrize('path', DWCONV, ids=lambda path: Path(path).stem)
+def test_model_is_in_the_state_of_its_stage(path, load, replaced):
+    config, stage = load(path), stage_of(path)
+    replaced(config, path)
+    init_default_scope(config.default_scope)
+    with uninitialized():
+        model = MODELS.build(config.model)
+    backbone, task = find_backbone(model), find_task(model)
+    searched = stage == 'search'
+    assert bool(backbone.gates()) == searched
+    assert (backbone.structure is not None) == (stage in ('replace', 'deploy', 'retrain'))
+    assert type(model).__name__ == ('SearchModel' if searched else type(task).__name__)
+    kinds = [type(module) for module in backbone.attentions().values()]
+    if stage in ('replace', 'deploy', 'retrain'):
+        assert kinds.count(OperatorAttention) == len(kinds)
+    elif searched and 'kcr-' not in path:
+        assert kinds.count(GatedAttention) == len(kinds)
+        gate = next(iter(backbone.gates().values()))
+        assert gate.count == len(kinds) // 2
+    if 'linear' in path:
+        trained = {name for name, p in backbone.named_parameters() if p.requires_grad}
+        assert all('.operator.' in name or name.startswith('ln2') for name in trained)
+        assert ('layers.0.attn.operator.conv.weight' in trained) == (stage == 'replace')
+    channels = backbone.embed_dims
+    head = task.decode_head if path in SEGMENTORS else task.head
+    assert head.in_channels == channels
+    if 'vit-octo' not in path:
+        assert backbone.patch_resolution in ((24, 24), (21, 21)) and not backbone.with_cls_token
+
+
+@pytest.mark.parametrize('path', [path for path in DWCONV if 'kcr-dwconv-search' not in path],
+                         ids=lambda path: Path(path).stem)
+def test_second_fine_tuning_is_half_as_long(path, load):
+    config, stage = load(path), stage_of(path)
+    length = config.train_cfg.get('max_epochs') or config.train_cfg.max_iters
+    assert config.param_scheduler[-1].end == length
+    assert config.auto_scale_lr.base_batch_size in (8, 16, 64, 512)
+    if stage == 'replace':
+        first = load(path.replace('replace', 'dense'))
+        whole = first.train_cfg.get('max_epochs') or first.train_cfg.max_iters
+        assert 2 * length == whole
+        name = f'{"epoch" if "max_epochs" in first.train_cfg else "iter"}_{whole}.pth'
+        assert name in Path(path).read_text()
+        dense = Path(path).stem.replace('replace', 'dense')
+        assert config.load_from == f'work_dirs/{dense}/slim/subnet.pth'
+
+
+@pytest.mark.parametrize('path', [path for path in DWCONV if 'vit-octo' in path],
+                         ids=lambda path: Path(path).stem)
+def test_small_runs_are_built_with_optimizers_and_hooks(path, load, replaced, tmp_path, digits,
+                                                        monkeypatch):
+    from mmkcr.apis.run_settings import move_data
+    monkeypatch.setattr(Config, 'pretty_text', property(lambda self: repr(self.to_dict())))
+    config = load(path)
+    replaced(config, path)
+    move_data(config._cfg_dict, 'data/digits', str(digits))
+    config.work_dir, config.log_level = str(tmp_path), 'ERROR'
+    config.experiment_name = f'dwconv-build-{Path(path).stem}'
+    for part in ('train', 'val', 'test'):
+        config[f'{part}_dataloader'].update(num_workers=0, persistent_workers=False)
+    runner = Runner.from_cfg(config)
+    runner._train_loop = runner.build_train_loop(runner._train_loop)
+    wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    wrappers = list(wrapper.values()) if 'kcr-dwconv-search' in path else [wrapper]
+    held = {id(p): group for w in wrappers for group in w.optimizer.param_groups
+            for p in group['params']}
+    assert set(held) == {id(p) for p in runner.model.parameters() if p.requires_grad}
+    if stage_of(path) == 'search' and 'kcr-' not in path:
+        alpha = next(p for name, p in runner.model.named_parameters() if 'gate.alpha' in name)
+        assert held[id(alpha)]['lr'] == pytest.approx(1e-2) and not held[id(alpha)]['weight_decay']
+        hook = next(h for h in runner.hooks if type(h).__name__ == 'TemperatureDecayHook')
+        hook.before_train(runner)
+        assert hook.temperature(10**6) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize('name', ['digits/dwconv-study_digits.yml',
+                                  'segmentation/dwconv-study_digit-scenes.yml'])
+def test_studies_have_the_papers_rows(name):
+    study = Study(Path('configs/dwconv') / name)
+    rows = {'dense', 'lowest', 'highest', 'random', 'one', 'dsp', 'dsp-again'}
+    assert rows <= set(study.rows)
+    for stage in study.stages.values():
+        file = stage.get('train', stage.get('config'))
+        assert file is None or (study.configs / file.replace('{net}', 'vit-octo')).is_file()

@@ -1,0 +1,102 @@
+"""Every config of Once-for-Both is built, with its target, its schedules and its structure."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from config_files import CONFIGS, ROOT
+from mmengine.runner import Runner
+from mmpretrain.structures import DataSample
+
+from mmkcr.apis.model_zoo import uninitialized
+from mmkcr.apis.study import Study
+from mmkcr.models.utils import find_backbone, find_task
+
+OFB = [path for path in CONFIGS if path.startswith('configs/ofb/')]
+TARGETS = {'deit-small': (0.9, 1.1, 1.7), 'deit-base': (3.6, 8.7), 'swin-tiny': (1.0, 2.6, 3.1),
+           'resnet50': (1.6, )}
+
+
+def stage_of(path):
+    return Path(path).stem.split('_')[0].split('-')[1]
+
+
+def build(config, context=uninitialized):
+    with context():
+        runner = Runner.from_cfg(config)
+        runner._train_loop = runner.build_train_loop(runner._train_loop)
+        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+        runner.scale_lr(runner.optim_wrapper, dict(runner.auto_scale_lr, enable=True))
+        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
+        runner._val_loop = runner.build_val_loop(runner._val_loop)
+        runner._test_loop = runner.build_test_loop(runner._test_loop)
+    return runner
+
+
+def test_found():
+    assert len(OFB) == 26
+    for folder in ('search', 'retrain'):
+        names = [Path(path).stem.split('_') for path in OFB if f'/{folder}/' in path]
+        assert {name[1]: tuple(sorted(int(n[2][:-1]) / 1000 for n in names if n[1] == name[1]))
+                for name in names} == TARGETS
+
+
+@pytest.mark.parametrize('path', OFB, ids=lambda path: Path(path).stem)
+def test_builds(path, prepared):
+    config = prepared(path)
+    runner = build(config)
+    task, backbone = find_task(runner.model), find_backbone(runner.model)
+    stage = stage_of(path)
+    assert (bool(backbone.gates()), backbone.structure is not None) == dict(
+        search=(True, False), dense=(False, False)).get(stage, (False, True))
+    head = task.decode_head if hasattr(task, 'decode_head') else task.head
+    assert head.num_classes == len(runner.train_dataloader.dataset.metainfo['classes']) or \
+        head.num_classes == config.data_preprocessor.num_classes
+    held = [id(p) for group in runner.optim_wrapper.optimizer.param_groups for p in group['params']]
+    assert sorted(held) == sorted(id(p) for p in runner.model.parameters() if p.requires_grad)
+    if stage == 'search':
+        check_search(path, runner)
+
+
+def check_search(path, runner):
+    """The target is reachable, gates have their own betas, hooks find what they schedule."""
+    group = runner.optim_wrapper.optimizer.param_groups[-1]
+    gates = runner.model.gate_parameters()
+    assert [id(p) for p in group['params']] == [id(p) for p in gates]
+    assert tuple(group['betas']) == (0.5, 0.999)
+    hooks = {type(hook).__name__ for hook in runner.hooks}
+    assert {'LinearScheduleHook', 'ProgressivePruningHook'} <= hooks
+    for hook in runner.hooks:
+        if type(hook).__name__ in ('LinearScheduleHook', 'ProgressivePruningHook'):
+            hook.before_train(runner)
+    if 'in1k' in path:
+        stated = float(runner.model.price.target[:-1])
+        assert path.split('_')[-3] == f'{round(stated * 1000)}m'
+
+
+@pytest.mark.parametrize('path', [path for path in OFB if '/digits/' in path],
+                         ids=lambda path: Path(path).stem)
+def test_every_parameter_gets_a_gradient(path, prepared):
+    model = build(prepared(path), nullcontext).model.train()
+    model.init_weights()
+    samples = [DataSample().set_gt_label(label) for label in range(4)]
+    data = dict(inputs=list(torch.randint(0, 255, (4, 3, 32, 32))), data_samples=samples)
+    losses = model(**model.data_preprocessor(data, training=True), mode='loss')
+    total, _ = model.parse_losses(losses)
+    total.backward()
+    assert torch.isfinite(total)
+    assert not [name for name, param in model.named_parameters() if param.requires_grad
+                and (param.grad is None or not param.grad.isfinite().all())]
+    assert ('loss_reconstruction' in losses) == ('search' in path and 'no-pmim' not in path)
+
+
+def test_study_has_the_papers_variants():
+    study = Study(ROOT / 'configs/ofb/digits/ofb-study_digits.yml')
+    assert study.steps() == 19 + 13
+    overrides = [stage.get('overrides', {}) for stage in study.stages.values()]
+    targets = [found['model.price.target'] for found in overrides if found]
+    assert sorted(targets) == [0.3] * 4 + [0.6] * 2
+    gates = 'model.architecture.backbone.gates'
+    assert any(found.get(f'{gates}.init') == 'uniform' for found in overrides)
+    assert any(found.get(f'{gates}.order') == 'ordinal' for found in overrides)

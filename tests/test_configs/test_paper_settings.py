@@ -1,0 +1,171 @@
+"""The configs' settings are those of the KCR paper (SPEC 1.1 to 1.8)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from config_files import CONFIGS
+from mmengine.optim import OptimWrapper
+from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
+
+ARCHS = ('vit-small', 'vit-base', 'swin-tiny', 'swin-base')
+WIDTH = {'vit-small': 384, 'vit-base': 768, 'swin-tiny': 768, 'swin-base': 1024,
+         'efficientvit-b1': 256}
+FEATURES = {**WIDTH, 'efficientvit-b1': 1600}  # that the classifier reads
+ARCH_NAME = {'vit-small': 'deit-small', 'vit-base': 'base', 'swin-tiny': 'tiny',
+             'swin-base': 'base', 'efficientvit-b1': 'b1'}
+IMAGENET = [path for path in CONFIGS if Path(path).parts[1] == 'kcr' and Path(path).parts[2] in (
+    'search', 'retrain', 'deploy', 'transfer')]
+
+
+def arch_of(path):
+    return Path(path).stem.split('_')[1]
+
+
+def hook(config, name):
+    found = [h for h in config.custom_hooks if h.type.split('.')[-1] == name]
+    assert len(found) == 1
+    return found[0]
+
+
+def learning_rates(schedulers, lr, epochs, length=10):
+    """The rate of every iteration."""
+    init_default_scope('mmpretrain')
+    optimizer = OptimWrapper(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr))
+    built = [PARAM_SCHEDULERS.build(dict(cfg), default_args=dict(
+        optimizer=optimizer, epoch_length=length)) for cfg in schedulers]
+    rates = []
+    for _ in range(epochs * length):
+        rates.append(optimizer.get_lr()['lr'][0])
+        optimizer.step()
+        for scheduler in built:
+            scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize('path', IMAGENET, ids=lambda path: Path(path).stem)
+def test_everywhere(path, load):
+    config, arch = load(path), arch_of(path)
+    task = config.model.get('architecture', config.model)
+    assert task.backbone.arch == ARCH_NAME[arch]
+    assert task.head.in_channels == WIDTH[arch]
+    assert task.head.loss.type == 'CrossEntropyLoss'
+    assert task.get('train_cfg') is None  # no mixup
+    kcr = config.model.get('regularizers', {}).get('kcr')
+    assert kcr is None or (kcr.num_features == FEATURES[arch] and kcr.rank_ratio == 0.2)
+    # batch 512, random resized crop and flip
+    assert config.train_dataloader.batch_size == 64 and '_8xb64_' in path
+    assert config.auto_scale_lr.base_batch_size == 512
+    dataset = config.train_dataloader.dataset
+    types = [step.type for step in dataset.get('dataset', dataset).pipeline]
+    assert types == ['LoadImageFromFile', 'RandomResizedCrop', 'RandomFlip', 'PackInputs']
+
+
+SEARCHES = [path for path in IMAGENET if '/search/' in path]
+
+
+@pytest.mark.parametrize('path', SEARCHES, ids=lambda path: Path(path).stem)
+def test_search(path, load):
+    config = load(path)
+    for part in ('train', 'val', 'test'):
+        subset = config[f'{part}_dataloader'].dataset
+        assert (subset.type, subset.num_classes, subset.seed) == ('mmkcr.ClassSubset', 100, 0)
+    assert config.model.architecture.head.num_classes == 100
+    loop = config.train_cfg
+    assert (loop.type, loop.max_epochs, loop.architecture_fraction) == (
+        'mmkcr.BilevelTrainLoop', 200, 0.3)
+    weights = config.optim_wrapper.weights.optimizer
+    assert (weights.type, weights.lr, weights.betas, weights.weight_decay) == (
+        'AdamW', 1e-3, (0.9, 0.999), 0.01)
+    gates = config.optim_wrapper.architecture.optimizer
+    assert (gates.type, gates.lr, gates.betas) == ('AdamW', 1e-3, (0.9, 0.999))
+    temperature = hook(config, 'TemperatureDecayHook')
+    assert (temperature.initial, temperature.decay) == (4.5, 0.95)
+    name = Path(path).stem
+    prices = {'lambda04': 0.4, 'lambda06': 0.6, 'lambda08': 0.8}
+    price = next((value for key, value in prices.items() if key in name), 0.2)
+    assert config.model.price.weight == price
+    assert ('kcr' in config.model.regularizers) == ('_v1_' not in name)
+    if '_v1_' not in name:
+        assert config.model.regularizers.kcr.weight == 0.2
+        assert hook(config, 'WarmupSwitchHook').begin == 90
+        refresh = hook(config, 'NystromRefreshHook')
+        assert (refresh.interval, refresh.landmarks) == (30, 50000)
+
+
+@pytest.mark.parametrize('part', ['weights', 'architecture'])
+def test_search_rate_falls_from_1e3_to_1e4(part, load):
+    config = load(SEARCHES[0])
+    rates = learning_rates(config.param_scheduler[part], 1e-3, 200)
+    assert rates[0] == pytest.approx(1e-3) and rates[-1] == pytest.approx(1e-4, rel=1e-3)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[1000] == pytest.approx(5.5e-4, rel=1e-2)
+
+
+RETRAINS = [path for path in IMAGENET if '/retrain/' in path]
+
+
+@pytest.mark.parametrize('path', RETRAINS, ids=lambda path: Path(path).stem)
+def test_retrain(path, load):
+    config, name = load(path), Path(path).stem
+    optimizer = config.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr, optimizer.betas, optimizer.weight_decay) == (
+        'AdamW', 2e-3, (0.9, 0.999), 0.01)
+    assert config.train_cfg.max_epochs == 300
+    assert config.train_dataloader.dataset.type == 'ImageNet'
+    assert 'EMAHook' in [h.type for h in config.custom_hooks]
+    if '_no-kcr_' in name:
+        assert not config.model.regularizers and len(config.custom_hooks) == 1
+        return
+    weights = {'eta01': 0.1, 'eta03': 0.3, 'eta04': 0.4, 'eta05': 0.5, '_v1_': 1.}
+    weight = next((value for key, value in weights.items() if key in name), 0.2)
+    assert config.model.regularizers.kcr.weight == weight
+    assert hook(config, 'WarmupSwitchHook').begin == 90
+    refresh = hook(config, 'NystromRefreshHook')
+    assert (refresh.interval, refresh.landmarks) == (30, 100000 if '_v1_' in name else 50000)
+
+
+def test_rate_scales_with_the_batch(load):
+    """With --auto-scale-lr the whole schedule is scaled, its end too."""
+    for schedulers, lr, epochs in (
+            (load(SEARCHES[0]).param_scheduler.weights, 1e-3, 200),
+            (load(RETRAINS[0]).param_scheduler, 2e-3, 300)):
+        rates = learning_rates(schedulers, lr, epochs)
+        assert learning_rates(schedulers, lr / 8, epochs) == pytest.approx([r / 8 for r in rates])
+
+
+def test_retrain_rate_warms_up_to_2e3_and_falls_to_2e4(load):
+    rates = learning_rates(load(RETRAINS[0]).param_scheduler, 2e-3, 300)
+    assert rates[0] == pytest.approx(2e-4) and rates[-1] == pytest.approx(2e-4, rel=1e-3)
+    assert max(rates) == pytest.approx(2e-3) and 49 <= rates.index(max(rates)) <= 51
+    assert rates[:50] == sorted(rates[:50]) and rates[50:] == sorted(rates[50:], reverse=True)
+
+
+@pytest.mark.parametrize('data, classes', [('flowers102', 102), ('pets', 37), ('cars', 196)])
+def test_transfer(data, classes, load):
+    path, = [path for path in IMAGENET if path.endswith(f'_{data}.py')]
+    config = load(path)
+    assert dict(config.optim_wrapper.optimizer) == dict(type='Adam', lr=1e-5)
+    assert config.get('param_scheduler') is None and config.train_cfg.max_epochs == 50
+    assert config.model.head.num_classes == classes
+    checkpoint = config.model.backbone.init_cfg.checkpoint
+    assert any(Path(path).stem == Path(checkpoint).parent.name for path in RETRAINS)
+
+
+def test_every_model_has_every_stage():
+    for arch in ARCHS:
+        variants = {Path(path).stem.replace(f'_{arch}', '') for path in IMAGENET
+                    if arch_of(path) == arch}
+        assert {'kcr-search_8xb64_in1k-100', 'kcr-search_v1_8xb64_in1k-100',
+                'kcr-retrain_8xb64_in1k', 'kcr-retrain_no-kcr_8xb64_in1k',
+                'kcr-retrain_v1_8xb64_in1k', 'kcr-deploy_8xb64_in1k'} <= variants
+
+
+@pytest.mark.parametrize('path', RETRAINS, ids=lambda path: Path(path).stem)
+def test_subnet_is_that_of_the_matching_search(path, load):
+    config = load(path)
+    search = Path(config.model.architecture.backbone.structure).parts[1]
+    own, = [load(other) for other in SEARCHES if Path(other).stem == search]
+    assert own.model.architecture.backbone.arch == config.model.architecture.backbone.arch
+    for variant in ('v1', 'lambda04', 'lambda06', 'lambda08'):
+        assert (f'_{variant}_' in search) == (f'_{variant}_' in Path(path).stem)

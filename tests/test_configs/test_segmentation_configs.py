@@ -1,0 +1,184 @@
+"""Every segmentation config is built, and takes a training step on images of the true shape."""
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from config_files import CONFIGS
+from mmengine.model import revert_sync_batchnorm
+from mmengine.runner import Runner
+from mmengine.structures import PixelData
+from mmseg.datasets import ADE20KDataset
+from mmseg.structures import SegDataSample
+
+from mmkcr.apis.model_zoo import uninitialized
+from mmkcr.models import KernelComplexityLoss
+from mmkcr.models.utils import find_backbone, find_task
+
+SEGMENTATION = [path for path in CONFIGS if path.startswith('configs/kcr/segmentation/')]
+ADE20K = [path for path in SEGMENTATION if path.endswith('_ade20k.py')]
+
+
+def stage_of(path):
+    """'dense', 'search', 'slim' (searched on this task) or 'kcr' (searched on ImageNet)."""
+    part = Path(path).stem.split('_')[2]
+    return part if part in ('dense', 'search', 'slim') else 'kcr'
+
+
+def build(config):
+    with uninitialized():
+        runner = Runner.from_cfg(config)
+        runner._train_loop = runner.build_train_loop(runner._train_loop)
+        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+        runner.scale_lr(runner.optim_wrapper, dict(runner.auto_scale_lr, enable=True))
+        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
+        runner._val_loop = runner.build_val_loop(runner._val_loop)
+        runner._test_loop = runner.build_test_loop(runner._test_loop)
+    return runner
+
+
+def wrappers_of(runner, stage):
+    return list(runner.optim_wrapper.values()) if stage == 'search' else [runner.optim_wrapper]
+
+
+def test_found():
+    assert len(SEGMENTATION) == 11 and len(ADE20K) == 8
+    for arch in ('tiny', 'base'):
+        assert {stage_of(path) for path in ADE20K if arch in path} == {
+            'dense', 'search', 'slim', 'kcr'}
+
+
+@pytest.mark.parametrize('path', SEGMENTATION, ids=lambda path: Path(path).stem)
+def test_builds_and_takes_a_step(path, prepared):
+    stage = stage_of(path)
+    runner = build(prepared(path))
+    task, backbone = find_task(runner.model), find_backbone(runner.model)
+    classes = runner.train_dataloader.dataset.metainfo['classes']
+    assert {task.decode_head.num_classes, task.auxiliary_head.num_classes} == {len(classes)} == {
+        len(ADE20KDataset.METAINFO['classes']) if path in ADE20K else 10}
+    assert bool(backbone.gates()) == (stage == 'search')
+    assert (backbone.structure is not None) == (stage in ('slim', 'kcr'))
+    assert type(runner.model).__name__ == ('SearchModel' if stage == 'search' else
+                                           'EncoderDecoder')
+    initial = backbone.init_cfg or {}
+    assert (initial.get('type') == 'Pretrained') == (stage != 'slim')
+    held = [id(p) for wrapper in wrappers_of(runner, stage)
+            for group in wrapper.optimizer.param_groups for p in group['params']]
+    assert sorted(held) == sorted(id(p) for p in runner.model.parameters() if p.requires_grad)
+    names = [type(hook).__name__ for hook in runner.hooks]
+    assert names.count('ExactResumeHook') == 1
+    for name in ('TemperatureDecayHook', 'WarmupSwitchHook', 'NystromRefreshHook'):
+        assert names.count(name) == (stage == 'search')
+    for hook in runner.hooks:  # they refuse bad settings here
+        if type(hook).__name__ in ('TemperatureDecayHook', 'WarmupSwitchHook',
+                                   'NystromRefreshHook'):
+            hook.before_train(runner)
+    step_without_numbers(path, runner, len(classes))
+
+
+def samples(size, classes, count=2):
+    """A batch as the data loader gives it."""
+    labels = torch.randint(0, classes, (1, *size))
+    labels[..., :9] = 255
+    return dict(
+        inputs=[torch.randint(0, 255, (3, *size), dtype=torch.uint8) for _ in range(count)],
+        data_samples=[SegDataSample(gt_sem_seg=PixelData(data=labels.clone()),
+                                    metainfo=dict(img_shape=size)) for _ in range(count)])
+
+
+def prepare_step(model):
+    """Ready to train, with a basis for the KCR term."""
+    model = revert_sync_batchnorm(model).train()
+    for term in (m for m in model.modules() if isinstance(m, KernelComplexityLoss)):
+        width, rank = term.basis.shape
+        term.set_basis(torch.eye(width)[:, :rank])
+    return model
+
+
+def no_accuracy(pred, *_, **__):
+    return pred.new_zeros(1)  # it selects pixels by value, and takes no part in the gradient
+
+
+def step_without_numbers(path, runner, classes):
+    """On the meta device, where tensors have shapes and operators take no time.
+
+    A batch of the config's size in crops of the config's size reaches the loss
+    and the optimizers, and every trainable parameter gets a gradient.
+    """
+    model, size = prepare_step(runner.model), tuple(find_task(runner.model).data_preprocessor.size)
+    assert size == ((512, 512) if path in ADE20K else (128, 128))
+    data = model.data_preprocessor(
+        samples(size, classes, runner.train_dataloader.batch_size), training=True)
+    assert data['inputs'].shape[2:] == size
+    model.to('meta')
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.cfg.optim_wrapper)
+    with mock.patch('mmseg.models.decode_heads.decode_head.accuracy', no_accuracy):
+        losses = model(data['inputs'].to('meta'), [s.to('meta') for s in data['data_samples']],
+                       mode='loss')
+    assert ('loss_price' in losses) == (stage_of(path) == 'search')
+    assert 'loss_kcr' not in losses  # off in the warm-up; on in the step with numbers below
+    model.parse_losses(losses)[0].backward()
+    missing = [name for name, parameter in model.named_parameters()
+               if parameter.requires_grad and parameter.grad is None]
+    assert not missing
+    for wrapper in wrappers_of(runner, stage_of(path)):
+        wrapper.step()
+
+
+@pytest.mark.parametrize('path', [path for path in ADE20K if stage_of(path) != 'search'],
+                         ids=lambda path: Path(path).stem)
+def test_settings_of_the_paper(path, load):
+    """SPEC 1.7: 160k, batch 16, AdamW 6e-5, 0.01, 1500 of warm-up then linear, and the rest."""
+    config = load(path)
+    assert config.train_cfg.type == 'IterBasedTrainLoop' and config.train_cfg.max_iters == 160000
+    assert config.train_dataloader.batch_size * 8 == config.auto_scale_lr.base_batch_size == 16
+    optimizer = config.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ('AdamW', 6e-5, 0.01)
+    warmup, decay = config.param_scheduler
+    assert (warmup.type, warmup.by_epoch, warmup.begin, warmup.end) == ('LinearLR', False, 0, 1500)
+    assert (decay.type, decay.power, decay.begin, decay.end, decay.eta_min, decay.by_epoch) == (
+        'PolyLR', 1., 1500, 160000, 0., False)
+    steps = {step.type: step for step in config.train_dataloader.dataset.pipeline}
+    assert steps['RandomResize'].ratio_range == (0.5, 2.0) and 'PhotoMetricDistortion' in steps
+    assert steps['RandomFlip'].prob == 0.5 and steps['RandomCrop'].crop_size == (512, 512)
+    assert config.model.backbone.drop_path_rate == 0.2
+    scales, flips = config.tta_pipeline[-1].transforms[:2]
+    assert [scale.scale_factor for scale in scales] == [0.5, 0.75, 1., 1.25, 1.5, 1.75]
+    assert [flip.prob for flip in flips] == [0., 1.]
+    assert config.tta_model.type == 'SegTTAModel'
+
+
+@pytest.mark.parametrize('stage', ['search', 'slim'])
+def test_a_step_with_numbers(stage, prepared):
+    """Swin-T on crops of 512 x 512, with narrower heads."""
+    path = f'configs/kcr/segmentation/kcr-upernet_swin-tiny_{stage}_8xb2_ade20k.py'
+    config = prepared(path)
+    task = config.model.get('architecture', config.model)
+    task.decode_head.channels = task.auxiliary_head.channels = 16
+    if stage == 'search':
+        config.model.price.input_shape = (3, 128, 128)
+    runner = build(config)
+    for parameter in runner.model.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.02)
+    for gate in find_backbone(runner.model).gates().values():
+        torch.nn.init.constant_(gate.alpha, 2.)
+    model = prepare_step(runner.model)
+    for pool in find_task(model).decode_head.psp_modules:
+        pool.eval()  # a norm over a batch of one pooled pixel
+    size = (512, 512) if stage == 'slim' else (256, 256)
+    data = model.data_preprocessor(samples((512, 512), 150, 1), training=True)
+    inputs, data_samples = data['inputs'][..., :size[0], :size[1]], data['data_samples']
+    for sample in data_samples:
+        sample.gt_sem_seg = PixelData(data=sample.gt_sem_seg.data[..., :size[0], :size[1]])
+    losses = model(inputs, data_samples, mode='loss')
+    assert ('loss_kcr' in losses) == ('loss_price' in losses) == (stage == 'search')
+    total, _ = model.parse_losses(losses)
+    total.backward()
+    assert torch.isfinite(total)
+    assert not [name for name, p in model.named_parameters()
+                if p.requires_grad and (p.grad is None or not p.grad.isfinite().all())]
+    before = next(find_backbone(model).parameters()).detach().clone()
+    for wrapper in wrappers_of(runner, stage):
+        wrapper.step()
+    assert not torch.equal(before, next(find_backbone(model).parameters()))

@@ -1,0 +1,61 @@
+"""Missing data folders are one sentence."""
+
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+
+import mmkcr  # noqa: F401  (lets configs refer to the hosts' bases)
+from mmkcr.datasets import check_data_folders
+
+BASES = Path(__file__).parents[2] / 'configs' / '_base_' / 'datasets'
+
+
+def load(name, root):
+    """Config of a digits data set at ``root``."""
+    return Config.fromstring((BASES / f'{name}.py').read_text().replace('data/digits', str(root)),
+                             '.py')
+
+
+NAMES = sorted(path.stem for path in BASES.glob('digit*.py'))
+
+
+def test_names():
+    assert NAMES == ['digit_scenes_instance', 'digit_scenes_semantic', 'digits_bs64']
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_digits(digits_root, tmp_path, name):
+    check_data_folders(load(name, digits_root))
+    missing = tmp_path / 'digits'
+    with pytest.raises(FileNotFoundError) as error:
+        check_data_folders(load(name, missing))
+    assert f'digits.py --out {missing}`' in str(error.value)
+    assert '`train_dataloader`' in str(error.value) and '\n' not in str(error.value)
+
+
+def test_part_is_missing(tmp_path):
+    (tmp_path / 'digits' / 'train').mkdir(parents=True)
+    cfg = load('digits_bs64', tmp_path / 'digits')
+    check_data_folders(cfg, ['train_dataloader'])
+    with pytest.raises(FileNotFoundError, match='`val_dataloader`.*digits/val`'):
+        check_data_folders(cfg)
+
+
+def test_wrapped_data_set_without_a_remedy(tmp_path):
+    cfg = Config.fromfile(BASES / 'imagenet100_bs64.py')
+    cfg.train_dataloader.dataset.dataset.data_root = str(tmp_path)
+    with pytest.raises(FileNotFoundError) as error:
+        check_data_folders(cfg)
+    assert f'`{tmp_path}/train`' in str(error.value) and 'digits.py' not in str(error.value)
+
+
+def test_what_is_passed_over(tmp_path):
+    remote = dict(dataset=dict(type='ImageNet', data_root='s3://bucket/imagenet', split='train'))
+    made_up = dict(dataset=dict(type='LabelledNumbers'))
+    joined = dict(dataset=dict(type='ConcatDataset', datasets=[dict(data_root=str(tmp_path))]))
+    check_data_folders(dict(train_dataloader=remote, val_dataloader=None))
+    check_data_folders(dict(train_dataloader=made_up, val_dataloader=joined))
+    joined['dataset']['datasets'].append(dict(data_root=str(tmp_path / 'none')))
+    with pytest.raises(FileNotFoundError, match='none'):
+        check_data_folders(dict(val_dataloader=joined))

@@ -1,0 +1,86 @@
+"""Stratified folds of a stratified share."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.datasets import FoldPart
+from mmkcr.datasets.fold_part import fold_indices
+
+
+@st.composite
+def problems(draw):
+    classes, folds = draw(st.integers(2, 5)), draw(st.integers(2, 5))
+    counts = [draw(st.integers(4 * folds, 60)) for _ in range(classes)]
+    labels = np.repeat(np.arange(classes), counts)
+    np.random.default_rng(draw(st.integers(0, 99))).shuffle(labels)
+    return labels, draw(st.sampled_from([0.5, 0.75, 1.0])), folds, draw(st.integers(0, 99))
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_folds_are_a_stratified_partition_of_one_share(problem):
+    labels, fraction, folds, seed = problem
+    parts = [fold_indices(labels, fraction, folds, fold, seed) for fold in range(folds)]
+    share = np.union1d(*parts[0])
+    assert abs(len(share) - fraction * len(labels)) <= 1
+    held_out = np.concatenate([out for _, out in parts])
+    assert np.array_equal(np.sort(held_out), share)  # every sample is held out once
+    for train, out in parts:
+        assert np.array_equal(np.sort(np.concatenate([train, out])), share)
+        assert (np.diff(train) > 0).all() and (np.diff(out) > 0).all()
+        for label in np.unique(labels):
+            of_label = (labels[share] == label).sum()
+            assert abs(of_label - fraction * (labels == label).sum()) <= 1
+            assert abs((labels[out] == label).sum() - of_label / folds) < 1
+    again = fold_indices(labels, fraction, folds, 0, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(parts[0], again))
+
+
+@pytest.mark.parametrize('args, message', [
+    ((0, 5, 0, 0), r'`fraction` of the training set within \(0, 1\], found 0'),
+    ((1.5, 5, 0, 0), 'found 1.5'),
+    ((0.5, 1, 0, 0), 'at least 2 folds'),
+    ((0.5, 5, 5, 0), 'found fold 5 of 5'),
+    ((0.1, 5, 0, 0), 'at least 5 samples of every class for 5 folds, found a class with 2'),
+    ((0.01, 2, 0, 0), 'of which a stratified 1% can be drawn, found 40 samples'),
+])
+def test_refusals(args, message):
+    with pytest.raises(ValueError, match=message):
+        fold_indices(np.repeat([0, 1], 20), *args)
+
+
+class Labelled:
+    """The interface of a classification data set, without images."""
+
+    pipeline = 'train'
+    metainfo = dict(classes=('a', 'b'))
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return index
+
+    def get_data_info(self, index):
+        return dict(gt_label=self.labels[index])
+
+
+def test_part_of_a_data_set():
+    whole = Labelled([0, 1] * 20)
+    parts = [FoldPart(whole, 0.5, 2, 1, held_out, seed=3) for held_out in (False, True)]
+    train, out = ([part[i] for i in range(len(part))] for part in parts)
+    assert len(train) == len(out) == 10 and not set(train) & set(out)
+    for part, samples in zip(parts, (train, out)):
+        assert part.get_gt_labels().tolist() == [whole.labels[i] for i in samples]
+        assert part.get_data_info(3) == dict(gt_label=whole.labels[samples[3]])
+        assert part.metainfo == whole.metainfo and part.pipeline == 'train'
+        assert copy.deepcopy(part).indices == part.indices
+    with pytest.raises(TypeError, match='one integer `gt_label` per sample'):
+        FoldPart(Labelled([[0, 1]] * 20))

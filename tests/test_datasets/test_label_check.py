@@ -1,0 +1,46 @@
+"""Masks with labels out of range are named; everything else passes untouched."""
+
+import pytest
+import torch
+from mmengine.dataset import Compose
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
+
+from mmkcr.datasets.label_check import CheckSegLabels, watch_labels
+
+
+def packed(*labels):
+    sample = SegDataSample(gt_sem_seg=PixelData(data=torch.tensor([[labels]])),
+                           metainfo=dict(seg_map_path='masks/7.png'))
+    return dict(inputs=torch.zeros(3, 1, len(labels)), data_samples=sample)
+
+
+@pytest.mark.parametrize('labels, wrong', [
+    ((0, 9, 255), None), ((255, ), None), ((0, 10), 10), ((3, 254, 255), 254), ((0, -1), -1)])
+def test_labels(labels, wrong):
+    results, check = packed(*labels), CheckSegLabels(10)
+    if wrong is None:
+        assert check(results) is results
+        return
+    with pytest.raises(ValueError, match=f'labels below 10, .* or 255, found {wrong} in the mask '
+                                         '`masks/7.png`'):
+        check(results)
+
+
+def test_other_samples_pass():
+    for results in (dict(inputs=1), dict(data_samples=[1]), dict(data_samples=SegDataSample())):
+        assert CheckSegLabels(2)(results) is results
+
+
+def test_a_data_set_is_watched_once_and_through_wrappers():
+    class Plain:
+        ignore_index = 254
+        pipeline = Compose([])
+
+    class Wrapper:
+        dataset = Plain
+
+    watch_labels(Wrapper, 3), watch_labels(Plain, 3)
+    (check, ) = Plain.pipeline.transforms
+    assert (check.num_classes, check.ignore_index) == (3, 254)
+    watch_labels(object(), 3)

@@ -1,0 +1,74 @@
+"""Detection: a run killed and resumed is the unbroken one, and two processes are one."""
+
+import signal
+import socket
+
+import pytest
+import torch
+
+SEARCH = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py'
+DENSE = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
+SMALL = {
+    'train_dataloader.dataset.indices': list(range(12)), 'train_dataloader.batch_size': 2,
+    'val_dataloader.dataset.indices': list(range(4)), 'default_hooks.logger.interval': 1,
+    'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1,
+    'visualizer.vis_backends': [dict(type='LocalVisBackend')]}
+# A batch's loss is a mean over objects, so two batches of one are not one of two; they are two
+# batches of one whose gradients are accumulated. The samplers draw at random, and otherwise on
+# every rank, unless they take everything.
+ALL = {
+    **SMALL, 'train_dataloader.batch_size': 1, 'param_scheduler': [],
+    'train_dataloader.dataset.indices': list(range(8)),
+    'model.train_cfg.rpn.sampler.num': 10**5, 'model.train_cfg.rcnn.sampler.num': 10**4,
+    'optim_wrapper.optimizer': dict(
+        type='SGD', lr=0.01, momentum=0.9, weight_decay=0.01, _delete_=True)}
+
+
+@pytest.fixture(scope='module')
+def resumed(run_jobs, tmp_path_factory):
+    """Work directories of an unbroken search and of one that was killed in its second epoch."""
+    unbroken, broken = (str(tmp_path_factory.mktemp(name)) for name in ('unbroken', 'broken'))
+    job = dict(config=SEARCH, options=SMALL)
+    statuses = run_jobs([dict(job, work_dir=unbroken), dict(job, work_dir=broken, kill=6),
+                         dict(job, work_dir=broken, resume=True)])
+    assert statuses == [0, -signal.SIGKILL, 0]
+    return unbroken, broken
+
+
+def test_a_resumed_search_is_the_unbroken_one(resumed, last_checkpoint, logged):
+    unbroken, broken = map(last_checkpoint, resumed)
+    assert unbroken['state_dict'].keys() == broken['state_dict'].keys()
+    for name, value in unbroken['state_dict'].items():
+        assert torch.equal(value, broken['state_dict'][name]), name
+    alphas = [v for k, v in unbroken['state_dict'].items() if k.endswith('gate.alpha')]
+    assert len(alphas) == 4 and all(alpha.unique().numel() > 4 for alpha in alphas)
+    first, second = logged(unbroken), logged(broken)
+    assert {'train/loss_mask', 'train/loss_kcr', 'train/loss_price', 'train/macs',
+            'train/architecture/loss', 'val/coco/segm_mAP'} <= first.keys()
+    assert first == second
+
+
+@pytest.fixture(scope='module')
+def processes(run_jobs, tmp_path_factory):
+    """Work directories of one process that accumulates, and of two."""
+    one, two = (str(tmp_path_factory.mktemp(name)) for name in ('one', 'two'))
+    assert run_jobs([dict(config=DENSE, work_dir=one, options={
+        **ALL, 'optim_wrapper.accumulative_counts': 2})]) == [0]
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    run_jobs([dict(config=DENSE, work_dir=two, options=ALL)], launcher=[
+        '-m', 'torch.distributed.run', '--nproc_per_node=2', f'--master_port={port}'])
+    return one, two
+
+
+def test_two_processes_are_one(processes, last_checkpoint, logged):
+    one, two = map(last_checkpoint, processes)
+    assert one['state_dict'].keys() == two['state_dict'].keys()
+    for name, value in one['state_dict'].items():
+        torch.testing.assert_close(two['state_dict'][name], value, rtol=1e-4, atol=1e-5, msg=name)
+    first, second = logged(one), logged(two)
+    assert len(first['train/loss']) == 2 * len(second['train/loss']) == 16
+    assert second['train/loss'][-1] < second['train/loss'][0]
+    for name in ('val/coco/bbox_mAP', 'val/coco/segm_mAP'):
+        assert first[name] == pytest.approx(second[name], abs=2e-3)

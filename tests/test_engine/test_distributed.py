@@ -1,0 +1,60 @@
+"""Two processes are one process with the same global batch."""
+
+import socket
+
+import pytest
+import torch
+
+# SGD, because Adam turns the rounding noise of a gradient that is zero into whole steps;
+# no stochastic depth and no mixup, whose noise differs by rank
+SGD = dict(type='SGD', lr=0.05, momentum=0.9, weight_decay=0.01)
+COMMON = {'train_cfg.max_epochs': 2, 'train_dataloader.num_workers': 1,
+          'model.architecture.backbone.drop_path_rate': 0.}
+SEARCH = {**COMMON, 'optim_wrapper.weights.optimizer': dict(SGD, _delete_=True),
+          'optim_wrapper.architecture.optimizer': dict(SGD, _delete_=True),
+          'optim_wrapper.weights.accumulative_counts': 2}
+RETRAIN = {**COMMON, 'model.architecture.train_cfg.augments': None,
+           'optim_wrapper.optimizer': dict(SGD, _delete_=True)}
+KINDS = dict(search=SEARCH, retrain=RETRAIN)
+
+
+@pytest.fixture(scope='module')
+def work_dirs(run_jobs, tmp_path_factory):
+    """Work directories of one process and of two, by kind of run."""
+    root = tmp_path_factory.mktemp('distributed')
+    single, double = ([dict(kind=kind, work_dir=str(root / f'{kind}{size}'),
+                            options={**options, 'train_dataloader.batch_size': size})
+                       for kind, options in KINDS.items()] for size in (8, 4))
+    assert run_jobs(single) == [0, 0]
+    for job in double:
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            port = free.getsockname()[1]
+        run_jobs([job], launcher=['-m', 'torch.distributed.run', '--nproc_per_node=2',
+                                  f'--master_port={port}'])
+    return {kind: [str(root / f'{kind}{size}') for size in (8, 4)] for kind in KINDS}
+
+
+@pytest.fixture(params=KINDS)
+def pair(request, work_dirs, last_checkpoint):
+    """Kind of run, last checkpoint of one process, and of two."""
+    return request.param, *map(last_checkpoint, work_dirs[request.param])
+
+
+def test_weights_gates_bases_and_averages(pair):
+    kind, single, double = pair
+    for key in ('state_dict', 'ema_state_dict'):
+        assert single[key].keys() == double[key].keys()
+        for name, value in single[key].items():
+            other = double[key][name]
+            if name.endswith('kcr.basis'):  # a basis is one up to rotations of its subspace
+                value, other = value @ value.T, other @ other.T
+            torch.testing.assert_close(other, value, rtol=1e-5, atol=1e-5, msg=name)
+    alphas = [value for name, value in double['state_dict'].items() if name.endswith('alpha')]
+    assert len(alphas) == (2 if kind == 'search' else 0)
+    assert all(alpha.unique().numel() > 4 for alpha in alphas)
+
+
+def test_validation(pair, logged):
+    _, single, double = pair
+    assert logged(single)['val/accuracy/top1'] == logged(double)['val/accuracy/top1']

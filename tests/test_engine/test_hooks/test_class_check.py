@@ -1,0 +1,73 @@
+"""Heads and data that disagree on the classes are refused."""
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from mmkcr.engine.hooks import ClassCheckHook
+from mmkcr.engine.hooks.class_check import check_classes
+
+
+class Head(nn.Module):
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.num_classes = num_classes
+
+
+class Task(nn.Module):
+    """A cascade: two box heads, a mask head, and a head for objects."""
+
+    def __init__(self, *counts):
+        super().__init__()
+        self.rpn_head, self.neck = Head(1), Head(7)
+        self.roi_head = nn.ModuleDict(
+            {'bbox_head': nn.ModuleList(map(Head, counts[:2])), 'mask_head': Head(counts[2])})
+
+
+def data(classes, **attributes):
+    return SimpleNamespace(metainfo=dict(classes=classes), **attributes)
+
+
+def test_agreement_passes():
+    check_classes(Task(3, 3, 3), data(('a', 'b', 'c'), cat_ids=[1, 5, 9]), 'training')
+    check_classes(nn.Sequential(Head(3)), data(('a', 'b')), 'training')  # no head by name
+    for unnamed in (data(()), data('abc'), SimpleNamespace(), SimpleNamespace(metainfo=None)):
+        check_classes(Task(3, 4, 5), unnamed, 'training')
+
+
+@pytest.mark.parametrize('counts, name', [((4, 3, 3), r'roi_head.bbox_head.0'),
+                                          ((3, 4, 3), r'roi_head.bbox_head.1'),
+                                          ((3, 3, 4), r'roi_head.mask_head')])
+def test_the_head_is_named(counts, name):
+    with pytest.raises(ValueError, match=f'`num_classes` 3 of `{name}`, .* validation set '
+                                         r'\(`SimpleNamespace`\), found 4$'):
+        check_classes(Task(*counts), data(('a', 'b', 'c')), 'validation')
+
+
+def test_wrapped_models_are_looked_into():
+    model = nn.Module()
+    model.architecture = Task(2, 2, 2)
+    with pytest.raises(ValueError, match='bbox_head.0'):
+        check_classes(model, data(('a', 'b', 'c')), 'training')
+
+
+def test_categories_that_the_annotations_lack():
+    with pytest.raises(ValueError, match='categories for the 3 classes of the training set .* '
+                                         'found 1 of them'):
+        check_classes(Task(3, 3, 3), data(('a', 'b', 'c'), cat_ids=[1]), 'training')
+
+
+@pytest.mark.parametrize('part', ['train', 'val', 'test'])
+def test_every_data_set_of_a_run_is_looked_at(part):
+    loaders = {name: SimpleNamespace(dataset=data(('a', 'b') if name == part else tuple('abc')))
+               for name in ('train', 'val', 'test')}
+    runner = SimpleNamespace(model=Task(3, 3, 3), val_loop=object(), **{
+        f'{name}_dataloader': loader for name, loader in loaders.items()})
+    hook = ClassCheckHook()
+    start, other = (hook.before_test, hook.before_train) if part == 'test' else (
+        hook.before_train, hook.before_test)
+    other(runner)
+    with pytest.raises(ValueError, match='found 3'):
+        start(runner)

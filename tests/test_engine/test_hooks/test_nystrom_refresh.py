@@ -1,0 +1,247 @@
+"""NystromRefreshHook in a real Runner."""
+
+import copy
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.hooks import Hook
+from torch.utils.data import Subset
+
+from mmkcr.evaluation.kernel import leading_basis, moment_of
+
+
+class Recorder(Hook):
+    """Keeps a copy of the basis at the start of every epoch, after the other hooks."""
+
+    priority = 'VERY_LOW'
+
+    def before_train_epoch(self, runner):
+        loss = runner.model.regularizers['kcr']
+        self.epochs = getattr(self, 'epochs', []) + [
+            (runner.epoch, loss.active, int(loss.basis_epoch), loss.basis.clone())]
+
+
+def refresh(**kwargs):
+    return dict(type='mmkcr.NystromRefreshHook', **kwargs)
+
+
+def warmup(**kwargs):
+    return dict(type='mmkcr.WarmupSwitchHook', **kwargs)
+
+
+def train(runner):
+    recorder = Recorder()
+    runner.register_hook(recorder)
+    runner.train()
+    return recorder.epochs
+
+
+def eval_features(runner, toy, size=24):
+    """Features of the first training vectors without noise or dropout, by hand."""
+    pack = toy.PackToy()
+    inputs = [pack(dict(sample_idx=i, gt_label=0))['inputs'] for i in range(size)]
+    with torch.no_grad():
+        return runner.model.architecture.backbone[0](torch.stack(inputs))
+
+
+@pytest.mark.parametrize('interval, begin, max_epochs, refreshed', [
+    (2, 0, 5, [0, 1, 3]),  # t = 1 (first active), t = 2 and t = 4, with t counted from 1
+    (3, 4, 6, [2, 5]),     # t = 3 during warm-up, so a basis exists at t = 5
+    (30, 2, 4, [2]),       # once when the term first becomes active
+    (30, 9, 3, []),
+])
+def test_schedule(build, interval, begin, max_epochs, refreshed):
+    runner = build(hooks=[refresh(interval=interval), warmup(begin=begin)],
+                   train_cfg=dict(by_epoch=True, max_epochs=max_epochs, val_interval=99))
+    epochs = train(runner)
+    assert [epoch for epoch, _, at, _ in epochs if at == epoch] == refreshed
+    assert [active for _, active, _, _ in epochs] == [e >= begin for e in range(max_epochs)]
+
+
+@pytest.mark.parametrize('interval, begin, refreshed', [
+    (2, 0, [0, 1, 3, 5]),  # t = 1 (first active), t = 2, 4 and 6, with t counted from 1
+    (3, 4, [2, 5]),        # t = 3 during warm-up, so a basis exists at t = 5
+    (30, 2, [2]),          # once when the term first becomes active
+])
+def test_schedule_by_iteration(build, interval, begin, refreshed):
+    seen = []
+
+    class Watch(Hook):
+        priority = 'VERY_LOW'
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            seen.append((runner.iter, int(runner.model.regularizers['kcr'].basis_epoch)))
+
+    runner = build(hooks=[refresh(interval=interval, by_epoch=False),
+                          warmup(begin=begin, by_epoch=False)],
+                   train_cfg=dict(by_epoch=False, max_iters=6, val_interval=99))
+    runner.register_hook(Watch())
+    runner.train()
+    assert [iteration for iteration, at in seen if at == iteration] == refreshed
+
+
+@pytest.mark.parametrize('solver, landmarks', [('nystrom', None), ('exact', None),
+                                               ('exact', 10), ('nystrom', 24)])
+def test_basis_is_that_of_eval_features_with_test_transforms(build, toy, solver, landmarks):
+    runner = build(hooks=[refresh(solver=solver, landmarks=landmarks)])
+    toy.refresh_only(runner)
+    expected = leading_basis(moment_of(eval_features(runner, toy)), 3)
+    assert torch.allclose(runner.model.regularizers['kcr'].basis.double(), expected, atol=1e-5)
+
+
+def test_landmarks_are_a_seeded_draw_without_replacement(build, toy):
+    bases = []
+    for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0)):
+        runner = build(hooks=[refresh(landmarks=9, seed=seed)])
+        toy.refresh_only(runner)
+        hook = next(h for h in runner.hooks if hasattr(h, '_draw'))
+        drawn = hook._draw(epoch)
+        assert len(set(drawn.tolist())) == 9 and int(drawn.max()) < 24
+        bases.append(drawn.tolist())
+    assert bases[0] == bases[1] and bases[0] != bases[2] and bases[0] != bases[3]
+    chosen = eval_features(runner, toy)[hook._draw(0)]
+    assert torch.allclose(runner.model.regularizers['kcr'].basis.double(),
+                          leading_basis(moment_of(chosen), 3), atol=1e-5)
+
+
+def test_a_refresh_disturbs_neither_modes_nor_random_states(build, toy):
+    runner = build(hooks=[refresh()])
+    runner.model.train()
+    runner.model.architecture.head.eval()  # as a frozen stage is
+    modes = [module.training for module in runner.model.modules()]
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    weights = copy.deepcopy(runner.model.architecture.state_dict())
+    toy.refresh_only(runner)
+    assert [module.training for module in runner.model.modules()] == modes
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert (states[1] == np.random.get_state()[1]).all() and states[2] == random.getstate()
+    assert all(torch.equal(weights[k], v)
+               for k, v in runner.model.architecture.state_dict().items())
+    assert runner.train_dataloader.dataset.pipeline.transforms[0].noise == 5.
+    assert not runner.model.architecture.backbone._forward_hooks
+
+
+@pytest.mark.parametrize('ema', [[], [dict(type='EMAHook', momentum=0.1)],
+                                 [dict(type='EMAHook', momentum=0.1, update_buffers=True)]])
+def test_resumed_run_has_the_bases_of_the_unbroken_one(build, tmp_path, ema):
+    hooks = [refresh(interval=2, landmarks=12), dict(type='mmkcr.ExactResumeHook'), *ema]
+    cfg = dict(hooks=hooks, train_cfg=dict(by_epoch=True, max_epochs=4, val_interval=9))
+    whole = train(build(tmp_path / 'whole', **cfg))
+    resumed = build(tmp_path / 'resumed', resume=True,
+                    load_from=str(tmp_path / 'whole' / 'epoch_2.pth'), **cfg)
+    for (epoch, _, at, basis), reference in zip(train(resumed), whole[2:], strict=True):
+        assert (epoch, at) == (reference[0], reference[2])
+        assert torch.equal(basis, reference[3])
+
+
+def test_with_ema_the_features_are_those_of_the_online_weights(build, toy):
+    runner = build(hooks=[refresh(interval=3), dict(type='EMAHook', momentum=1e-3)])
+    hook = next(h for h in runner.hooks if hasattr(h, '_draw'))
+    online = []
+    recorder = Recorder()
+    runner.register_hook(recorder)
+    before = hook.refresh
+    hook.refresh = lambda runner: online.append(eval_features(runner, toy)) or before(runner)
+    runner.train()
+    assert len(online) == 2  # the first epoch, and t = 3
+    expected = leading_basis(moment_of(online[1]), 3)
+    assert torch.allclose(recorder.epochs[2][3].double(), expected, atol=1e-5)
+
+
+def test_a_basis_of_this_very_epoch_is_kept(build, toy):
+    runner = build(hooks=[refresh(interval=1)])
+    toy.refresh_only(runner)
+    loss = runner.model.regularizers['kcr']
+    before = loss.basis.clone()
+    torch.nn.init.normal_(runner.model.architecture.backbone[0].weight)
+    hook = next(h for h in runner.hooks if hasattr(h, '_draw'))
+    hook.before_train_epoch(runner)  # as after a resume in the middle of the epoch
+    assert torch.equal(loss.basis, before)
+    hook.before_train(runner)  # a new run that starts from this checkpoint
+    hook.before_train_epoch(runner)
+    assert not torch.equal(loss.basis, before)
+
+
+def test_sample_form_through_the_hook(build, toy):
+    model = toy.make_config('x').model
+    model.regularizers.kcr.update(form='sample', num_samples=24)
+    runner = build(model=model, hooks=[refresh()])
+    toy.refresh_only(runner)
+    loss = runner.model.regularizers['kcr']
+    features = eval_features(runner, toy)
+    value = loss(features, torch.arange(24))
+    residual = features - features @ loss.basis @ loss.basis.T
+    assert float(value) == pytest.approx(0.2 * float(residual.square().sum()) / 24, rel=1e-4)
+
+
+def test_sample_form_trains_with_the_samples_own_indices(build, toy, monkeypatch):
+    model = toy.make_config('x').model
+    model.regularizers.kcr.update(form='sample', num_samples=24)
+    runner = build(model=model, hooks=[refresh()])
+    loss, seen = runner.model.regularizers['kcr'], []
+    sample = type(loss)._sample
+    monkeypatch.setattr(type(loss), '_sample', lambda self, features, indices: seen.append(
+        indices.tolist()) or sample(self, features, indices))
+    runner.train()
+    assert len(seen) == 18
+    assert sorted(sum(seen[:6], [])) == list(range(24))  # every sample once an epoch
+
+
+def test_the_view_goes_through_wrappers(build, toy):
+    loader = toy.make_config('x').train_dataloader
+    loader.dataset = dict(type='ConcatDataset', datasets=[
+        dict(type='RepeatDataset', times=2, dataset=loader.dataset), loader.dataset])
+    runner = build(train_dataloader=loader, hooks=[refresh()])
+    toy.refresh_only(runner)
+    features = eval_features(runner, toy)
+    expected = leading_basis(moment_of(features.repeat(3, 1)), 3)
+    assert torch.allclose(runner.model.regularizers['kcr'].basis.double(), expected, atol=1e-5)
+    inner = runner.train_dataloader.dataset.datasets[0].dataset
+    assert inner.pipeline.transforms[0].noise == 5.
+
+
+def test_an_own_dataloader(build, toy):
+    loader = toy.make_config('x').val_dataloader
+    runner = build(hooks=[refresh(dataloader=loader)])
+    toy.refresh_only(runner)
+    expected = leading_basis(moment_of(eval_features(runner, toy, 13)), 3)
+    assert torch.allclose(runner.model.regularizers['kcr'].basis.double(), expected, atol=1e-5)
+    assert not isinstance(runner.train_dataloader.dataset, Subset)
+
+
+@pytest.mark.parametrize('kwargs, message', [
+    (dict(landmarks=25), 'at most n = 24 landmarks, found `25`'),
+    (dict(landmarks=2), 'as many landmarks as the rank 3, found `2`'),
+    (dict(loss='ib'), r"one of the regularizers \['kcr'\] of RegularizedModel, found `ib`"),
+    (dict(solver='svd'), "solver 'nystrom' or 'exact', found `svd`"),
+    (dict(interval=0), 'interval >= 1, found `0`'),
+])
+def test_bad_input_is_one_sentence_before_any_training(build, toy, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        toy.refresh_only(build(hooks=[refresh(**kwargs)]))
+
+
+def test_two_processes_give_the_state_and_the_values_of_one(build, toy, tmp_path):
+    script = Path(__file__).with_name('kernel_toy.py')
+    out, init = tmp_path / 'out.pth', tmp_path / 'init'
+    ranks = [subprocess.Popen([sys.executable, str(script), str(rank), '2', str(init),
+                               str(tmp_path), str(out)], stderr=subprocess.PIPE)
+             for rank in range(2)]
+    errors = [rank.communicate(timeout=120)[1].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    two = torch.load(out)
+    runner = build(**toy.both())
+    toy.refresh_only(runner)
+    for name, buffer in runner.model.regularizers.named_buffers():
+        assert torch.allclose(buffer, two['state'][name], atol=1e-6), name
+    one = runner.val()
+    for name in ('kernel', 'information'):
+        assert one[f'{name}/n'] == two['metrics'][f'{name}/n'] == 13  # odd: one is padding
+    assert one.keys() == two['metrics'].keys()
+    for key, value in one.items():
+        assert two['metrics'][key] == pytest.approx(value, rel=1e-6), key

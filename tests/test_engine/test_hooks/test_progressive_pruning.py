@@ -1,0 +1,148 @@
+"""Pruning while training: the budget, an exact resume, two processes, averages, refusals."""
+
+import socket
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from mmkcr.apis import count_macs, slim
+from mmkcr.models.utils import find_backbone
+from mmkcr.registry import HOOKS, MODELS
+
+SHAPE = (3, 32, 32)
+TARGETS = {'pruning': (0.25, 0.4, 0.65, 0.9), 'swin_pruning': (0.3, 0.7),
+           'resnet_pruning': (0.5, 0.8)}
+CASES = [(kind, target) for kind, targets in TARGETS.items() for target in targets]
+SHORT = {'train_cfg.max_epochs': 2}
+SGD = {'optim_wrapper.optimizer': dict(type='SGD', lr=0.05, momentum=0.9, _delete_=True),
+       'optim_wrapper.architecture': dict(lr=1., momentum=0.5), 'optim_wrapper.paramwise_cfg': None,
+       'model.architecture.backbone.drop_path_rate': 0.}
+
+
+@pytest.fixture(scope='module')
+def runs(run_jobs, tmp_path_factory):
+    """Work directories of a run, of the same killed and resumed, by target, of one refused."""
+    root = tmp_path_factory.mktemp('pruning')
+    jobs = [dict(work_dir=str(root / 'whole')), dict(work_dir=str(root / 'broken'), kill=15),
+            dict(work_dir=str(root / 'broken'), resume=True)]
+    jobs = [dict(job, kind='pruning', options={'custom_hooks.4.eta': 0.95}) for job in jobs]
+    jobs += [dict(kind=kind, work_dir=str(root / f'{kind}{target}'),
+                  options={**SHORT, 'model.price.target': target}) for kind, target in CASES]
+    jobs += [dict(kind='pruning', work_dir=str(root / 'unreachable'),
+                  options={**SHORT, 'model.price.target': 0.05})]
+    assert run_jobs(jobs) == [0, -9, 0, *[0] * len(CASES), 1]
+    return root
+
+
+def searched(runs, name, last_checkpoint):
+    """The search's model with its trained weights."""
+    config = Config.fromfile(next((runs / name).glob('*.py')))
+    model = MODELS.build(config.model)
+    checkpoint = last_checkpoint(runs / name)
+    model.load_state_dict(checkpoint['state_dict'], strict=True)
+    return model, checkpoint
+
+
+@pytest.mark.parametrize('kind, target', CASES)
+def test_ends_inside_the_budget(runs, kind, target, last_checkpoint):
+    name = f'{kind}{target}'
+    model, _ = searched(runs, name, last_checkpoint)
+    assert all(gate.folded and gate.decided for gate in model.gates().values())
+    subnet, structure = slim(model, None, 1, SHAPE)
+    built = count_macs(MODELS.build(dict(Config.fromfile(
+        next((runs / name).glob('*.py'))).model.architecture, backbone=dict(
+            structure.backbone, structure=structure))), SHAPE)
+    assert built == count_macs(subnet, SHAPE) == structure.macs['subnet']
+    assert 0.97 * target <= built / structure.macs['dense'] <= target
+    # the search itself computes no more than the subnet by then
+    assert count_macs(model.architecture, SHAPE) == built
+    assert slim(model, target, 1, SHAPE)[1].sites == structure.sites
+    with pytest.raises(ValueError, match='the search decided on'):
+        slim(model, 0.9 * target, 1, SHAPE)
+
+
+def test_unreachable_target_is_refused_before_training(runs):
+    text = (runs / 'unreachable' / 'output.txt').read_text()
+    assert 'ValueError: expected a target within the reachable' in text
+    assert 'Epoch(train)' not in text and not list((runs / 'unreachable').glob('*.pth'))
+
+
+def test_resumed_after_slicing_is_the_unbroken_run(runs, last_checkpoint, logged):
+    whole, broken = (last_checkpoint(runs / name) for name in ('whole', 'broken'))
+    scalars = logged(whole)
+    present = scalars['train/macs_present']
+    assert len(set(present)) > 3 and present == sorted(present, reverse=True)
+    # the checkpoint that the run went on from, of iteration 9, was of a sliced network
+    assert present[10] < present[0] and present[-1] < present[10]
+    assert scalars == logged(broken)
+    for key in ('state_dict', 'ema_state_dict'):
+        assert whole[key].keys() == broken[key].keys()
+        assert all(torch.equal(value, broken[key][name]) for name, value in whole[key].items())
+    states = [checkpoint['optimizer']['state'] for checkpoint in (whole, broken)]
+    assert states[0].keys() == states[1].keys()
+    for index, state in states[0].items():
+        for name, value in state.items():
+            assert torch.equal(value, states[1][index][name])
+
+
+def test_averages_have_the_shapes_of_the_weights(runs, last_checkpoint):
+    checkpoint = last_checkpoint(runs / 'whole')
+    for name, value in checkpoint['state_dict'].items():
+        assert checkpoint['ema_state_dict'][f'module.{name}'].shape == value.shape
+    differing = [name for name, value in checkpoint['state_dict'].items()
+                 if not torch.equal(checkpoint['ema_state_dict'][f'module.{name}'], value)]
+    assert len(differing) > 20
+
+
+def test_two_processes_are_one(run_jobs, tmp_path_factory, last_checkpoint):
+    root = tmp_path_factory.mktemp('two')
+    options = {**SGD, 'train_cfg.max_epochs': 2}
+    one, two = (dict(kind='pruning', work_dir=str(root / f'{size}'),
+                     options={**options, 'train_dataloader.batch_size': size}) for size in (8, 4))
+    assert run_jobs([one]) == [0]
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    run_jobs([two], launcher=['-m', 'torch.distributed.run', '--nproc_per_node=2',
+                              f'--master_port={port}'])
+    single, double = (last_checkpoint(root / f'{size}') for size in (8, 4))
+    for key in ('state_dict', 'ema_state_dict'):
+        assert single[key].keys() == double[key].keys()
+        for name, value in single[key].items():
+            torch.testing.assert_close(double[key][name], value, rtol=1e-4, atol=1e-4, msg=name)
+    assert all(bool(value) for name, value in single['state_dict'].items()
+               if name.endswith('folded'))
+
+
+@pytest.mark.parametrize('options', [dict(interval=0), dict(eta=1.), dict(share=0.)])
+def test_wrong_arguments(options):
+    with pytest.raises(ValueError, match='of ProgressivePruningHook, found'):
+        HOOKS.build(dict(type='ProgressivePruningHook', **options))
+
+
+def test_events_keep_a_network_within_the_budget():
+    """Whatever the probabilities, no event leaves options that cannot meet the target."""
+    hook = HOOKS.build(dict(type='ProgressivePruningHook', eta=0.9))
+    model = MODELS.build(dict(
+        type='mmkcr.SearchModel',
+        price=dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5, input_shape=SHAPE),
+        architecture=dict(
+            type='mmpretrain.ImageClassifier',
+            backbone=dict(type='mmkcr.OFBVisionTransformer', img_size=32, patch_size=8,
+                          arch=dict(embed_dims=32, num_layers=2, num_heads=2,
+                                    feedforward_channels=64),
+                          gates=dict(type='mmkcr.BiMaskGate')),
+            head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=32))))
+    for gate in model.gates().values():  # all of the probability at the largest option
+        gate.alpha.data[-1, -1] += 9.
+    left = []
+    for _ in range(6):
+        hook._prune(model)
+        find_backbone(model).settle()
+        left.append(sum(int(gate.alive.sum()) for gate in model.gates().values()))
+        hook._choose(model, hook._alive(model))
+    assert left[-1] > len(model.gates()) and left[0] < 17 + 2 * 2 * 7
+    hook._decide(model), find_backbone(model).settle()
+    share = count_macs(model.architecture, SHAPE) / model.macs_model().dense
+    assert 0.97 * 0.5 <= share <= 0.5

@@ -1,0 +1,57 @@
+"""WarmupSwitchHook: a function of the epoch, or of the iteration, alone."""
+
+import pytest
+from mmengine.hooks import Hook
+
+from mmkcr.engine.hooks import WarmupSwitchHook
+
+
+class Watch(Hook):
+    """Calls ``look(runner)`` in every training iteration."""
+
+    def __init__(self, look):
+        self.look, self.seen = look, []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.seen.append((runner.epoch, self.look(runner, outputs)))
+
+
+def run(build, look, **overrides):
+    runner, watch = build(**overrides), Watch(look)
+    runner.register_hook(watch)
+    runner.train()
+    return watch.seen
+
+
+def hooks(begin):
+    return [dict(type='mmkcr.NystromRefreshHook'), dict(type='mmkcr.WarmupSwitchHook', begin=begin)]
+
+
+@pytest.mark.parametrize('begin', [0, 1, 3])
+def test_the_loss_is_in_the_log_from_the_first_epoch_after_warmup(build, begin):
+    seen = run(build, lambda runner, outputs: 'loss_kcr' in outputs, hooks=hooks(begin))
+    assert [epoch for epoch, _ in seen] == [0] * 6 + [1] * 6 + [2] * 6
+    assert all(on == (epoch >= begin) for epoch, on in seen)  # epoch + 1 > t_warm
+
+
+def test_a_resumed_run_switches_at_the_same_epoch(build, tmp_path):
+    run(build, lambda *_: None, hooks=hooks(1))
+    seen = run(build, lambda runner, outputs: 'loss_kcr' in outputs, hooks=hooks(1), resume=True,
+               load_from=str(tmp_path / 'epoch_1.pth'))
+    assert seen == [(1, True)] * 6 + [(2, True)] * 6
+
+
+def test_switches_at_an_iteration(build):
+    hooks = [dict(type='mmkcr.NystromRefreshHook', by_epoch=False),
+             dict(type='mmkcr.WarmupSwitchHook', begin=4, by_epoch=False)]
+    seen = run(build, lambda runner, outputs: (runner.iter, 'loss_kcr' in outputs), hooks=hooks,
+               train_cfg=dict(by_epoch=False, max_iters=6, val_interval=99))
+    assert [value for _, value in seen] == [(i, i >= 4) for i in range(6)]
+
+
+def test_several_names_and_bad_ones(build):
+    with pytest.raises(ValueError, match='found `-1` in WarmupSwitchHook'):
+        WarmupSwitchHook(begin=-1)
+    assert WarmupSwitchHook(losses='kcr').losses == ('kcr', )
+    with pytest.raises(ValueError, match=r"\['kcr'\] of RegularizedModel, found `ib`"):
+        run(build, lambda *_: None, hooks=[dict(type='mmkcr.WarmupSwitchHook', losses=('ib', ))])

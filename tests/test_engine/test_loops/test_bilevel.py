@@ -1,0 +1,225 @@
+"""The bilevel loop against the algorithm written out by hand."""
+
+import contextlib
+
+import pytest
+import torch
+from mmengine.config import ConfigDict
+from mmengine.dataset import BaseDataset
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.registry import DATASETS, MODELS
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+SAMPLES, BATCH = 40, 4  # 28 samples or 7 batches for the weights, 12 for the gates
+
+
+class BilevelToy(BaseModel):
+    """A linear model with a gate on each input."""
+
+    def __init__(self, with_cp=False):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.alpha = nn.Parameter(torch.tensor([0.5, -0.5, 1.]))
+        self.with_cp = with_cp
+
+    def gate_parameters(self):
+        return [self.alpha]
+
+    def forward(self, inputs, target, mode='tensor'):
+        def run(inputs):
+            return self.linear(inputs * torch.sigmoid(self.alpha))
+
+        inputs = inputs.clone().requires_grad_(self.with_cp)
+        output = checkpoint(run, inputs, use_reentrant=True) if self.with_cp else run(inputs)
+        return dict(loss_fit=(output[:, 0] - target).square().mean(), size=self.alpha.sum())
+
+
+class NoGates(BilevelToy):
+    def gate_parameters(self):
+        return []
+
+
+class BilevelData(BaseDataset):
+    def load_data_list(self):
+        values = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1))
+        return [dict(inputs=row[:3].tolist(), target=float(row[3])) for row in values]
+
+    def prepare_data(self, index):
+        info = self.get_data_info(index)
+        return dict(inputs=torch.tensor(info['inputs']), target=torch.tensor(info['target']))
+
+
+class Record(Hook):
+    """Keeps what hooks see."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.outputs.append({name: float(value) for name, value in outputs.items()})
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    with contextlib.ExitStack() as stack:
+        for registry, classes in ((MODELS, (BilevelToy, NoGates)), (DATASETS, (BilevelData, ))):
+            for cls in classes:
+                registry.register_module(module=cls, force=True)
+                stack.callback(registry.module_dict.pop, cls.__name__)
+        yield
+
+
+def build(work_dir, accumulate=(1, 1), model=None, hooks=(), **changes):
+    optimizers = {name: dict(optimizer=dict(type='SGD', lr=lr, momentum=0.9),
+                             accumulative_counts=counts)
+                  for name, lr, counts in zip(('weights', 'architecture'), (0.1, 0.3), accumulate)}
+    config = dict(
+        model=model or dict(type='BilevelToy'), work_dir=str(work_dir),
+        train_dataloader=dict(dataset=dict(type='BilevelData'), batch_size=BATCH, num_workers=0,
+                              sampler=dict(type='DefaultSampler', shuffle=True),
+                              collate_fn=dict(type='default_collate')),
+        train_cfg=dict(type='mmkcr.BilevelTrainLoop', max_epochs=2),
+        optim_wrapper=dict(constructor='mmkcr.SearchOptimWrapperConstructor', **optimizers),
+        randomness=dict(seed=0), experiment_name=str(work_dir),
+        custom_hooks=[dict(type='mmkcr.ExactResumeHook'), *hooks],
+        default_hooks=dict(logger=None, timer=None, checkpoint=None))
+    config.update(changes)
+    return Runner(**config, default_scope='mmengine', cfg=ConfigDict(config))
+
+
+def by_hand(loop, model, accumulate):
+    """Algorithm 1 with gradients by ``torch.autograd.grad`` and two SGD optimizers."""
+    parameters = dict(weights=list(model.linear.parameters()), architecture=[model.alpha])
+    optimizers = {name: torch.optim.SGD(params, lr=lr, momentum=0.9) for (name, params), lr
+                  in zip(parameters.items(), (0.1, 0.3))}
+    counts = dict(zip(parameters, accumulate))
+    total, done, pending, logs = 2 * len(loop.dataloader), 0, {}, []
+    for epoch in range(2):
+        for loader in (loop.dataloader, loop.architecture_dataloader):
+            loader.batch_sampler.sampler.set_epoch(epoch)
+        for batches in zip(loop.dataloader, loop.architecture_dataloader):
+            done += 1
+            log = {}
+            for name, batch in reversed(list(zip(parameters, batches))):
+                losses = model(**batch)
+                prefix = '' if name == 'weights' else 'architecture/'
+                log.update({prefix + key: float(value) for key, value in losses.items()})
+                grads = torch.autograd.grad(losses['loss_fit'], parameters[name])
+                pending[name] = pending.get(name, []) + [grads]
+                if done % counts[name] == 0 or done == total:
+                    for i, param in enumerate(parameters[name]):
+                        param.grad = sum(g[i] for g in pending[name]) / len(pending[name])
+                    optimizers[name].step()
+                    pending[name] = []
+            logs.append(log)
+    return logs
+
+
+@pytest.mark.parametrize('with_cp', [False, True])
+@pytest.mark.parametrize('accumulate', [(1, 1), (2, 1), (1, 3), (2, 4)])
+def test_equals_the_algorithm_by_hand(tmp_path, accumulate, with_cp):
+    record = Record()
+    runner = build(tmp_path, accumulate, dict(type='BilevelToy', with_cp=with_cp))
+    runner.register_hook(record)
+    reference = BilevelToy()
+    reference.load_state_dict(runner.model.state_dict())
+    runner.train()
+    logs = by_hand(runner.train_loop, reference, accumulate)
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(runner.model.state_dict()[name], value)
+    assert len(record.outputs) == len(logs) == 14
+    for output, log in zip(record.outputs, logs):
+        assert {name: output[name] for name in log} == pytest.approx(log, rel=1e-4)
+
+
+def test_parts_are_never_mixed(tmp_path):
+    seen = {'dataloader': set(), 'architecture_dataloader': set()}
+    runner = build(tmp_path)
+    for name, rows in seen.items():
+        loader = getattr(runner.train_loop, name)
+        for batch in loader:
+            rows |= {tuple(row.tolist()) for row in batch['inputs']}
+    assert len(seen['dataloader']) == 28 and len(seen['architecture_dataloader']) == 12
+    assert not seen['dataloader'] & seen['architecture_dataloader']
+    # with a smaller batch the cycle is longer, and an epoch is still one pass of the weights' part
+    assert len(runner.train_loop.dataloader) == len(runner.train_loop.architecture_dataloader) == 7
+
+
+def test_schedules_clipping_and_averages(tmp_path):
+    runner = build(
+        tmp_path, hooks=[dict(type='EMAHook', momentum=0.5)],
+        param_scheduler=dict(weights=[dict(type='MultiStepLR', milestones=[1], gamma=0.1)],
+                             architecture=[dict(type='ConstantLR', factor=1.)]))
+    runner.train()
+    rates = {name: buffer.data[0].tolist() for name, buffer in
+             runner.message_hub.log_scalars.items() if name.endswith('lr')}
+    assert rates['train/weights.lr'] == pytest.approx([0.1] * 7 + [0.01] * 7)
+    assert rates['train/architecture.lr'] == pytest.approx([0.3] * 14)
+    assert 'train/architecture/loss' in runner.message_hub.log_scalars
+
+
+def test_optimizers_hold_their_parameters_and_host_options_work(tmp_path):
+    weights = dict(optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.5), type='OptimWrapper',
+                   clip_grad=dict(max_norm=1.), paramwise_cfg=dict(bias_decay_mult=0.))
+    runner = build(tmp_path, optim_wrapper=dict(
+        constructor='mmkcr.SearchOptimWrapperConstructor', weights=weights,
+        architecture=dict(optimizer=dict(type='SGD', lr=0.1))))
+    wrappers, model = runner.build_optim_wrapper(runner.optim_wrapper), runner.model
+    groups = wrappers['weights'].optimizer.param_groups
+    assert [(g['params'][0] is p, g['weight_decay']) for g, p in
+            zip(groups, (model.linear.weight, model.linear.bias))] == [(True, 0.5), (True, 0.)]
+    assert len(groups) == 2 and all(len(group['params']) == 1 for group in groups)
+    (gates, ) = wrappers['architecture'].optimizer.param_groups
+    assert len(gates['params']) == 1 and gates['params'][0] is model.alpha
+    assert isinstance(wrappers, OptimWrapperDict) and wrappers['weights'].clip_grad_kwargs
+
+
+SGD = dict(optimizer=dict(type='SGD', lr=0.1))
+CONSTRUCTOR = dict(constructor='mmkcr.SearchOptimWrapperConstructor')
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(model=dict(type='NoGates')), 'model with gates .* found none in `NoGates`'),
+    (dict(optim_wrapper=SGD), "the keys `weights` and `architecture` .* found \\['optimizer'\\]"),
+    (dict(optim_wrapper=dict(CONSTRUCTOR, weights=SGD)), 'the keys `weights` and `architecture`'),
+    (dict(train_cfg=dict(type='mmkcr.BilevelTrainLoop', max_epochs=1, architecture_fraction=1.)),
+     r'within \(0, 1\), found 1.0'),
+    (dict(train_dataloader=dict(batch_size=13, dataset=dict(type='BilevelData'),
+                                sampler=dict(type='DefaultSampler'))),
+     'batch of 13 .* part of the architecture, found 12 of 40 samples'),
+    (dict(train_dataloader=dict(batch_size=4, dataset=dict(type='BilevelData', indices=1),
+                                sampler=dict(type='DefaultSampler'))),
+     'two parts, found 1 samples'),
+    (dict(train_dataloader=dict(batch_size=4, dataset=dict(type='BilevelData'),
+                                sampler=dict(type='InfiniteSampler'))),
+     'sampler of epochs .* found `InfiniteSampler`'),
+])
+def test_user_mistakes_end_before_training(tmp_path, changes, message):
+    runner = build(tmp_path, **changes)
+    with pytest.raises(ValueError, match=message) as error:
+        runner.train()
+    assert '\n' not in str(error.value)
+    assert not isinstance(runner.optim_wrapper, OptimWrapper)
+
+
+def test_constructor_refuses_options_of_neither_part(tmp_path):
+    runner = build(tmp_path)
+    with pytest.raises(ValueError, match='`paramwise_cfg` inside `optim_wrapper.weights`'):
+        runner.build_optim_wrapper(dict(CONSTRUCTOR, weights=SGD, architecture=SGD,
+                                        paramwise_cfg=dict(norm_decay_mult=0.)))
+    with pytest.raises(ValueError, match=r"found \['gates', 'weights'\]"):
+        runner.build_optim_wrapper(dict(CONSTRUCTOR, weights=SGD, gates=SGD))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='mixed precision needs a GPU')
+def test_mixed_precision(tmp_path):
+    amp = dict(type='AmpOptimWrapper', loss_scale='dynamic', **SGD)
+    runner = build(tmp_path, optim_wrapper=dict(CONSTRUCTOR, weights=amp, architecture=amp))
+    before = {name: value.clone() for name, value in runner.model.state_dict().items()}
+    runner.train()
+    for name, value in runner.model.state_dict().items():
+        assert value.isfinite().all() and not torch.equal(value, before[name]), name

@@ -1,0 +1,97 @@
+"""The two parts of a search set and the order in which they are read."""
+
+import copy
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.dataset import DefaultSampler
+
+from mmkcr.engine.loops import CycledSampler, DatasetPart, split_indices
+
+
+@given(st.integers(2, 300), st.floats(0.01, 0.99), st.integers(0, 2**31))
+def test_parts_are_disjoint_complete_and_seeded(total, fraction, seed):
+    if not 0 < round(total * fraction) < total:
+        with pytest.raises(ValueError, match=f'into two parts, found {total} samples'):
+            split_indices(total, fraction, seed)
+        return
+    weights, architecture = split_indices(total, fraction, seed)
+    assert sorted(weights + architecture) == list(range(total))
+    assert len(architecture) == round(total * fraction)
+    assert (weights, architecture) == split_indices(total, fraction, seed)
+
+
+def test_split_depends_on_the_seed_and_is_not_the_tail():
+    splits = {tuple(split_indices(100, 0.3, seed)[1]) for seed in range(5)}
+    assert len(splits) == 5 and not any(split == tuple(range(70, 100)) for split in splits)
+
+
+@pytest.mark.parametrize('fraction', [0, 1, -0.3, 1.5, float('nan')])
+def test_fraction_out_of_range(fraction):
+    with pytest.raises(ValueError, match=r'architecture_fraction` within \(0, 1\), found'):
+        split_indices(10, fraction, 0)
+
+
+@pytest.mark.parametrize('total', [0, 1])
+def test_empty_search_set(total):
+    with pytest.raises(ValueError, match=f'two parts, found {total} samples'):
+        split_indices(total, 0.3, 0)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 20), st.integers(1, 70), st.integers(0, 5))
+def test_cycled_sampler_passes_over_everything(size, num_samples, epoch):
+    sampler = CycledSampler(range(size), dict(type='DefaultSampler', shuffle=True), num_samples, 7)
+    sampler.set_epoch(epoch)
+    drawn = list(sampler)
+    assert len(drawn) == len(sampler) == num_samples and drawn == list(sampler)
+    for start in range(0, num_samples, size):
+        one_pass = drawn[start:start + size]
+        assert len(set(one_pass)) == len(one_pass)
+    if num_samples == 3 * size and size > 5:
+        assert drawn[:size] != drawn[size:2 * size] != drawn[2 * size:]
+
+
+def test_cycled_sampler_orders_are_not_repeated_in_the_next_epoch():
+    sampler = CycledSampler(range(30), dict(type='DefaultSampler'), 60, 7)
+    orders = set()
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        drawn = list(sampler)
+        orders |= {tuple(drawn[:30]), tuple(drawn[30:])}
+    assert len(orders) == 8
+    sampler.seed = 8
+    assert sampler.sampler.seed == sampler.seed == 8
+    assert isinstance(sampler.sampler, DefaultSampler)
+
+
+class Whole:
+    metainfo = dict(classes=('a', ))
+    pipeline = 'train'
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return index, self.pipeline
+
+    def get_data_info(self, index):
+        return dict(index=index)
+
+    def get_cat_ids(self, index):
+        return [index]
+
+
+def test_part_is_a_dataset_like_the_whole():
+    whole = Whole()
+    part = DatasetPart(whole, [7, 2])
+    assert len(part) == 2 and [part[i] for i in range(2)] == [(7, 'train'), (2, 'train')]
+    assert part.get_data_info(1) == dict(index=2) and part.get_cat_ids(0) == [7]
+    assert part.metainfo == whole.metainfo
+    assert copy.deepcopy(part).dataset is whole and pickle.loads(pickle.dumps(part))[0][0] == 7
+    part.pipeline = 'later'  # as hooks that switch transforms do
+    assert whole.pipeline == 'later'
+    with pytest.raises(AttributeError):
+        getattr(part, 'unknown')  # noqa: B009

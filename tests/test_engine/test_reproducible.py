@@ -1,0 +1,147 @@
+"""What a loader yields depends on seed, epoch and position, and on nothing else."""
+
+import copy
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmdet.datasets.samplers import AspectRatioBatchSampler
+from mmengine.dataset import DefaultSampler, InfiniteSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from mmkcr.engine import reproducible
+from mmkcr.engine.reproducible import (
+    DrawnIndex,
+    derive_seed,
+    make_reproducible,
+    seed_everything,
+    source_sampler,
+)
+
+
+class Noisy:
+    """Every access draws from all three random states."""
+
+    metainfo = dict(classes=('a', 'b'))
+
+    def __init__(self, size=13):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def get_data_info(self, idx):
+        return dict(width=1 + idx % 3, height=2)
+
+    def __getitem__(self, idx):
+        assert type(idx) is int
+        return idx, random.random(), np.random.rand(), torch.rand(()).item()
+
+
+def batches(sampler, epoch, num_workers=0, seed=5, stream='train', limit=None, batch_size=4):
+    dataset = getattr(sampler, 'dataset', None) or Noisy()
+    loader = DataLoader(dataset, sampler=sampler, batch_size=batch_size, num_workers=num_workers,
+                        collate_fn=list)
+    return read(loader, epoch, seed, stream, limit)
+
+
+def read(loader, epoch, seed=5, stream='train', limit=None):
+    make_reproducible(loader, seed, stream)
+    source_sampler(loader).set_epoch(epoch)
+    seed_everything(np.random.randint(99))  # whatever happened before must not matter
+    return [batch for batch, _ in zip(loader, range(limit or len(loader)))]
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2), st.integers(1, 20), st.integers(0, 3), st.booleans())
+def test_independent_of_workers_and_history(num_workers, size, epoch, persistent):
+    dataset = Noisy(size)
+    expected = batches(DefaultSampler(dataset, seed=1), epoch)
+    loader = DataLoader(Noisy(size), sampler=DefaultSampler(Noisy(size), seed=1), batch_size=4,
+                        num_workers=num_workers, collate_fn=list,
+                        persistent_workers=persistent and num_workers > 0)
+    make_reproducible(loader, 5, 'train')
+    for earlier in range(epoch + 1):
+        source_sampler(loader).set_epoch(earlier)
+        found = list(loader)
+    assert found == expected
+
+
+def test_differs_by_seed_epoch_stream_and_draw():
+    sampler = DefaultSampler(Noisy(), shuffle=False)
+    runs = [batches(sampler, **kwargs) for kwargs in
+            (dict(epoch=0), dict(epoch=1), dict(epoch=0, seed=6), dict(epoch=0, stream='other'))]
+    noise = [sample[1:] for run in runs for batch in run for sample in batch]
+    assert len(set(noise)) == len(noise) == 4 * 13
+
+
+@pytest.mark.parametrize('make', [DefaultSampler, InfiniteSampler])
+@pytest.mark.parametrize('world_size', [2, 3])
+def test_ranks_share_the_samples_of_one_process(monkeypatch, make, world_size):
+    """Step by step, the union over ranks is the global batch of one process."""
+
+    def sampled(rank, world, batch_size):
+        for module in (reproducible, __import__('mmengine.dataset.sampler', fromlist=['x'])):
+            monkeypatch.setattr(module, 'get_dist_info', lambda: (rank, world))
+        dataset = Noisy(6 * world_size)
+        return batches(make(dataset, seed=1), 2, limit=3, batch_size=batch_size)
+
+    single = sampled(0, 1, 2 * world_size)
+    ranks = [sampled(rank, world_size, 2) for rank in range(world_size)]
+    for step, batch in enumerate(single):
+        assert sorted(sum((rank[step] for rank in ranks), [])) == sorted(batch)
+
+
+def test_sampler_by_global_random_state_is_fixed_too():
+    first, again = (batches(RandomSampler(range(13)), 1) for _ in range(2))
+    assert first == again
+
+
+def test_batch_sampler_that_reads_annotations():
+    dataset = Noisy()
+    sampler = AspectRatioBatchSampler(DefaultSampler(dataset, seed=1), batch_size=2)
+    first, again = (read(DataLoader(dataset, batch_sampler=sampler, num_workers=workers,
+                                    collate_fn=list), epoch=1) for workers in (0, 1))
+    assert first == again and sorted(s[0] for b in first for s in b) == list(range(13))
+
+
+def test_everything_else_is_as_before():
+    dataset = Noisy()
+    sampler = DefaultSampler(dataset)
+    loader = DataLoader(dataset, sampler=sampler, batch_size=4)
+    make_reproducible(loader, 5, 'train')
+    make_reproducible(loader, 5, 'train')
+    assert isinstance(dataset, Noisy) and isinstance(sampler, DefaultSampler)
+    assert loader.dataset is dataset and loader.sampler is sampler
+    assert dataset.metainfo == Noisy.metainfo and len(dataset) == 13
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    assert dataset[3] == (random.seed(1), np.random.seed(1), torch.manual_seed(1),
+                          Noisy()[3])[-1]  # a plain index is not seeded
+    for clone in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset), copy.copy(dataset)):
+        assert isinstance(clone, Noisy) and clone.size == 13
+        assert clone[DrawnIndex(3, 7)] == dataset[DrawnIndex(3, 7)]
+
+
+def test_drawn_index_is_an_int_that_pickles():
+    index = pickle.loads(pickle.dumps(DrawnIndex(3, 2**62)))
+    assert index == 3 and [10, 11, 12, 13][index] == 13 and index.seed == 2**62
+
+
+@given(st.lists(st.integers(), max_size=3), st.lists(st.integers(), max_size=3))
+def test_seeds_are_distinct_and_in_range(left, right):
+    first, second = derive_seed(*left), derive_seed(*right)
+    assert 0 <= first < 2**63
+    assert (first == second) == (left == right)
+
+
+def test_iterable_dataset_is_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield 1
+
+    with pytest.raises(TypeError, match='map-style dataset .* `Stream` in the train loader'):
+        make_reproducible(DataLoader(Stream()), 0, 'train')

@@ -1,0 +1,328 @@
+"""Runs training jobs for the tests of the engine, each in a process of its own.
+
+    python train_jobs.py jobs.json
+
+Every job is a dict: ``config`` (a file of this project) or ``kind`` (the name of a config
+below), ``data_root``, ``work_dir`` and optionally ``kill`` (SIGKILL after that many
+iterations), ``kill_rename`` (SIGKILL in the place of the n-th renaming of a file),
+``resume``, ``options`` (merged into the config). The exit status of each is written beside
+it, in ``statuses.json``. Importing takes seconds, so processes are forked after that. Under
+``torchrun`` there is one job, run in place.
+"""
+
+import json  # noqa: I001  (mmkcr comes before mmpretrain: it makes torchvision importable)
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import mmkcr.engine  # noqa: F401
+import mmpretrain.datasets  # noqa: F401
+import mmpretrain.models  # noqa: F401
+import mmseg.datasets  # noqa: F401
+import mmseg.models  # noqa: F401
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from mmkcr.apis.build import load_config
+from mmkcr.apis.run_settings import move_data
+
+ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+
+
+class Kill(Hook):
+    """Ends the process as the system does when it is out of patience."""
+
+    priority = 'LOWEST'
+
+    def __init__(self, after):
+        self.after = after
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == self.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def model_config(**backbone):
+    return dict(
+        type='mmpretrain.ImageClassifier',
+        backbone=dict(type='mmkcr.KCRVisionTransformer', arch=ARCH, img_size=32, patch_size=8,
+                      out_type='avg_featmap', drop_path_rate=0.2, **backbone),
+        head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=32),
+        data_preprocessor=dict(num_classes=10, mean=[128.] * 3, std=[64.] * 3, to_rgb=True))
+
+
+def loader_config(root, split, augmentation, shuffle, num_workers):
+    samples = 1437 if split == 'train' else 360
+    return dict(
+        batch_size=8, num_workers=num_workers, persistent_workers=num_workers > 0,
+        sampler=dict(type='DefaultSampler', shuffle=shuffle),
+        collate_fn=dict(type='default_collate'),
+        dataset=dict(type='CustomDataset', data_root=root, data_prefix=split,
+                     indices=list(range(0, samples, 20)),
+                     pipeline=[dict(type='LoadImageFromFile'), *augmentation,
+                               dict(type='PackInputs')]))
+
+
+def base_config(root):
+    augmentation = [
+        dict(type='RandomResizedCrop', scale=32, crop_ratio_range=(0.5, 1.)),
+        dict(type='RandomFlip', prob=0.5),
+        dict(type='ColorJitter', brightness=0.4, contrast=0.4)]
+    kcr = dict(type='mmkcr.KernelComplexityLoss', num_features=32)
+    return dict(
+        default_scope='mmpretrain',
+        randomness=dict(seed=3),
+        train_dataloader=loader_config(root, 'train', augmentation, True, 2),
+        val_dataloader=loader_config(root, 'val', [], False, 0),
+        val_cfg=dict(), val_evaluator=dict(type='Accuracy'),
+        model=dict(type='mmkcr.RegularizedModel', regularizers=dict(kcr=kcr)),
+        default_hooks=dict(logger=dict(type='LoggerHook', interval=1),
+                           checkpoint=dict(type='CheckpointHook', interval=1)),
+        custom_hooks=[
+            dict(type='mmkcr.ExactResumeHook'),
+            dict(type='EMAHook', momentum=0.1),
+            dict(type='mmkcr.WarmupSwitchHook', begin=1),
+            dict(type='mmkcr.NystromRefreshHook', interval=2, landmarks=24)],
+        visualizer=dict(type='Visualizer', vis_backends=[dict(type='LocalVisBackend')]))
+
+
+def search_config(root):
+    config = base_config(root)
+    adam = dict(type='AdamW', lr=1e-3, weight_decay=0.01)
+    config['model'].update(
+        type='mmkcr.SearchModel',
+        architecture=model_config(gates=dict(type='mmkcr.GumbelChannelGate', min_size=4)))
+    config['custom_hooks'].append(dict(type='mmkcr.TemperatureDecayHook'))
+    config.update(
+        train_cfg=dict(type='mmkcr.BilevelTrainLoop', max_epochs=4),
+        optim_wrapper=dict(
+            constructor='mmkcr.SearchOptimWrapperConstructor',
+            weights=dict(optimizer=adam, paramwise_cfg=dict(norm_decay_mult=0.),
+                         clip_grad=dict(max_norm=5.)),
+            architecture=dict(optimizer=adam)),
+        param_scheduler=dict(
+            weights=[dict(type='CosineAnnealingLR', T_max=4, convert_to_iter_based=True)],
+            architecture=[dict(type='ConstantLR', factor=1.)]))
+    return config
+
+
+def retrain_config(root):
+    config = base_config(root)
+    architecture = model_config()
+    architecture['train_cfg'] = dict(augments=[dict(type='Mixup', alpha=0.8),
+                                               dict(type='CutMix', alpha=1.)])
+    architecture['head'].update(loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1,
+                                          mode='original'), cal_acc=False)
+    config['model']['architecture'] = architecture
+    config.update(
+        train_cfg=dict(by_epoch=True, max_epochs=4),
+        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
+        param_scheduler=[dict(type='LinearLR', start_factor=0.1, by_epoch=False, end=5)])
+    return config
+
+
+def pruning_config(root):
+    """9 iterations an epoch, an event every 3, all decided after 18 of 36."""
+    config = base_config(root)
+    architecture = model_config(gates=dict(type='mmkcr.BiMaskGate'))
+    architecture['backbone']['type'] = 'mmkcr.OFBVisionTransformer'
+    config['model'] = dict(
+        type='mmkcr.MaskedSearchModel', architecture=architecture,
+        reconstruction=dict(in_channels=32, patch_size=8, window=9),
+        price=dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5, input_shape=(3, 32, 32)))
+    config['train_dataloader'].update(num_workers=0, persistent_workers=False)
+    config['custom_hooks'][2:] = [
+        dict(type='mmkcr.LinearScheduleHook', attribute='importance_weight', start=0.99, end=0.1,
+             share=0.2),
+        dict(type='mmkcr.LinearScheduleHook', attribute='mask_ratio', start=0.01, end=0.25),
+        dict(type='mmkcr.ProgressivePruningHook', interval=3)]
+    config.update(
+        train_cfg=dict(by_epoch=True, max_epochs=4),
+        optim_wrapper=dict(
+            constructor='mmkcr.JointOptimWrapperConstructor',
+            optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.01),
+            paramwise_cfg=dict(norm_decay_mult=0.), architecture=dict(lr=0.1)),
+        param_scheduler=[dict(type='LinearLR', start_factor=0.1, by_epoch=False, end=5)])
+    return config
+
+
+def swin_pruning_config(root):
+    config = pruning_config(root)
+    config['model']['architecture'].update(
+        backbone=dict(type='mmkcr.OFBSwinTransformer', img_size=32, patch_size=2, window_size=4,
+                      arch=dict(embed_dims=16, depths=[1, 1, 2], num_heads=[2, 2, 4]),
+                      out_indices=(2, ), gates=dict(type='mmkcr.BiMaskGate')),
+        neck=dict(type='mmpretrain.GlobalAveragePooling'),
+        head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=64))
+    config['model']['reconstruction'].update(in_channels=64, token_channels=16)
+    return config
+
+
+def resnet_pruning_config(root):
+    config = pruning_config(root)
+    config['model'].update(type='mmkcr.SearchModel')
+    del config['model']['reconstruction'], config['custom_hooks'][3]
+    config['model']['architecture'].update(
+        backbone=dict(type='mmkcr.OFBResNet', depth=50, num_stages=2, strides=(1, 2),
+                      dilations=(1, 1), base_channels=8, stem_channels=8, out_indices=(1, ),
+                      gates=dict(type='mmkcr.BiMaskGate')),
+        neck=dict(type='mmpretrain.GlobalAveragePooling'),
+        head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=64))
+    return config
+
+
+def by_iteration(config, **train_cfg):
+    config['custom_hooks'][2].update(begin=4, by_epoch=False)
+    config['custom_hooks'][3].update(interval=7, by_epoch=False)
+    config['train_dataloader']['sampler'] = dict(type='InfiniteSampler')
+    config.update(train_cfg=dict(max_iters=26, val_interval=10, **train_cfg),
+                  log_processor=dict(by_epoch=False))
+    config['default_hooks']['checkpoint'].update(by_epoch=False, interval=5, max_keep_ckpts=1)
+    return config
+
+
+def iterations_config(root):
+    config = by_iteration(retrain_config(root), by_epoch=False)
+    # gradients are pending when a checkpoint is written
+    config['optim_wrapper']['accumulative_counts'] = 2
+    return config
+
+
+def iterated_search_config(root):
+    config = by_iteration(search_config(root), type='mmkcr.IterBilevelTrainLoop')
+    config['custom_hooks'][4].update(interval=3, by_epoch=False)
+    config['param_scheduler']['weights'][0].update(T_max=26, by_epoch=False,
+                                                   convert_to_iter_based=False)
+    return config
+
+
+def file_config(job):
+    """A config of this project on the data of the test, from random weights."""
+    config = load_config(Path(__file__).parents[2] / job['config'])
+    move_data(config._cfg_dict, 'data/digits', job['data_root'])
+    config.model.get('architecture', config.model).backbone.init_cfg = config.load_from = None
+    for part in ('train', 'val', 'test'):
+        config[f'{part}_dataloader'].update(num_workers=0, persistent_workers=False)
+    return config
+
+
+def scenes_loader(root, split, augmentation, sampler, num_workers):
+    return dict(
+        batch_size=4, num_workers=num_workers, persistent_workers=num_workers > 0, sampler=sampler,
+        dataset=dict(
+            type='BaseSegDataset', data_root=f'{root}/scenes', img_suffix='.png',
+            reduce_zero_label=True, metainfo=dict(classes=tuple('0123456789')),
+            data_prefix=dict(img_path=f'images/{split}', seg_map_path=f'annotations/{split}'),
+            indices=24 if split == 'training' else 5,
+            pipeline=[dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'),
+                      *augmentation, dict(type='PackSegInputs')]))
+
+
+def segmentor_config(**backbone):
+    common = dict(num_classes=10, dropout_ratio=0.1, align_corners=False, channels=8,
+                  norm_cfg=dict(type='GN', num_groups=2))
+    return dict(
+        type='EncoderDecoder', train_cfg=dict(), test_cfg=dict(mode='whole'),
+        data_preprocessor=dict(type='SegDataPreProcessor', mean=[78.] * 3, std=[96.] * 3,
+                               size=(64, 64), seg_pad_val=255),
+        backbone=dict(type='mmkcr.KCRSwinTransformer', window_size=4, drop_path_rate=0.2,
+                      arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 2]),
+                      out_indices=(0, 1), pad_small_map=True, **backbone),
+        decode_head=dict(type='UPerHead', in_channels=[16, 32], in_index=[0, 1],
+                         pool_scales=(1, 2), **common),
+        auxiliary_head=dict(type='FCNHead', in_channels=32, in_index=1, num_convs=1,
+                            concat_input=False, loss_decode=dict(
+                                type='CrossEntropyLoss', loss_weight=0.4), **common))
+
+
+def segment_search_config(root):
+    """A search on a segmentor, as mmseg runs it."""
+    config = iterated_search_config(root)
+    config['model'].update(architecture=segmentor_config(
+        gates=dict(type='mmkcr.GumbelChannelGate', min_size=4)))
+    augmentation = [
+        dict(type='RandomResize', scale=(96, 96), ratio_range=(0.5, 2.), keep_ratio=True),
+        dict(type='RandomCrop', crop_size=(64, 64), cat_max_ratio=0.75),
+        dict(type='RandomFlip', prob=0.5), dict(type='PhotoMetricDistortion')]
+    config.update(
+        default_scope='mmseg', val_evaluator=dict(type='IoUMetric'),
+        train_dataloader=scenes_loader(root, 'training', augmentation,
+                                       dict(type='InfiniteSampler'), 2),
+        val_dataloader=scenes_loader(root, 'validation', [], dict(
+            type='DefaultSampler', shuffle=False), 0))
+    config['train_cfg'].update(max_iters=14, val_interval=6)
+    config['custom_hooks'][3]['landmarks'] = 12  # of 17 scenes in the weights' part
+    return config
+
+
+def segment_config(root):
+    """A dense segmentor."""
+    config = segment_search_config(root)
+    config.update(model=segmentor_config(),
+                  train_cfg=dict(by_epoch=False, max_iters=14, val_interval=6),
+                  optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
+                  param_scheduler=[dict(type='PolyLR', end=14, power=1., by_epoch=False)],
+                  custom_hooks=config['custom_hooks'][:2])
+    return config
+
+
+def train(job):
+    torch.set_num_threads(1)
+    config = file_config(job) if 'config' in job else Config(
+        globals()[f'{job["kind"]}_config'](job['data_root']))
+    config.merge_from_dict(job.get('options', {}))
+    config.work_dir, config.resume = job['work_dir'], job.get('resume', False)
+    if 'RANK' in os.environ:
+        torch.distributed.init_process_group('gloo')
+        config.launcher = 'pytorch'
+        config.model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None,
+                                        broadcast_buffers=False)
+    if 'kill_rename' in job:
+        kill_in_rename(job['kill_rename'])
+    runner = Runner.from_cfg(config)
+    if 'kill' in job:
+        runner.register_hook(Kill(job['kill']))
+    runner.train()
+
+
+def kill_in_rename(number):
+    replace, calls = os.replace, []
+
+    def replace_or_die(*args):
+        calls.append(args)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(*args)
+
+    os.replace = replace_or_die
+
+
+def in_child(job):
+    Path(job['work_dir']).mkdir(parents=True, exist_ok=True)
+    pid = os.fork()
+    if pid == 0:
+        log = os.open(f'{job["work_dir"]}/output.txt', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1), os.dup2(log, 2)
+        random.seed(), np.random.seed()  # as a process has it that was not forked
+        try:
+            train(job)
+            os._exit(0)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+if __name__ == '__main__':
+    path = Path(sys.argv[1])
+    jobs = json.loads(path.read_text())
+    if 'RANK' in os.environ:
+        train(jobs[0])
+    else:
+        path.with_name('statuses.json').write_text(json.dumps([in_child(job) for job in jobs]))

@@ -1,0 +1,80 @@
+"""One pass over a data set: bounded in memory, the same for any part that k-means sees."""
+
+import pytest
+import torch
+from mmengine.registry import DefaultScope
+from mmpretrain.structures import DataSample
+from torch.utils.data import DataLoader, Dataset
+
+from mmkcr.evaluation import bottleneck
+from mmkcr.evaluation.bottleneck import BottleneckPass, information_statistics
+from mmkcr.models.losses import InformationBottleneckLoss
+from mmkcr.registry import MODELS
+
+
+class FewImages(Dataset):
+    def __len__(self):
+        return 26
+
+    def __getitem__(self, i):
+        generator = torch.Generator().manual_seed(i)
+        image = torch.randint(0, 256, (3, 16, 16), generator=generator, dtype=torch.uint8)
+        return dict(inputs=image, data_samples=DataSample().set_gt_label(i % 4))
+
+
+@pytest.fixture
+def model():
+    DefaultScope.get_instance('test', scope_name='mmpretrain')
+    vit = dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=32)
+    built = MODELS.build(dict(
+        type='ImageClassifier', data_preprocessor=dict(mean=[127.] * 3, std=[60.] * 3),
+        backbone=dict(type='VisionTransformer', arch=vit, img_size=16, patch_size=8),
+        head=dict(type='VisionTransformerClsHead', num_classes=4, in_channels=16)))
+    built.train(False)
+    return built
+
+
+def loader():
+    return DataLoader(FewImages(), batch_size=5,
+                      collate_fn=lambda rows: {key: [row[key] for row in rows] for key in rows[0]})
+
+
+@pytest.mark.parametrize('layer, width', [('backbone', 16), ('head.layers.head:input', 16)])
+def test_values_are_those_of_all_features_at_once(model, layer, width):
+    found = information_statistics(model, loader(), 4, layer)
+    data = model.data_preprocessor(next(iter(DataLoader(
+        FewImages(), 26, collate_fn=loader().collate_fn))))
+    features = model.backbone(data['inputs'])[-1].detach()
+    loss = InformationBottleneckLoss(width, 4)
+    run = BottleneckPass(model, loss, FewImages(), loader(), layer)
+    assert run.run()['i_labels'] == pytest.approx(found['i_labels'], abs=1e-6)
+    phi = loss.log_phi(features).double().exp()
+    joint = phi.T @ torch.eye(4).double()[torch.arange(26) % 4] / 26
+    expected = (joint * (joint / joint.sum(0) / joint.sum(1, keepdim=True)).log()).sum()
+    assert found['i_labels'] == pytest.approx(float(expected), abs=1e-6)
+    assert found['n'] == 26 and found['ib'] <= found['ibb']
+
+
+def test_every_image_goes_through_the_network_once(model):
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    loss = InformationBottleneckLoss(16, 4)
+    drawn = torch.tensor([0, 3, 4, 9, 17])
+    values = BottleneckPass(model, loss, FewImages(), loader()).run(drawn)
+    assert sum(seen) == 26 and values['n'] == 26
+    assert loss.ready and torch.allclose(loss.log_q.exp().sum(1), torch.ones(4))
+
+
+def test_only_the_drawn_features_are_held(model, monkeypatch):
+    held, fit = [], bottleneck.fit_clusters
+    monkeypatch.setattr(bottleneck, 'fit_clusters', lambda features, *args: held.append(
+        features.shape) or fit(features, *args))
+    loss = InformationBottleneckLoss(16, 4)
+    BottleneckPass(model, loss, FewImages(), loader()).run(torch.arange(0, 26, 5))
+    assert held == [(6, 16)]
+
+
+def test_inputs_of_another_size_are_refused(model):
+    loss = InformationBottleneckLoss(16, 4, input_features=12)
+    with pytest.raises(ValueError, match='inputs of 12 numbers .* found `768`'):
+        BottleneckPass(model, loss, FewImages(), loader()).run()

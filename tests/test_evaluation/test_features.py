@@ -1,0 +1,100 @@
+"""Views of data sets with other transforms, shares of ranks, undisturbed models."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from mmengine.dataset import BaseDataset, ClassBalancedDataset, ConcatDataset, RepeatDataset
+from mmpretrain.datasets import KFoldDataset
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+from mmkcr.datasets import ClassSubset
+from mmkcr.engine.loops import DatasetPart
+from mmkcr.engine.reproducible import make_reproducible
+from mmkcr.evaluation import features
+from mmkcr.evaluation.features import find_pipeline, share_of_rank, undisturbed, with_pipeline
+
+
+class Numbers(BaseDataset):
+    """Twelve samples of three classes; a sample is its value."""
+
+    METAINFO = dict(classes=('a', 'b', 'c'))
+
+    def load_data_list(self):
+        return [dict(value=i, gt_label=i % 3) for i in range(12)]
+
+    def get_cat_ids(self, idx):
+        return [self.get_data_info(idx)['gt_label']]
+
+
+def numbers(sign=1):
+    data = Numbers(pipeline=[])
+    data.pipeline = lambda info: sign * (info['value'] + 1)
+    return data
+
+
+def fold_of(data):
+    """mmpretrain's wrapper, which takes a config only."""
+    fold = KFoldDataset(dict(type=Numbers, pipeline=[]), fold=1, num_splits=3)
+    fold.dataset.pipeline = data.pipeline
+    return fold
+
+
+WRAPPERS = dict(
+    plain=lambda data: data,
+    subset=lambda data: Subset(data, [3, 1, 4]),
+    part=lambda data: DatasetPart(data, [3, 1, 4]),
+    part_of_several=lambda data: DatasetPart(ConcatDataset([data, numbers()]), [3, 13, 4]),
+    classes=lambda data: ClassSubset(data, num_classes=2),
+    part_of_classes=lambda data: DatasetPart(ClassSubset(data, num_classes=2), [3, 1, 4]),
+    repeated=lambda data: RepeatDataset(data, 2),
+    balanced=lambda data: ClassBalancedDataset(data, 1e-3),
+    fold=lambda data: fold_of(data),
+    several=lambda data: torch.utils.data.ConcatDataset([data, RepeatDataset(data, 2)]),
+)
+
+
+@pytest.mark.parametrize('name', WRAPPERS)
+@pytest.mark.parametrize('seeded', [False, True])
+def test_a_view_has_the_same_samples_with_other_transforms(name, seeded):
+    wrapped = WRAPPERS[name](numbers())
+    if seeded:  # as ExactResumeHook makes it, in place
+        make_reproducible(DataLoader(wrapped), 0, 'train')
+    before = [wrapped[i] for i in range(len(wrapped))]
+    view = with_pipeline(wrapped, find_pipeline(numbers(sign=-1)))
+    assert [view[i] for i in range(len(view))] == [-value for value in before]
+    assert [wrapped[i] for i in range(len(wrapped))] == before
+    assert len(before) >= 3 and min(before) > 0
+
+
+def test_a_data_set_without_transforms_is_refused():
+    with pytest.raises(ValueError, match='a `pipeline`, found `list` without one'):
+        find_pipeline(Subset([1, 2], [0]))
+    with pytest.raises(ValueError, match='a `pipeline`, found `TensorDataset`'):
+        with_pipeline(torch.utils.data.TensorDataset(torch.zeros(2)), None)
+
+
+@pytest.mark.parametrize('world', [1, 2, 3, 5])
+def test_ranks_share_all_samples_once(world, monkeypatch):
+    loaded = []
+    for rank in range(world):
+        monkeypatch.setattr(features, 'get_dist_info', lambda rank=rank: (rank, world))
+        for batch in share_of_rank(numbers(), [0, 2, 4, 6, 8, 10, 11], DataLoader([0], 2)):
+            loaded += batch.tolist()
+    assert sorted(loaded) == [1, 3, 5, 7, 9, 11, 12]
+
+
+def test_undisturbed_restores_modes_and_random_states_after_an_error():
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.BatchNorm1d(2)))
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    with pytest.raises(KeyError), undisturbed(model):
+        assert not any(module.training for module in model.modules())
+        torch.rand(3), np.random.rand(3), random.random()
+        raise KeyError
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert (states[1] == np.random.get_state()[1]).all() and states[2] == random.getstate()

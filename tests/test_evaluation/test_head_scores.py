@@ -1,0 +1,161 @@
+"""Welford's score of attention heads against two passes, over processes, and in memory."""
+
+import json
+import multiprocessing
+import socket
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmpretrain.models.utils import MultiheadAttention
+from torch import nn
+
+from mmkcr.evaluation.head_scores import HeadStatistics, RunningMoments, attention_map
+from mmkcr.models import DWConvVisionTransformer
+
+VIT = dict(arch=dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48),
+           img_size=32, patch_size=8)
+
+
+def two_pass(maps):
+    """Standard deviation of every entry, from all maps at once, in NumPy."""
+    maps = np.stack([np.asarray(m, dtype=np.float64) for m in maps])
+    return np.sqrt(((maps - maps.mean(0))**2).sum(0) / (len(maps) - 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 9999), count=st.integers(2, 40), offset=st.sampled_from([0., 1., 1e6]))
+def test_one_pass_equals_two(seed, count, offset):
+    """Also where the mean is far larger than the deviation, which sums of squares would lose."""
+    generator = torch.Generator().manual_seed(seed)
+    stream = offset + torch.randn(count, 2, 3, generator=generator, dtype=torch.float64)
+    moments = RunningMoments()
+    for value in stream:
+        moments.update(value)
+    np.testing.assert_allclose(moments.std().numpy(), two_pass(stream), rtol=1e-9)
+    np.testing.assert_allclose(moments.mean.numpy(), stream.mean(0).numpy(), rtol=1e-12)
+
+
+def test_single_precision_is_accumulated_in_double():
+    stream = 1. + 1e-4 * torch.randn(500, 7)
+    moments = RunningMoments()
+    for value in stream:
+        moments.update(value)
+    np.testing.assert_allclose(moments.std().numpy(), two_pass(stream), rtol=1e-12)
+
+
+@pytest.mark.parametrize('call, message', [
+    (lambda m: m.update(torch.zeros(3)), r'shape \(2,\) as before, found \(3,\)'),
+    (lambda m: m.std(), 'at least two images .* found 1'),
+])
+def test_refusals(call, message):
+    moments = RunningMoments()
+    moments.update(torch.zeros(2))
+    with pytest.raises(ValueError, match=message):
+        call(moments)
+
+
+def test_map_is_the_attention_of_the_layer():
+    attn = MultiheadAttention(12, 3).eval()
+    x = torch.randn(1, 7, 12)
+    maps = attention_map(attn, x[0])
+    torch.testing.assert_close(maps.sum(-1), torch.ones(3, 7))
+    v = attn.qkv(x)[0].unflatten(1, (3, 3, 4))[:, 2]  # (N, H, d)
+    out = attn.proj(torch.einsum('hij,jhd->ihd', maps, v).flatten(1))
+    torch.testing.assert_close(out, attn(x)[0])
+
+
+@pytest.fixture(scope='module')
+def backbone():
+    torch.manual_seed(0)
+    model = DWConvVisionTransformer(**VIT)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model.eval()
+    return model
+
+
+def scores_of(backbone, images, batch, reduction='sum'):
+    with HeadStatistics(backbone.attentions()) as statistics, torch.no_grad():
+        for part in images.split(batch):
+            backbone(part)
+    return statistics.scores(reduction)
+
+
+@pytest.mark.parametrize('batch', [1, 4, 13])
+def test_score_of_a_network_against_all_maps_at_once(backbone, batch):
+    images, maps = torch.randn(13, 3, 32, 32), {}
+
+    def keep(name):
+        return lambda module, inputs: maps.setdefault(name, []).extend(
+            attention_map(module, tokens).detach() for tokens in inputs[0])
+
+    handles = [module.register_forward_pre_hook(keep(name))
+               for name, module in backbone.attentions().items()]
+    backbone(images)
+    for handle in handles:
+        handle.remove()
+    found = scores_of(backbone, images, batch)
+    assert list(found) == list(maps) == ['layers.0.attn', 'layers.1.attn']
+    for name, score in found.items():
+        np.testing.assert_allclose(score.numpy(), two_pass(maps[name]).sum((1, 2)), rtol=1e-5)
+    for reduction, divisor in (('mean', 17 * 17), ('relative', 17)):
+        other = scores_of(backbone, images, batch, reduction)
+        for name in found:
+            torch.testing.assert_close(other[name] * divisor, found[name], rtol=1e-5, atol=0)
+    with pytest.raises(ValueError, match="found 'max'"):
+        scores_of(backbone, images, batch, 'max')
+
+
+def test_memory_does_not_grow_with_the_images(backbone):
+    def peak(count):
+        images = torch.randn(4, 3, 32, 32)
+        tracemalloc.start()
+        with HeadStatistics(backbone.attentions()) as statistics, torch.no_grad():
+            for _ in range(count):
+                backbone(images)
+        held = sum(t.numel() * t.element_size() for m in statistics.moments.values()
+                   for t in (m.mean, m.deviations))
+        return held, tracemalloc.get_traced_memory()[1], tracemalloc.stop()
+
+    few, many = peak(2), peak(40)
+    assert few[0] == many[0] == 2 * 2 * 8 * 3 * 17 * 17
+    assert many[1] < few[1] + 100_000  # Python objects, which hold the tensors
+
+
+def rank_job(rank, port, path):
+    """One of two processes with its share of the images."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group('gloo', f'tcp://127.0.0.1:{port}', rank=rank, world_size=2)
+    images = torch.load(f'{path}/images.pt')
+    model = DWConvVisionTransformer(**VIT)
+    model.load_state_dict(torch.load(f'{path}/model.pt'))
+    model.eval()
+    with HeadStatistics(model.attentions()) as statistics, torch.no_grad():
+        model(images[rank::2])
+    scores = statistics.reduce().scores()
+    with open(f'{path}/{rank}.json', 'w') as file:
+        json.dump({name: score.tolist() for name, score in scores.items()}, file)
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_are_one(backbone, tmp_path):
+    images = torch.randn(9, 3, 32, 32)
+    torch.save(images, tmp_path / 'images.pt')
+    torch.save(backbone.state_dict(), tmp_path / 'model.pt')
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context('fork')
+    jobs = [context.Process(target=rank_job, args=(rank, port, str(tmp_path))) for rank in (0, 1)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(120)
+    found = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in (0, 1)]
+    assert found[0] == found[1]
+    for name, score in scores_of(backbone, images, 3).items():
+        np.testing.assert_allclose(found[0][name], score.numpy(), rtol=1e-6)

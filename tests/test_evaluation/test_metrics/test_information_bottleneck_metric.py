@@ -1,0 +1,65 @@
+"""InformationBottleneckMetric on its own: values, inputs, refusals."""
+
+import pytest
+import torch
+
+from mmkcr.evaluation import InformationBottleneckMetric
+from mmkcr.evaluation.clusters import fit_clusters
+from mmkcr.evaluation.information import InformationAccumulator, log_assignments
+
+MEAN, STD = [100., 120., 90.], [50., 60., 70.]
+
+
+def samples(n, classes=3, width=5):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % classes
+    features = torch.eye(width)[labels] + 0.5 * torch.randn(n, width, generator=generator)
+    images = torch.randint(0, 256, (n, 3, 4, 4), generator=generator, dtype=torch.uint8)
+    return features, labels, images
+
+
+def evaluate(metric, data, batch):
+    features, labels, images = data
+    for x, y, z in zip(features.split(batch), labels.split(batch), images.split(batch)):
+        metric.process(dict(inputs=list(z)), [dict(features=f, gt_label=label[None])
+                                              for f, label in zip(x, y)])
+    return metric.evaluate(len(features))
+
+
+@pytest.mark.parametrize('batch', [1, 4, 30])
+@pytest.mark.parametrize('normalize', [True, False])
+def test_values_are_those_of_the_clusters_of_the_set(batch, normalize):
+    data = samples(30)
+    settings = dict(beta=0.7, normalize=normalize)
+    found = evaluate(InformationBottleneckMetric(3, mean=MEAN, std=STD, seed=2, **settings), data,
+                     batch)
+    points = ((data[2] - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1))
+    sums = InformationAccumulator(3, 3, 3).add(*(
+        x if x.ndim == 1 else log_assignments(x, fit_clusters(x, 3, 2, normalize), **settings)
+        for x in (data[0], data[1], points.flatten(1))))
+    expected = sums.values()
+    assert found.keys() == {f'information/{key}' for key in expected}
+    for key, value in expected.items():
+        assert found[f'information/{key}'] == pytest.approx(value, abs=1e-6), key
+    assert found['information/ib'] <= found['information/ibb']
+
+
+def test_without_inputs_nothing_of_them_is_kept():
+    metric = InformationBottleneckMetric(3, inputs=False)
+    features, labels, _ = samples(12)
+    metric.process(None, [dict(features=f, gt_label=label) for f, label in zip(features, labels)])
+    assert all(row[2] is None for row in metric.results)
+    assert set(metric.evaluate(12)) == {'information/i_labels', 'information/n'}
+
+
+def test_features_that_name_the_class_tell_log_c():
+    """Far apart, a cluster a class: I(X~, Y) = log C, and as much as any feature can tell."""
+    features, labels = torch.eye(4)[torch.arange(40) % 4] * 100, torch.arange(40) % 4
+    data = features, labels, torch.zeros(40, 3, 2, 2)
+    found = evaluate(InformationBottleneckMetric(4, normalize=False, inputs=False), data, 40)
+    assert found['information/i_labels'] == pytest.approx(torch.tensor(4.).log().item(), rel=1e-5)
+
+
+def test_a_missing_feature_is_one_sentence():
+    with pytest.raises(ValueError, match='the field `features` .* add `FeatureTapHook`'):
+        InformationBottleneckMetric(3, inputs=False).process(None, [dict(gt_label=1)])

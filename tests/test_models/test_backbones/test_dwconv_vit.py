@@ -1,0 +1,339 @@
+"""Foundation ViTs with replaced heads: states, tokens, sizes, and channels beside them."""
+
+import copy
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.runner import save_checkpoint
+from mmpretrain.models import VisionTransformer
+from mmpretrain.models.utils import resize_pos_embed
+
+from mmkcr.apis import count_macs, slim
+from mmkcr.apis.export import export_onnx
+from mmkcr.apis.positions import bake_positions
+from mmkcr.compression import MacsModel, Structure, searchable_layers
+from mmkcr.models import DWConvVisionTransformer, KCRDWConvVisionTransformer
+from mmkcr.models.layers import OperatorAttention
+from mmkcr.models.utils import task_forward
+from mmkcr.registry import MODELS
+
+ARCH = dict(embed_dims=24, num_layers=3, num_heads=4, feedforward_channels=48)
+VIT = dict(arch=ARCH, img_size=32, patch_size=8)
+CASES = [
+    pytest.param(dict(VIT, out_indices=(0, -1)), (32, 32), id='class-token'),
+    pytest.param(dict(VIT, out_type='featmap', with_cls_token=False, out_indices=[1, 2]), (40, 24),
+                 id='patches'),
+    pytest.param(dict(VIT, out_type='featmap', num_registers=3), (24, 56), id='registers'),
+    pytest.param(dict(VIT, out_type='avg_featmap', with_cls_token=False, num_registers=2,
+                      layer_scale_init_value=0.3), (48, 32), id='registers-only'),
+    pytest.param(dict(VIT, out_type='raw', num_registers=1, pre_norm=True), (32, 40), id='raw'),
+]
+BLOCKS = dict(type='mmkcr.RelaxedTopKGate', count=2)
+HEADS = dict(type='mmkcr.RelaxedTopKGate', count=5, blockwise=False)
+
+
+def randomise(model, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3, generator=generator)
+    return model
+
+
+def build(kwargs, seed=0, cls=DWConvVisionTransformer, **more):
+    model = randomise(cls(**kwargs, **more), seed)
+    model.eval()
+    return model
+
+
+def outputs(model, x):
+    with torch.no_grad():
+        return model(x)
+
+
+def assert_same(one, two):
+    assert len(one) == len(two) > 0
+    for a, b in zip(one, two):
+        assert a.shape == b.shape and torch.isfinite(a).all()
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(a.abs().max()))
+
+
+def structure(model, kept):
+    """By block the heads that stay attention."""
+    return model.structure_for({f'layers.{i}.attn': torch.tensor(heads).long()
+                                for i, heads in enumerate(kept)})
+
+
+@pytest.mark.parametrize('kwargs, size', CASES)
+def test_dense_is_the_host_class_key_for_key(kwargs, size):
+    ours = build(kwargs)
+    registers = kwargs.get('num_registers', 0)
+    host = {k: list(v) if isinstance(v, tuple) else v for k, v in kwargs.items()
+            if k != 'num_registers'}
+    theirs = VisionTransformer(**host)
+    state = {k: v for k, v in ours.state_dict().items() if k != 'register_tokens'}
+    theirs.load_state_dict(state, strict=True)
+    theirs.eval()
+    x = torch.randn(2, 3, *size)
+    expected, found = outputs(theirs, x), outputs(ours, x)
+    assert [a.shape for a in found if kwargs.get('out_type') != 'raw'] == [
+        a.shape for a in expected if kwargs.get('out_type') != 'raw']
+    if not registers:
+        assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    elif kwargs['out_type'] == 'raw':
+        assert found[0].shape[1] == expected[0].shape[1] + registers
+
+
+@pytest.mark.parametrize('kwargs, size', CASES)
+@pytest.mark.parametrize('operator', ['dwconv', 'conv', 'ensembled-dwconv', 'spvit'])
+@settings(max_examples=2, deadline=None)
+@given(seed=st.integers(0, 10**6), gates=st.sampled_from([BLOCKS, HEADS]))
+def test_supernet_with_hard_gates_equals_subnet(kwargs, size, operator, seed, gates):
+    model = build(kwargs, seed, gates=gates, operator=operator)
+    x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(seed))
+    subnet, found = slim(model, None, 1, (3, *size))
+    assert_same(outputs(model, x), outputs(subnet, x))
+    replaced = [site.total - len(site.kept) for site in found.sites.values()]
+    assert sum(replaced) == (8 if gates is BLOCKS else 5)
+    assert {site.operator for site in found.sites.values() if len(site.kept) < 4} == {operator}
+    # from its file, strictly
+    again = MODELS.build(dict(found.backbone, structure=json.loads(found.dumps()),
+                              **{k: v for k, v in kwargs.items() if k == 'num_registers'}))
+    again.load_state_dict(subnet.state_dict(), strict=True)
+    again.eval()
+    assert_same(outputs(subnet, x), outputs(again, x))
+
+
+@pytest.mark.parametrize('operator', ['dwconv', 'conv', 'ensembled-dwconv', 'spvit'])
+@pytest.mark.parametrize('gates', [BLOCKS, HEADS])
+def test_macs_of_the_supernet_are_those_of_dense_model_and_subnet(operator, gates):
+    kwargs = dict(VIT, num_registers=2)
+    model = build(kwargs, gates=gates, operator=operator)
+    macs = MacsModel(model, model, task_forward(model, (3, 40, 32)))
+    assert macs.dense == count_macs(DWConvVisionTransformer(**kwargs), (3, 40, 32))
+    subnet, found = slim(model, None, 1, (3, 40, 32))
+    for module in subnet.modules():
+        if isinstance(module, OperatorAttention):
+            module.eval()
+            module.fold()
+    assert macs(found.sizes()) == count_macs(subnet, (3, 40, 32)) == found.macs['subnet']
+    assert found.macs['dense'] == macs.dense
+    assert found.params == dict(dense=sum(p.numel() for p in build(kwargs).parameters()),
+                                subnet=sum(p.numel() for p in subnet.parameters()))
+
+
+def test_conversion_inherits_the_weights():
+    """A replaced block keeps v and the projection of the dense one; the others are as they were."""
+    model = build(dict(VIT, out_indices=(0, 1)))
+    subnet = copy.deepcopy(model)
+    subnet.slice_to(structure(model, [[0, 1, 2, 3], [], [1, 3]]))
+    dense, blockwise, scattered = model.layers[1].attn, subnet.layers[1].attn, subnet.layers[2].attn
+    assert torch.equal(blockwise.qkv.weight, dense.qkv.weight[48:])
+    assert torch.equal(blockwise.proj.weight, dense.proj.weight)
+    assert scattered.qkv.weight.shape == (3 * 12 + 12, 24)
+    x = torch.randn(1, 3, 32, 32)
+    first, second = outputs(subnet, x), outputs(model, x)
+    torch.testing.assert_close(first[0], second[0])
+    assert not torch.allclose(first[1], second[1])
+
+
+@settings(max_examples=15, deadline=None)
+@given(height=st.integers(1, 9), width=st.integers(1, 9))
+def test_any_height_and_width(height, width):
+    model = build(dict(VIT, out_type='featmap', num_registers=1))
+    model.slice_to(structure(model, [[], [0, 2], [1, 2, 3]]))
+    x = torch.randn(1, 3, 8 * height, 8 * width)
+    out = outputs(model, x)[0]
+    assert out.shape == (1, 24, height, width) and torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize('gates', [None, HEADS])
+def test_gradient_checkpointing_changes_nothing_even_across_sizes(gates):
+    """Two forwards of other sizes, then one backward."""
+    kept = [[], [0, 2], [0, 1, 2, 3]]
+    models = []
+    for with_cp in (False, True):
+        model = build(dict(VIT, out_type='featmap'), gates=gates, with_cp=with_cp)
+        if gates is None:
+            model.slice_to(structure(model, kept))
+        model.train()
+        models.append(randomise(copy.deepcopy(model), 1))
+    plain, checkpointed = models
+    one, two = torch.randn(2, 3, 16, 64), torch.randn(1, 3, 32, 32)
+    for model in models:
+        torch.manual_seed(0)
+        for gate in model.gates().values():
+            gate.resample(torch.Generator().manual_seed(1))
+        inputs = (one, ) if gates else (one, two)
+        sum(out.square().sum() for x in inputs for out in model(x)).backward()
+    for (name, a), b in zip(plain.named_parameters(), checkpointed.parameters()):
+        if a.grad is not None:
+            torch.testing.assert_close(a.grad, b.grad, msg=name)
+    assert plain.layers[0].attn.operator.conv.weight.grad.any()
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(VIT, out_type='featmap', with_cls_token=False), dict(VIT, num_registers=2)])
+@pytest.mark.parametrize('operator', ['dwconv', 'spvit'])
+def test_onnx_with_dynamic_sizes(kwargs, operator, tmp_path):
+    pytest.importorskip('onnxruntime')
+    model = build(kwargs, operator=operator)
+    model.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
+    report = export_onnx(model, tmp_path / 'm.onnx', (3, 32, 32), batch_sizes=(1, 3))
+    assert report.dynamic_size and not report.notice
+    assert len(report.errors) == 4 and max(report.errors.values()) < 1e-4
+
+
+@pytest.mark.parametrize('bake', [False, True])
+def test_onnx_with_the_position_embedding_resized_or_baked(bake, tmp_path):
+    onnx = pytest.importorskip('onnx')
+    model = build(dict(VIT, out_type='featmap'))
+    model.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
+    before = copy.deepcopy(model.state_dict())
+    report = export_onnx(model, tmp_path / 'm.onnx', (3, 48, 40), bake=bake, batch_sizes=(2, ))
+    operators = {node.op_type for node in onnx.load(tmp_path / 'm.onnx').graph.node}
+    assert ('Resize' in operators) == report.dynamic_size == (not bake)
+    assert max(report.errors.values()) < 1e-4
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    baked = bake_positions(model, (3, 48, 40))
+    assert baked.pos_embed.shape == (1, 31, 24)
+    x = torch.randn(1, 3, 48, 40)
+    torch.testing.assert_close(outputs(baked, x)[0], outputs(model, x)[0])
+
+
+def test_subnet_compiles_without_a_break():
+    model = build(dict(VIT, out_type='featmap', num_registers=1))
+    model.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
+    x = torch.randn(2, 3, 32, 32)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend='eager', fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x)[0], model(x)[0])
+
+
+def test_dense_checkpoint_loads_into_the_supernet():
+    dense, model = build(VIT, 3), build(VIT, gates=BLOCKS)
+    missing, unexpected = model.load_state_dict(dense.state_dict(), strict=False)
+    assert not unexpected and missing
+    assert all('.attn.gate.' in key or '.attn.operator.' in key for key in missing)
+    with pytest.raises(ValueError, match='checkpoint of the dense'):
+        dense.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize('with_cls_token', [True, False])
+@pytest.mark.parametrize('size', [32, 48])
+def test_foundation_checkpoint_at_another_size_with_or_without_its_class_token(
+        with_cls_token, size, tmp_path):
+    theirs = randomise(VisionTransformer(**dict(VIT, img_size=48)))
+    state = {f'backbone.{key}': value for key, value in theirs.state_dict().items()}
+    state['backbone.mask_token'] = torch.zeros(1, 1, 24)
+    save_checkpoint(dict(state_dict=state), str(tmp_path / 'foundation.pth'))
+    model = DWConvVisionTransformer(
+        **dict(VIT, img_size=size), with_cls_token=with_cls_token, out_type='featmap',
+        init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'foundation.pth')))
+    model.init_weights()
+    expected = resize_pos_embed(theirs.pos_embed, (6, 6), (size // 8, size // 8))
+    torch.testing.assert_close(model.pos_embed, expected[:, 0 if with_cls_token else 1:])
+    assert torch.equal(model.layers[2].attn.qkv.weight, theirs.layers[2].attn.qkv.weight)
+    if with_cls_token:
+        assert torch.equal(model.cls_token, theirs.cls_token)
+
+
+# ---- channels of the MLPs beside heads --------------------------------------------------------
+
+FFN = dict(type='mmkcr.GumbelChannelGate', min_size=4)
+
+
+@pytest.mark.parametrize('gates', [dict(ffn=FFN, attn=BLOCKS), dict(ffn=FFN)])
+@pytest.mark.parametrize('target', [None, 0.7])
+def test_one_structure_file_for_heads_and_channels(gates, target, tmp_path):
+    """Searched together, or channels on a network whose heads a file has replaced."""
+    fixed = None
+    if 'attn' not in gates:
+        heads = build(VIT)  # the parent class, which has no sites at the MLPs
+        fixed = structure(heads, [[], [0, 2], [0, 1, 2, 3]])
+        heads.slice_to(fixed)
+    model = build(VIT, cls=KCRDWConvVisionTransformer, gates=gates, structure=fixed)
+    if fixed is not None:
+        own = [f'{site}.gate.' for site in model.gates()]
+        missing, unexpected = model.load_state_dict(heads.state_dict(), strict=False)
+        assert not unexpected and all(key.startswith(tuple(own)) for key in missing)
+    x = torch.randn(2, 3, 40, 32)
+    subnet, found = slim(model, target, 1, (3, 40, 32))
+    assert list(found.sites) == [f'layers.{i}.{kind}' for i in range(3) for kind in ('attn', 'ffn')]
+    for site, gate in model.gates().items():
+        if not gate.decided:
+            gate.alpha.data.fill_(-1.)[found.sites[site].kept] = 1.
+    assert_same(outputs(model, x), outputs(subnet, x))
+    assert count_macs(subnet, (3, 40, 32)) == found.macs['subnet']
+    if target:
+        assert found.macs['subnet'] <= target * found.macs['dense']
+    if fixed is not None:
+        assert all(found.sites[name] == site for name, site in fixed.sites.items())
+    found.save(tmp_path / 's.json')
+    again = KCRDWConvVisionTransformer(**VIT, structure=str(tmp_path / 's.json'))
+    again.load_state_dict(subnet.state_dict(), strict=True)
+    again.eval()
+    assert_same(outputs(subnet, x), outputs(again, x))
+    assert not searchable_layers(again)
+
+
+def published():
+    """The foundation models by the arguments that a config gives them."""
+    clip = dict(pre_norm=True, norm_cfg=dict(type='LN', eps=1e-5),
+                layer_cfgs=dict(act_cfg=dict(type='mmpretrain.QuickGELU')))
+    return {
+        'dinov2-base': dict(patch_size=14, layer_scale_init_value=1e-5),
+        'dinov2-large': dict(patch_size=14, layer_scale_init_value=1e-5),
+        'base': clip, 'large': dict(clip, patch_size=14), 'deit-small': {},
+    }
+
+
+@pytest.mark.parametrize('arch', published())
+def test_published_architectures(arch):
+    from mmkcr.apis.model_zoo import uninitialized
+    kwargs = published()[arch]
+    with uninitialized():
+        model = DWConvVisionTransformer(arch=arch, **kwargs)
+    depth, heads = {'dinov2-large': (24, 16), 'large': (24, 16), 'deit-small': (12, 6)}.get(
+        arch, (12, 12))
+    assert model.sites() == {f'layers.{i}.attn': heads for i in range(depth)}
+    expected = VisionTransformer(arch=dict(model.arch_settings), **kwargs).state_dict()
+    assert list(model.state_dict()) == list(expected)
+
+
+@pytest.mark.parametrize('build_it, message', [
+    (lambda s: DWConvVisionTransformer(**VIT, operator='dw'), "found 'dw'"),
+    (lambda s: DWConvVisionTransformer(**VIT, num_registers=-1), 'found -1'),
+    (lambda s: DWConvVisionTransformer(**VIT, gates=dict(ffn=FFN)), "kind among .'attn'., found"),
+    (lambda s: DWConvVisionTransformer(**VIT, gates=BLOCKS, structure=s), 'found both'),
+    (lambda s: DWConvVisionTransformer(**VIT, gates=dict(BLOCKS, count=4)), 'at most the 3 blocks'),
+    (lambda s: DWConvVisionTransformer(**VIT, structure=edited(s, 'operator', 'pool')),
+     '`operator` among .*at site `layers.0.attn`, found `pool`'),
+    (lambda s: DWConvVisionTransformer(**VIT, structure=edited(s, 'total', 8)), 'expected 4 units'),
+    (lambda s: KCRDWConvVisionTransformer(**VIT, structure=s),
+     'for `KCRDWConvVisionTransformer`, found one for `DWConv'),
+    (lambda s: KCRDWConvVisionTransformer(**VIT, gates=dict(ffn=FFN), structure=edited(
+        s, 'name', 'layers.9.attn')), 'site `layers.0.attn` only in the backbone'),
+])
+def test_refusals(build_it, message):
+    with pytest.raises(ValueError, match=message):
+        build_it(structure(build(VIT), [[], [0, 2], [0, 1, 2, 3]]))
+
+
+def edited(found, key, value):
+    data = found.to_dict()
+    site = data['sites'].pop('layers.0.attn')
+    name = value if key == 'name' else 'layers.0.attn'
+    data['sites'][name] = site if key == 'name' else dict(site, **{key: value})
+    return Structure.load(data)
+
+
+def test_checkpoint_of_other_heads_is_refused_by_site():
+    one, two = build(VIT), build(VIT)
+    one.slice_to(structure(one, [[0], [], [1]]))
+    two.slice_to(structure(two, [[2], [], [1]]))
+    with pytest.raises(ValueError, match='kept units at site `layers.0.attn`'):
+        two.load_state_dict(one.state_dict())

@@ -1,0 +1,144 @@
+"""EfficientViT: timm's outputs with timm's weights, published sizes, options, three states."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from mmpretrain.models import ImageClassifier
+from torch import nn
+
+from mmkcr.apis import count_macs
+from mmkcr.compression import count_params
+from mmkcr.models import EfficientViT, EfficientViTClsHead, KCREfficientViT
+
+HEADS = dict(b0=(1024, 1280), b1=(1536, 1600), b2=(2304, 2560), b3=(2304, 2560))
+
+
+def load_tool():
+    path = Path(__file__).parents[3] / 'tools/model_converters/efficientvit_timm.py'
+    spec = importlib.util.spec_from_file_location('efficientvit_timm', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def classifier(arch, **kwargs):
+    head = EfficientViTClsHead(1000, EfficientViT.arch_zoo[arch]['widths'][-1], HEADS[arch])
+    model = ImageClassifier(backbone=EfficientViT(arch=arch, **kwargs), head=head)
+    model.train(False)
+    return model
+
+
+def randomise(model, seed=0):
+    """Weights of a trained network's size, and running statistics that are not 0 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            fan = module.weight[0].numel()
+            module.weight.data.normal_(0, fan**-0.5, generator=generator)
+            if module.bias is not None:
+                module.bias.data.normal_(0, 0.2, generator=generator)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.weight.data.uniform_(0.5, 1.5, generator=generator)
+            module.bias.data.normal_(0, 0.3, generator=generator)
+            module.running_mean.normal_(0, 0.3, generator=generator)
+            module.running_var.uniform_(0.5, 2, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize('arch', HEADS)
+def test_weights_of_timm_give_outputs_of_timm(arch, tmp_path):
+    theirs = randomise(timm.create_model(f'efficientvit_{arch}')).eval()
+    ours, tool = classifier(arch), load_tool()
+    torch.save(theirs.state_dict(), tmp_path / 'timm.pth')
+    tool.main([str(tmp_path / 'timm.pth'), str(tmp_path / 'ours.pth')])
+    ours.load_state_dict(torch.load(tmp_path / 'ours.pth')['state_dict'], strict=True)
+    for size in ((64, 64), (52, 99)) if arch == 'b1' else ((64, 64), ):
+        x = torch.randn(2, 3, *size)
+        with torch.no_grad():
+            expected, found = theirs(x), ours(x)
+            torch.testing.assert_close(found, expected, rtol=0,
+                                       atol=1e-5 * max(1., float(expected.abs().max())))
+            stages = theirs.forward_intermediates(x, intermediates_only=True)
+            ours.backbone.out_indices = [0, 1, 2, 3]
+            for a, b in zip(ours.backbone(x), stages):
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(b.abs().max()))
+            ours.backbone.out_indices = [3]
+
+
+@pytest.mark.parametrize('arch, params, macs', [
+    ('b0', 3.4, 0.10), ('b1', 9.1, 0.52), ('b2', 24., 1.6), ('b3', 49., 4.0)])
+def test_published_sizes(arch, params, macs):
+    """To the two digits that Cai et al. print, table 2, and exactly as timm's."""
+    model, theirs = classifier(arch), timm.create_model(f'efficientvit_{arch}')
+    assert count_params(model) == count_params(theirs)
+    assert count_macs(model) == count_macs(theirs)
+    assert float(f'{count_params(model) / 1e6:.2g}') == params
+    assert float(f'{count_macs(model) / 1e9:.2g}') == macs
+
+
+def test_macs_of_b1_at_288_are_those_of_the_paper():
+    """The DCS paper prints 0.86 G, which is 0.52 G of 224 px scaled by the positions."""
+    assert count_macs(classifier('b1'), (3, 288, 288)) / 1e9 == pytest.approx(0.86, abs=0.006)
+
+
+@pytest.mark.parametrize('size', [(16, 24), (160, 160)])
+def test_quadratic_branch_and_eps_are_options(size):
+    """Up to eps the two forms agree; with the official code's eps they still do."""
+    linear = randomise(EfficientViT(arch='b0', eps=1e-15))
+    quadratic = EfficientViT(arch='b0', eps=1e-15, quadratic=True)
+    quadratic.load_state_dict(linear.state_dict())
+    timm_eps = EfficientViT(arch='b0')
+    timm_eps.load_state_dict(linear.state_dict())
+    x = torch.randn(2, 3, *size)
+    for model in (linear, quadratic, timm_eps):
+        model.double().train(False)
+    with torch.no_grad():
+        a, b, c = (model(x.double())[0] for model in (linear, quadratic, timm_eps))
+    torch.testing.assert_close(a, b)
+    assert not torch.equal(a, c)
+    torch.testing.assert_close(a, c, rtol=0, atol=0.05 * float(a.abs().max()))
+    # the quadratic form costs N^2 where N <= d, and only there
+    costs = [count_macs(model.float(), (3, *size)) for model in (linear, quadratic)]
+    assert (costs[0] != costs[1]) == (size == (16, 24))
+
+
+def test_out_indices_frozen_stages_and_norm_eval():
+    model = EfficientViT(arch='b0', out_indices=(3, 0, -2), frozen_stages=2, norm_eval=True)
+    model.train()
+    shapes = [tuple(out.shape) for out in model(torch.randn(1, 3, 65, 96))]
+    assert shapes == [(1, 16, 17, 24), (1, 64, 5, 6), (1, 128, 3, 3)]
+    for name, parameter in model.named_parameters():
+        frozen = name.startswith(('stem', 'stages.0', 'stages.1'))
+        assert parameter.requires_grad != frozen, name
+    assert not any(m.training for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    assert model.stages[2].training and not model.stages[1].training
+
+
+@pytest.mark.parametrize('kwargs, message', [
+    (dict(arch='b9'), "among .*'b0'.*found 'b9'"),
+    (dict(arch=dict(widths=[8, 16], depths=[1])), 'head_dim.*found'),
+    (dict(arch=dict(widths=[8, 16], depths=[1], head_dim=8)), 'found 1 and 2'),
+    (dict(arch=dict(widths=[8, 20], depths=[1, 1], head_dim=16)), '`head_dim` 16, found 20'),
+    (dict(out_indices=(4, )), r'`out_indices` within \[-4, 3\], found 4'),
+    (dict(frozen_stages=5), r'within \[-1, 4\], found 5'),
+])
+def test_bad_arguments(kwargs, message):
+    for cls in (EfficientViT, KCREfficientViT):
+        with pytest.raises(ValueError, match=message):
+            cls(**kwargs)
+
+
+def test_converter_refuses_others(tmp_path, capsys):
+    tool, state = load_tool(), timm.create_model('efficientvit_b0').state_dict()
+    cases = [({k: v for k, v in state.items() if 'stages.2' not in k}, 'missing|Missing'),
+             (dict(state, extra=torch.zeros(1)), 'extra'), ({'a': torch.zeros(1)}, 'keys a')]
+    for content, message in cases:
+        with pytest.raises(ValueError, match=message):
+            tool.convert(content)
+    with pytest.raises(SystemExit):
+        tool.main([str(tmp_path / 'none.pth'), str(tmp_path / 'out.pth')])
+    assert 'expected a checkpoint at' in capsys.readouterr().err
+    assert not (tmp_path / 'out.pth').exists()

@@ -1,0 +1,152 @@
+"""The hand-over: a classifier's backbone starts a dense model, whole or not at all."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmengine.runner import save_checkpoint
+
+from mmkcr.apis import slim
+from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models.backbones.pretrained import read_backbone, split_pretrained
+
+GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
+SWIN = dict(arch=dict(embed_dims=12, depths=[2, 2], num_heads=[2, 2]), img_size=32, window_size=4,
+            patch_size=4, use_abs_pos_embed=True)
+DENSE_TASK = dict(SWIN, out_indices=(0, 1), pad_small_map=True)
+
+
+def randomised(**kwargs):
+    model = KCRSwinTransformer(**kwargs)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    return model
+
+
+@pytest.fixture(scope='module')
+def trained():
+    """Structure, and state_dict of a classifier around the subnet with a head and buffers."""
+    torch.manual_seed(0)
+    backbone, structure = slim(randomised(**SWIN, out_indices=(1, ), gates=GATES), 0.8, 1,
+                               (3, 32, 32))
+    state = {f'backbone.{key}': value for key, value in backbone.state_dict().items()}
+    return structure, dict(state, **{'head.fc.weight': torch.ones(3, 24),
+                                     'regularizers.kcr.basis': torch.eye(24)})
+
+
+@pytest.fixture(scope='module')
+def checkpoint(trained, tmp_path_factory):
+    path = str(tmp_path_factory.mktemp('classifier') / 'epoch_3.pth')
+    save_checkpoint(dict(state_dict=trained[1], meta=dict(epoch=3)), path)
+    return path
+
+
+def start(checkpoint, prefix=None, **kwargs):
+    init_cfg = dict(type='Pretrained', checkpoint=checkpoint)
+    model = KCRSwinTransformer(**DENSE_TASK, **kwargs, init_cfg=dict(
+        init_cfg, **({} if prefix is None else dict(prefix=prefix))))
+    model.init_weights()
+    return model
+
+
+@pytest.mark.parametrize('prefix', [None, 'backbone.', 'backbone'])
+def test_every_entry_arrives_and_new_norms_are_new(trained, checkpoint, prefix):
+    structure, state = trained
+    found = start(checkpoint, prefix, structure=structure).state_dict()
+    arrived = {key for key in found if f'backbone.{key}' in state}
+    assert all(torch.equal(found[key], state[f'backbone.{key}']) for key in arrived)
+    assert set(found) - arrived == {'norm0.weight', 'norm0.bias'}
+    assert len(arrived) == len(state) - 2
+    assert torch.equal(found['norm0.weight'], torch.ones(12))
+
+
+def test_a_bare_backbone_and_a_supernet(trained, tmp_path):
+    dense = randomised(**SWIN, out_indices=(1, ))
+    torch.save(dense.state_dict(), tmp_path / 'dense.pth')
+    for kwargs in ({}, dict(gates=GATES)):
+        model = start(str(tmp_path / 'dense.pth'), **kwargs)
+        for key, value in dense.state_dict().items():
+            assert torch.equal(model.state_dict()[key], value)
+        assert all((gate.alpha == gate.alpha[0]).all() for gate in model.gates().values())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_one_wrong_entry_is_named_and_nothing_is_loaded(trained, tmp_path_factory, data):
+    structure, state = trained
+    # positions of another size are resized by the host, output norms are optional
+    keys = sorted(key for key in state if key.startswith(('backbone.stages', 'backbone.patch'))
+                  and 'position' not in key)
+    key = data.draw(st.sampled_from(keys))
+    kind = data.draw(st.sampled_from(['missing', 'unexpected', 'mis-shaped']))
+    wrong = dict(state)
+    if kind == 'unexpected':
+        wrong[f'{key}_of_another'] = wrong[key]
+    elif kind == 'mis-shaped':
+        wrong[key] = torch.zeros(*wrong[key].shape, 2)
+    else:
+        del wrong[key]
+    path = str(tmp_path_factory.mktemp('wrong') / 'wrong.pth')
+    torch.save(dict(state_dict=wrong), path)
+    model = KCRSwinTransformer(**DENSE_TASK, structure=structure,
+                               init_cfg=dict(type='Pretrained', checkpoint=path))
+    before = {k: v.clone() for k, v in model.state_dict().items() if 'kept' in k or 'index' in k}
+    with pytest.raises(ValueError, match=f'1 {kind} .*{key.removeprefix("backbone.")}') as error:
+        model.init_weights()
+    assert f'`{path}`' in str(error.value)
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in before.items())
+
+
+def test_all_wrong_keys_are_listed_for_a_debugger(checkpoint):
+    with pytest.raises(ValueError, match='the dense .*unexpected .*mis-shaped') as error:
+        start(checkpoint)
+    notes = '\n'.join(error.value.__notes__)
+    assert all(f'stages.{s}.blocks.{b}.ffn.kept' in notes for s in (0, 1) for b in (0, 1))
+
+
+def test_refusals(trained, checkpoint, tmp_path):
+    structure, state = trained
+    dense = randomised(**SWIN, out_indices=(1, ))
+    torch.save(dict(state_dict={f'backbone.{k}': v for k, v in dense.state_dict().items()}),
+               tmp_path / 'dense.pth')
+    (tmp_path / 'text.pth').write_text('no checkpoint')
+    torch.save(dict(state_dict={'head.w': torch.ones(1)}), tmp_path / 'head.pth')
+    other = dict(structure.to_dict(), backbone=dict(type='KCRVisionTransformer'))
+    for arguments, error, message in [
+        (dict(checkpoint=str(tmp_path / 'dense.pth'), structure=structure), ValueError,
+         'of the subnet `KCRSwinTransformer`, found 4 missing .*kept'),
+        (dict(checkpoint='no/such.pth'), FileNotFoundError, '`no/such.pth`, found none'),
+        (dict(checkpoint=str(tmp_path / 'text.pth')), ValueError, 'cannot be read'),
+        (dict(checkpoint=str(tmp_path / 'head.pth'), prefix='backbone.'), ValueError,
+         'keys that start with `backbone.` .*found head.w'),
+        (dict(checkpoint=checkpoint, structure=other), ValueError,
+         'structure for `KCRSwinTransformer`, found one for `KCRVisionTransformer`'),
+    ]:
+        with pytest.raises(error, match=message):
+            start(**arguments)
+
+
+def test_vision_transformer_takes_positions_of_another_size(tmp_path):
+    """The conversion is the host's; what is checked is what it gives."""
+    arch = dict(embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48)
+    small = KCRVisionTransformer(arch=arch, img_size=32, patch_size=8)
+    torch.save({f'backbone.{k}': v for k, v in small.state_dict().items()}, tmp_path / 'v.pth')
+    large = KCRVisionTransformer(arch=arch, img_size=64, patch_size=8, init_cfg=dict(
+        type='Pretrained', checkpoint=str(tmp_path / 'v.pth')))
+    large.init_weights()
+    assert large.pos_embed.shape[1] == 65
+    assert torch.equal(large.pos_embed[:, 0], small.pos_embed[:, 0])
+
+
+def test_other_initialisers_stay():
+    truncated = dict(type='TruncNormal', layer='Linear', std=.02)
+    pretrained = dict(type='Pretrained', checkpoint='x', prefix='b')
+    assert split_pretrained([truncated, pretrained]) == (dict(checkpoint='x', prefix='b'),
+                                                         [truncated])
+    assert split_pretrained(None) == (None, [])
+    assert split_pretrained(truncated) == (None, [truncated])
+
+
+def test_reads_the_averaged_weights_as_they_are_saved(checkpoint, trained):
+    assert set(read_backbone(checkpoint)) == {
+        key.removeprefix('backbone.') for key in trained[1] if key.startswith('backbone.')}

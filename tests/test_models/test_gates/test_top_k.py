@@ -1,0 +1,120 @@
+"""The relaxed top-k gate: one choice over all sites."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.models.gates import GumbelChannelGate, RelaxedTopKGate
+from mmkcr.models.gates.top_k import relaxed_top_k
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def naive(logits, count, temperature):
+    """The sum of k softmaxes, entry by entry."""
+    s, w = [float(x) for x in logits], [0.] * len(logits)
+    for _ in range(count):
+        top = max(s)
+        e = [math.exp((x - top) / temperature) for x in s]
+        p = [x / sum(e) for x in e]
+        w = [a + b for a, b in zip(w, p)]
+        s = [x + math.log(max(1 - q, 1e-300)) for x, q in zip(s, p)]
+    return w
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 9999), n=st.integers(1, 9), share=st.floats(0, 1),
+       temperature=st.sampled_from([1., 0.3, 0.05]))
+def test_against_the_formula(seed, n, share, temperature):
+    logits, count = torch.randn(n, generator=seeded(seed), dtype=torch.float64), round(share * n)
+    found = relaxed_top_k(logits, count, temperature)
+    torch.testing.assert_close(found, torch.tensor(naive(logits, count, temperature),
+                                                   dtype=torch.float64), atol=1e-6, rtol=1e-6)
+    assert float(found.sum()) == pytest.approx(count) and (found >= 0).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 9999), count=st.integers(1, 12))
+def test_tends_to_the_hard_choice_with_finite_gradients(seed, count):
+    logits = torch.randperm(12, generator=seeded(seed)) * 0.3 + 0.1
+    logits.requires_grad_()
+    soft = relaxed_top_k(logits, count, 1e-3)
+    hard = torch.zeros(12).index_fill_(0, logits.topk(count).indices, 1.)
+    torch.testing.assert_close(soft, hard, atol=1e-5, rtol=0)
+    (soft * torch.randn(12)).sum().backward()
+    assert logits.grad.isfinite().all()
+
+
+def group(totals=(4, 4, 4), **kwargs):
+    gates = [RelaxedTopKGate(total, **kwargs) for total in totals] + [GumbelChannelGate(16)]
+    for gate in gates:
+        gate.join(gates)
+    return torch.nn.ModuleList(gates[:-1])
+
+
+@pytest.mark.parametrize('blockwise', [True, False])
+def test_eval_mask_score_and_selection_agree(blockwise):
+    gates = group(count=2 if blockwise else 5, blockwise=blockwise).eval()
+    masks = torch.stack([gate() for gate in gates])
+    assert int((masks == 0).sum()) == (8 if blockwise else 5)
+    if blockwise:
+        assert set(masks.sum(1).tolist()) == {0., 4.}
+        lowest = torch.stack([gate.alpha[0] for gate in gates]).argmin()
+        assert masks[lowest].all()  # the smallest logit stays attention
+    for gate, mask in zip(gates, masks):
+        assert gate.selection().tolist() == mask.nonzero().flatten().tolist()
+        assert torch.equal(gate.scores() > 0, mask > 0)
+
+
+@pytest.mark.parametrize('count', [0, 3])
+def test_none_and_all(count):
+    gates = group(count=count).eval()
+    assert all(bool((gate() == (count == 0)).all()) for gate in gates)
+    assert all(bool(((gate.scores() > 0) == (count == 0)).all()) for gate in gates)
+
+
+@pytest.mark.parametrize('blockwise', [True, False])
+def test_one_choice_for_all_sites_per_forward(blockwise):
+    gates = group(count=2, blockwise=blockwise, temperature=0.5)
+    for seed, gate in enumerate(gates):
+        gate.resample(seeded(seed))
+        assert len(gate.noise) == (1 if blockwise else 4)
+    logits = torch.cat([gate.alpha + gate.noise for gate in gates])
+    expected = 1 - relaxed_top_k(logits, 2, 0.5)
+    found = torch.cat([gate()[:len(gate.alpha)] for gate in gates])
+    torch.testing.assert_close(found, expected)
+    sum(gate.expected_size() for gate in gates).backward(retain_graph=True)
+    (found * torch.arange(len(found))).sum().backward()
+    assert all(gate.alpha.grad.any() for gate in gates)
+    with torch.no_grad():
+        gates[0].alpha.add_(1)
+    assert torch.equal(torch.cat([gate()[:len(gate.alpha)] for gate in gates]), found)
+    for gate in gates:
+        gate.refresh()
+    assert not torch.equal(torch.cat([gate()[:len(gate.alpha)] for gate in gates]), found)
+
+
+def test_a_copy_chooses_for_itself():
+    gates = group(count=1)
+    gates[0]()
+    again = copy.deepcopy(gates).eval()
+    assert again[0]._choice is again[2]._choice is not gates[0]._choice
+    again[1].alpha.data.fill_(9.)
+    assert not again[1]().any() and list(again.state_dict()) == list(gates.state_dict())
+
+
+@pytest.mark.parametrize('build, message', [
+    (lambda: RelaxedTopKGate(4, count=-1), 'of at least 0, found -1'),
+    (lambda: RelaxedTopKGate(4, temperature=0.), 'positive gate `temperature`'),
+    (lambda: group(count=4), 'at most the 3 blocks of the backbone, found 4'),
+    (lambda: group(count=13, blockwise=False), 'at most the 12 units'),
+])
+def test_refusals(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -1,0 +1,121 @@
+"""Masked image modelling against plain NumPy, its masks, and what a search does with it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmpretrain.structures import DataSample
+
+from mmkcr.models import MaskedImageHead
+from mmkcr.registry import MODELS
+
+SHAPE = (3, 32, 32)
+
+
+def draw(head, batch=4, size=(32, 48), seed=0):
+    return head.draw(batch, size, torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=20, deadline=None)
+@given(ratio=st.floats(0.001, 1.), seed=st.integers(0, 99))
+def test_every_image_has_the_same_number_of_masked_patches(ratio, seed):
+    head = MaskedImageHead(8, patch_size=8, mask_ratio=ratio)
+    mask = draw(head, seed=seed)
+    assert mask.shape == (4, 4, 6)
+    assert set(mask.sum((1, 2)).tolist()) == {max(1, round(ratio * 24))}
+    assert torch.equal(mask, draw(head, seed=seed))
+
+
+def test_patches_are_drawn_evenly_and_none_at_ratio_0():
+    head = MaskedImageHead(8, patch_size=8, mask_ratio=0.25)
+    share = torch.stack([draw(head, 64, (32, 32), seed).float().mean(0) for seed in range(20)])
+    assert (share.mean(0) - 0.25).abs().max() < 0.06
+    head.mask_ratio = 0.
+    assert not draw(head).any()
+
+
+def test_normalised_targets_and_loss_equal_plain_numpy():
+    head = MaskedImageHead(4, patch_size=4, window=5)
+    images, features = torch.randn(2, 3, 8, 12), torch.randn(2, 4, 2, 3)
+    mask = draw(head, 2, (8, 12), 3) | (torch.arange(6).view(2, 3) == 2)
+    padded = np.full((2, 3, 12, 16), np.nan)
+    padded[:, :, 2:-2, 2:-2] = images.numpy()
+    target = np.zeros((2, 3, 8, 12))
+    for y in range(8):
+        for x in range(12):
+            window = padded[:, :, y:y + 5, x:x + 5]
+            mean, var = np.nanmean(window, (2, 3)), np.nanvar(window, (2, 3))
+            target[:, :, y, x] = (images[:, :, y, x].numpy() - mean) / np.sqrt(var + 1e-6)
+    np.testing.assert_allclose(head.normalised(images).numpy(), target, atol=1e-4)
+    decoded = head.decoder(features).detach().numpy()
+    errors = [abs(decoded - target)[image, :, y, x] for image in range(2) for y in range(8)
+              for x in range(12) if mask[image, y // 4, x // 4]]
+    found = head(features, images, mask)
+    assert float(found.detach()) == pytest.approx(float(np.mean(errors)), rel=1e-4)
+
+
+def test_hides_tokens_on_finer_grids_and_leaves_extra_tokens():
+    head = MaskedImageHead(4, patch_size=8)
+    mask = torch.tensor([[[True, False]]])
+    tokens, token = torch.zeros(1, 9, 4), torch.ones(4)
+    hidden = head.hide(tokens, (2, 4), mask, token)[0, :, 0]
+    assert hidden.tolist() == [0, 1, 1, 0, 0, 1, 1, 0, 0]
+
+
+def searching(**reconstruction):
+    torch.manual_seed(0)
+    return MODELS.build(dict(
+        type='mmkcr.MaskedSearchModel',
+        reconstruction=dict(in_channels=32, patch_size=8, window=9, **reconstruction),
+        price=dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5, input_shape=SHAPE),
+        architecture=dict(
+            type='mmpretrain.ImageClassifier',
+            backbone=dict(type='mmkcr.OFBVisionTransformer', img_size=32, patch_size=8,
+                          arch=dict(embed_dims=32, num_layers=2, num_heads=2,
+                                    feedforward_channels=64),
+                          gates=dict(type='mmkcr.BiMaskGate')),
+            head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=32))))
+
+
+SAMPLES = [DataSample().set_gt_label(label) for label in range(2)]
+
+
+@pytest.mark.parametrize('keep_position', [True, False])
+def test_search_with_reconstruction(keep_position):
+    """The weighted loss has the task loss's size; all parameters get gradients, also sliced."""
+    model = searching(keep_position=keep_position, mask_ratio=0.5)
+    for _ in range(2):
+        losses = model(torch.randn(2, *SHAPE), SAMPLES, mode='loss')
+        assert {name for name in losses if 'loss' in name} == {
+            'loss', 'loss_one_hot', 'loss_budget', 'loss_importance', 'loss_reconstruction'}
+        assert float(losses['loss_reconstruction'].detach()) == pytest.approx(
+            float(losses['loss'].detach()), rel=1e-5)
+        model.zero_grad()
+        model.parse_losses(losses)[0].backward()
+        assert not [name for name, p in model.named_parameters()
+                    if p.requires_grad and (p.grad is None or not p.grad.isfinite().all())]
+        assert model.reconstruction.mask_token.grad.abs().sum() > 0
+        width = model.gates()['patch_embed']
+        alive = torch.arange(17).view(1, 17) < 9
+        width.restrict(alive)
+        model.architecture.backbone.settle()
+        assert width.present == 24  # of 32
+    plain = model(torch.randn(2, *SHAPE), mode='tensor')
+    assert plain.shape == (2, 10)
+
+
+def test_masks_follow_seed_and_step():
+    """The same state gives the same losses, the next step other masks."""
+    one, two = searching(mask_ratio=0.3), searching(mask_ratio=0.3)
+    two.load_state_dict(one.state_dict())
+    images = torch.randn(2, *SHAPE)
+    first, second = (one(images, SAMPLES, mode='loss')['reconstruction_error'] for _ in range(2))
+    assert first != second
+    assert two(images, SAMPLES, mode='loss')['reconstruction_error'] == first
+
+
+@pytest.mark.parametrize('options', [dict(window=8), dict(patch_size=0)])
+def test_refusals(options):
+    with pytest.raises(ValueError, match='an odd `window` of MaskedImageHead, found'):
+        MaskedImageHead(8, **options)

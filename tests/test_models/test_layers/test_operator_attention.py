@@ -1,0 +1,256 @@
+"""Heads replaced by operators: every conversion that can be exact is."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmpretrain.models.utils import MultiheadAttention
+from torch import nn
+
+from mmkcr.apis import count_macs
+from mmkcr.compression import count_params
+from mmkcr.models.gates import GumbelChannelGate, RelaxedTopKGate
+from mmkcr.models.layers import GatedAttention, OperatorAttention, TokenGrid
+from mmkcr.models.layers.head_operators import OPERATORS, border_sums, gaussian_taps
+
+D, H = 12, 3
+NAMES = sorted(OPERATORS)
+
+
+def dense(seed=0, bias=True, **kwargs):
+    torch.manual_seed(seed)
+    attn = MultiheadAttention(D, H, qkv_bias=bias, layer_scale_init_value=0.3, **kwargs)
+    for parameter in attn.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return attn.eval()
+
+
+def convert(attn, kept, operator='dwconv', hw=(4, 5), extra=0):
+    module = OperatorAttention.convert_from(copy.deepcopy(attn), kept, operator,
+                                            TokenGrid(extra, hw))
+    return module.eval()
+
+
+def shake(module, seed=0):
+    """The operator's own parameters at random."""
+    generator = torch.Generator().manual_seed(seed)
+    if module.operator is not None:
+        for parameter in module.operator.parameters():
+            parameter.data.normal_(0, 0.5, generator=generator)
+    return module
+
+
+def tokens(hw, extra=0, batch=2, seed=0):
+    return torch.randn(batch, extra + hw[0] * hw[1], D,
+                       generator=torch.Generator().manual_seed(seed))
+
+
+def close(one, two):
+    torch.testing.assert_close(one, two, rtol=0,
+                               atol=1e-5 * max(1., float(two.detach().abs().max())))
+
+
+def local_attention(kernel, hw):
+    """The attention matrix (N, N) that is a 3 x 3 convolution with zero padding."""
+    maps = torch.eye(hw[0] * hw[1]).reshape(-1, 1, *hw)
+    return F.conv2d(maps, kernel.flip(0, 1)[None, None], padding=1).flatten(1)
+
+
+@pytest.mark.parametrize('hw', [(4, 5), (1, 7), (3, 3)])
+@pytest.mark.parametrize('bias', [True, False])
+def test_attention_forced_to_a_local_kernel_is_the_depthwise_convolution(hw, bias):
+    attn, kernels = dense(bias=bias), torch.randn(H, 3, 3)
+    module, x = convert(attn, [], hw=hw), tokens(hw)
+    module.operator.conv.weight.data.copy_(kernels.repeat_interleave(D // H, 0)[:, None])
+    maps = torch.stack([local_attention(kernel, hw) for kernel in kernels])
+    attn.scaled_dot_product_attention = lambda q, k, v, dropout_p: maps @ v
+    close(module(x), attn(x))
+
+
+@pytest.mark.parametrize('extra', [0, 2])
+@settings(max_examples=10, deadline=None)
+@given(kept=st.sets(st.integers(0, H - 1), max_size=H - 1), seed=st.integers(0, 99),
+       bias=st.booleans(), hw=st.tuples(st.integers(1, 5), st.integers(1, 5)))
+def test_full_convolution_equals_depthwise_when_its_kernels_factor(extra, kept, seed, bias, hw):
+    attn, x = dense(seed, bias), tokens(hw, extra)
+    full = shake(convert(attn, kept, 'conv', hw, extra), seed)
+    depthwise = convert(attn, kept, 'dwconv', hw, extra)
+    depthwise.operator.conv.weight.data.copy_(
+        full.operator.taps.repeat_interleave(D // H, 0)[:, None])
+    if extra:
+        depthwise.operator.exchange.load_state_dict(full.operator.exchange.state_dict())
+    close(full(x), depthwise(x))
+
+
+@pytest.mark.parametrize('ensembled, single', [('ensembled-dwconv', 'dwconv'), ('spvit', 'conv')])
+@pytest.mark.parametrize('extra', [0, 1])
+@pytest.mark.parametrize('head', range(H))
+def test_ensemble_with_a_one_hot_head_is_that_head(ensembled, single, extra, head):
+    """The head alone: the projection's columns of the others are zero."""
+    attn = dense()
+    mixed, one = (convert(attn, [], name, extra=extra) for name in (ensembled, single))
+    one.proj.weight.data.unflatten(1, (H, -1))[:, [h for h in range(H) if h != head]] = 0.
+    mixed.operator.logits.data.zero_()[head] = 1.
+    taps = torch.randn(3, 3)
+    if single == 'conv':
+        mixed.operator.taps.data[:], one.operator.taps.data[:] = taps, taps
+        one.operator.activate = torch.relu
+    else:
+        mixed.operator.conv.weight.data[:], one.operator.conv.weight.data[:] = taps, taps
+    if extra:
+        for exchange in (mixed.operator.exchange, one.operator.exchange):
+            exchange.from_patches.data.fill_(0.7), exchange.to_patches.data.fill_(-0.4)
+    x = tokens((4, 5), extra)
+    close(mixed(x), one(x))
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('extra', [0, 3])
+def test_scattered_without_a_kept_head_equals_blockwise_and_none_is_attention(name, extra):
+    attn, x = dense(), tokens((4, 5), extra)
+    blockwise = shake(convert(attn, [], name, extra=extra))
+    gate = GumbelChannelGate(H, min_size=1)
+    gated = GatedAttention(copy.deepcopy(attn), gate, name, TokenGrid(extra, (4, 5))).eval()
+    gated.operator.load_state_dict(blockwise.operator.state_dict())
+    gate.selection = lambda: torch.tensor([]).long()
+    close(gated(x), blockwise(x))
+    close(convert(attn, range(H), name, extra=extra)(x), attn(x))
+
+
+@pytest.mark.parametrize('name', NAMES)
+@settings(max_examples=15, deadline=None)
+@given(kept=st.sets(st.integers(0, H - 1)), seed=st.integers(0, 99), extra=st.integers(0, 2),
+       hw=st.tuples(st.integers(1, 5), st.integers(1, 5)), bias=st.booleans())
+def test_hard_gates_equal_the_static_module(name, kept, seed, extra, hw, bias):
+    gate = RelaxedTopKGate(H, count=H - len(kept), blockwise=False)
+    gate.alpha.data.copy_(torch.tensor([0. if h in kept else 1. for h in range(H)]))
+    gated = shake(GatedAttention(dense(seed, bias), gate, name, TokenGrid(extra, hw)), seed).eval()
+    x = tokens(hw, extra, seed=seed)
+    expected = gated(x)
+    static = OperatorAttention.convert_from(copy.deepcopy(gated), kept, name, gated.grid)
+    close(static(x), expected)
+    assert list(static.state_dict())[:1] == ['kept'] or 'kept' in static.state_dict()
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('blockwise', [True, False])
+def test_soft_gates_give_finite_gradients_to_all(name, blockwise):
+    gate = RelaxedTopKGate(H, count=1, blockwise=blockwise, temperature=0.5)
+    other = RelaxedTopKGate(H, count=1, blockwise=blockwise)
+    for one in (gate, other):
+        one.join([gate, other])
+        one.resample(torch.Generator().manual_seed(3))
+    module = GatedAttention(dense(), gate, name, TokenGrid(1, (4, 5))).train()
+    module.operator.exchange.to_patches.data.fill_(0.1)
+    module(tokens((4, 5), 1)).square().sum().backward()
+    missing = [key for key, p in module.named_parameters() if p.grad is None or not p.grad.any()
+               or not p.grad.isfinite().all()]
+    assert not [key for key in missing if not (key == 'operator.logits' and H == 1)]
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('kept', [[], [1]])
+def test_fold_changes_nothing_and_ends_with_training(name, kept):
+    module, x = shake(convert(dense(), kept, name, extra=1)), tokens((4, 5), 1)
+    expected = module(x)
+    assert torch.equal(module.fold()(x), expected) and module._folded
+    module.qkv.weight.data[module._attended:].add_(1.)
+    assert torch.equal(module(x), expected)
+    assert not torch.equal(module.train().eval()(x), expected)
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('extra', [0, 2])
+def test_macs_of_the_static_module_are_the_closed_form(name, extra):
+    for size in range(H + 1):
+        gated = GatedAttention(dense(), GumbelChannelGate(H, min_size=1), name,
+                               TokenGrid(extra, (4, 5)))
+        module = convert(gated, range(size), name, extra=extra).fold()
+        counted = Counted(module, 20 + extra)
+        assert count_macs(counted, (3, 8, 8)) == gated.macs(size, (1, 20 + extra, D))
+        soft = gated.macs(torch.tensor(float(size)), (1, 20 + extra, D))
+        assert float(soft) == gated.macs(size, (1, 20 + extra, D))
+
+
+class Counted(nn.Module):
+    """Lets ``count_macs``, which feeds images, count a layer on tokens."""
+
+    def __init__(self, layer, count):
+        super().__init__()
+        self.layer, self.count = layer, count
+
+    def forward(self, images):
+        return self.layer(images.new_zeros(1, self.count, self.layer.embed_dims))
+
+
+# The paper's block profile: ViT-L, 576 tokens; its G are two per multiply-accumulate.
+PROFILE = [('mhsa', 6.19, 4.2), ('conv', 12.08, 2.1), ('dwconv', 2.43, 2.11),
+           ('spvit', 0.75, 2.1), ('ensembled-dwconv', 0.15, 2.1)]
+
+
+@pytest.mark.parametrize('name, flops, params', PROFILE)
+def test_profile_table_of_the_paper(name, flops, params):
+    from mmkcr.apis.model_zoo import uninitialized
+    with uninitialized():
+        module = MultiheadAttention(1024, 16)
+        if name != 'mhsa':
+            module = OperatorAttention.convert_from(module, [], name, TokenGrid(0, (24, 24)))
+    macs = count_macs(Counted(module.eval(), 576), (3, 8, 8))
+    assert round(2 * macs / 1e9, 2) == flops
+    assert round(count_params(module) / 1e6, len(str(params).split('.')[1])) == params
+
+
+def test_initialisation_is_a_normalised_gaussian():
+    taps = gaussian_taps()
+    assert float(taps.sum()) == pytest.approx(1.) and torch.equal(taps, taps.T)
+    assert float(taps[1, 1] / taps[0, 1]) == pytest.approx(2.718281828**0.5, rel=1e-5)
+    conv = convert(dense(), []).operator.conv
+    assert torch.equal(conv.weight, taps.expand(D, 1, 3, 3)) and not conv.bias.any()
+    ones = F.conv2d(torch.ones(1, 1, 2, 4), taps[None, None], padding=1)
+    torch.testing.assert_close(border_sums(taps[None], (2, 4)), ones)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_extra_tokens_exchange_with_the_patches(name):
+    module = convert(dense(), [], name, extra=2)
+    x = tokens((4, 5), 2)
+    moved = x.clone()
+    moved[:, 0] += 1.
+    change = (module(moved) - module(x)).abs().amax((0, 2)) > 1e-6
+    assert change.tolist() == [True] + 21 * [False]  # patches ignore it at the start
+    moved = x.clone()
+    moved[:, 7] += 1.
+    change = (module(moved) - module(x)).abs().amax((0, 2)) > 1e-6
+    assert change[:2].all()  # the mean of the patches reaches both
+    module.operator.exchange.to_patches.data.fill_(0.5)
+    moved = x.clone()
+    moved[:, 1] += 1.
+    change = (module(moved) - module(x)).abs().amax((0, 2)) > 1e-6
+    assert not change[0] and change[1] and (name == 'spvit' or change[2:].all())
+
+
+def test_operator_of_a_frozen_attention_learns_and_has_its_type():
+    attn = dense().requires_grad_(False).bfloat16()
+    module = convert(attn, [0])
+    assert {name for name, p in module.named_parameters() if p.requires_grad} == {
+        'operator.conv.weight', 'operator.conv.bias'}
+    assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
+    assert module(tokens((4, 5)).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize('build, error, message', [
+    (lambda: OperatorAttention.convert_from(nn.Linear(3, 3), []), (TypeError, AttributeError),
+     "`MultiheadAttention` of mmpretrain|has no attribute 'proj'"),
+    (lambda: convert(dense(v_shortcut=True), []), TypeError, 'without a shortcut'),
+    (lambda: convert(dense(), [], 'dw'), ValueError, "among .*'dwconv'.*, found 'dw'"),
+    (lambda: OperatorAttention.convert_from(dense(), [])(tokens((4, 5))), RuntimeError,
+     'found no height and width'),
+    (lambda: convert(GatedAttention(dense(), GumbelChannelGate(H, min_size=1), 'conv',
+                                    TokenGrid()), [], 'dwconv'), ValueError, 'by `conv`'),
+])
+def test_refusals(build, error, message):
+    with pytest.raises(error, match=message):
+        build()

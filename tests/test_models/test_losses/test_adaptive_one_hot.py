@@ -1,0 +1,130 @@
+"""The adaptive one-hot loss against plain NumPy, at its poles, and its presets."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.compression import MacsModel
+from mmkcr.models import OFBVisionTransformer
+from mmkcr.models.losses.adaptive_one_hot import one_hot_terms
+from mmkcr.registry import MODELS
+
+VIT = dict(arch=dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=32),
+           img_size=16, patch_size=8)
+
+
+def supernet(seed):
+    torch.manual_seed(seed)
+    model = OFBVisionTransformer(**VIT, gates=dict(type='mmkcr.BiMaskGate')).double()
+    for gate in model.gates().values():
+        gate.alpha.data.normal_(0, 2.)
+        alive = torch.rand(gate.alive.shape) < 0.7
+        alive[0, 0] = True
+        gate.restrict(alive)
+    image = torch.zeros(1, 3, 16, 16, dtype=torch.float64)
+    return model, MacsModel(model, model, lambda: model(image))
+
+
+def softmax(alpha):
+    exps = np.exp(alpha - alpha.max())
+    return exps / exps.sum()
+
+
+def naive(model, macs, preset):
+    """The terms of equation 6, site by site, and the MACs of the expected sizes."""
+    one_hot, importance, sizes = 0., 0., {}
+    for site, gate in model.gates().items():
+        alive = gate.alive.numpy()
+        p = softmax(gate.alpha.detach().numpy()[alive].astype(float))
+        sizes[site] = float(p @ gate.option_sizes().numpy()[alive])
+        d = len(p)
+        if d == 1:
+            continue
+        variance = np.mean((p - p.mean())**2)
+        ratio = np.clip(variance / ((d - 1) / d**2), 1e-3, 1 - 1e-3)
+        tangent = np.tan(np.pi / 2 - np.pi * ratio)
+        one_hot += -(p * np.log(p)).sum() + tangent / (d if preset == 'reference' else 1)
+        weight = 2e-5 if preset == 'paper' else 4e-4 if site.endswith('attn') else 1e-4
+        sigmoid = 1 / (1 + np.exp(-gate.importance.detach().numpy().astype(float)))
+        importance += weight * sigmoid.sum()
+    width, tokens = sizes['patch_embed'], 5
+    cost = 4 * 3 * 64 * width + sum(
+        4 * tokens * width * sizes[s] + 2 * tokens**2 * sizes[s] for s in ['layers.0.attn'])
+    cost += 2 * tokens * width * sizes['layers.0.ffn']
+    dense = 4 * 3 * 64 * 16 + 4 * 5 * 16 * 16 + 2 * 25 * 16 + 2 * 5 * 16 * 32
+    budget = 5 * ((cost - 0.5 * dense) / dense)**2 if preset == 'reference' else \
+        1e2 * abs(cost - int(0.5 * dense)) / 1e9
+    assert dense == macs.dense
+    return 0.5 * one_hot, budget, importance, cost
+
+
+@pytest.mark.parametrize('preset', ['paper', 'reference'])
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_equals_plain_numpy(preset, seed):
+    model, macs = supernet(seed)
+    loss = MODELS.build(dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5, preset=preset))
+    found = loss(macs)
+    one_hot, budget, importance, cost = naive(model, macs, preset)
+    for name, value in dict(loss_one_hot=one_hot, loss_budget=budget, loss_importance=importance,
+                            macs=cost / 1e9).items():
+        assert float(found[name].detach()) == pytest.approx(value, rel=1e-5, abs=1e-8), name
+
+
+@settings(max_examples=40, deadline=None)
+@given(options=st.integers(2, 33), towards=st.floats(0, 1), eps=st.sampled_from([1e-6, 1e-3]))
+def test_finite_from_uniform_to_one_hot(options, towards, eps):
+    uniform, one_hot = torch.full((options, ), 1 / options), torch.eye(options)[0]
+    p = (uniform + towards * (one_hot - uniform)).requires_grad_()
+    terms = one_hot_terms(p, eps)
+    assert all(torch.isfinite(term) for term in terms)
+    gradient = torch.autograd.grad(terms[1] + 0 * p.sum(), p)[0]
+    assert torch.isfinite(gradient).all()
+    assert -1e-6 <= float(terms[2].detach()) <= 1 + 1e-6
+    assert abs(float(terms[1].detach())) <= 1.1 / (np.pi * eps)
+
+
+def test_logits_of_any_size_give_finite_gradients():
+    model, macs = supernet(0)
+    loss = MODELS.build(dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5))
+    for scale in (0., 1e-4, 30., 200.):
+        for gate in model.gates().values():
+            gate.alpha.data.copy_(scale * torch.rand_like(gate.alpha))
+        losses = loss(macs)
+        total = sum(value for name, value in losses.items() if name.startswith('loss'))
+        gradients = torch.autograd.grad(total, [g.alpha for g in model.gates().values()])
+        assert torch.isfinite(total) and all(torch.isfinite(g).all() for g in gradients)
+
+
+def test_descent_reaches_one_option_at_the_target():
+    model, macs = supernet(3)
+    loss = MODELS.build(dict(type='mmkcr.AdaptiveOneHotLoss', target=0.6, budget=500.))
+    alphas = [gate.alpha for gate in model.gates().values()]
+    optimizer = torch.optim.Adam(alphas, lr=0.1, betas=(0.5, 0.999))
+    for _ in range(200):
+        losses = loss(macs)
+        optimizer.zero_grad()
+        (losses['loss_one_hot'] + losses['loss_budget']).backward()
+        optimizer.step()
+    assert float(losses['one_hot']) > 0.8
+    assert float(losses['macs']) * 1e9 == pytest.approx(0.6 * macs.dense, rel=0.1)
+
+
+def test_decided_sites_cost_nothing():
+    model, macs = supernet(1)
+    for gate in model.gates().values():
+        gate.restrict(gate.only(0))
+    losses = MODELS.build(dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5))(macs)
+    assert losses['loss_one_hot'] == losses['loss_importance'] == 0
+    assert losses['one_hot'] == losses['options'] == 1
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(preset='ours'), "among .'paper', 'reference'.*, found 'ours'"),
+    (dict(one_hot=-1.), 'weights of at least 0'), (dict(eps=0.5), r'`eps` within \(0, 0.5\)'),
+])
+def test_refusals(options, message):
+    with pytest.raises(ValueError, match=message):
+        MODELS.build(dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5, **options))

@@ -1,0 +1,93 @@
+"""The wheel holds the package, its configs and its tools, and building it leaves no traces."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ('mmkcr', 'configs', 'tools', 'requirements', 'setup.py', 'setup.cfg',
+           'pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'model-index.yml',
+           'dataset-index.yml')
+USE = """
+import mmkcr
+from mmengine.config import Config
+cfg = Config.fromfile('mine.py')
+print(mmkcr.__file__, cfg.train_dataloader.dataset.data_root, cfg.data_preprocessor.num_classes)
+"""
+
+
+def names_in(folder):
+    """Relative paths of the files and links of a folder."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob('*')
+            if path.is_symlink() or path.is_file()}
+
+
+@pytest.fixture(scope='module')
+def build(tmp_path_factory):
+    """Copy of the sources, its files before the build, and the wheel."""
+    clone, out = tmp_path_factory.mktemp('clone'), tmp_path_factory.mktemp('out')
+    ignored = shutil.ignore_patterns('__pycache__', '.mim')
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, clone / name, **({'ignore': ignored} if copy is shutil.copytree else {}))
+    before = names_in(clone)
+    subprocess.run([sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-index',
+                    '--no-build-isolation', '--wheel-dir', str(out), str(clone)], check=True)
+    wheel, = out.glob('mmkcr-*.whl')
+    return clone, before, wheel
+
+
+def test_contents(build):
+    clone, before, wheel = build
+    names = set(zipfile.ZipFile(wheel).namelist())
+    package = {name for name in before if name.startswith('mmkcr/')}
+    shipped = {f'mmkcr/.mim/{name}' for name in before
+               if name.startswith(('configs/', 'tools/')) or name.endswith('-index.yml')}
+    assert len(package) > 20 and len(shipped) > 6
+    inside = {name for name in names if '.dist-info/' not in name}
+    assert inside == package | shipped  # no tests, nothing else at the top level
+    assert any(name.endswith('.dist-info/licenses/LICENSE') for name in names)
+
+
+def test_tree_stays_clean(build):
+    clone, before, _ = build
+    assert {name for name in names_in(clone) - before if '.egg-info/' not in name} == set()
+
+
+def test_requirements_are_pinned(build):
+    wheel = zipfile.ZipFile(build[2])
+    metadata, = (name for name in wheel.namelist() if name.endswith('.dist-info/METADATA'))
+    required = [line.removeprefix('Requires-Dist: ')
+                for line in wheel.read(metadata).decode().splitlines()
+                if line.startswith('Requires-Dist: ') and 'extra ==' not in line]
+    for pin in ('torch==2.13.0', 'torchvision==0.28.0', 'onedl-mmcv==2.3.6'):
+        assert pin in required
+    constraints = (ROOT / 'requirements' / 'constraints.txt').read_text().splitlines()
+    pinned = {line.split('==')[0].lower(): line for line in constraints if '==' in line}
+    assert all(pinned[line.split('==')[0].lower()].startswith(line) for line in required)
+
+
+def test_configs_resolve_from_the_installed_wheel(build, tmp_path):
+    zipfile.ZipFile(build[2]).extractall(tmp_path / 'site')
+    (tmp_path / 'mine.py').write_text("_base_ = 'mmkcr::_base_/datasets/digits_bs64.py'")
+    result = subprocess.run(
+        [sys.executable, '-c', USE], cwd=tmp_path, capture_output=True, text=True,
+        env=dict(os.environ, PYTHONPATH=str(tmp_path / 'site')))
+    assert result.stdout.split() == [
+        str(tmp_path / 'site' / 'mmkcr' / '__init__.py'), 'data/digits', '10'], result.stderr
+
+
+def test_editable_install_links_to_the_sources(build, tmp_path):
+    clone = shutil.copytree(build[0], tmp_path / 'clone')
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-index',
+                    '--no-build-isolation', '--target', str(tmp_path / 'site'), '-e', str(clone)],
+                   check=True, capture_output=True)
+    mim = clone / 'mmkcr' / '.mim'
+    assert {path.name for path in mim.iterdir()} == {
+        'configs', 'tools', 'model-index.yml', 'dataset-index.yml'}
+    assert all(path.is_symlink() and path.exists() for path in mim.iterdir())

@@ -1,0 +1,156 @@
+"""Commands run in this process, on a tiny search of the digits."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+REPO = Path(__file__).parents[2]
+SEARCH = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'
+
+# the search on the digits with a smaller network, on one CPU within seconds
+TINY = """
+_base_ = {base!r}
+train_dataloader = dict(
+    batch_size=8, num_workers=0, persistent_workers=False, dataset=dict(data_root={data!r}))
+val_dataloader = dict(
+    num_workers=0, persistent_workers=False, dataset=dict(data_root={data!r}))
+test_dataloader = val_dataloader
+train_cfg = dict(max_epochs=1)
+custom_hooks = [
+    dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.9),
+    dict(type='mmkcr.WarmupSwitchHook', begin=0),
+    dict(type='mmkcr.NystromRefreshHook', interval=4)]
+model = dict(
+    architecture=dict(
+        backbone=dict(
+            img_size=32, patch_size=8, gates=dict(
+                _delete_=True, type='mmkcr.GumbelChannelGate', min_size=4),
+            arch=dict(
+                _delete_=True, embed_dims=32, num_layers=2, num_heads=2,
+                feedforward_channels=64)),
+        head=dict(in_channels=32)),
+    regularizers=dict(kcr=dict(num_features=32)))
+"""
+
+
+@pytest.fixture(scope='session')
+def small_digits(tmp_path_factory):
+    """A folder with the digits, and one scene each."""
+    from mmkcr.datasets.digits import DigitsOptions, write_digits
+    folder = tmp_path_factory.mktemp('digits_data') / 'digits'
+    write_digits(folder, DigitsOptions(train_scenes=1, val_scenes=1))
+    return folder
+
+
+@pytest.fixture(scope='session')
+def write_config(small_digits, tmp_path_factory):
+    """``write_config(extra)``: a file with the tiny search config and more lines."""
+    folder = tmp_path_factory.mktemp('configs')
+
+    def write(extra='', base=SEARCH, name='tiny-search'):
+        path = folder / f'{len(list(folder.iterdir()))}' / f'{name}.py'
+        path.parent.mkdir()
+        path.write_text(TINY.format(base=str(base), data=str(small_digits)) + extra)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope='session')
+def search_config(write_config):
+    """The tiny search config's file."""
+    return write_config()
+
+
+@pytest.fixture(scope='session')
+def make_checkpoint(tmp_path_factory):
+    """``make_checkpoint(config, seed, epoch)``: a checkpoint with random gates, as saved."""
+    from mmkcr.apis.build import build_model, load_config
+
+    def make(config, seed=0, epoch=3, shift=0.5):
+        torch.manual_seed(seed)
+        model = build_model(load_config(config))
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, 0, 0.3)
+        for gate in model.gates().values():
+            torch.nn.init.normal_(gate.alpha, shift)
+        path = tmp_path_factory.mktemp('checkpoint') / f'epoch_{epoch}.pth'
+        meta = dict(epoch=epoch, iter=10 * epoch, seed=5, dataset_meta=dict(classes=('a', 'b')))
+        torch.save(dict(state_dict=model.state_dict(), meta=meta), path)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture(scope='session')
+def checkpoint(make_checkpoint, search_config):
+    """A checkpoint of the tiny search."""
+    return make_checkpoint(search_config)
+
+
+@pytest.fixture(scope='session')
+def load_tool():
+    """``load_tool('slim')``: a command's file as a module."""
+    found = {}
+
+    def load(name):
+        if name not in found:
+            path = REPO / 'tools' / f'{name}.py'
+            spec = importlib.util.spec_from_file_location(path.stem + '_command', path)
+            found[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(found[name])
+        return found[name]
+
+    return load
+
+
+@pytest.fixture
+def run_tool(load_tool, capsys, monkeypatch, tmp_path):
+    """``run_tool('slim', *args)`` in an empty folder; gives what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, *args):
+        load_tool(name).main([str(arg) for arg in args])
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refused(load_tool, capsys, monkeypatch, tmp_path):
+    """``refused('slim', *args)``: the one sentence of a command that writes nothing."""
+
+    def run(name, *args):
+        forget_runs()
+        folder = tmp_path / f'empty{len(list(tmp_path.iterdir()))}'
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            load_tool(name).main([str(arg) for arg in args])
+        assert ended.value.code == 1
+        assert not list(folder.rglob('*'))
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1 and lines[0].startswith('error: '), lines
+        return lines[0]
+
+    return run
+
+
+def forget_runs():
+    """Drop what MMEngine keeps by name and second, for one run a process."""
+    from mmengine.utils import ManagerMixin
+    waiting = [ManagerMixin]
+    while waiting:
+        manager = waiting.pop()
+        waiting += manager.__subclasses__()
+        manager._instance_dict.clear()
+
+
+@pytest.fixture
+def read_json():
+    """Reads a JSON file."""
+    return lambda path: json.loads(Path(path).read_text())

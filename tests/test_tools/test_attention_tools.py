@@ -1,0 +1,117 @@
+"""Attention and Grad-CAM commands on untrained dense and DCS nets, side by side."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.side_by_side import spread_loader
+from mmkcr.evaluation.grad_cam import grad_cam, last_map, to_maps
+
+REPO = Path(__file__).parents[2]
+NETS = ['mobilevit-mini', 'efficientvit-mini']
+TAIL = """
+_base_ = {base!r}
+val_dataloader = dict(
+    num_workers=0, persistent_workers=False, dataset=dict(data_root={data!r}))
+test_dataloader = val_dataloader
+custom_hooks = []
+"""
+
+
+@pytest.fixture(scope='module')
+def models(small_digits, tmp_path_factory):
+    """Config and checkpoint of the dense net and of DCS-Arch1, by net."""
+    folder, found = tmp_path_factory.mktemp('attention'), {}
+    for net in NETS:
+        for kind in ('', '_arch1'):
+            name = f'dcs-dense_{net}{kind}_1xb64_digits'
+            config = folder / f'{name}.py'
+            config.write_text(TAIL.format(base=str(REPO / f'configs/dcs/digits/{name}.py'),
+                                          data=str(small_digits)))
+            torch.manual_seed(1)
+            model = build_model(load_config(config))
+            for module in model.modules():
+                if hasattr(module, 'running_var'):
+                    module.running_var.fill_(0.5)
+            torch.save(model.state_dict(), folder / f'{name}.pth')
+            found.setdefault(net, []).extend([config, folder / f'{name}.pth'])
+    return found
+
+
+@pytest.mark.parametrize('net', NETS)
+def test_attention(net, models, run_tool, tmp_path):
+    printed = run_tool('analysis_tools/attention', *models[net], '--names', 'dense', 'DCS',
+                       '--images', 5, '--shown', 2, '--out', 'out', '--query', 0.3, 0.9)
+    out = tmp_path / 'out'
+    content = json.loads((out / 'attention.json').read_text())
+    assert content['images'] == 5 and list(content['models']) == ['dense', 'DCS']
+    layers = content['models']['dense']
+    assert list(layers) == list(content['models']['DCS'])
+    for values in content['models']['DCS'].values():
+        assert all(0 <= entropy <= values['limit'] + 1e-6 for entropy in values['entropy'])
+        assert all(0 <= rank <= values['width'] for rank in values['rank'])
+    assert sorted(path.name for path in out.iterdir()) == [
+        'attention.json', *(f'entropy_{i + 1}.png' for i in range(len(layers))), 'maps.png']
+    for path in out.glob('*.png'):
+        with Image.open(path) as image:
+            assert len(np.unique(np.asarray(image.convert('L')))) > 10, path.name
+    assert printed.count('DCS') == len(layers)
+
+
+def test_grad_cam(models, run_tool, tmp_path):
+    run_tool('analysis_tools/grad_cam', *models['mobilevit-mini'], '--shown', 3, '--names', 'dense',
+             'DCS', '--out', 'out')
+    with Image.open(tmp_path / 'out' / 'grad_cam.png') as image:
+        assert len(np.unique(np.asarray(image.convert('L')))) > 30
+
+
+def test_the_map_is_that_of_the_paper(models):
+    """ReLU of the maps, each weighted by its mean gradient (Selvaraju et al. 2017)."""
+    config, checkpoint = models['mobilevit-mini'][:2]
+    model = build_model(load_config(config))
+    model.load_state_dict(torch.load(checkpoint))
+    inputs = model.data_preprocessor(next(iter(spread_loader(load_config(config), 'val', 2))))[
+        'inputs']
+    found = grad_cam(model, inputs, [3, 4])
+    assert not model.training and all(p.grad is None for p in model.parameters())
+    maps, = model.backbone(inputs)
+    maps.retain_grad()
+    logits = model.head(model.neck((maps, )))
+    (logits[0, 3] + logits[1, 4]).backward()
+    expected = torch.relu((maps.grad.mean((2, 3), keepdim=True) * maps).sum(1)).detach()
+    expected = torch.nn.functional.interpolate(expected[:, None], (32, 32), mode='bilinear')[:, 0]
+    expected = expected / expected.amax((1, 2), keepdim=True)
+    assert found.shape == (2, 32, 32)
+    assert np.corrcoef(found.ravel(), expected.numpy().ravel())[0, 1] > 0.95
+    assert last_map(model, inputs)[0].startswith('conv_1x1_exp')
+
+
+def test_tokens_become_maps():
+    tokens = torch.arange(2 * 5 * 3.).view(2, 5, 3)
+    maps = to_maps(tokens)
+    assert maps.shape == (2, 3, 2, 2) and torch.equal(maps[:, :, 0, 0], tokens[:, 1])
+
+
+@pytest.mark.parametrize('args, message', [
+    (['--names', 'a'], 'expected 2 different names and structures'),
+    (['--head', '9'], '`--head` from 0 to'),
+    (['--layer', '99'], '`--layer` among'),
+    (['--images', '0'], 'at least 1 image, found `0`')])
+def test_bad_arguments(args, message, models, load_tool, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        load_tool('analysis_tools/attention').main(
+            [*map(str, models['mobilevit-mini']), '--images', '2', '--shown', '1', *args])
+    error = capsys.readouterr().err
+    assert message in error and error.count('\n') == 1
+
+
+def test_a_config_without_a_checkpoint(models, load_tool, capsys):
+    with pytest.raises(SystemExit):
+        load_tool('analysis_tools/grad_cam').main([str(models['mobilevit-mini'][0])])
+    assert 'a checkpoint after every config, found 1 files' in capsys.readouterr().err

@@ -1,0 +1,44 @@
+"""tools/deployment/export_onnx.py: from a config and a checkpoint to a checked file."""
+
+import onnx
+import pytest
+
+from mmkcr.apis.build import load_config
+
+TOOL = 'deployment/export_onnx'
+
+
+@pytest.fixture
+def deploy(run_tool, search_config, checkpoint, tmp_path):
+    """Config and checkpoint of a subnet."""
+    run_tool('slim', search_config, checkpoint, '--out', tmp_path / 'slim')
+    config = load_config(search_config)
+    config.model = config.model.architecture
+    config.model.backbone.pop('gates')
+    config.model.backbone.structure = str(tmp_path / 'slim/structure.json')
+    config.dump(tmp_path / 'deploy.py')
+    return tmp_path / 'deploy.py', tmp_path / 'slim/subnet.pth'
+
+
+def test_a_subnet_is_exported_whole(run_tool, deploy, tmp_path):
+    printed = run_tool(TOOL, *deploy)
+    path = tmp_path / 'work_dirs/deploy/deploy.onnx'
+    assert 'dynamic batch, height and width dynamic' in printed
+    graph = onnx.load(path).graph
+    assert [output.name for output in graph.output] == ['output']
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_backbone_at_a_fixed_size(run_tool, deploy, tmp_path):
+    printed = run_tool(TOOL, *deploy, '--backbone', '--static-size', '--shape', 40, 24,
+                       '--out', tmp_path / 'b.onnx')
+    assert '2x3x40x24' in printed and 'height and width 40 x 24' in printed
+    sides = onnx.load(tmp_path / 'b.onnx').graph.input[0].type.tensor_type.shape.dim
+    assert [side.dim_param or side.dim_value for side in sides] == ['batch', 3, 40, 24]
+
+
+def test_mistakes(refused, deploy, search_config, tmp_path):
+    assert 'checkpoint at' in refused(TOOL, deploy[0], tmp_path / 'none.pth')
+    assert 'config file at' in refused(TOOL, 'none.py')
+    assert 'supernet with 2 gates' in refused(TOOL, search_config)
+    assert 'within 0 of PyTorch' in refused(TOOL, *deploy, '--tolerance', 0, '--static-size')

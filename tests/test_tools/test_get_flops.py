@@ -1,0 +1,96 @@
+"""get_flops.py: any model of the three task families, from its config alone."""
+
+import json
+
+import pytest
+
+from mmkcr.apis import count_macs
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.compression import count_params
+
+TOOL = 'analysis_tools/get_flops'
+
+
+@pytest.mark.parametrize('config, shape, macs, params', [
+    ('mmpretrain::deit/deit-small_4xb256_in1k.py', 224, 4.6e9, 22.05e6),
+    ('mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py', 224, 4.5e9, 28.29e6),
+    ('mmpretrain::mobilevit/mobilevit-small_8xb128_in1k.py', 256, 2.0e9, 5.58e6),
+])
+def test_published_classifiers(run_tool, config, shape, macs, params):
+    found = json.loads(run_tool(TOOL, config, '--shape', shape, '--json'))
+    assert found['input_shape'] == [3, shape, shape]
+    assert found['macs'] == pytest.approx(macs, rel=0.015)
+    assert found['params'] == pytest.approx(params, rel=0.002)
+    assert sum(found['operators'].values()) == pytest.approx(found['macs'], abs=8)
+
+
+def test_supernet_dense_and_subnet(run_tool, search_config, checkpoint, tmp_path):
+    run_tool('slim', search_config, checkpoint, '--target-macs', '80%')
+    structure = json.loads((tmp_path / 'work_dirs/tiny-search/slim/structure.json').read_text())
+    task = load_config(search_config).model.architecture.to_dict()
+    task['backbone'].pop('gates')
+    found = {}
+    for name, path in dict(dense=None, subnet='work_dirs/tiny-search/slim/structure.json').items():
+        task['backbone']['structure'] = path
+        (tmp_path / f'{name}.py').write_text(
+            f'_base_ = {search_config!r}\nmodel = dict(_delete_=True, **{task!r})\n')
+        found[name] = json.loads(run_tool(TOOL, tmp_path / f'{name}.py', '--json'))
+    found['supernet'] = json.loads(run_tool(TOOL, search_config, '--json'))
+    assert found['dense']['macs'] == structure['macs']['dense'] == found['supernet']['macs']
+    assert found['subnet']['macs'] == structure['macs']['subnet'] <= 0.8 * found['dense']['macs']
+    assert found['subnet']['params'] == structure['params']['subnet']
+    assert found['dense']['params'] == structure['params']['dense']
+    assert found['dense']['input_shape'] == [3, 32, 32]  # the backbone's `img_size`
+
+
+def test_missing_structure(refused, write_config):
+    config = write_config('model["architecture"]["backbone"].update(structure="no/such.json")\n'
+                          'model["architecture"]["backbone"]["gates"] = None\n')
+    assert '`no/such.json`, found none' in refused(TOOL, config)
+
+
+@pytest.mark.parametrize('config, shape, options', [
+    ('mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py', (96, 128),
+     ('--cfg-options', 'model.test_cfg.rpn.max_per_img=8')),
+    ('mmdet::retinanet/retinanet_r50_fpn_1x_coco.py', (96, 64), ()),
+    ('mmseg::upernet/upernet_r50_4xb4-80k_ade20k-512x512.py', (64, 32), ()),
+])
+def test_detectors_and_segmentors_with_their_heads(run_tool, config, shape, options):
+    if config.startswith('mmdet'):
+        pytest.importorskip('mmcv.ops')
+    found = json.loads(run_tool(TOOL, config, '--shape', *shape, '--json', '--by-module', 4,
+                                *options))
+    model = build_model(load_config(config))
+    assert found['params'] == count_params(model)
+    parts = {name: v['macs'] for name, v in found['modules'].items() if '.' not in name}
+    assert len(parts) >= 3 and sum(parts.values()) == found['macs']
+    assert all(macs > 0 for name, macs in parts.items() if 'auxiliary' not in name)
+    closed = model.backbone.layer4[0].conv2.weight.numel() * (shape[0] // 32) * (shape[1] // 32)
+    assert found['modules']['backbone.layer4.0.conv2']['macs'] == closed
+    if options:  # a two-stage head runs on what seeded weights propose
+        again = json.loads(run_tool(TOOL, config, '--shape', *shape, '--json', *options))
+        assert again['macs'] == found['macs']
+
+
+def test_tables(run_tool, search_config):
+    model = build_model(load_config(search_config))
+    macs = count_macs(model, (3, 64, 32))
+    printed = run_tool(TOOL, search_config, '--shape', 64, 32, '--by-module', 3)
+    assert f'64 x 32: {macs / 1e9:.4g} G MACs, {count_params(model) / 1e6:.4g} M' in printed
+    rows = {line.split('│')[1].strip(): line.split('│')[3].strip()
+            for line in printed.splitlines() if line.count('│') == 5}
+    # a list of layers has no forward of its own: it shows the sum of its parts
+    assert rows['architecture'] == '100.0%'
+    assert float(rows['architecture.backbone.layers'][:-1]) > 70
+
+
+def test_refusals(refused, write_config, search_config):
+    data = write_config('model = None\n', name='no-model')
+    for args, message in [
+        (('no.py', ), 'a config file at `no.py`, found none'),
+        (('mmpretrain::no/such.py', ), 'found `mmpretrain::no/such.py`'),
+        (('nolib::no/such.py', ), 'found `nolib::no/such.py`'),
+        ((data, ), 'expected a config with a `model`'),
+        ((search_config, '--shape', '0'), 'one or two positive numbers, found 0'),
+    ]:
+        assert message in refused(TOOL, *args), message

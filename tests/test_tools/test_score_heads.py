@@ -1,0 +1,96 @@
+"""score_heads.py: from a checkpoint to a structure file and weights that a config trains from."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.runner import save_checkpoint
+
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.replace_heads import select_heads
+from mmkcr.compression import Structure
+
+REPO = Path(__file__).parents[2]
+CONFIG = str(REPO / 'configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py')
+
+
+@pytest.mark.parametrize('blockwise, which, replaced', [
+    (True, 'lowest', {'b': [0, 1], 'c': [0, 1]}), (True, 'highest', {'a': [0, 1], 'c': [0, 1]}),
+    (False, 'lowest', {'b': [0], 'c': [0]}), (False, 'highest', {'a': [1], 'c': [1]})])
+def test_selections(blockwise, which, replaced):
+    scores = {'a': torch.tensor([3., 9.]), 'b': torch.tensor([1., 4.]), 'c': torch.tensor([2., 5.])}
+    kept = select_heads(scores, 2, which, blockwise)
+    assert {site: [h for h in (0, 1) if h not in kept[site].tolist()] for site in scores} == {
+        site: replaced.get(site, []) for site in scores}
+
+
+def test_random_selections_follow_the_seed():
+    scores = {str(i): torch.rand(2) for i in range(20)}
+    draws = [select_heads(scores, 10, 'random', seed=seed) for seed in (0, 0, 1)]
+    kept = [[site for site in scores if len(draw[site])] for draw in draws]
+    assert kept[0] == kept[1] != kept[2] and len(kept[0]) == 10
+
+
+@pytest.mark.parametrize('kwargs, message', [
+    (dict(count=4), '0 to 3 blocks to replace, found 4'), (dict(count=-1), 'found -1'),
+    (dict(count=7, blockwise=False), '0 to 6 heads'), (dict(count=1, which='best'), "'best'")])
+def test_bad_selections(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        select_heads({str(i): torch.rand(2) for i in range(3)}, **kwargs)
+
+
+@pytest.fixture
+def roots(small_digits):
+    return ['--cfg-options', *(f'{part}_dataloader.dataset.data_root={small_digits}'
+                               for part in ('train', 'val'))]
+
+
+@pytest.fixture
+def dense(tmp_path):
+    model = build_model(load_config(CONFIG))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    save_checkpoint(dict(state_dict=model.state_dict(), meta=dict(epoch=16)),
+                    str(tmp_path / 'epoch_16.pth'))
+    return model, str(tmp_path / 'epoch_16.pth')
+
+
+def test_from_checkpoint_to_a_training(load_tool, roots, dense, tmp_path, capsys):
+    model, checkpoint = dense
+    tool = load_tool('analysis_tools/score_heads')
+    tool.main([CONFIG, checkpoint, '--images', '24', '--replace', '4', '--out', str(tmp_path),
+               *roots])
+    out = capsys.readouterr().out
+    assert 'layers.7.attn' in out and 'structure.json' in out
+    scores = json.loads((tmp_path / 'scores.json').read_text())
+    means = {site: sum(score) / 4 for site, score in scores['scores'].items()}
+    assert (tmp_path / 'scores.png').stat().st_size > 5000
+    structure = Structure.load(tmp_path / 'structure.json')
+    replaced = {site for site, found in structure.sites.items() if not found.kept}
+    assert replaced == set(sorted(means, key=means.get)[:4])
+    assert structure.provenance['epoch'] == 16
+    assert structure.macs['subnet'] < structure.macs['dense']
+
+    # the written files train on, strictly, and keep v and the projection of the dense network
+    config = load_config(REPO / 'configs/dwconv/digits/dwconv-replace_vit-octo_1xb64_digits.py')
+    config.model.backbone.structure = str(tmp_path / 'structure.json')
+    again = build_model(config)
+    load_weights(again, tmp_path / 'subnet.pth')
+    site = next(iter(replaced))
+    assert torch.equal(again.backbone.get_submodule(site).qkv.weight,
+                       model.backbone.get_submodule(site).qkv.weight[128:])
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (['--replace', '9', '--images', '4'], '0 to 8 blocks to replace, found 9'),
+    (['--images', '1'], 'at least two images'),
+    (['--launcher', 'pytorch'], 'torch.distributed.run'),
+])
+def test_bad_input_is_one_sentence(load_tool, arguments, message, roots, dense, tmp_path, capsys):
+    tool = load_tool('analysis_tools/score_heads')
+    with pytest.raises(SystemExit) as stop:
+        tool.main([CONFIG, dense[1], '--out', str(tmp_path / 'out'), *arguments, *roots])
+    error = capsys.readouterr().err.strip().splitlines()
+    assert stop.value.code == 1 and message in error[-1] and error[-1].startswith('error: ')
+    assert not (tmp_path / 'out').exists()

@@ -1,0 +1,134 @@
+"""The commands on a segmentor: search, slim, train, test, count, export, and users' mistakes."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmkcr.apis import count_macs
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.compression import Structure
+from mmkcr.models.utils import find_backbone
+
+REPO = Path(__file__).parents[2]
+SEGMENTATION = REPO / 'configs/kcr/segmentation'
+CONFIG = """
+_base_ = {base!r}
+loader = dict(
+    batch_size=2, num_workers=0, persistent_workers=False, dataset=dict(data_root={data!r}))
+train_dataloader = loader
+val_dataloader = loader
+test_dataloader = loader
+train_cfg = dict(max_iters=2, val_interval=2)
+tta_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='TestTimeAug', transforms=[
+        [dict(type='Resize', scale_factor=r, keep_ratio=True) for r in (0.5, 1.25)],
+        [dict(type='RandomFlip', prob=p, direction='horizontal') for p in (0., 1.)],
+        [dict(type='LoadAnnotations')], [dict(type='PackSegInputs')]])]
+"""
+
+
+@pytest.fixture(scope='module')
+def scenes(small_digits, tmp_path_factory):
+    """Four copies of the one scene: a batch for gates and one for weights."""
+    folder = tmp_path_factory.mktemp('scenes') / 'scenes'
+    shutil.copytree(small_digits / 'scenes', folder)
+    for kind in ('images', 'annotations'):
+        first = folder / kind / 'training' / '000001.png'
+        for number in range(2, 8):
+            shutil.copy(first, first.with_name(f'{number:06d}.png'))
+    return folder
+
+
+@pytest.fixture(scope='module')
+def config_of(scenes, tmp_path_factory):
+    """``config_of('dense', lines)``: a config on a few scenes, and more lines."""
+    folder = tmp_path_factory.mktemp('segmentation')
+
+    def write(stage, extra='', data=None):
+        path = folder / str(len(list(folder.iterdir()))) / f'segment-{stage}.py'
+        path.parent.mkdir()
+        base = SEGMENTATION / f'kcr-upernet_swin-mini_{stage}_1xb8_digit-scenes.py'
+        model = 'dict(backbone=dict(init_cfg=None))'
+        model = f'dict(architecture={model})' if stage == 'search' else model
+        path.write_text(CONFIG.format(base=str(base), data=str(data or scenes))
+                        + f'model = {model}\nload_from = None\n{extra}')
+        return str(path)
+
+    return write
+
+
+def test_search_slim_train_test_export(run_tool, config_of, tmp_path):
+    """As a new user goes through it, with two iterations each."""
+    search = config_of('search')
+    run_tool('train', search, '--work-dir', tmp_path / 'search')
+    printed = run_tool('slim', search, tmp_path / 'search' / 'iter_2.pth', '--target-macs', '70%',
+                       '--divisor', '8', '--out', tmp_path / 's')
+    assert 'MACs of the backbone for one image of 128 x 128' in printed
+    structure = Structure.load(tmp_path / 's' / 'structure.json')
+    lines = f"model = dict(backbone=dict(init_cfg=None, structure='{tmp_path}/s/structure.json'))\n"
+    slim = config_of('slim', lines + f"load_from = '{tmp_path}/s/subnet.pth'\n")
+    model = build_model(load_config(slim))
+    load_weights(model, tmp_path / 's' / 'subnet.pth')
+    assert structure.macs['subnet'] == count_macs(model.backbone, (3, 128, 128))
+    assert 0.6 < structure.macs['subnet'] / structure.macs['dense'] <= 0.7
+    assert structure.provenance['iter'] == 2
+    run_tool('train', slim, '--work-dir', tmp_path / 'run')
+    trained = torch.load(tmp_path / 'run' / 'iter_2.pth', weights_only=False)['state_dict']
+    kept = find_backbone(model).get_buffer('stages.0.blocks.0.ffn.kept')
+    assert torch.equal(trained['backbone.stages.0.blocks.0.ffn.kept'], kept)
+    found = {}
+    for name, flags in dict(plain=(), augmented=('--tta', )).items():
+        run_tool('test', slim, tmp_path / 'run' / 'iter_2.pth', '--work-dir', tmp_path / name,
+                 '--out', tmp_path / f'{name}.json', '--out-item', 'metrics', *flags)
+        found[name] = json.loads((tmp_path / f'{name}.json').read_text())
+        assert 0 <= found[name]['mIoU'] <= 100
+    printed = run_tool('analysis_tools/get_flops', slim, '--json')
+    counted = json.loads(printed)
+    assert counted['macs'] == count_macs(model, (3, 128, 128))
+    assert counted['input_shape'] == [3, 128, 128]
+    printed = run_tool('deployment/export_onnx', slim, tmp_path / 'run' / 'iter_2.pth',
+                       '--out', tmp_path / 'segmentor.onnx')
+    assert 'height and width dynamic' in printed and '1x3x192x128' in printed
+
+
+# ---- bad input ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('head', ['decode_head', 'auxiliary_head'])
+def test_num_classes_that_disagree(refused, config_of, head):
+    line = refused('train', config_of('dense', f"model['{head}'] = dict(num_classes=11)\n"))
+    assert f'`num_classes` 10 of `{head}`, the number of classes of the training set ' \
+           '(`BaseSegDataset`), found 11' in line
+
+
+@pytest.mark.parametrize('stage, workers', [('dense', 0), ('search', 1)])
+def test_masks_with_labels_out_of_range(refused, config_of, scenes, tmp_path_factory, stage,
+                                        workers):
+    folder = tmp_path_factory.mktemp('wrong') / 'scenes'
+    shutil.copytree(scenes, folder)
+    for mask in (folder / 'annotations' / 'training').iterdir():
+        labels = np.array(Image.open(mask))
+        labels[labels > 0] = 14  # 13 with the background taken off
+        Image.fromarray(labels).save(mask)
+    lines = f"train_dataloader['num_workers'] = {workers}\n"
+    line = refused('train', config_of(stage, lines, folder))
+    assert re.search('expected labels below 10, the number of classes, or 255, found 13 in the '
+                     r'mask `\S+annotations/training/00000\d.png`', line)
+
+
+def test_structure_of_another_width(refused, config_of, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('structure')
+    sites = {f'stages.{s}.blocks.{b}.ffn': dict(total=32 * 2**s, kept=8)
+             for s in range(2) for b in range(2)}
+    (folder / 's.json').write_text(json.dumps(dict(
+        format_version=1, backbone=dict(type='mmkcr.KCRSwinTransformer'), sites=sites)))
+    line = refused('train', config_of(
+        'dense', f"model['backbone']['structure'] = {str(folder / 's.json')!r}\n"))
+    assert 'expected 48 units at site `stages.0.blocks.0.ffn`, found a structure for 32' in line

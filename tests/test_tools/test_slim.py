@@ -1,0 +1,171 @@
+"""tools/slim.py: a search's checkpoint to a structure file and a smaller checkpoint."""
+
+import copy
+import hashlib
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import mmengine
+import pytest
+import torch
+from mmengine.hooks import EMAHook
+from mmengine.runner import load_checkpoint
+
+import mmkcr
+from mmkcr.apis import count_macs
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.compression import Structure, count_params
+
+SHAPE = (3, 32, 32)
+
+
+def deploy_config(config, structure):
+    """The bare task model of a search config, with a structure."""
+    config = load_config(config)
+    config.model = copy.deepcopy(config.model.architecture)
+    config.model.backbone.pop('gates')
+    config.model.backbone.structure = str(structure)
+    return config
+
+
+def logits(model, seed=0):
+    images = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        return model.eval()(images, mode='tensor')[-1]
+
+
+def supernet(config, checkpoint, **kwargs):
+    model = build_model(load_config(config))
+    load_weights(model, checkpoint, **kwargs)
+    return model
+
+
+def test_files_load_strictly_and_compute_what_the_supernet_does(run_tool, search_config,
+                                                               checkpoint, tmp_path):
+    printed = run_tool('slim', search_config, checkpoint)
+    out = tmp_path / 'work_dirs' / 'tiny-search' / 'slim'
+    assert sorted(path.name for path in out.iterdir()) == ['structure.json', 'subnet.pth']
+    model = build_model(deploy_config(search_config, out / 'structure.json'))
+    load_checkpoint(model, str(out / 'subnet.pth'), strict=True)
+    expected = logits(supernet(search_config, checkpoint))
+    torch.testing.assert_close(logits(model), expected, rtol=0,
+                               atol=1e-5 * float(expected.abs().max()))
+    structure = Structure.load(out / 'structure.json')
+    assert structure.macs == dict(dense=structure.macs['dense'], subnet=count_macs(model, SHAPE),
+                                  input_shape=list(SHAPE))
+    assert structure.params['subnet'] == count_params(model) < structure.params['dense']
+    for site, kept in structure.sites.items():
+        row = next(line for line in printed.splitlines() if site in line)
+        assert str(len(kept.kept)) in row and str(kept.total) in row
+
+
+def test_budget_divisor_and_shape(run_tool, search_config, checkpoint, tmp_path):
+    macs = {}
+    for target in ('90%', '0.8'):
+        run_tool('slim', search_config, checkpoint, '--target-macs', target, '--divisor', 8,
+                 '--shape', 48, '--out', tmp_path / target)
+        structure = Structure.load(tmp_path / target / 'structure.json')
+        macs[target] = structure.macs['subnet']
+        assert structure.macs['input_shape'] == [3, 48, 48]
+        assert all(size % 8 == 0 for size in structure.sizes().values())
+        model = build_model(deploy_config(search_config, tmp_path / target / 'structure.json'))
+        assert count_macs(model, (3, 48, 48)) == structure.macs['subnet']
+    dense = structure.macs['dense']
+    assert macs['0.8'] <= 0.8 * dense < macs['90%'] <= 0.9 * dense
+
+
+def test_the_file_is_smaller_and_plain(run_tool, search_config, checkpoint, tmp_path):
+    """No storage of a dense tensor hides behind a sliced one, and nothing but data is pickled."""
+    run_tool('slim', search_config, checkpoint, '--target-macs', '0.8', '--out', tmp_path / 's')
+    path = tmp_path / 's' / 'subnet.pth'
+    content = torch.load(path, weights_only=True)
+    assert set(content) == {'state_dict', 'meta'}
+    assert content['meta']['dataset_meta'] == dict(classes=('a', 'b'))
+    assert not any(key.startswith(('architecture', 'regularizers')) or 'gate' in key
+                   for key in content['state_dict'])
+    buffer = io.BytesIO()
+    dense = {key: value for key, value in torch.load(checkpoint)['state_dict'].items()
+             if 'gate' not in key and not key.startswith('regularizers')}
+    torch.save(dense, buffer)
+    structure = Structure.load(tmp_path / 's' / 'structure.json')
+    saved = 4 * (structure.params['dense'] - structure.params['subnet'])
+    kept = 8 * 2 * sum(structure.sizes().values())
+    assert path.stat().st_size < buffer.tell() - saved + kept + 8000 < buffer.tell()
+
+
+def test_provenance(run_tool, search_config, checkpoint, tmp_path):
+    config = tmp_path / 'configs' / 'mine.py'
+    config.parent.mkdir()
+    config.write_text(f'_base_ = {search_config!r}\nrandomness = dict(seed=11)\n')
+    run_tool('slim', config, checkpoint)
+    found = Structure.load('work_dirs/mine/slim/structure.json').provenance
+    assert found == dict(
+        config='configs/mine.py', checkpoint='epoch_3.pth',
+        checkpoint_sha256=hashlib.sha256(Path(checkpoint).read_bytes()).hexdigest(),
+        weights='plain', seed=11, epoch=3, iter=30,
+        versions=dict(torch=torch.__version__, mmengine=mmengine.__version__,
+                      mmkcr=mmkcr.__version__))
+    assert torch.load('work_dirs/mine/slim/subnet.pth')['meta']['provenance'] == found
+
+
+def test_averaged_weights_by_default_and_online_ones_on_request(run_tool, search_config,
+                                                                checkpoint, tmp_path):
+    """EMAHook itself writes the checkpoint: its ``state_dict`` is the average."""
+    model = supernet(search_config, checkpoint)
+    hook, runner = EMAHook(momentum=0.5), SimpleNamespace(model=model, iter=5)
+    hook.before_run(runner)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    hook.after_train_iter(runner, 0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(-1)
+    saved = dict(state_dict=model.state_dict(), meta={})
+    hook.before_save_checkpoint(runner, saved)
+    torch.save(saved, tmp_path / 'ema.pth')
+    for flags, source, kind in (((), hook.ema_model.module, 'averaged'),
+                                (('--online-weights', ), model, 'online')):
+        run_tool('slim', search_config, tmp_path / 'ema.pth', *flags, '--out', tmp_path / kind)
+        structure = Structure.load(tmp_path / kind / 'structure.json')
+        assert structure.provenance['weights'] == kind
+        kept = {site: gate.selection().tolist() for site, gate in source.gates().items()}
+        assert {site: s.kept for site, s in structure.sites.items()} == kept
+        subnet = build_model(deploy_config(search_config, tmp_path / kind / 'structure.json'))
+        load_checkpoint(subnet, str(tmp_path / kind / 'subnet.pth'), strict=True)
+        expected = logits(source)
+        torch.testing.assert_close(logits(subnet), expected, rtol=0,
+                                   atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize('target', ['0.1', '900G', '1K'])
+def test_unreachable_target_names_the_range(refused, search_config, checkpoint, target):
+    line = refused('slim', search_config, checkpoint, '--target-macs', target)
+    assert 'within the reachable' in line and 'MACs, found' in line
+
+
+def test_refusals(refused, run_tool, search_config, checkpoint, tmp_path):
+    junk = tmp_path / 'junk.pth'
+    junk.write_text('no checkpoint')
+    run_tool('slim', search_config, checkpoint, '--out', tmp_path / 's')
+    for args, message in [
+        (('no.py', checkpoint), 'a config file at `no.py`, found none'),
+        ((search_config, 'no.pth'), 'a checkpoint at `no.pth`, found none'),
+        ((search_config, junk), 'a file that cannot be read'),
+        ((search_config, tmp_path / 's' / 'subnet.pth'), 'checkpoint of the supernet'),
+        ((search_config, checkpoint, '--online-weights'), 'without `ema_state_dict`'),
+        ((search_config, checkpoint, '--target-macs', 'much'), 'MACs target such as'),
+        ((search_config, checkpoint, '--divisor', '0'), '`divisor` of at least 1, found 0'),
+        ((search_config, checkpoint, '--shape', '1', '2', '3'), 'one or two positive numbers'),
+    ]:
+        assert message in refused('slim', *args), message
+
+
+def test_interrupted_write_leaves_nothing(load_tool, search_config, checkpoint, tmp_path,
+                                          monkeypatch):
+    """Neither file is there if the second cannot be written."""
+    monkeypatch.setattr(Structure, 'save', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        load_tool('slim').main([search_config, checkpoint, '--out', str(tmp_path / 's')])
+    assert not list((tmp_path / 's').iterdir())

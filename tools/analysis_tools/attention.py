@@ -1,0 +1,111 @@
+"""Attention of trained models, side by side: entropy, rank and maps (DCS section C).
+
+By layer and head: mean entropy of the rows of attention (lower is more decided) and mean rank
+of the (masked) product of queries and keys. Histograms of the entropy, a figure a layer that
+the models have in common by position (first, second, ...); maps of one query's attention.
+Writes attention.json, entropy_*.png and maps.png.
+
+examples:
+    python tools/analysis_tools/attention.py DENSE.py dense.pth DCS.py dcs.pth --names dense DCS
+    python tools/analysis_tools/attention.py DCS.py dcs.pth --structures structure.json
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.side_by_side import (
+    Trained,
+    add_model_arguments,
+    pictures,
+    read_models,
+    spread_loader,
+)
+from mmkcr.compression import atomic_write
+from mmkcr.evaluation.attention import attention_statistics
+from mmkcr.models.algorithms.attention_tap import AttentionTap
+from mmkcr.visualization import format_table
+from mmkcr.visualization.attention import as_map, guess_grid, plot_entropy, plot_maps
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    add_model_arguments(parser)
+    parser.add_argument('--layer', type=int, default=0, metavar='N',
+                        help='attention layer of the maps, from 0; negative from the end '
+                        '(%(default)s)')
+    parser.add_argument('--head', type=int, default=0, metavar='N',
+                        help='its head, from 0 (%(default)s)')
+    parser.add_argument('--query', type=float, nargs=2, default=(0.5, 0.5), metavar=('Y', 'X'),
+                        help='position of the query, as shares of height and width (0.5 0.5)')
+    return parser
+
+
+def table(statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Entropy and rank by model, layer and head."""
+    def numbers(values: Sequence[float], digits: int) -> str:
+        return ' '.join(f'{value:.{digits}f}' for value in values)
+
+    rows = [(name, layer, values['positions'], values['width'], numbers(values['entropy'], 3),
+             numbers(values['rank'], 1)) for name, layers in statistics.items()
+            for layer, values in layers.items()]
+    return format_table(('model', 'layer', 'N', 'd', 'entropy by head (nats)', 'rank by head'),
+                        rows)
+
+
+def query_maps(trained: Trained, batch: Dict[str, Any], args: Any
+               ) -> Tuple[List[np.ndarray], Tuple[float, float, float, float]]:
+    """The attention of one query in every image of a batch, and where it is.
+
+    Raises:
+        ValueError: No such layer or head.
+    """
+    model = trained.model
+    inputs = model.data_preprocessor(batch, False)['inputs']
+    with torch.no_grad(), AttentionTap(model) as tap:
+        model(inputs, mode='tensor')
+    layers = list(tap.attention.values())
+    if not -len(layers) <= args.layer < len(layers):
+        raise ValueError(f'expected `--layer` among {len(layers)} layers, found {args.layer}')
+    weights = layers[args.layer].weights
+    if not 0 <= args.head < weights.shape[1]:
+        raise ValueError(f'expected `--head` from 0 to {weights.shape[1] - 1}, found {args.head}')
+    weights = weights[::len(weights) // len(inputs), args.head]  # the first window of an image
+    grid = guess_grid(weights.shape[-1], inputs.shape[-2] / inputs.shape[-1])
+    row, column = (min(int(share * size), size - 1) for share, size in zip(args.query, grid))
+    query = weights.shape[-1] - grid[0] * grid[1] + row * grid[1] + column
+    box = (column / grid[1], row / grid[0], 1 / grid[1], 1 / grid[0])
+    return [as_map(image[query].numpy(), grid) for image in weights], box
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Measure, print, write and draw."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    models, folder = read_models(args), Path(args.out)
+    loader = spread_loader(next(iter(models.values())).config, args.split, args.images)
+    statistics = {name: attention_statistics(trained.model, loader)
+                  for name, trained in models.items()}
+    batch, images = pictures(spread_loader(next(iter(models.values())).config, args.split,
+                                           args.shown), args.shown)
+    maps, boxes = {}, []
+    for name, trained in models.items():
+        maps[name], box = query_maps(trained, batch, args)
+        boxes = boxes or [box] * len(images)
+    plot_maps(images, maps, folder / f'maps.{args.format}', boxes)
+    by_layer = list(zip(*(layers.values() for layers in statistics.values())))
+    for number, layers in enumerate(by_layer, 1):
+        plot_entropy(dict(zip(statistics, layers)), folder / f'entropy_{number}.{args.format}')
+    with atomic_write(folder / 'attention.json') as path:
+        path.write_text(json.dumps(dict(images=len(loader.dataset), models=statistics)) + '\n')
+    print(f'{table(statistics)}\nattention.json and {len(by_layer) + 1} figures: {folder}')
+
+
+if __name__ == '__main__':
+    main()

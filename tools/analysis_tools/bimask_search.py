@@ -1,0 +1,103 @@
+"""Plot a bi-mask search (Once-for-Both, figures 5 and 6) and print how it got faster.
+
+From checkpoints: bi-masks in descending order over epochs. From the structure file that
+slimming wrote: channels by layer and head. From the run's scalars.json: MACs that are there
+and step time, with the ratio to the ideal.
+
+Examples:
+    python tools/analysis_tools/bimask_search.py CONFIG work_dirs/search/epoch_*.pth
+    python tools/analysis_tools/bimask_search.py --structure work_dirs/search/slim/structure.json
+    python tools/analysis_tools/bimask_search.py --log work_dirs/search/*/vis_data/scalars.json
+"""
+
+import copy
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence
+
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.compression import Structure
+from mmkcr.models.gates import BiMaskGate
+from mmkcr.models.utils import find_backbone
+from mmkcr.registry import MODELS
+from mmkcr.visualization import format_table
+from mmkcr.visualization.bimask import head_widths, plot_mask_descent, plot_widths
+from mmkcr.visualization.search_speed import plot_search_speed, read_scalars, search_phases
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('config', nargs='?', help='config of the search')
+    parser.add_argument('checkpoints', nargs='*', help='checkpoints of the search')
+    parser.add_argument('--structure', metavar='FILE', help='structure file of a bi-mask search')
+    parser.add_argument('--log', metavar='FILE', help='scalars.json of the search')
+    parser.add_argument('--out', default='bimask_search', metavar='DIR',
+                        help='folder of the figures (%(default)s)')
+    parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'),
+                        help='kind of figure (%(default)s)')
+    return parser
+
+
+def read_masks(config: str, checkpoints: Sequence[str]) -> Dict[str, List]:
+    """Bi-masks by site, a label and the values of every checkpoint.
+
+    Raises:
+        ValueError: The config has no bi-mask gates.
+    """
+    dense, masks = build_model(load_config(config)), {}
+    if not any(isinstance(gate, BiMaskGate) for gate in find_backbone(dense).gates().values()):
+        raise ValueError(f'expected the config of a search with bi-mask gates, found `{config}` '
+                         'without')
+    for path in checkpoints:
+        model = copy.deepcopy(dense)  # loading slices it
+        load_weights(model, path)
+        for site, gate in find_backbone(model).gates().items():
+            values = gate.train()().detach().tolist()
+            masks.setdefault(site, []).append((Path(path).stem, values))
+    return masks
+
+
+def show_structure(path: str, figure: Path) -> None:
+    """Print and plot the widths of a structure."""
+    structure = Structure.load(path)
+    backbone = MODELS.build(dict(structure.backbone))
+    groups = {name: site.groups for name, site in backbone.site_descriptions().items()}
+    heads = head_widths(structure, groups)
+    rows = [(name, f'{len(site.kept)} / {site.total}',
+             ' '.join(map(str, heads[name])) if name in heads else '-')
+            for name, site in structure.sites.items()]
+    print(format_table(('site', 'kept', 'channels of each head'), rows, 'searched widths'))
+    plot_widths(structure, groups, figure)
+
+
+def show_speed(path: str, figure: Path) -> None:
+    """Print and plot step time against MACs."""
+    lines = read_scalars(path)
+    rows = [(f'{phase.first}-{phase.last}', f'{phase.macs:.4g}', f'{phase.seconds * 1e3:.1f}',
+             f'{phase.speed:.2f}', f'{phase.ideal:.2f}', f'{phase.speed / phase.ideal:.2f}')
+            for phase in search_phases(lines)]
+    print(format_table(('iterations', 'MACs (G)', 'step (ms)', 'faster', 'ideal', 'of the ideal'),
+                       rows, 'time of a training step'))
+    plot_search_speed(lines, figure)
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Read, plot and say where."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    if not (args.checkpoints or args.structure or args.log):
+        raise ValueError('expected a config with checkpoints, `--structure` or `--log`, found none')
+    out = Path(args.out)
+    if args.checkpoints:
+        plot_mask_descent(read_masks(args.config, args.checkpoints), out / f'masks.{args.format}')
+    if args.structure:
+        show_structure(args.structure, out / f'widths.{args.format}')
+    if args.log:
+        show_speed(args.log, out / f'speed.{args.format}')
+    print(f'Wrote figures to {out}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,160 @@
+"""Plot which channels a search keeps (KCR-Transformer, figure 3).
+
+From checkpoints of a search: heat map of the gates' alpha and of what is kept
+(of the last one), share kept by block, gate histograms, the temperature's
+curve, and with several checkpoints the evolution over epochs. From structure
+files: heat map and shares.
+
+Examples:
+    python tools/analysis_tools/channel_masks.py CONFIG work_dirs/search/epoch_*.pth
+    python tools/analysis_tools/channel_masks.py --structure a/structure.json b/structure.json
+"""
+
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from mmengine.config import Config
+
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.compression import Structure
+from mmkcr.engine.hooks import TemperatureDecayHook
+from mmkcr.models.utils import find_backbone
+from mmkcr.registry import HOOKS
+from mmkcr.visualization import (
+    format_table,
+    plot_channel_masks,
+    plot_curve,
+    plot_gate_histograms,
+    plot_kept_shares,
+    plot_mask_evolution,
+)
+from mmkcr.visualization.masks import kept_shares, same_sites
+
+
+class Snapshot(NamedTuple):
+    """Gates of one checkpoint, or a structure.
+
+    Args:
+        label (str): Epoch, or the file's name.
+        epoch (int, optional): Epochs trained.
+        masks (Structure | dict): Structure, or alpha by site.
+    """
+
+    label: str
+    epoch: Optional[int]
+    masks: Any
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('config', nargs='?', help='config of the search')
+    parser.add_argument('checkpoints', nargs='*', help='checkpoints of the search')
+    parser.add_argument('--structure', nargs='+', metavar='FILE',
+                        help='structure files, in place of config and checkpoints')
+    parser.add_argument('--out', metavar='DIR',
+                        help='folder of the figures (work_dirs/<config name>/channel_masks, or '
+                        'channel_masks beside the first structure)')
+    parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'),
+                        help='kind of figure (%(default)s)')
+    return parser
+
+
+def read_checkpoints(config: Config, paths: Sequence[str]) -> List[Snapshot]:
+    """Gates of every checkpoint, by epoch.
+
+    Raises:
+        FileNotFoundError: A checkpoint is missing.
+        ValueError: The config has no gates, or a checkpoint is of another.
+    """
+    model = build_model(config)
+    gates = find_backbone(model).gates()
+    if not gates:
+        raise ValueError('expected the config of a search (a backbone with `gates`), found one '
+                         'without')
+    snapshots = []
+    for path in paths:
+        epoch = (load_weights(model, path).get('meta') or {}).get('epoch')
+        label = Path(path).stem if epoch is None else str(epoch)
+        scores = {site: gate.scores().clone().numpy() for site, gate in gates.items()}
+        snapshots.append(Snapshot(label, epoch, scores))
+    return sorted(snapshots, key=lambda snapshot: snapshot.epoch or 0)
+
+
+def read_structures(paths: Sequence[str]) -> List[Snapshot]:
+    """Structures, labelled by file and, where names repeat, by folder."""
+    labels = [Path(path).stem for path in paths]
+    if len(set(labels)) < len(labels):
+        labels = [str(Path(path).with_suffix('')) for path in paths]
+    return [Snapshot(label, None, Structure.load(path)) for label, path in zip(labels, paths)]
+
+
+def temperature_hook(config: Config) -> Optional[TemperatureDecayHook]:
+    """The config's temperature schedule, if it has one."""
+    for hook in config.get('custom_hooks') or []:
+        if str(hook.get('type')).split('.')[-1] == 'TemperatureDecayHook':
+            return HOOKS.build(dict(hook))
+    return None
+
+
+def plot_all(snapshots: List[Snapshot], out: Path, suffix: str) -> List[Path]:
+    """Plot what checkpoints and structures have in common."""
+    paths = {name: out / f'{name}.{suffix}' for name in ('channel_masks', 'kept_shares')}
+    last = snapshots[-1]
+    same_sites({snapshot.label: kept_shares(snapshot.masks) for snapshot in snapshots})
+    plot_channel_masks(last.masks, paths['channel_masks'], last.label)
+    plot_kept_shares({s.label: s.masks for s in snapshots[-8:]}, paths['kept_shares'])
+    if len(snapshots) > 1:
+        paths['evolution'] = out / f'evolution.{suffix}'
+        plot_mask_evolution([(s.label, s.masks) for s in snapshots], paths['evolution'])
+    return list(paths.values())
+
+
+def plot_search(snapshots: List[Snapshot], config: Config, out: Path, suffix: str) -> List[Path]:
+    """Plot what only a search has: gate histograms and the temperature."""
+    hook, last = temperature_hook(config), snapshots[-1]
+    epoch = max((last.epoch or 0) - 1, 0)
+    temperature = hook.temperature(epoch) if hook else 1.0
+    paths = [out / f'gate_histogram.{suffix}']
+    plot_gate_histograms(last.masks, paths[0], temperature)
+    epochs = (config.get('train_cfg') or {}).get('max_epochs')
+    if hook and epochs:
+        paths.append(out / f'temperature.{suffix}')
+        plot_curve({'temperature': [hook.temperature(e) for e in range(epochs)]}, paths[1],
+                   ylabel='temperature')
+    return paths
+
+
+def print_shares(snapshots: List[Snapshot]) -> None:
+    """Print the share kept by site, a column a snapshot."""
+    shares: List[Dict[str, float]] = [kept_shares(s.masks) for s in snapshots[-8:]]
+    rows = [(site, *(f'{share[site]:.1%}' for share in shares)) for site in shares[0]]
+    print(format_table(('site', *(s.label for s in snapshots[-8:])), rows, 'share kept'))
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Read, plot and say where."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    if bool(args.structure) == bool(args.checkpoints):
+        raise ValueError('expected a config and at least one checkpoint, or `--structure FILE`, '
+                         f'found {"both" if args.structure else "neither"}')
+    if args.structure:
+        snapshots = read_structures(args.structure)
+        default = Path(args.structure[0]).parent / 'channel_masks'
+    else:
+        config = load_config(args.config)
+        snapshots = read_checkpoints(config, args.checkpoints)
+        default = Path('work_dirs') / Path(args.config).stem / 'channel_masks'
+    out = Path(args.out) if args.out else default
+    written = plot_all(snapshots, out, args.format)
+    if not args.structure:
+        written += plot_search(snapshots, config, out, args.format)
+    print_shares(snapshots)
+    print('Wrote ' + ', '.join(map(str, written)))
+
+
+if __name__ == '__main__':
+    main()

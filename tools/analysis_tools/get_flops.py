@@ -1,0 +1,98 @@
+"""MACs and parameters of a model, from its config alone.
+
+Any classifier, detector or segmentor of the host libraries, dense, supernet
+or subnet. MACs are what the papers' tables call FLOPs, attention products
+included; no data set and no checkpoint is needed.
+
+Examples:
+    python tools/analysis_tools/get_flops.py mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py
+    python tools/analysis_tools/get_flops.py CONFIG --shape 288 288 --by-module 3
+"""
+
+import contextlib
+import json
+import sys
+from typing import Dict, Optional, Sequence
+
+import torch
+from mmengine.config import DictAction
+
+from mmkcr.apis import macs_report
+from mmkcr.apis.build import build_model, default_shape, image_shape, load_config
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.compression import MacsReport, count_params
+from mmkcr.visualization import format_table
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('config', help='config file, or library::path')
+    parser.add_argument('--shape', type=int, nargs='+', metavar='N',
+                        help='height and width of the image, or one number for both; '
+                        'default: that of the config, see mmkcr.apis.build.default_shape')
+    parser.add_argument('--by-module', type=int, nargs='?', const=2, metavar='DEPTH',
+                        help='one row a module, down to this depth of the path (default 2)')
+    parser.add_argument('--json', action='store_true', help='print JSON instead of tables')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
+                        help='entries of the config to overwrite: key=value')
+    return parser
+
+
+def describe(report: MacsReport, model: torch.nn.Module, shape: Sequence[int],
+             depth: Optional[int]) -> Dict:
+    """All that is printed, as JSON types."""
+    content = dict(input_shape=list(shape), macs=report.total, params=count_params(model),
+                   operators=report.operators)
+    if depth is not None:
+        content['modules'] = {
+            name: dict(macs=module_macs(report, name, module), params=count_params(module))
+            for name, module in model.named_modules()
+            if name and name.count('.') < depth and any(True for _ in module.parameters())
+        }
+    return content
+
+
+def module_macs(report: MacsReport, name: str, module: torch.nn.Module) -> int:
+    """MACs of a module; of a list of modules, which has no forward, the sum."""
+    if name in report.modules:
+        return report.modules[name]
+    return sum(module_macs(report, f'{name}.{child}', below)
+               for child, below in module.named_children())
+
+
+def print_tables(content: Dict) -> None:
+    """Print the totals, and modules or operators."""
+    total = content['macs'] or 1
+    height, width = content['input_shape'][1:]
+    print(f'One image of {height} x {width}: {content["macs"] / 1e9:.4g} G MACs, '
+          f'{content["params"] / 1e6:.4g} M parameters')
+    rows = [(name, f'{macs / 1e9:.4g}', f'{macs / total:.1%}')
+            for name, macs in content['operators'].items()]
+    print(format_table(('operator', 'MACs (G)', 'share'), rows))
+    if 'modules' in content:
+        rows = [(name, f'{v["macs"] / 1e9:.4g}', f'{v["macs"] / total:.1%}',
+                 f'{v["params"] / 1e6:.4g}') for name, v in content['modules'].items()]
+        print(format_table(('module', 'MACs (G)', 'share', 'parameters (M)'), rows))
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Count and print."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    config = load_config(args.config, args.cfg_options)
+    torch.manual_seed(0)  # a two-stage detector's head runs on what its random weights propose
+    with contextlib.redirect_stdout(sys.stderr):
+        model = build_model(config)
+        shape = image_shape(args.shape) if args.shape else default_shape(config, model)
+        report = macs_report(model, shape)
+    content = describe(report, model, shape, args.by_module)
+    if args.json:
+        print(json.dumps(dict(config=args.config, **content), indent=2))
+    else:
+        print_tables(content)
+
+
+if __name__ == '__main__':
+    main()

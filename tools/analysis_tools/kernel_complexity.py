@@ -1,0 +1,90 @@
+"""Kernel complexity, TNN and KCR bounds of a classifier, or of a run's checkpoints.
+
+One streaming pass per checkpoint over the training or validation set, in eval
+mode with test transforms; works with any mmpretrain classifier. Prints a
+table; writes OUT.json and, of several checkpoints, the curve OUT.png
+(figure 1 of the paper). KC depends on n: compare values of equal n only.
+
+example:
+  python tools/analysis_tools/kernel_complexity.py CONFIG epoch_10.pth epoch_20.pth --split train
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from mmengine.config import DictAction
+
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.cli import Parser, command
+from mmkcr.compression.files import atomic_write
+from mmkcr.evaluation.analysis import epoch_of, kernel_statistics, plot_curve, split_loader
+
+COLUMNS = ('epoch', 'n', 'landmarks', 'kc', 'a_kc', 'tnn', 'squared_error', 'kcr_lower',
+           'kcr_upper')
+
+
+def parse_args(argv: Optional[Sequence[str]]):
+    """Parses the command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('config', help='config of a classifier')
+    parser.add_argument('checkpoints', nargs='+', metavar='checkpoint', help='its checkpoints')
+    parser.add_argument('--split', choices=('train', 'val'), default='train',
+                        help='samples (default: %(default)s)')
+    parser.add_argument('--landmarks', type=int,
+                        help='expected number of landmarks of A-KC (default: a tenth of n)')
+    parser.add_argument('--form', choices=('projection', 'sample'), default='projection',
+                        help="approximate TNN of A-KC: the loss's or the paper's "
+                        '(default: %(default)s)')
+    parser.add_argument('--layer', default='backbone',
+                        help='layer whose pooled output is the feature (default: %(default)s)')
+    parser.add_argument('--rank-ratio', type=float, default=0.2,
+                        help='gamma0 of the TNN (default: %(default)s)')
+    parser.add_argument('--device', default='cpu', help='device (default: %(default)s)')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/kernel_complexity'),
+                        help='path of the results without suffix (default: %(default)s)')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
+                        help='entries of the config to overwrite, key=value')
+    return parser.parse_args(argv)
+
+
+def measure(args) -> List[Dict[str, Any]]:
+    """One row per checkpoint, in the order of their epochs."""
+    config = load_config(args.config, args.cfg_options)
+    model = build_model(config)
+    epochs = [epoch_of(load_weights(model, path)) for path in args.checkpoints]
+    loader, rows = split_loader(config, args.split), []
+    for position, (path, epoch) in enumerate(zip(args.checkpoints, epochs)):
+        load_weights(model, path)
+        values = kernel_statistics(model.to(args.device), loader, args.layer, args.landmarks,
+                                   progress=True, form=args.form, rank_ratio=args.rank_ratio)
+        rows.append(dict(checkpoint=str(path), epoch=position if epoch is None else epoch,
+                         split=args.split, **values))
+    return sorted(rows, key=lambda row: row['epoch'])
+
+
+def table(rows: List[Dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = ['| checkpoint | ' + ' | '.join(COLUMNS) + ' |', '|' + '---|' * (1 + len(COLUMNS))]
+    for row in rows:
+        cells = [Path(row['checkpoint']).name]
+        cells += [f'{row[name]:.5g}' if name in row else '' for name in COLUMNS]
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Measures, prints and writes."""
+    args = parse_args(argv)
+    rows = measure(args)
+    print('\n' + table(rows))
+    with atomic_write(args.out.with_suffix('.json')) as path:
+        path.write_text(json.dumps(rows, indent=2) + '\n')
+    if len(rows) > 1:
+        with atomic_write(args.out.with_suffix('.png')) as path:
+            plot_curve(rows, path, f'{Path(args.config).stem}, {args.split}')
+
+
+if __name__ == '__main__':
+    main()

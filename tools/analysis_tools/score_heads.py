@@ -1,0 +1,138 @@
+"""Score attention heads by how much their maps vary over images, and replace some of them.
+
+One streaming pass over training images with test transforms (Welford's algorithm, fp64);
+memory does not depend on the number of images. Prints a table; writes scores.json and
+scores.png to the folder --out, and with --replace also structure.json and subnet.pth, which a
+config with backbone=dict(structure='.../structure.json') and load_from='.../subnet.pth' trains.
+
+Without a checkpoint the weights are those that a training would start from (init_cfg): for
+replacement without a first fine-tuning.
+
+examples:
+  python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --replace 12
+  python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --replace 192 --scattered
+  python -m torch.distributed.run --nproc_per_node 8 tools/analysis_tools/score_heads.py \\
+      CONFIG CHECKPOINT --images 10000 --launcher pytorch --device cuda
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence
+
+import torch
+from mmengine.config import DictAction
+from mmengine.dist import infer_launcher, init_dist, is_main_process
+from mmengine.registry import init_default_scope
+
+from mmkcr.apis.build import build_model, default_shape, image_shape, load_config, load_weights
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.replace_heads import (
+    SELECTIONS,
+    replaceable_backbone,
+    score_heads,
+    select_heads,
+    write_replaced,
+)
+from mmkcr.apis.slim_files import provenance
+from mmkcr.compression import atomic_write
+from mmkcr.evaluation.head_scores import REDUCTIONS
+from mmkcr.models.layers.head_operators import OPERATORS
+from mmkcr.visualization import format_table
+from mmkcr.visualization.heads import plot_head_scores
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('config', help='config of the dense model')
+    parser.add_argument('checkpoint', nargs='?', help='its checkpoint')
+    parser.add_argument('--images', type=int, default=1000,
+                        help='training images, drawn at random (%(default)s)')
+    parser.add_argument('--seed', type=int, default=0, help='of the draw (%(default)s)')
+    parser.add_argument('--reduction', choices=REDUCTIONS, default='sum',
+                        help='over the entries of a map: sum, as in the paper; mean, comparable '
+                        'across image sizes; relative, the sum over that of the mean map '
+                        '(%(default)s)')
+    parser.add_argument('--replace', type=int, metavar='K', help='blocks, or heads, to replace')
+    parser.add_argument('--which', choices=SELECTIONS, default='lowest',
+                        help='which to replace (%(default)s)')
+    parser.add_argument('--scattered', action='store_true', help='single heads, not whole blocks')
+    parser.add_argument('--operator', choices=sorted(OPERATORS), default='dwconv',
+                        help='what takes their place (%(default)s)')
+    parser.add_argument('--shape', type=int, nargs='+', metavar='N',
+                        help="height and width that MACs are counted for; default: the config's")
+    parser.add_argument('--out', metavar='DIR', help='work_dirs/<config name>/slim')
+    parser.add_argument('--device', default='cpu', help='(%(default)s)')
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
+                        help='entries of the config to overwrite: key=value')
+    return parser
+
+
+def _table(scores: Dict[str, torch.Tensor]) -> str:
+    order = sorted(scores, key=lambda site: float(scores[site].mean()))
+    rows = [(site, f'{float(score.mean()):.5g}', str(order.index(site) + 1),
+             f'{float(score.min()):.5g}', f'{float(score.max()):.5g}')
+            for site, score in scores.items()]
+    return format_table(('block', 'score', 'rank', 'lowest head', 'highest head'), rows)
+
+
+def _measure(args: Any, config: Any, model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    distributed = args.launcher != 'none'
+    if distributed and infer_launcher() == 'none':
+        raise ValueError(f'expected to be started by `{args.launcher}` (such as python -m '
+                         'torch.distributed.run), found no such environment')
+    if distributed:
+        init_dist(args.launcher, backend='nccl' if 'cuda' in args.device else 'gloo')
+    device = torch.device(args.device)
+    if device.type == 'cuda' and distributed:
+        device = torch.device('cuda', torch.cuda.current_device())
+    statistics = score_heads(model.to(device), config, args.images, args.seed, distributed)
+    model.to('cpu')
+    return statistics.scores(args.reduction)
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Score, print and write."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    config = load_config(args.config, args.cfg_options)
+    init_default_scope(config.get('default_scope', 'mmpretrain'))
+    model, content = build_model(config), {}
+    backbone = replaceable_backbone(model)
+    if args.checkpoint:
+        content = load_weights(model, args.checkpoint)
+    else:
+        model.init_weights()
+    scores = _measure(args, config, model)
+    kept = select_heads(scores, args.replace or 0, args.which, not args.scattered, args.seed)
+    if not is_main_process():
+        return
+    print(_table(scores))
+    folder = Path(args.out or f'work_dirs/{Path(args.config).stem}/slim')
+    with atomic_write(folder / 'scores.json') as path:
+        path.write_text(json.dumps(dict(
+            images=args.images, seed=args.seed, reduction=args.reduction,
+            scores={site: score.tolist() for site, score in scores.items()}), indent=1) + '\n')
+    plot_head_scores(scores, folder / 'scores.png', kept if args.replace else None)
+    print(f'Wrote {folder / "scores.json"} and {folder / "scores.png"}')
+    if args.replace is None:
+        return
+    backbone.operator = args.operator
+    structure = backbone.structure_for(kept)
+    if args.checkpoint:
+        structure.provenance = provenance(config, args.config, args.checkpoint, content)
+    shape = image_shape(args.shape) if args.shape else default_shape(config, model)
+    structure = write_replaced(model, structure, folder, shape, content)
+    macs, params = structure.macs, structure.params
+    print(format_table(('', 'dense', 'replaced', 'share'), [
+        (name, f'{before / scale:.4g}', f'{after / scale:.4g}', f'{after / before:.1%}')
+        for name, before, after, scale in (
+            ('MACs (G)', macs['dense'], macs['subnet'], 1e9),
+            ('parameters (M)', params['dense'], params['subnet'], 1e6))]))
+    print(f'Wrote {folder / "structure.json"} and {folder / "subnet.pth"}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,121 @@
+"""Depthwise convolution in the place of attention: one block, and whole ViTs at 336 px.
+
+The block's table has MACs, parameters, latency and memory of every mode and size (the paper's
+table 1, whose G count two for a multiply-accumulate). The backbones' table has ViTs with 0, 1/4,
+1/2 and 2/3 of the blocks replaced, each measured in turns with the dense one, whose attention is
+fused (scaled_dot_product_attention); mhsa-naive is attention that stores its map. Kernels and
+ensembled weights are computed once before, as an exporter folds them.
+
+examples:
+  python tools/benchmarks/attention_block.py --backbones base --repeats 5
+  python tools/benchmarks/attention_block.py --device cuda --dtype fp16 --compile --batch-size 32
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import torch
+
+from mmkcr.apis.attention_profile import MODES, SIZES, profile_backbone, profile_block
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.latency import AMP_DTYPES
+from mmkcr.apis.machine import keep_freed_memory, machine_info
+from mmkcr.compression import atomic_write
+from mmkcr.visualization import format_table
+
+SHARES = (0., 1 / 4, 1 / 2, 2 / 3)
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('--modes', nargs='+', choices=MODES, default=list(MODES),
+                        help='of the block (all)')
+    parser.add_argument('--sizes', nargs='*', choices=sorted(SIZES), default=['base', 'large'],
+                        help='of the block (%(default)s)')
+    parser.add_argument('--grid', type=int, nargs='+', default=[24], metavar='N',
+                        help='sides of the square token grids of the block (%(default)s: 576 '
+                        'tokens, 336 px with patches of 14)')
+    parser.add_argument('--backbones', nargs='*', choices=('base', 'large'), default=[],
+                        help='whole ViTs to measure (none)')
+    parser.add_argument('--operators', nargs='+', choices=MODES[2:], default=['dwconv'],
+                        help='of the replaced blocks of whole ViTs (%(default)s)')
+    parser.add_argument('--shares', type=float, nargs='+', default=list(SHARES),
+                        help='of the blocks (0, 1/4, 1/2, 2/3)')
+    parser.add_argument('--image', type=int, default=336, help='side of the image (%(default)s)')
+    parser.add_argument('--batch-size', type=int, default=1, help='(%(default)s)')
+    parser.add_argument('--threads', type=int, help="of the CPU; default: torch's own choice")
+    parser.add_argument('--device', default='cpu', help='cpu or cuda (%(default)s)')
+    parser.add_argument('--dtype', choices=sorted(AMP_DTYPES), help='of weights; default: fp32')
+    parser.add_argument('--compile', action='store_true', help='torch.compile')
+    parser.add_argument('--clock', choices=('wall', 'cpu'), default='wall',
+                        help='cpu: time of the calling thread, for --threads 1 on a busy machine '
+                        '(%(default)s)')
+    parser.add_argument('--repeats', type=int, default=10, help='(%(default)s)')
+    parser.add_argument('--warmup', type=int, default=3, help='calls before (%(default)s)')
+    parser.add_argument('--out', metavar='FILE', help='(%(default)s)',
+                        default='work_dirs/benchmarks/attention_block.json')
+    return parser
+
+
+def block_table(rows: List[Dict[str, Any]]) -> str:
+    """One line a block."""
+    return format_table(
+        ('size', 'tokens', 'mode', 'MACs (G)', 'G of the paper', 'params (M)', 'ms', 'memory (MB)'),
+        [(row['size'], row['tokens'], row['mode'], f'{row["macs"] / 1e9:.3f}',
+          f'{2 * row["macs"] / 1e9:.2f}', f'{row["params"] / 1e6:.2f}',
+          f'{row["seconds"] * 1e3:.2f}', f'{row["memory"] / 1e6:.2f}') for row in rows])
+
+
+def backbone_table(rows: List[Dict[str, Any]]) -> str:
+    """One line a share of the blocks."""
+    return format_table(
+        ('ViT', 'operator', 'replaced', 'MACs (G)', 'ms', 'dense ms', 'time ratio', 'quartiles'),
+        [(row['size'], row['operator'], f'{len(row["blocks"])} ({row["replaced"]:.0%})',
+          f'{row["macs"]["slim"] / 1e9:.2f}', f'{row["seconds"]["slim"] * 1e3:.1f}',
+          f'{row["seconds"]["dense"] * 1e3:.1f}', f'{row["ratio"]:.3f}',
+          '{:.3f} to {:.3f}'.format(*row['ratio_quartiles'])) for row in rows])
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Measure, print and write."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    if args.batch_size < 1 or args.repeats < 1 or args.warmup < 0 or min(args.grid) < 1:
+        raise ValueError('expected a batch size, repeats and grid of at least 1 and no negative '
+                         f'warm-up, found {args.batch_size}, {args.repeats}, {args.grid} and '
+                         f'{args.warmup}')
+    if not all(0 <= share <= 1 for share in args.shares):
+        raise ValueError(f'expected `--shares` within 0 and 1, found {args.shares}')
+    if torch.device(args.device).type == 'cuda' and not torch.cuda.is_available():
+        raise ValueError(f'expected a CUDA device for `--device` {args.device}, found none')
+    if args.clock == 'cpu' and (args.threads != 1 or args.device != 'cpu'):
+        raise ValueError('expected `--threads 1` on the CPU for `--clock cpu`, found '
+                         f'threads {args.threads} on {args.device}')
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    keep_freed_memory()
+    torch.manual_seed(0)
+    common = dict(batch_size=args.batch_size, device=args.device, dtype=args.dtype,
+                  compile=args.compile, repeats=args.repeats, warmup=args.warmup,
+                  clock=time.thread_time if args.clock == 'cpu' else time.perf_counter)
+    blocks = [profile_block(mode, size, (side, side), **common)
+              for size in args.sizes for side in args.grid for mode in args.modes]
+    if blocks:
+        print(block_table(blocks))
+    backbones = [profile_backbone(size, share, args.image, operator=operator, **common)
+                 for size in args.backbones for operator in args.operators
+                 for share in args.shares]
+    if backbones:
+        print(backbone_table(backbones))
+    result = dict(arguments=vars(args), machine=machine_info(), blocks=blocks,
+                  backbones=backbones)
+    with atomic_write(Path(args.out)) as path:
+        path.write_text(json.dumps(result, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+    main()

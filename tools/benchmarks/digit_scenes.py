@@ -1,0 +1,143 @@
+"""Detection and segmentation on digit scenes, dense against slimmed, in one table.
+
+Mask R-CNN and UPerNet start from a small Swin that was trained on the digits. The slimmed ones
+keep 70 % of the backbone's MACs: search, slimming and training on the scenes take together as
+many iterations as the dense ones are trained. Prints box and mask AP, mIoU, MACs and latency;
+writes table.txt, table.md and summary.json to the work dir.
+
+A second call reuses what is finished, and goes on where one was stopped.
+
+examples:
+    python tools/benchmarks/digit_scenes.py
+    python tools/benchmarks/digit_scenes.py --backbone CHECKPOINT --tasks detection
+"""
+
+import json
+import shlex
+import sys
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from mmkcr.apis.build import load_config
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.digit_scenes import (
+    TASKS,
+    ScenesOptions,
+    ScenesPipeline,
+    check_expected,
+    run_backbone,
+    run_task,
+)
+from mmkcr.apis.jobs import Job, run_jobs
+from mmkcr.apis.launch import check_file
+from mmkcr.apis.machine import machine_info
+from mmkcr.compression import atomic_write
+from mmkcr.datasets.digits import write_digits
+from mmkcr.visualization import format_table
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+COLUMNS = ('model', 'params (k)', 'backbone MACs (M)', 'share', 'box AP', 'mask AP', 'mIoU (%)',
+           'ms / image', 'time')
+NAMES = dict(detection='Mask R-CNN', segmentation='UPerNet')
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('--work-dir', default='work_dirs/digit_scenes',
+                        help='folder for everything that is written (%(default)s)')
+    parser.add_argument('--data-root', default='data/digits',
+                        help='digits; made if they are not there (%(default)s)')
+    parser.add_argument('--backbone', metavar='CHECKPOINT',
+                        help='of kcr-dense_swin-mini_1xb64_digits; default: it is trained')
+    parser.add_argument('--tasks', nargs='+', choices=list(TASKS), default=list(TASKS),
+                        help='rows of the table (both)')
+    parser.add_argument('--seed', type=int, default=0, help='of everything random (%(default)s)')
+    parser.add_argument('--target-macs', default=0.7, metavar='TARGET',
+                        help='of the backbone, as of tools/slim.py (%(default)s)')
+    parser.add_argument('--factor', type=float, default=1., metavar='X',
+                        help='stretch all schedules (%(default)s)')
+    parser.add_argument('--jobs', type=int, default=1,
+                        help='tasks trained at a time, one process each (%(default)s)')
+    return parser
+
+
+def rows_of(result: Mapping[str, Any], latency: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """The two rows of a task, as numbers."""
+    dense = result['rows']['dense']['backbone']['macs']
+    rows = []
+    for name, row in result['rows'].items():
+        metrics = row['metrics']
+        rows.append(dict(
+            task=result['task'], model=name, params=row['params'],
+            backbone_macs=row['backbone']['macs'], share=row['backbone']['macs'] / dense,
+            box_ap=metrics.get('coco/bbox_mAP'), mask_ap=metrics.get('coco/segm_mAP'),
+            miou=metrics.get('mIoU'), ms_per_image=latency[name],
+            time=latency['ratio'] if name == 'slim' else 1., metrics=metrics))
+    return rows
+
+
+def cells_of(row: Mapping[str, Any]) -> List[str]:
+    """A row as text."""
+    def text(key: str, form: str, scale: float = 1.) -> str:
+        return '' if row[key] is None else format(row[key] / scale, form)
+
+    return [f'{NAMES[row["task"]]} {row["model"]}', text('params', '.1f', 1e3),
+            text('backbone_macs', '.2f', 1e6), text('share', '.1%'), text('box_ap', '.3f'),
+            text('mask_ap', '.3f'), text('miou', '.1f'), text('ms_per_image', '.2f'),
+            text('time', '.1%')]
+
+
+def write(folder: Path, rows: Sequence[Mapping[str, Any]], **content: Any) -> str:
+    """Write summary and tables; the table for the terminal."""
+    cells = [cells_of(row) for row in rows]
+    lines = [COLUMNS, [':--'] + ['--:'] * (len(COLUMNS) - 1), *cells]
+    machine = machine_info()
+    title = (f'{content["command"]}; seed {content["options"]["seed"]}; {machine["cpu"]}, '
+             f'{machine["threads"]} threads, torch {machine["torch"]}, mmkcr {machine["mmkcr"]}')
+    texts = {'table.txt': format_table(COLUMNS, cells, title),
+             'table.md': '\n'.join(f'| {" | ".join(line)} |' for line in lines) + f'\n\n{title}',
+             'summary.json': json.dumps(dict(content, machine=machine, rows=rows), indent=1)}
+    for name, text in texts.items():
+        with atomic_write(folder / name) as path:
+            path.write_text(text + '\n')
+    return texts['table.txt']
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run, print and write."""
+    args = make_parser().parse_args(argv)
+    if args.factor <= 0 or args.jobs < 1:
+        raise ValueError('expected `--factor` above 0 and `--jobs` of at least 1, found '
+                         f'{args.factor} and {args.jobs}')
+    check_file(args.backbone, 'a checkpoint')
+    quiet_hosts()
+    began, folder = time.perf_counter(), Path(args.work_dir)
+    if not Path(args.data_root).exists():
+        write_digits(args.data_root)
+    options = ScenesOptions(args.work_dir, str(CONFIGS), args.data_root, args.backbone, args.seed,
+                            args.target_macs, factor=args.factor)
+    backbone, = run_jobs({'backbone': Job(partial(run_backbone, options), 1,
+                                          folder / 'backbone.log')}, 1)
+    results = run_jobs({task: Job(partial(run_task, task, options, backbone['checkpoint']), 6,
+                                  folder / f'{task}.log') for task in args.tasks}, args.jobs)
+    rows = [row for result in results
+            for row in rows_of(result, ScenesPipeline(result['task'], options).latency())]
+    line = shlex.join(['python', 'tools/benchmarks/digit_scenes.py',
+                       *(sys.argv[1:] if argv is None else argv)])
+    seconds = round(time.perf_counter() - began, 1)
+    asked = {**asdict(options), 'configs': 'configs'}
+    print('\n' + write(folder, rows, command=line, options=asked, runs=results,
+                       seconds_of_this_call=seconds))
+    for row in rows if args.factor == 1 else ():
+        config = load_config(CONFIGS / TASKS[row['task']].format(row['model']))
+        for text in check_expected(config, row['metrics']):
+            print(f'notice: {NAMES[row["task"]]} {row["model"]}: {text}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,213 @@
+"""What the KCR regulariser costs: per training step, per refresh, against the paper's form.
+
+1. step: ViT-S at 224 px, one model and optimizer in one process; pairs of steps with and
+   without the term, in alternating order; the ratio of the medians.
+2. refresh: the basis from 50000 x 768 features: seconds, and extra peak memory.
+3. formulation: refresh and batch loss in the paper's own form (C n x m, eigenvectors of an
+   m x m matrix, U n x r) and in ours, at a size where the former fits.
+
+Prints tables; writes OUT.json and OUT.md with hardware and versions. Run it on a quiet machine:
+the load average is part of the record.
+
+example:
+  python tools/benchmarks/kcr_overhead.py --out work_dirs/benchmarks/kcr_overhead
+"""
+
+import json
+import multiprocessing
+import os
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from mmkcr.apis.cli import Parser, command
+from mmkcr.apis.machine import machine_info
+from mmkcr.compression.files import atomic_write
+from mmkcr.evaluation.kernel import MomentAccumulator, leading_basis, truncation_rank
+
+FULL = dict(batch=16, pairs=20, refresh=(50000, 768), paper=(20000, 3000, 384, 64))
+QUICK = dict(batch=1, pairs=2, refresh=(2000, 96), paper=(500, 100, 48, 8))
+
+
+def parse_args(argv: Optional[Sequence[str]]):
+    """Parses the command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('--quick', action='store_true', help='small sizes: whether it runs at all')
+    parser.add_argument('--batch', type=int, help='images a step (default: 16)')
+    parser.add_argument('--pairs', type=int, help='pairs of steps (default: 20)')
+    parser.add_argument('--threads', type=int, default=os.cpu_count(),
+                        help='threads (default: %(default)s)')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks/kcr_overhead'),
+                        help='path of the results without suffix (default: %(default)s)')
+    return parser.parse_args(argv)
+
+
+def build_model(width: int = 384) -> torch.nn.Module:
+    """ViT-S/16 with the KCR term and a basis."""
+    import mmpretrain.models  # noqa: F401
+
+    from mmkcr.models import RegularizedModel
+    classifier = dict(
+        type='mmpretrain.ImageClassifier',
+        backbone=dict(type='mmpretrain.VisionTransformer', arch='deit-small', img_size=224,
+                      patch_size=16),
+        head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=1000,
+                  in_channels=width),
+        data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor'))
+    term = dict(type='mmkcr.KernelComplexityLoss', num_features=width)
+    model = RegularizedModel(classifier, dict(kcr=term))
+    model.regularizers['kcr'].refresh(torch.eye(width), n=50000)
+    return model.train()
+
+
+def measure_steps(batch: int, pairs: int) -> Dict[str, Any]:
+    """Seconds of forward, backward and AdamW with and without the term."""
+    from mmpretrain.structures import DataSample
+    torch.manual_seed(0)
+    model = build_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    images = torch.randn(batch, 3, 224, 224)
+    samples = [DataSample().set_gt_label(i) for i in range(batch)]
+
+    def step(active: bool) -> float:
+        model.regularizers['kcr'].active = active
+        start = time.perf_counter()
+        losses = model(images, samples, mode='loss')
+        loss, _ = model.parse_losses(losses)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert ('loss_kcr' in losses) == active
+        return time.perf_counter() - start
+
+    seconds: Dict[bool, List[float]] = {True: [], False: []}
+    for index in range(-1, pairs):
+        for active in (True, False) if index % 2 else (False, True):
+            elapsed = step(active)
+            if index >= 0:  # the first pair warms up
+                seconds[active].append(elapsed)
+    medians = {key: statistics.median(values) for key, values in seconds.items()}
+    ratios = [a / b for a, b in zip(seconds[True], seconds[False])]
+    quarters = statistics.quantiles(ratios, n=4)
+    return dict(batch=batch, pairs=pairs, seconds_with=medians[True],
+                seconds_without=medians[False], ratio=medians[True] / medians[False],
+                pair_ratio_quartiles=[quarters[0], statistics.median(ratios), quarters[2]])
+
+
+def timed(call: Callable[[], Any], repeats: int = 3) -> Tuple[float, float]:
+    """Median seconds, and MB that the process's peak memory grew in the first call."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds, grown = [], 0.
+    for index in range(repeats):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+        if index == 0:
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return statistics.median(seconds), grown
+
+
+def refresh(features: torch.Tensor, rank: int, batch: int = 256) -> torch.Tensor:
+    """Our refresh, features arriving in batches as from a loader."""
+    accumulator = MomentAccumulator(features.shape[1])
+    for part in features.split(batch):
+        accumulator.add(part)
+    return leading_basis(accumulator.moment(), rank)
+
+
+def measure_refresh(n: int, d: int) -> Dict[str, Any]:
+    """Seconds and extra peak memory of one refresh from (n, d) features."""
+    refresh(torch.randn(64, 8), 2)  # libraries load before the peak is read
+    features = torch.randn(n, d)
+    seconds, megabytes = timed(lambda: refresh(features, truncation_rank(n, d, 0.2)))
+    return dict(n=n, d=d, seconds=seconds, extra_peak_mb=megabytes)
+
+
+def paper_basis(features: torch.Tensor, landmarks: int, rank: int) -> torch.Tensor:
+    """The paper's U~ (n, r): C Q L^{-1/2} with the (m, m) eigenproblem (section 3.2)."""
+    chosen = features[:landmarks]
+    values, vectors = torch.linalg.eigh(chosen @ chosen.T)
+    values, vectors = values.flip(0)[:rank], vectors.flip(1)[:, :rank]
+    return (features @ chosen.T) @ (vectors / values.sqrt())
+
+
+def measure_formulation(form: str, n: int, m: int, d: int, batch: int) -> Dict[str, Any]:
+    """Refresh and batch loss (with gradient) in one of the two forms."""
+    rank = truncation_rank(n, d, 0.2)
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(n, d, generator=generator)
+    basis = paper_basis if form == 'paper' else \
+        (lambda features, landmarks, rank: refresh(features[:landmarks], rank))
+    basis(features[:64], 32, 2)  # libraries load before the peak is read
+    u = features[:, :rank].contiguous()  # a stand-in of U's shape
+    v = torch.eye(d)[:, :rank].contiguous()
+    part = features[:batch].clone().requires_grad_()
+
+    def batch_loss() -> None:
+        if form == 'paper':  # rows of K_n against all n stored features
+            inside = ((part @ features.T / n) @ u) * u[:batch]
+            (part.square().sum() - inside.sum()).backward()
+        else:
+            (part - (part @ v) @ v.T).square().sum().backward()
+
+    seconds, megabytes = timed(lambda: basis(features, m, rank), 1)
+    step_seconds, _ = timed(batch_loss, 5)
+    stored = n * rank + n * d if form == 'paper' else d * rank
+    return dict(form=form, refresh_seconds=seconds, refresh_extra_peak_mb=megabytes,
+                batch_loss_seconds=step_seconds, stored_mb=stored * 4 / 2**20)
+
+
+def in_a_fresh_process(function: Callable, threads: int, *args: Any) -> Dict[str, Any]:
+    """A peak of memory belongs to a process, so each measurement of it gets its own."""
+    with multiprocessing.get_context('spawn').Pool(1, torch.set_num_threads, (threads, )) as pool:
+        return pool.apply(function, args)
+
+
+def tables(result: Dict[str, Any]) -> str:
+    """The results as Markdown."""
+    step, one, (paper, ours) = result['step'], result['refresh'], result['formulation']
+    n, m, d, batch = result['sizes']['paper']
+    host = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
+    lines = [
+        f'{host}', '', '| ViT-S, 224 px | with KCR | without | ratio of medians |',
+        '|---|---|---|---|',
+        f'| step, batch {step["batch"]} | {step["seconds_with"]:.4f} s | '
+        f'{step["seconds_without"]:.4f} s | {step["ratio"]:.4f} |', '',
+        '| refresh | seconds | extra peak memory |', '|---|---|---|',
+        f'| {one["n"]} x {one["d"]} | {one["seconds"]:.3f} s | {one["extra_peak_mb"]:.1f} MB |',
+        '', f'| n {n}, m {m}, d {d}, batch {batch} | paper | ours | ratio |', '|---|---|---|---|']
+    for key, label in (('refresh_seconds', 'refresh, s'),
+                       ('refresh_extra_peak_mb', 'refresh, extra peak MB'),
+                       ('batch_loss_seconds', 'batch loss and gradient, s'),
+                       ('stored_mb', 'stored between refreshes, MB')):
+        ratio = paper[key] / ours[key] if ours[key] else float('inf')
+        lines.append(f'| {label} | {paper[key]:.4g} | {ours[key]:.4g} | {ratio:.4g} |')
+    return '\n'.join(lines) + '\n'
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Measures, prints and writes."""
+    args = parse_args(argv)
+    sizes = dict(QUICK if args.quick else FULL)
+    sizes.update({key: getattr(args, key) for key in ('batch', 'pairs') if getattr(args, key)})
+    torch.set_num_threads(args.threads)
+    result = dict(quick=args.quick, machine=machine_info(), sizes=sizes)
+    result['refresh'] = in_a_fresh_process(measure_refresh, args.threads, *sizes['refresh'])
+    result['formulation'] = [
+        in_a_fresh_process(measure_formulation, args.threads, form, *sizes['paper'])
+        for form in ('paper', 'ours')]
+    result['step'] = measure_steps(sizes['batch'], sizes['pairs'])
+    text = tables(result)
+    print(text)
+    for suffix, content in (('.json', json.dumps(result, indent=2) + '\n'), ('.md', text)):
+        with atomic_write(args.out.with_suffix(suffix)) as path:
+            path.write_text(content)
+
+
+if __name__ == '__main__':
+    main()

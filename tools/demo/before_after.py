@@ -1,0 +1,117 @@
+"""Pictures of what a detector or segmentor sees before and after slimming.
+
+One picture an image: boxes and masks, or class maps, of the dense model and of the slimmed one,
+side by side, with the multiply-accumulates of the backbones.
+
+Examples:
+    python tools/demo/before_after.py \
+        --dense kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes DENSE_CHECKPOINT \
+        --slim kcr-mask-rcnn_swin-mini_slim_1xb8_digit-scenes SLIM_CHECKPOINT \
+        --images data/digits/scenes/images/validation --count 4
+    python tools/demo/before_after.py --dense CONFIG CHECKPOINT --slim CONFIG CHECKPOINT \
+        --structure structure.json --images street.jpg --score-thr 0.5
+"""
+
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from numpy import ndarray
+
+from mmkcr.apis import count_macs, inferencer, model_config
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.models.utils import find_backbone
+from mmkcr.visualization.figures import saved_figure
+
+SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp')
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    for name, what in (('dense', 'the model before slimming'), ('slim', 'the model after it')):
+        parser.add_argument(f'--{name}', nargs=2, required=True, metavar=('CONFIG', 'CHECKPOINT'),
+                            help=f'{what}: config or name, and checkpoint')
+    parser.add_argument('--structure', metavar='FILE',
+                        help="structure file of the slimmed model (its config's)")
+    parser.add_argument('--images', nargs='+', required=True, metavar='PATH',
+                        help='images, or folders with images')
+    parser.add_argument('--count', type=int, metavar='N', help='at most N images (all)')
+    parser.add_argument('--out', default='work_dirs/demo', metavar='DIR',
+                        help='folder of the pictures (%(default)s)')
+    parser.add_argument('--score-thr', type=float, default=0.3,
+                        help='lowest score of a box that is drawn (%(default)s)')
+    parser.add_argument('--device', default='cpu', help='where the models run (%(default)s)')
+    return parser
+
+
+def find_images(paths: Sequence[str], count: Optional[int]) -> List[Path]:
+    """Image files, those of folders in the order of their names.
+
+    Raises:
+        FileNotFoundError: A path is missing, or there is no image.
+        ValueError: ``count`` is not positive.
+    """
+    if count is not None and count < 1:
+        raise ValueError(f'expected `--count` of at least 1, found {count}')
+    found: List[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise FileNotFoundError(f'expected images at `{path}`, found nothing')
+        found += sorted(path.iterdir()) if path.is_dir() else [path]
+    found = [path for path in found if path.suffix.lower() in SUFFIXES]
+    if not found:
+        raise FileNotFoundError(f'expected images ({", ".join(SUFFIXES)}) in '
+                                f'`{" ".join(paths)}`, found none')
+    return found[:count]
+
+
+def load(model: Sequence[str], structure: Optional[str], device: str) -> Any:
+    """The inferencer of a model.
+
+    Raises:
+        ValueError: A model of another task than detection and segmentation.
+    """
+    config = model_config(model[0])
+    if config.get('default_scope') not in ('mmdet', 'mmseg'):
+        raise ValueError('expected a detector or a segmentor, found '
+                         f'`default_scope = {config.get("default_scope")!r}` in `{model[0]}`')
+    return inferencer(config, model[1], structure, device, show_progress=False)
+
+
+def draw(built: Any, images: Sequence[Path], score_thr: float) -> Tuple[List[ndarray], int]:
+    """Images (H, W, 3) in RGB with what a model finds, and its backbone's MACs for the first."""
+    options: Dict[str, Any] = dict(return_vis=True)
+    if built.scope == 'mmdet':
+        options.update(pred_score_thr=score_thr, no_save_pred=True, no_save_vis=True)
+    backbone, shapes = find_backbone(built.model), []
+    hook = backbone.register_forward_pre_hook(
+        lambda _, inputs: shapes.append(tuple(inputs[0].shape[1:])))
+    drawn = [built(str(image), **options)['visualization'] for image in images]
+    hook.remove()
+    drawn = [found[0] if isinstance(found, list) else found for found in drawn]
+    return drawn, count_macs(backbone, shapes[0])
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Load both models, draw, and write the pictures."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    images = find_images(args.images, args.count)
+    models = load(args.dense, None, args.device), load(args.slim, args.structure, args.device)
+    (dense, dense_macs), (slim, slim_macs) = (
+        draw(model, images, args.score_thr) for model in models)
+    titles = (f'dense: {dense_macs / 1e6:.1f} M MACs',
+              f'slimmed: {slim_macs / 1e6:.1f} M MACs ({slim_macs / dense_macs:.0%})')
+    for image, *pictures in zip(images, dense, slim):
+        path = Path(args.out) / f'{image.stem}.png'
+        with saved_figure(path, (8., 4.4), ncols=2) as (_, axes):
+            for axis, picture, title in zip(axes, pictures, titles):
+                axis.imshow(picture)
+                axis.set_title(title)
+                axis.set_axis_off()
+        print(path)
+
+
+if __name__ == '__main__':
+    main()

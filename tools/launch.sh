@@ -1,0 +1,62 @@
+# What the dist_*.sh and slurm_*.sh scripts share; they read it with `.`.
+set -e
+TOOLS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export PYTHONPATH="$TOOLS/..${PYTHONPATH:+:$PYTHONPATH}"
+
+refuse() {  # SENTENCE
+    echo "error: $1" >&2
+    exit 2
+}
+
+usage() {  # ARGUMENTS
+    echo "usage: bash $0 $1" >&2
+    exit 2
+}
+
+number() {  # NAME VALUE
+    [[ $2 =~ ^[0-9]+$ ]] || refuse "expected a whole number as $1, found \`$2\`"
+}
+
+# torchrun, by the interpreter that has torch. Several nodes by NNODES, NODE_RANK, MASTER_ADDR, PORT.
+by_torchrun() {  # PROCESSES SCRIPT ARGUMENTS...
+    local processes=$1 script=$2 name
+    number PROCESSES "$processes"
+    number NNODES "${NNODES:=1}"
+    if [ "$NNODES" -gt 1 ]; then
+        for name in NODE_RANK MASTER_ADDR; do
+            [ -n "${!name}" ] ||
+                refuse "expected $name in the environment for NNODES=$NNODES, found it unset"
+        done
+    fi
+    number NODE_RANK "${NODE_RANK:=0}"
+    number PORT "${PORT:=29500}"
+    [ "$NODE_RANK" -lt "$NNODES" ] ||
+        refuse "expected NODE_RANK below NNODES=$NNODES, found \`$NODE_RANK\`"
+    exec python -m torch.distributed.run \
+        --nnodes="$NNODES" \
+        --node_rank="$NODE_RANK" \
+        --master_addr="${MASTER_ADDR:-127.0.0.1}" \
+        --nproc_per_node="$processes" \
+        --master_port="$PORT" \
+        "$TOOLS/$script" "${@:3}" --launcher pytorch
+}
+
+# srun. Read from the environment: GPUS, GPUS_PER_NODE, CPUS_PER_TASK and SRUN_ARGS;
+# on nodes without GPUs, SRUN_ARGS=--gres=none.
+by_srun() {  # PARTITION JOB_NAME SCRIPT ARGUMENTS...
+    command -v srun > /dev/null || refuse "expected Slurm's \`srun\` on the PATH, found none"
+    number GPUS "${GPUS:=8}"
+    number GPUS_PER_NODE "${GPUS_PER_NODE:=8}"
+    number CPUS_PER_TASK "${CPUS_PER_TASK:=5}"
+    set -x
+    # SRUN_ARGS is several words: not quoted
+    exec srun -p "$1" \
+        --job-name="$2" \
+        --gres=gpu:"$GPUS_PER_NODE" \
+        --ntasks="$GPUS" \
+        --ntasks-per-node="$GPUS_PER_NODE" \
+        --cpus-per-task="$CPUS_PER_TASK" \
+        --kill-on-bad-exit=1 \
+        $SRUN_ARGS \
+        python -u "$TOOLS/$3" "${@:4}" --launcher=slurm
+}

@@ -1,0 +1,86 @@
+"""A study (an ablation table) in one command: trainings, slimmings, evaluations, one table.
+
+The study is a YAML file with named variants, see mmkcr/apis/study.py. Stages that variants
+have in common are run once. Prints the table with mean and standard deviation over the seeds;
+writes table.txt, table.md and summary.json to the work dir.
+
+A second call reuses what is finished, and goes on where one was stopped.
+
+examples:
+    python tools/study.py configs/dcs/digits/dcs-study_ablation.yml --seeds 0 1 2
+    python tools/study.py STUDY.yml --train-slice --epochs-factor 0.5
+"""
+
+import os
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Optional, Sequence
+
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.jobs import Job, run_jobs
+from mmkcr.apis.study import Study, StudyOptions
+from mmkcr.apis.study_pipeline import StudyPipeline, run_study
+from mmkcr.apis.study_report import summarise, table, write_study
+from mmkcr.datasets.digits import write_digits
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('study', help='YAML file')
+    parser.add_argument('--work-dir', help='folder for everything that is written '
+                        '(work_dirs/<name of the study>)')
+    parser.add_argument('--data-root', default='data/digits',
+                        help='digits; made if they are not there (%(default)s)')
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0], metavar='N',
+                        help='one run of everything for each (0)')
+    parser.add_argument('--nets', nargs='+', help="some of the study's networks (all)")
+    parser.add_argument('--epochs-factor', type=float, default=1., metavar='X',
+                        help='stretch all schedules (%(default)s)')
+    parser.add_argument('--train-slice', action='store_true',
+                        help='measure on a fifth of the training digits, which is then not trained '
+                        'on: to choose hyper-parameters without a look at the held-out digits')
+    parser.add_argument('--jobs', type=int, default=min(2, os.cpu_count() or 1),
+                        help='networks trained at a time, one process each (%(default)s)')
+    return parser
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run, print and write."""
+    args = make_parser().parse_args(argv)
+    if args.epochs_factor <= 0 or args.jobs < 1:
+        raise ValueError('expected `--epochs-factor` above 0 and `--jobs` of at least 1, found '
+                         f'{args.epochs_factor} and {args.jobs}')
+    quiet_hosts()
+    study, began = Study(args.study), time.perf_counter()
+    unknown = sorted(set(args.nets or ()) - set(study.nets))
+    if unknown:
+        raise ValueError(f'expected `--nets` among {study.nets}, found `{unknown[0]}`')
+    options = StudyOptions(args.work_dir or f'work_dirs/{study.path.stem}', args.data_root,
+                           args.epochs_factor, args.train_slice)
+    if not Path(args.data_root).exists():
+        write_digits(args.data_root)
+    results = run_jobs(_jobs(study, args.nets or study.nets, args.seeds, options), args.jobs)
+    rows, seconds = summarise(study, results), round(time.perf_counter() - began, 1)
+    asked = {**asdict(options), 'seeds': args.seeds}
+    write_study(Path(options.work_dir), study, rows, results, asked, seconds_of_this_call=seconds)
+    print(f'\n{table(study, rows)}\n{seconds:.0f} s; summary.json, table.txt and table.md: '
+          f'{options.work_dir}')
+
+
+def _jobs(study: Study, nets: Sequence[str], seeds: Sequence[int], options: StudyOptions) -> dict:
+    jobs = {}
+    for seed in seeds:
+        for net in nets:
+            pipeline = StudyPipeline(study, net, seed, options)
+            jobs[pipeline.name] = Job(
+                partial(run_study, str(study.path), net, seed, options), study.steps(),
+                pipeline.folder.with_name(f'{pipeline.folder.name}.log'))
+    return jobs
+
+
+if __name__ == '__main__':
+    main()

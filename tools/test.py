@@ -1,0 +1,149 @@
+"""Test a model: evaluate a checkpoint on the test set of its config.
+
+Examples:
+    python tools/test.py CONFIG CHECKPOINT
+    python tools/test.py CONFIG CHECKPOINT --out results.json --out-item metrics
+"""
+
+from typing import Any, Optional, Sequence
+
+import mmengine
+from mmengine.config import Config, ConfigDict
+from mmengine.evaluator import DumpResults
+
+from mmkcr.apis.build import load_config
+from mmkcr.apis.cli import Parser, command
+from mmkcr.apis.launch import (
+    add_common_arguments,
+    apply_common_arguments,
+    build_runner,
+    check_file,
+    nothing_written_before_start,
+    set_dataloader_defaults,
+)
+from mmkcr.datasets.data_check import check_data_folders
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('config', help='config of the test')
+    parser.add_argument('checkpoint', help='checkpoint of the model')
+    parser.add_argument('--out', help='file for predictions (.pkl) or metrics')
+    parser.add_argument('--out-item', choices=['metrics', 'pred'],
+                        help='what to write to --out (pred)')
+    parser.add_argument('--show-dir', help='folder for images of the predictions')
+    parser.add_argument('--show', action='store_true', help='show predictions in a window')
+    parser.add_argument('--interval', type=int, default=1,
+                        help='show every n-th image (%(default)s)')
+    parser.add_argument('--wait-time', type=float, default=2,
+                        help='seconds that a window stays (%(default)s)')
+    parser.add_argument('--tta', action='store_true',
+                        help="test-time augmentation: the config's `tta_model` and "
+                        '`tta_pipeline`, for a classifier by default flips')
+    add_common_arguments(parser)
+    return parser
+
+
+def merge_args(config: Config, args: Any) -> Config:
+    """Put the arguments into the config.
+
+    Args:
+        config (Config): Changed in place.
+        args (Namespace): Of :func:`make_parser`.
+
+    Raises:
+        ValueError: An argument does not fit the config or the machine.
+    """
+    apply_common_arguments(config, args)
+    config.load_from, config.resume = args.checkpoint, False
+    if args.amp:
+        config.test_cfg.fp16 = True
+    if args.show or args.show_dir is not None:
+        show_predictions(config, args)
+    if args.tta:
+        augment_tests(config)
+    set_dataloader_defaults(config, ('test_dataloader', ), pin_memory=not args.no_pin_memory)
+    if args.cfg_options is not None:
+        config.merge_from_dict(args.cfg_options)
+    return config
+
+
+def show_predictions(config: Config, args: Any) -> None:
+    """Switch the visualisation hook of the task's library on.
+
+    Args:
+        config (Config): Changed in place.
+        args (Namespace): Of :func:`make_parser`.
+
+    Raises:
+        ValueError: The config has no visualisation hook.
+    """
+    hook = (config.get('default_hooks') or {}).get('visualization')
+    if hook is None:
+        raise ValueError('expected `visualization` in the `default_hooks` of the config for '
+                         '`--show` and `--show-dir`, found none')
+    classifies = config.get('default_scope') == 'mmpretrain'
+    hook.update({'enable' if classifies else 'draw': True}, show=args.show,
+                wait_time=args.wait_time, interval=args.interval)
+    if args.show_dir is not None and config.get('default_scope') == 'mmseg':
+        config.visualizer.save_dir = args.show_dir
+    elif args.show_dir is not None:
+        hook['out_dir' if classifies else 'test_out_dir'] = args.show_dir
+
+
+def augment_tests(config: Config) -> None:
+    """Wrap the model and the transforms for test-time augmentation.
+
+    Args:
+        config (Config): Changed in place.
+
+    Raises:
+        ValueError: The config of a task other than classification has no
+            ``tta_model`` or ``tta_pipeline``.
+    """
+    dataset = config.test_dataloader.dataset
+    while 'pipeline' not in dataset:
+        dataset = dataset.dataset
+    if config.get('default_scope') == 'mmpretrain':
+        config.setdefault('tta_model', ConfigDict(type='mmpretrain.AverageClsScoreTTA'))
+        flips = [[dict(type='RandomFlip', prob=1.), dict(type='RandomFlip', prob=0.)],
+                 [dataset.pipeline[-1]]]
+        config.setdefault('tta_pipeline', [*dataset.pipeline[:-1],
+                                           dict(type='TestTimeAug', transforms=flips)])
+    missing = [key for key in ('tta_model', 'tta_pipeline') if key not in config]
+    if missing:
+        raise ValueError(f'expected `{missing[0]}` in the config for `--tta`, found none')
+    config.model = ConfigDict(**config.tta_model, module=config.model)
+    dataset.pipeline = config.tta_pipeline
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Check, build and test."""
+    args = make_parser().parse_args(argv)
+    if args.out is None and args.out_item is not None:
+        raise ValueError('expected `--out` with the file to write beside `--out-item`, found none')
+    predictions = args.out is not None and args.out_item != 'metrics'
+    if predictions and not args.out.endswith(('.pkl', '.pickle')):
+        raise ValueError(f'expected a .pkl file for predictions, found `--out {args.out}`')
+    config = load_config(args.config)
+    if config.get('test_cfg') is None:
+        raise ValueError(f'expected a config with a `test_cfg`, found `{args.config}` without')
+    config = merge_args(config, args)
+    check_file(args.checkpoint, 'a checkpoint')
+    check_data_folders(config, ('test_dataloader', ))
+    with nothing_written_before_start(config.work_dir) as start:
+        runner = build_runner(config)
+        runner.register_hook(start)
+        runner.register_hook(dict(type='mmkcr.CheckpointGuardHook', complete=True))
+        runner.register_hook(dict(type='mmkcr.ClassCheckHook'))
+        if predictions:
+            runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
+        metrics = runner.test()
+    if args.out and not predictions:
+        mmengine.dump(metrics, args.out)
+
+
+if __name__ == '__main__':
+    main()

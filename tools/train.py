@@ -1,0 +1,94 @@
+"""Train a model: a search, a retraining, or any config of mmpretrain, mmdet or mmseg.
+
+Examples:
+    python tools/train.py CONFIG
+    python tools/train.py CONFIG --resume --cfg-options train_dataloader.batch_size=32
+    bash tools/dist_train.sh CONFIG 8 --amp
+"""
+
+from typing import Any, Optional, Sequence
+
+from mmengine.config import Config
+
+from mmkcr.apis.build import load_config
+from mmkcr.apis.cli import Parser, command
+from mmkcr.apis.launch import (
+    add_common_arguments,
+    apply_common_arguments,
+    build_runner,
+    check_file,
+    nothing_written_before_start,
+    optim_wrapper_parts,
+    set_dataloader_defaults,
+)
+from mmkcr.datasets.data_check import check_data_folders
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('config', help='config of the training')
+    parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT',
+                        help='go on from a checkpoint, without a value from the latest one of the '
+                        'work directory')
+    parser.add_argument('--no-validate', action='store_true',
+                        help='do not evaluate during training')
+    parser.add_argument('--auto-scale-lr', action='store_true',
+                        help='scale the learning rate by the actual over the original batch size')
+    parser.add_argument('--no-persistent-workers', action='store_true',
+                        help='start data-loading workers anew in every epoch')
+    add_common_arguments(parser)
+    return parser
+
+
+def merge_args(config: Config, args: Any) -> Config:
+    """Put the arguments into the config.
+
+    Args:
+        config (Config): Changed in place.
+        args (Namespace): Of :func:`make_parser`.
+
+    Raises:
+        ValueError: An argument does not fit the config or the machine.
+    """
+    if args.no_validate:
+        config.val_cfg = config.val_dataloader = config.val_evaluator = None
+    apply_common_arguments(config, args)
+    for part in optim_wrapper_parts(config) if args.amp else ():
+        part.type = 'AmpOptimWrapper'
+        part.setdefault('loss_scale', 'dynamic')
+    if args.resume is not None:
+        config.resume = True
+        config.load_from = None if args.resume == 'auto' else args.resume
+    if args.auto_scale_lr:
+        if 'base_batch_size' not in (config.get('auto_scale_lr') or {}):
+            raise ValueError('expected `auto_scale_lr = dict(base_batch_size=...)` in the config '
+                             'for `--auto-scale-lr`, found none')
+        config.auto_scale_lr.enable = True
+    set_dataloader_defaults(
+        config, ('train_dataloader', 'val_dataloader', 'test_dataloader'),
+        pin_memory=not args.no_pin_memory, persistent_workers=not args.no_persistent_workers)
+    if args.cfg_options is not None:
+        config.merge_from_dict(args.cfg_options)
+    return config
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Check, build and train."""
+    args = make_parser().parse_args(argv)
+    config = merge_args(load_config(args.config), args)
+    if config.get('train_cfg') is None:
+        raise ValueError(f'expected a config with a `train_cfg`, found `{args.config}` without')
+    check_file(config.get('load_from'), 'a checkpoint')
+    check_data_folders(config, ('train_dataloader', 'val_dataloader'))
+    with nothing_written_before_start(config.work_dir) as start:
+        runner = build_runner(config)
+        runner.register_hook(start)
+        runner.register_hook(dict(type='mmkcr.CheckpointGuardHook'))
+        runner.register_hook(dict(type='mmkcr.ClassCheckHook'))
+        runner.train()
+
+
+if __name__ == '__main__':
+    main()
