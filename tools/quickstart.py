@@ -12,7 +12,6 @@ examples:
     python tools/quickstart.py --work-dir work_dirs/quickstart --seeds 0 1 2
 """
 
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.quickstart_config import QuickstartOptions
 from mmkcr.apis.quickstart_jobs import measure_latencies, run_pipelines
 from mmkcr.apis.quickstart_report import plot_all, summarise, table, verdict, write_summary
+from mmkcr.apis.run_settings import add_run_arguments, check_run_arguments
 from mmkcr.compression import atomic_write
 from mmkcr.datasets.digits import write_digits
 
@@ -33,22 +33,12 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('--work-dir', default='work_dirs/quickstart',
                         help='folder for everything that is written (%(default)s)')
-    parser.add_argument('--data-root', default='data/digits',
-                        help='digits; made if they are not there (%(default)s)')
-    parser.add_argument('--seeds', type=int, nargs='+', default=[0], metavar='N',
-                        help='one run of everything for each (0)')
     parser.add_argument('--archs', nargs='+', default=['vit-mini', 'swin-mini'],
                         choices=['vit-mini', 'swin-mini'], help='networks (both)')
     parser.add_argument('--target-macs', default=0.8, metavar='TARGET',
                         help='as of tools/slim.py (%(default)s of the dense model)')
     parser.add_argument('--divisor', type=int, default=8, help='as of tools/slim.py (%(default)s)')
-    parser.add_argument('--epochs-factor', type=float, default=1., metavar='X',
-                        help='stretch all schedules (%(default)s)')
-    parser.add_argument('--train-slice', action='store_true',
-                        help='measure on a fifth of the training digits, which is then not trained '
-                        'on: to choose hyper-parameters without a look at the held-out digits')
-    parser.add_argument('--jobs', type=int, default=min(2, os.cpu_count() or 1),
-                        help='networks trained at a time, one process each (%(default)s)')
+    add_run_arguments(parser)
     return parser
 
 
@@ -56,9 +46,7 @@ def make_parser() -> Parser:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run, print, write and draw."""
     args = make_parser().parse_args(argv)
-    if args.epochs_factor <= 0 or args.jobs < 1:
-        raise ValueError('expected `--epochs-factor` above 0 and `--jobs` of at least 1, found '
-                         f'{args.epochs_factor} and {args.jobs}')
+    check_run_arguments(args)
     quiet_hosts()
     began, folder = time.perf_counter(), Path(args.work_dir)
     if not Path(args.data_root).exists():

@@ -1,9 +1,44 @@
-"""What a job of several trainings changes in every config: seed, length, data, logging."""
+"""What a job of several trainings takes as arguments and changes in every config."""
 
+import argparse
+import os
 from typing import Any, Dict, Mapping
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that every job of several trainings has.
+
+    Args:
+        parser (ArgumentParser): Changed in place.
+    """
+    parser.add_argument('--data-root', default='data/digits',
+                        help='digits; made if they are not there (%(default)s)')
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0], metavar='N',
+                        help='one run of everything for each (0)')
+    parser.add_argument('--epochs-factor', type=float, default=1., metavar='X',
+                        help='stretch all schedules (%(default)s)')
+    parser.add_argument('--train-slice', action='store_true',
+                        help='measure on a fifth of the training digits, which is then not trained '
+                        'on: to choose hyper-parameters without a look at the held-out digits')
+    parser.add_argument('--jobs', type=int, default=min(2, os.cpu_count() or 1),
+                        help='networks trained at a time, one process each (%(default)s)')
+
+
+def check_run_arguments(args: argparse.Namespace) -> None:
+    """Refuse arguments of :func:`add_run_arguments` that cannot be.
+
+    Args:
+        args (Namespace): Parsed.
+
+    Raises:
+        ValueError: A factor or a number of jobs out of range.
+    """
+    if args.epochs_factor <= 0 or args.jobs < 1:
+        raise ValueError('expected `--epochs-factor` above 0 and `--jobs` of at least 1, found '
+                         f'{args.epochs_factor} and {args.jobs}')
 
 
 def prepare_run(config: Config, seed: int, epochs_factor: float = 1.,
