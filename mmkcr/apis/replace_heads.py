@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 import torch
+from mmengine.dist import get_world_size
 from torch import Tensor, nn
 
 from mmkcr.compression import Structure, count_params
@@ -48,13 +49,18 @@ def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, see
         distributed (bool): Every rank takes its share. Defaults to False.
 
     Raises:
-        ValueError: As :func:`replaceable_backbone`, or fewer than two images.
+        ValueError: As :func:`replaceable_backbone`, fewer than two images, or fewer than
+            processes.
     """
     backbone, loader = replaceable_backbone(model), split_loader(config, 'train')
     total = len(loader.dataset)
     if images is not None and images < 2:
         raise ValueError(f'expected at least two images to score, found {images}')
     count = total if images is None else min(images, total)
+    world = get_world_size() if distributed else 1
+    if count < world:
+        raise ValueError(f'expected at least one image for each of {world} processes, found '
+                         f'{count}')
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
     batches = share_of_rank(loader.dataset, sorted(drawn), loader, distributed)
     return head_statistics(model, backbone.attentions(), batches, distributed)

@@ -1,8 +1,13 @@
 """score_heads.py: from a checkpoint to a structure file and weights that a config trains from."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.runner import save_checkpoint
@@ -85,12 +90,49 @@ def test_from_checkpoint_to_a_training(load_tool, roots, dense, tmp_path, capsys
 @pytest.mark.parametrize('arguments, message', [
     (['--replace', '9', '--images', '4'], '0 to 8 blocks to replace, found 9'),
     (['--images', '1'], 'at least two images'),
-    (['--launcher', 'pytorch'], 'torch.distributed.run'),
+    (['--launcher', 'pytorch'], 'the environment variable `RANK`'),
 ])
-def test_bad_input_is_one_sentence(load_tool, arguments, message, roots, dense, tmp_path, capsys):
+def test_bad_input_is_one_sentence(load_tool, arguments, message, roots, dense, tmp_path, capsys,
+                                   monkeypatch):
+    monkeypatch.delenv('RANK', raising=False)
     tool = load_tool('analysis_tools/score_heads')
     with pytest.raises(SystemExit) as stop:
         tool.main([CONFIG, dense[1], '--out', str(tmp_path / 'out'), *arguments, *roots])
     error = capsys.readouterr().err.strip().splitlines()
     assert stop.value.code == 1 and message in error[-1] and error[-1].startswith('error: ')
     assert not (tmp_path / 'out').exists()
+
+
+def test_too_many_are_refused_before_the_data_is_read(load_tool, dense, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        load_tool('analysis_tools/score_heads').main(
+            [CONFIG, dense[1], '--replace', '33', '--scattered', '--cfg-options',
+             f'train_dataloader.dataset.data_root={tmp_path / "none"}'])
+    assert '0 to 32 heads to replace, found 33' in capsys.readouterr().err
+
+
+def test_two_processes_are_one(load_tool, roots, dense, tmp_path):
+    """Started as dist_train.sh starts a training; 13 images go to one process, 12 to the other."""
+
+    def arguments(name):
+        return [CONFIG, dense[1], '--images', '25', '--replace', '4', '--out', str(tmp_path / name)]
+
+    load_tool('analysis_tools/score_heads').main([*arguments('one'), *roots])
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = str(free.getsockname()[1])
+    path = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
+    script = f'. {REPO}/tools/launch.sh; by_torchrun 2 analysis_tools/score_heads.py "$@"'
+    run = subprocess.run(['bash', '-c', script, '-', *arguments('two'), *roots],
+                         env=dict(os.environ, PORT=port, PATH=path, OMP_NUM_THREADS='1'),
+                         capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.count('layers.7.attn') == 1  # one of the two prints
+    names = ('one', 'two')
+    one, two = (json.loads((tmp_path / name / 'scores.json').read_text()) for name in names)
+    for site, score in one.pop('scores').items():
+        np.testing.assert_allclose(two['scores'][site], score, rtol=1e-9)
+    del two['scores']
+    assert one == two and one['images'] == 25
+    kept = [Structure.load(tmp_path / name / 'structure.json').sites for name in names]
+    assert kept[0] == kept[1]

@@ -21,11 +21,12 @@ from typing import Any, Dict, Optional, Sequence
 
 import torch
 from mmengine.config import DictAction
-from mmengine.dist import infer_launcher, init_dist, is_main_process
+from mmengine.dist import init_dist, is_distributed, is_main_process
 from mmengine.registry import init_default_scope
 
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config, load_weights
 from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.processes import join_processes
 from mmkcr.apis.replace_heads import (
     SELECTIONS,
     replaceable_backbone,
@@ -79,11 +80,10 @@ def _table(scores: Dict[str, torch.Tensor]) -> str:
 
 def _measure(args: Any, config: Any, model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     distributed = args.launcher != 'none'
-    if distributed and infer_launcher() == 'none':
-        raise ValueError(f'expected to be started by `{args.launcher}` (such as python -m '
-                         'torch.distributed.run), found no such environment')
-    if distributed:
-        init_dist(args.launcher, backend='nccl' if 'cuda' in args.device else 'gloo')
+    config.launcher = args.launcher
+    join_processes(config)
+    if distributed and not is_distributed():
+        init_dist(args.launcher)
     device = torch.device(args.device)
     if device.type == 'cuda' and distributed:
         device = torch.device('cuda', torch.cuda.current_device())
@@ -105,6 +105,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         content = load_weights(model, args.checkpoint)
     else:
         model.init_weights()
+    # refused before the pass over the data, not after it
+    heads = {site: torch.zeros(attn.num_heads) for site, attn in backbone.attentions().items()}
+    select_heads(heads, args.replace or 0, args.which, not args.scattered)
     scores = _measure(args, config, model)
     kept = select_heads(scores, args.replace or 0, args.which, not args.scattered, args.seed)
     if not is_main_process():
