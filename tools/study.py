@@ -11,7 +11,6 @@ examples:
     python tools/study.py STUDY.yml --train-slice --epochs-factor 0.5
 """
 
-import os
 import time
 from dataclasses import asdict
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Optional, Sequence
 
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.jobs import Job, run_jobs
+from mmkcr.apis.run_settings import add_run_arguments, check_run_arguments
 from mmkcr.apis.study import Study, StudyOptions
 from mmkcr.apis.study_pipeline import StudyPipeline, run_study
 from mmkcr.apis.study_report import summarise, table, write_study
@@ -32,18 +32,10 @@ def make_parser() -> Parser:
     parser.add_argument('study', help='YAML file')
     parser.add_argument('--work-dir', help='folder for everything that is written '
                         '(work_dirs/<name of the study>)')
-    parser.add_argument('--data-root', default='data/digits',
-                        help='digits; made if they are not there (%(default)s)')
-    parser.add_argument('--seeds', type=int, nargs='+', default=[0], metavar='N',
-                        help='one run of everything for each (0)')
     parser.add_argument('--nets', nargs='+', help="some of the study's networks (all)")
-    parser.add_argument('--epochs-factor', type=float, default=1., metavar='X',
-                        help='stretch all schedules (%(default)s)')
-    parser.add_argument('--train-slice', action='store_true',
-                        help='measure on a fifth of the training digits, which is then not trained '
-                        'on: to choose hyper-parameters without a look at the held-out digits')
-    parser.add_argument('--jobs', type=int, default=min(2, os.cpu_count() or 1),
-                        help='networks trained at a time, one process each (%(default)s)')
+    parser.add_argument('--rows', nargs='+', metavar='NAME',
+                        help="some of the study's rows, and only the stages that they need (all)")
+    add_run_arguments(parser)
     return parser
 
 
@@ -51,16 +43,15 @@ def make_parser() -> Parser:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run, print and write."""
     args = make_parser().parse_args(argv)
-    if args.epochs_factor <= 0 or args.jobs < 1:
-        raise ValueError('expected `--epochs-factor` above 0 and `--jobs` of at least 1, found '
-                         f'{args.epochs_factor} and {args.jobs}')
+    check_run_arguments(args)
     quiet_hosts()
-    study, began = Study(args.study), time.perf_counter()
+    study, began = Study(args.study, args.rows), time.perf_counter()
     unknown = sorted(set(args.nets or ()) - set(study.nets))
     if unknown:
         raise ValueError(f'expected `--nets` among {study.nets}, found `{unknown[0]}`')
     options = StudyOptions(args.work_dir or f'work_dirs/{study.path.stem}', args.data_root,
-                           args.epochs_factor, args.train_slice)
+                           args.epochs_factor, args.train_slice,
+                           args.rows and tuple(args.rows))
     if not Path(args.data_root).exists():
         write_digits(args.data_root)
     results = run_jobs(_jobs(study, args.nets or study.nets, args.seeds, options), args.jobs)

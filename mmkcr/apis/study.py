@@ -29,7 +29,7 @@ is.
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 
@@ -74,12 +74,14 @@ class StudyOptions:
         epochs_factor (float): Schedules are stretched by it. Defaults to 1.
         train_slice (bool): See :func:`~mmkcr.apis.run_settings.hold_out_of_train`.
             Defaults to False.
+        rows (tuple[str], optional): See :class:`Study`. Defaults to None: all.
     """
 
     work_dir: str
     data_root: str = 'data/digits'
     epochs_factor: float = 1.
     train_slice: bool = False
+    rows: Optional[Tuple[str, ...]] = None
 
 
 class Study:
@@ -87,14 +89,16 @@ class Study:
 
     Args:
         path (str | Path): The file.
+        rows (Sequence[str], optional): Some of its rows; only stages that they
+            need are left. Defaults to None: all.
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: Unknown keys, stages or measures, or a stage that starts
-            from a later one.
+        ValueError: Unknown keys, stages, measures or rows, or a stage that
+            starts from a later one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rows: Optional[Sequence[str]] = None) -> None:
         content = load_config(path)._cfg_dict.to_dict()
         _check_keys(content, _STUDY, 'the study', {'nets', 'stages', 'rows'})
         self.path = Path(path)
@@ -112,6 +116,8 @@ class Study:
         for name, row in self.rows.items():
             _check_keys(row, _ROW, f'row `{name}`', {'config', 'weights'})
             self._check_references(f'row `{name}`', row, list(self.stages))
+        if rows is not None:
+            self._keep(rows)
 
     def kind(self, stage: str) -> str:
         """'train', 'slim' or 'call'."""
@@ -124,6 +130,18 @@ class Study:
     def steps(self) -> int:
         """Stages and evaluations of one network with one seed."""
         return len(self.stages) + len(self.rows)
+
+    def _keep(self, rows: Sequence[str]) -> None:
+        unknown = sorted(set(rows) - set(self.rows))
+        if unknown or not rows:
+            raise ValueError(f'expected rows among {list(self.rows)} of {self.path}, found '
+                             + (f'`{unknown[0]}`' if unknown else 'none'))
+        self.rows = {name: row for name, row in self.rows.items() if name in rows}
+        needed = {row['weights'] for row in self.rows.values()}
+        for name in reversed(list(self.stages)):  # a stage begins with earlier ones
+            if name in needed:
+                needed |= {self.stages[name].get(key) for key in ('start', 'slim')}
+        self.stages = {name: stage for name, stage in self.stages.items() if name in needed}
 
     def _check_references(self, where: str, entry: Mapping, known: Sequence[str]) -> None:
         for key in ('start', 'slim', 'weights'):

@@ -112,4 +112,4 @@ class StudyPipeline(StagedPipeline):
 
 def run_study(path: str, net: str, seed: int, options: StudyOptions, say: Say) -> Dict[str, Any]:
     """Run one network and seed of a study; see :class:`StudyPipeline`."""
-    return StudyPipeline(Study(path), net, seed, options, say).run()
+    return StudyPipeline(Study(path, options.rows), net, seed, options, say).run()

@@ -129,17 +129,30 @@ def test_the_command(folder, study, results, capfd):
     spec = importlib.util.spec_from_file_location('study', REPO / 'tools' / 'study.py')
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    content = dict(CONTENT, stages=dict(dense=CONTENT['stages']['dense']),
-                   rows=dict(dense=CONTENT['rows']['dense']))
-    file = write(folder / 'one.yml', **content)
+    file = write(folder / 'one.yml')
     tool.main([str(file), '--work-dir', str(folder / 'work'), '--data-root',
-               str(folder / 'digits'), '--epochs-factor', '0.0625', '--jobs', '1'])
+               str(folder / 'digits'), '--epochs-factor', '0.0625', '--jobs', '1',
+               '--rows', 'dense'])
     summary = json.loads((folder / 'work' / 'summary.json').read_text())
     assert summary['rows'][0]['std']['accuracy/top1'] is None
     assert summary['runs'][0]['rows']['dense'] == results[0]['rows']['dense']
     assert summary['machine']['torch'] == torch.__version__ and summary['study'] == 'one.yml'
     assert (folder / 'work' / 'table.md').read_text().count('\n') == 3
     assert 'plain' in capfd.readouterr().out
+
+
+def test_some_rows_have_the_stages_that_they_need(study, options, results):
+    assert list(Study(study.path, ['slim', 'dense']).stages) == ['dense', 'search', 'slim', 'again']
+    some = Study(study.path, ['slim'])
+    assert list(some.stages) == ['search', 'slim', 'again']
+    # they are those of the whole study: nothing is done again
+    said = []
+    found = StudyPipeline(some, 'swin-mini', 0, options, lambda *news: said.append(news)).run()
+    assert found['rows'] == {'slim': results[0]['rows']['slim']} and said
+    assert not [news for news in said if news[4] is not None], 'an epoch was trained again'
+    for rows, wrong in ((['slim', 'no'], '`no`'), ([], 'none')):
+        with pytest.raises(ValueError, match=f'rows among .*heavy.* found {wrong}'):
+            Study(study.path, rows)
 
 
 @pytest.mark.parametrize('changes, message', [
