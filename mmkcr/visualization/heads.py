@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Mapping, Optional, Sequence, Union
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from .figures import saved_figure
 from .masks import as_grid
@@ -27,11 +28,13 @@ def plot_head_scores(scores: Mapping[str, Sequence[float]], path: Union[str, Pat
     with saved_figure(path, (width, 1.4 + 0.26 * len(values))) as (figure, axes):
         image = axes.imshow(grid, aspect='auto', interpolation='nearest', cmap='viridis')
         axes.set_yticks(range(len(values)), list(values), fontsize='x-small')
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel='head, by score', title=title)
-        figure.colorbar(image, ax=axes, label='standard deviation over images')
+        figure.colorbar(image, ax=axes, label='score (standard deviation over images)')
         if kept is not None:
             marks = [(column, row) for row, (site, order) in enumerate(orders.items())
                      for column, head in enumerate(order)
                      if int(head) not in set(map(int, kept[site]))]
             if marks:
-                axes.plot(*zip(*marks), 'x', color='white', markersize=4)
+                axes.set_xlabel('head, by score; dots: replaced')
+                axes.plot(*zip(*marks), 'o', color='white', markeredgecolor='black', markersize=5)

@@ -18,6 +18,7 @@ from mmkcr.registry import MODELS
 DWCONV = [path for path in CONFIGS if path.startswith('configs/dwconv/')]
 CLASSIFIERS = [path for path in DWCONV if '/segmentation/' not in path]
 SEGMENTORS = [path for path in DWCONV if '/segmentation/' in path]
+SMALL = [path for path in DWCONV if 'vit-octo' in path]
 STAGES = ('pretrain', 'dense', 'replace', 'search', 'deploy', 'retrain')
 
 
@@ -26,7 +27,7 @@ def stage_of(path):
 
 
 def test_found():
-    assert len(CLASSIFIERS) == 16 and len(SEGMENTORS) == 19
+    assert len(CLASSIFIERS) == 16 and len(SEGMENTORS) == 19 and len(SMALL) == 10
     foundation = {Path(path).stem.split('_')[1] for path in DWCONV} - {'vit-octo'}
     assert foundation == {f'{kind}-vit-{size}' for kind in ('dinov2', 'mae', 'clip')
                           for size in ('base', 'large')}
@@ -108,8 +109,7 @@ def test_second_fine_tuning_is_half_as_long(path, load):
         assert config.load_from == f'work_dirs/{dense}/slim/subnet.pth'
 
 
-@pytest.mark.parametrize('path', [path for path in DWCONV if 'vit-octo' in path],
-                         ids=lambda path: Path(path).stem)
+@pytest.mark.parametrize('path', SMALL, ids=lambda path: Path(path).stem)
 def test_small_runs_are_built_with_optimizers_and_hooks(path, load, replaced, tmp_path, digits,
                                                         monkeypatch):
     from mmkcr.apis.run_settings import move_data
