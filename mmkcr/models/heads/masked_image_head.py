@@ -92,7 +92,10 @@ class MaskedImageHead(nn.Module):
     def normalised(self, images: Tensor) -> Tensor:
         """Images less the mean, over the standard deviation, of the window around each pixel."""
         def average(x: Tensor) -> Tensor:
-            return F.avg_pool2d(x, self.window, 1, self.window // 2, count_include_pad=False)
+            for side in ((self.window, 1), (1, self.window)):  # 2 x 47 additions, not 47 x 47
+                x = F.avg_pool2d(x, side, 1, tuple(length // 2 for length in side),
+                                 count_include_pad=False)
+            return x
 
         mean = average(images)
         variance = (average(images.square()) - mean.square()).clamp(min=0)
