@@ -117,8 +117,8 @@ class LiteMLA(BaseModule):
 
     def _masked(self, mask: Tensor, x: Tensor) -> Tensor:
         """One mask (B, C, H, W) for every scale of x (B, S H, d, N)."""
-        mask = mask.flatten(2).unflatten(1, (-1, self.head_dim))
-        return x * mask.repeat(1, 1 + len(self.aggreg), 1, 1)
+        mask = mask.flatten(2).unflatten(1, (1, -1, self.head_dim))
+        return (x.unflatten(1, (1 + len(self.aggreg), -1)) * mask).flatten(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Normalised linear attention, (B, S H, d, N) each and in total."""
