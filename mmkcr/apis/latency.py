@@ -147,17 +147,19 @@ def scatter_gates(supernet: nn.Module, seed: int = 0) -> None:
     """Set the gates so that every site keeps the same share, of channels at random.
 
     Slimmed to a target, the supernet then gives a subnet with one keep ratio
-    everywhere whose kept channels lie scattered, as those of a search do.
+    everywhere whose kept channels lie scattered, as those of a search do. Gates
+    with options are left alone: which units they keep is random as they are made.
 
     Args:
-        supernet (nn.Module): With gates that have an ``alpha``; changed in
+        supernet (nn.Module): With gates that have learned nothing; changed in
             place.
         seed (int): Of the choice. Defaults to 0.
     """
     generator = torch.Generator().manual_seed(seed)
     for gate in find_backbone(supernet).gates().values():
-        ranks = torch.randperm(gate.total, generator=generator)
-        gate.alpha.data.copy_(1 - (ranks + 0.5) / gate.total)
+        if gate.options() is None:
+            ranks = torch.randperm(gate.total, generator=generator)
+            gate.alpha.data.copy_(1 - (ranks + 0.5) / gate.total)
 
 
 def keep_share(structure: Structure) -> float:

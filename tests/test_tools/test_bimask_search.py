@@ -1,11 +1,15 @@
-"""bimask_search.py: masks of checkpoints, widths of a structure, refusals."""
+"""bimask_search.py, search_speed.py and latency.py on a tiny bi-mask search."""
 
+import json
+
+import pytest
 import torch
 
 from mmkcr.apis import slim
 from mmkcr.apis.build import build_model, load_config
 
 TOOL = 'analysis_tools/bimask_search'
+SPEED = 'benchmarks/search_speed'
 CONFIG = """
 default_scope = 'mmpretrain'
 custom_imports = dict(imports=['mmkcr'])
@@ -18,12 +22,19 @@ model = dict(
                       arch=dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=32),
                       gates=dict(type='mmkcr.BiMaskGate')),
         head=dict(type='LinearClsHead', num_classes=10, in_channels=16)))
+optim_wrapper = dict(
+    constructor='mmkcr.JointOptimWrapperConstructor', optimizer=dict(type='AdamW', lr=1e-3))
 """
 
 
-def test_search_and_structure(run_tool, refused, tmp_path):
-    config = tmp_path / 'bimask-search.py'
-    config.write_text(CONFIG)
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / 'bimask-search.py'
+    path.write_text(CONFIG)
+    return path
+
+
+def test_search_and_structure(run_tool, refused, config, tmp_path):
     model = build_model(load_config(config))
     torch.save(dict(state_dict=model.state_dict()), tmp_path / 'epoch_1.pth')
     for gate in model.gates().values():  # the second checkpoint is of a sliced network
@@ -39,3 +50,31 @@ def test_search_and_structure(run_tool, refused, tmp_path):
     kept = len(structure.sites['layers.0.attn'].kept)
     assert f'{kept} / 16' in printed and 'channels of each head' in printed
     assert 'found none' in refused(TOOL)
+
+
+def test_steps_are_timed_at_the_sizes_asked_for(run_tool, config, tmp_path):
+    printed = run_tool(SPEED, config, '--shares', 0.6, 0.4, '--batch-size', 2, '--threads', 1,
+                       '--rounds', 2, '--out', tmp_path / 'speed.json')
+    rows = json.loads((tmp_path / 'speed.json').read_text())['rows']
+    assert [row['decided'] for row in rows] == ['no', 'no', 'no', 'yes']
+    shares = [float(row['share'][:-1]) / 100 for row in rows]
+    assert shares[0] == 1 and shares[2] == shares[3]
+    assert all(0.96 * asked <= share <= asked for asked, share in zip((0.6, 0.4), shares[1:]))
+    for row, share in zip(rows, shares):
+        assert len(row['seconds']) == 2 and row['faster'] in printed
+        assert float(row['ideal']) == pytest.approx(1 / share, abs=0.02)
+
+
+@pytest.mark.parametrize('args, message', [
+    (('--shares', 1.2), '`--shares` within (0, 1)'), (('--rounds', 0), 'at least one round'),
+    (('--shares', 0.01), 'within the reachable')])
+def test_mistakes_of_the_step_times(refused, config, args, message):
+    assert message in refused(SPEED, config, *args)
+
+
+def test_latency_of_a_subnet_with_options(run_tool, config, tmp_path):
+    run_tool('benchmarks/latency', config, '--target-macs', 0.5, '--divisor', 1, '--repeats', 2,
+             '--warmup', 0, '--threads', 1, '--batch-size', 1, '--shape', 16, '--memory', 'system',
+             '--out', tmp_path / 'latency.json')
+    macs = json.loads((tmp_path / 'latency.json').read_text())['macs']
+    assert 0.97 * 0.5 <= macs['ratio'] <= 0.5

@@ -100,7 +100,8 @@ def build_pair(args: Any) -> Tuple[nn.Module, nn.Module, Tuple[int, int, int]]:
         return dense, build_model(load_config(args.slim_config, args.cfg_options)), shape
     if args.target_macs is None:
         return dense, task_model(model, structure=args.structure or own), shape
-    supernet = task_model(model, gates=dict(type='mmkcr.GumbelChannelGate'))
+    torch.manual_seed(0)  # the units of gates with options
+    supernet = task_model(model, gates=dict(find_backbone(dense).unlearned_gates))
     scatter_gates(supernet)
     return dense, slim(supernet, args.target_macs, args.divisor, shape)[0], shape
 

@@ -1,0 +1,162 @@
+"""Step time of a search that slices as it goes, against the MACs that are left.
+
+Copies of one supernet are brought to the sizes that a search passes through, sliced as the
+search slices them: the largest option alive at every site is that of a network of --shares of
+the MACs, chosen without preference; the smaller ones stay open, and in the last row nothing
+does. Training steps (forward, losses, backward, optimizer) run in turns in one process; time and
+ratio are medians over the rounds. Ideal: time in proportion to the MACs. Weights and images are
+random.
+
+Example:
+    python tools/benchmarks/search_speed.py \\
+        configs/ofb/search/ofb-search_deit-small_900m_8xb128_in1k.py
+"""
+
+import copy
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from mmpretrain.structures import DataSample
+from torch import nn
+
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.machine import keep_freed_memory, machine_info
+from mmkcr.compression import TOLERANCE, atomic_write, choose_options
+from mmkcr.engine.optimizers import JointOptimWrapperConstructor
+from mmkcr.models.utils import find_backbone
+from mmkcr.visualization import format_table
+
+COLUMNS = ('MACs (G)', 'share', 'decided', 'step (ms)', 'faster', 'ideal', 'of the ideal')
+CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('config', help='config of the search of a classifier')
+    parser.add_argument('--shares', type=float, nargs='+', default=[0.75, 0.5, 0.35, 0.2],
+                        help='of the MACs, besides the whole network (%(default)s)')
+    parser.add_argument('--batch-size', type=int, default=8, help='images a step (%(default)s)')
+    parser.add_argument('--threads', type=int, default=2, help='threads (%(default)s)')
+    parser.add_argument('--rounds', type=int, default=8,
+                        help='steps at every size, after one to warm up (%(default)s)')
+    parser.add_argument('--clock', choices=tuple(CLOCKS), default='wall',
+                        help='cpu: time of the process, for --threads 1 on a busy machine '
+                        '(%(default)s)')
+    parser.add_argument('--out', metavar='FILE', help='JSON file '
+                        '(work_dirs/benchmarks/search_speed_<config name>.json)')
+    return parser
+
+
+class Stage:
+    """A supernet sliced to a share of its MACs, with its optimizer.
+
+    Args:
+        model (nn.Module): The supernet; it is left as it is.
+        optim_wrapper (dict): Of the search's config.
+        share (float): Of the MACs, 1 for all options.
+        decided (bool): Whether one option is left at every site.
+    """
+
+    def __init__(self, model: nn.Module, optim_wrapper: Dict, share: float, decided: bool) -> None:
+        self.model, self.decided = copy.deepcopy(model).train(), decided
+        gates, macs = self.model.gates(), self.model.macs_model()
+        if share < 1:
+            options = {site: gate.option_sizes().flatten().tolist() for site, gate in gates.items()}
+            chosen = choose_options(options, {site: [0.] * len(sizes) for site, sizes in
+                                              options.items()}, macs,
+                                    int(share * (1 - TOLERANCE) * macs.dense),
+                                    int(share * macs.dense))
+            for site, gate in gates.items():
+                alive = gate.only(chosen[site])
+                row, column = alive.nonzero()[0].tolist()
+                if not decided:
+                    alive[:row + 1, :column + 1] = True
+                gate.restrict(alive)
+            find_backbone(self.model).settle()
+        present = macs({site: gate.present for site, gate in gates.items()})
+        self.macs, self.share = present, present / macs.dense
+        given = {key: value for key, value in optim_wrapper.items() if key != 'constructor'}
+        self.optim_wrapper = JointOptimWrapperConstructor(
+            given, given.pop('paramwise_cfg', None))(self.model)
+        self.seconds: List[float] = []
+
+    def step(self, images: torch.Tensor, samples: List[DataSample],
+             clock: Callable[[], float]) -> None:
+        """Take a training step and note its time."""
+        start = clock()
+        loss, _ = self.model.parse_losses(self.model(images, samples, mode='loss'))
+        self.optim_wrapper.update_params(loss)
+        self.seconds.append(clock() - start)
+
+
+def measure(stages: Sequence[Stage], batch_size: int, rounds: int,
+            clock: Callable[[], float] = time.perf_counter) -> None:
+    """Steps of all stages in turns; the first of each is forgotten."""
+    shape = stages[0].model.price.input_shape
+    images = torch.randn(batch_size, *shape)
+    samples = [DataSample().set_gt_label(0) for _ in range(batch_size)]
+    for number in range(rounds + 1):
+        for stage in stages[::1 if number % 2 else -1]:
+            stage.step(images, samples, clock)
+    for stage in stages:
+        del stage.seconds[0]
+
+
+def rows_of(stages: Sequence[Stage]) -> List[Tuple]:
+    """Cells of the table."""
+    whole = stages[0]
+    rows = []
+    for stage in stages:
+        faster = median(a / b for a, b in zip(whole.seconds, stage.seconds))
+        ideal = whole.macs / stage.macs
+        rows.append((f'{stage.macs / 1e9:.3g}', f'{stage.share:.1%}',
+                     'yes' if stage.decided else 'no', f'{median(stage.seconds) * 1e3:.0f}',
+                     f'{faster:.2f}', f'{ideal:.2f}', f'{faster / ideal:.2f}'))
+    return rows
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Measure, print and write."""
+    args = make_parser().parse_args(argv)
+    if min(args.rounds, args.threads, args.batch_size) < 1 or \
+            not all(0 < share < 1 for share in args.shares):
+        raise ValueError('expected `--shares` within (0, 1) and at least one round, thread and '
+                         f'image, found {args.shares}, {args.rounds}, {args.threads} and '
+                         f'{args.batch_size}')
+    if args.clock == 'cpu' and args.threads != 1:
+        raise ValueError(f'expected `--threads 1` for `--clock cpu`, found {args.threads}')
+    quiet_hosts()
+    torch.set_num_threads(args.threads)
+    keep_freed_memory()
+    config = load_config(args.config)
+    if config.model.get('price', {}).get('type') != 'mmkcr.AdaptiveOneHotLoss':
+        raise ValueError(f'expected the config of a search with `mmkcr.AdaptiveOneHotLoss`, found '
+                         f'`{args.config}` without')
+    sizes = [(1., False), *((share, False) for share in args.shares), (args.shares[-1], True)]
+    torch.manual_seed(0)
+    model = build_model(config)
+    stages = [Stage(model, config.optim_wrapper, share, decided) for share, decided in sizes]
+    measure(stages, args.batch_size, args.rounds, CLOCKS[args.clock])
+    machine = machine_info()
+    rows = rows_of(stages)
+    print(format_table(COLUMNS, rows, f'{Path(args.config).stem}, batch {args.batch_size}, '
+                       f'{machine["cpu"]}, {args.threads} threads, {args.clock} clock, '
+                       f'torch {machine["torch"]}'))
+    out = Path(args.out or f'work_dirs/benchmarks/search_speed_{Path(args.config).stem}.json')
+    with atomic_write(out) as path:
+        path.write_text(json.dumps(dict(
+            config=args.config, batch_size=args.batch_size, clock=args.clock, machine=machine,
+            rows=[dict(zip(COLUMNS, row), seconds=stage.seconds)
+                  for row, stage in zip(rows, stages)]), indent=1) + '\n')
+    print(f'Wrote {out}')
+
+
+if __name__ == '__main__':
+    main()
