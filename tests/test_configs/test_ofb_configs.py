@@ -7,8 +7,11 @@ import pytest
 import torch
 from config_files import CONFIGS, ROOT
 from mmengine.runner import Runner
+from mmengine.structures import PixelData
 from mmpretrain.structures import DataSample
+from mmseg.structures import SegDataSample
 
+from mmkcr.apis.build import build_model
 from mmkcr.apis.model_zoo import uninitialized
 from mmkcr.apis.study import Study
 from mmkcr.models.utils import find_backbone, find_task
@@ -19,7 +22,8 @@ TARGETS = {'deit-small': (0.9, 1.1, 1.7), 'deit-base': (3.6, 8.7), 'swin-tiny': 
 
 
 def stage_of(path):
-    return Path(path).stem.split('_')[0].split('-')[1]
+    parts = Path(path).stem.split('_')
+    return parts[2] if parts[2] in ('dense', 'search', 'slim') else parts[0].split('-')[1]
 
 
 def build(config, context=uninitialized):
@@ -35,7 +39,7 @@ def build(config, context=uninitialized):
 
 
 def test_found():
-    assert len(OFB) == 26
+    assert len(OFB) == 34
     for folder in ('search', 'retrain'):
         names = [Path(path).stem.split('_') for path in OFB if f'/{folder}/' in path]
         assert {name[1]: tuple(sorted(int(n[2][:-1]) / 1000 for n in names if n[1] == name[1]))
@@ -50,9 +54,11 @@ def test_builds(path, prepared):
     stage = stage_of(path)
     assert (bool(backbone.gates()), backbone.structure is not None) == dict(
         search=(True, False), dense=(False, False)).get(stage, (False, True))
-    head = task.decode_head if hasattr(task, 'decode_head') else task.head
+    head = task.decode_head if hasattr(task, 'decode_head') else \
+        task.roi_head.bbox_head if hasattr(task, 'roi_head') else task.head
     assert head.num_classes == len(runner.train_dataloader.dataset.metainfo['classes']) or \
         head.num_classes == config.data_preprocessor.num_classes
+    assert backbone.method == 'ofb'
     held = [id(p) for group in runner.optim_wrapper.optimizer.param_groups for p in group['params']]
     assert sorted(held) == sorted(id(p) for p in runner.model.parameters() if p.requires_grad)
     if stage == 'search':
@@ -91,6 +97,23 @@ def test_every_parameter_gets_a_gradient(path, prepared):
     assert ('loss_reconstruction' in losses) == ('search' in path and 'no-pmim' not in path)
 
 
+@pytest.mark.parametrize('path', [path for path in OFB if path.endswith('_digit-scenes.py')],
+                         ids=lambda path: Path(path).stem)
+def test_segmentors_take_a_step(path, prepared):
+    model = build(prepared(path), nullcontext).model.train()
+    labels = torch.randint(0, 10, (1, 128, 128))
+    samples = [SegDataSample(gt_sem_seg=PixelData(data=labels), metainfo=dict(
+        img_shape=(128, 128))) for _ in range(2)]
+    data = dict(inputs=list(torch.randint(0, 255, (2, 3, 128, 128), dtype=torch.uint8)),
+                data_samples=samples)
+    losses = model(**model.data_preprocessor(data, training=True), mode='loss')
+    total, _ = model.parse_losses(losses)
+    total.backward()
+    assert torch.isfinite(total) and ('loss_budget' in losses) == (stage_of(path) == 'search')
+    assert not [name for name, param in model.named_parameters() if param.requires_grad
+                and (param.grad is None or not param.grad.isfinite().all())]
+
+
 def test_study_has_the_papers_variants():
     study = Study(ROOT / 'configs/ofb/digits/ofb-study_digits.yml')
     assert study.steps() == 19 + 13
@@ -100,3 +123,18 @@ def test_study_has_the_papers_variants():
     gates = 'model.architecture.backbone.gates'
     assert any(found.get(f'{gates}.init') == 'uniform' for found in overrides)
     assert any(found.get(f'{gates}.order') == 'ordinal' for found in overrides)
+
+
+@pytest.mark.parametrize('weights, low, high', [
+    (dict(), 100, 1e4), (dict(one_hot=5e-3, eps=0.05), 0, 1)], ids=['preset', 'README'])
+def test_pull_of_the_one_hot_term_at_a_random_start(weights, low, high, load):
+    """Gradient on alpha over the budget's: with the preset's weights nothing else counts."""
+    config = load('configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py')
+    config.model.price.update(weights)
+    torch.manual_seed(0)
+    model = build_model(config)
+    losses = model.price(model.macs_model())
+    one_hot, budget = (torch.cat([grad.flatten() for grad in torch.autograd.grad(
+        losses[name], [gate.alpha for gate in model.gates().values()], retain_graph=True)])
+        for name in ('loss_one_hot', 'loss_budget'))
+    assert low <= float(one_hot.norm() / budget.norm()) < high

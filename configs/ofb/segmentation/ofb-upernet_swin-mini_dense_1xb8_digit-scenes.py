@@ -1,0 +1,13 @@
+# UPerNet with the dense backbone on the digit scenes, from the classifier's backbone.
+# python tools/train.py configs/kcr/digits/kcr-dense_swin-mini_1xb64_digits.py
+# python tools/train.py configs/ofb/segmentation/ofb-upernet_swin-mini_dense_1xb8_digit-scenes.py
+_base_ = [
+    '../../_base_/models/ofb_upernet_swin-mini.py',
+    '../../_base_/datasets/digit_scenes_semantic.py',
+    '../../_base_/schedules/ofb_digit-scenes_bs8_300i.py',
+    '../../_base_/segmentation_runtime.py',
+]
+
+checkpoint = 'work_dirs/kcr-dense_swin-mini_1xb64_digits/epoch_48.pth'
+model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint)))
+del checkpoint
