@@ -35,6 +35,8 @@ def subnet(cls, seed=0, target=0.8, shape=SHAPE, **kwargs):
 @pytest.mark.parametrize('cls, kwargs, shape', [
     (KCRVisionTransformer, dict(VIT, out_type='featmap', out_indices=[0, 1]), SHAPE),
     (KCRSwinTransformer, dict(SWIN, pad_small_map=True, out_indices=[0, 1]), (3, 56, 56)),
+    (KCRSwinTransformer, dict(SWIN, pad_small_map=True, out_indices=[0, 1], fused_attention=True),
+     (3, 56, 56)),
 ])
 def test_batch_height_and_width_are_dynamic(cls, kwargs, shape, tmp_path):
     model = subnet(cls, shape=shape, **kwargs)

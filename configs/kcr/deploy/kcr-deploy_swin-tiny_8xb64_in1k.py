@@ -11,5 +11,5 @@ _base_ = [
 
 # written by tools/slim.py
 structure = 'work_dirs/kcr-search_swin-tiny_8xb64_in1k-100/slim/structure.json'
-model = dict(backbone=dict(structure=structure))
+model = dict(backbone=dict(structure=structure, fused_attention=True))
 del structure

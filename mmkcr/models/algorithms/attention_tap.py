@@ -11,6 +11,7 @@ from mmpretrain.models.utils import WindowMSA
 from torch import Tensor, nn
 
 from mmkcr.models.layers.lite_mla import LiteMLA
+from mmkcr.models.layers.window_attention import FusedWindowMSA
 from mmkcr.models.utils import unwrap
 
 
@@ -69,10 +70,17 @@ class AttentionTap:
         def weigh(_: nn.Module, args: Any, out: Tensor) -> None:
             self.attention[name] = Attention(out.detach(), *products)
 
+        def undo() -> None:
+            vars(module).pop('fused', None)
+            for handle in handles:
+                handle.remove()
+
         products: list = []
         handles = [module.qkv.register_forward_hook(project),
                    module.softmax.register_forward_hook(weigh)]
-        return lambda: [handle.remove() for handle in handles]
+        if isinstance(module, FusedWindowMSA):
+            vars(module)['fused'] = False
+        return undo
 
     def _replace(self, name: str, module: nn.Module, attribute: str,
                  record: Optional[Callable]) -> Callable[[], None]:

@@ -5,6 +5,7 @@ from typing import Any, Dict
 from mmpretrain.models import SwinTransformer
 from torch import Tensor
 
+from mmkcr.models.layers.window_attention import fuse_window_attention
 from mmkcr.registry import MODELS
 from .ffn_channels import FFNChannelSites
 
@@ -37,7 +38,15 @@ class KCRSwinTransformer(FFNChannelSites, UpgradedSwinKeys, SwinTransformer):
         *args: See :class:`mmpretrain.models.SwinTransformer`.
         gates (dict, optional): See :class:`SearchableBackbone`.
         structure (str | dict | Structure, optional): As above.
+        fused_attention (bool): Attend by ``scaled_dot_product_attention`` and gather the windows
+            once, in every state. Equal to the host's up to rounding; keys and an export to ONNX
+            stay. Defaults to False: bit for bit the host.
         **kwargs: See :class:`mmpretrain.models.SwinTransformer`.
     """
 
     optional_keys = r'norm\d\.'
+
+    def __init__(self, *args: Any, fused_attention: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if fused_attention:
+            fuse_window_attention(self)

@@ -30,6 +30,8 @@ CASES = [
     pytest.param(KCRSwinTransformer, dict(SWIN, out_indices=(0, 1, 2), pad_small_map=True),
                  (61, 83), id='swin-dense-task'),
 ]
+FUSED = pytest.param(KCRSwinTransformer, dict(SWIN, out_indices=(0, 1, 2), pad_small_map=True,
+                                              fused_attention=True), (61, 83), id='swin-fused')
 
 
 def randomise(model, seed=0):
@@ -71,7 +73,7 @@ def test_dense_is_the_host_class_bit_for_bit(cls, kwargs, size):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize('cls, kwargs, size', CASES)
+@pytest.mark.parametrize('cls, kwargs, size', [*CASES, FUSED])
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), divisor=st.sampled_from([1, 8]))
 def test_supernet_with_hard_gates_equals_subnet(cls, kwargs, size, seed, divisor):
