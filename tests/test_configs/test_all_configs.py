@@ -20,7 +20,7 @@ from mmkcr.models.utils import find_backbone, find_task
 FOUND = {'kcr/search': 12, 'kcr/retrain': 20, 'kcr/deploy': 5, 'kcr/transfer': 3, 'kcr/digits': 10,
          'kcr/detection': 13, 'kcr/segmentation': 11, 'dcs/digits': 21, 'dcs/search': 4,
          'dcs/retrain': 9, 'dcs/deploy': 4, 'dcs/detection': 12,
-         'dwconv/digits': 7, 'dwconv/imagenet': 9, 'dwconv/segmentation': 19,
+         'dwconv/digits': 8, 'dwconv/imagenet': 9, 'dwconv/segmentation': 19,
          'ofb/search': 9, 'ofb/retrain': 9, 'ofb/transfer': 2, 'ofb/segmentation': 8,
          'ofb/detection': 1, 'ofb/digits': 5}
 # the dense tasks are built by test_detection_configs.py and test_segmentation_configs.py, those

@@ -11,6 +11,7 @@ from mmengine.runner import Runner
 
 from mmkcr.apis.model_zoo import task_config, uninitialized
 from mmkcr.apis.study import Study
+from mmkcr.engine.hooks.class_check import check_classes
 from mmkcr.models.layers import GatedAttention, OperatorAttention
 from mmkcr.models.utils import find_backbone, find_task
 from mmkcr.registry import MODELS
@@ -27,7 +28,7 @@ def stage_of(path):
 
 
 def test_found():
-    assert len(CLASSIFIERS) == 16 and len(SEGMENTORS) == 19 and len(SMALL) == 10
+    assert len(CLASSIFIERS) == 17 and len(SEGMENTORS) == 19 and len(SMALL) == 11
     foundation = {Path(path).stem.split('_')[1] for path in DWCONV} - {'vit-octo'}
     assert foundation == {f'{kind}-vit-{size}' for kind in ('dinov2', 'mae', 'clip')
                           for size in ('base', 'large')}
@@ -123,6 +124,7 @@ def test_small_runs_are_built_with_optimizers_and_hooks(path, load, replaced, tm
         config[f'{part}_dataloader'].update(num_workers=0, persistent_workers=False)
     runner = Runner.from_cfg(config)
     runner._train_loop = runner.build_train_loop(runner._train_loop)
+    check_classes(runner.model, runner.train_dataloader.dataset, 'training')  # as train.py does
     wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     wrappers = list(wrapper.values()) if 'kcr-dwconv-search' in path else [wrapper]
     held = {id(p): group for w in wrappers for group in w.optimizer.param_groups

@@ -1,19 +1,21 @@
-# The ViT of the digits (dwconv_vit-octo.py) with a linear head for the digit scenes: 16 x 16
-# tokens, the position embedding resized from 4 x 4.
+# The ViT of the digits (dwconv_vit-octo.py) with patches of 16, so that a digit is one to three
+# tokens wide, and a linear head for the digit scenes: 8 x 8 tokens with positions of their own,
+# which start as the classifier's, resized. Pixels are scaled as those of the digits
+# (digits_bs64.py), which the backbone knows.
 model = dict(
     type='EncoderDecoder',
     data_preprocessor=dict(
         type='SegDataPreProcessor',
-        mean=[21.] * 3,
-        std=[61.] * 3,
+        mean=[77.9] * 3,
+        std=[95.9] * 3,
         size=(128, 128),
         pad_val=0,
         seg_pad_val=255),
     backbone=dict(
         type='mmkcr.DWConvVisionTransformer',
         arch=dict(embed_dims=64, num_layers=8, num_heads=4, feedforward_channels=4 * 64),
-        img_size=32,
-        patch_size=8,
+        img_size=128,
+        patch_size=16,
         out_type='featmap',
         with_cls_token=False),
     decode_head=dict(

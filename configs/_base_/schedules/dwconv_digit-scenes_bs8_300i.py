@@ -1,8 +1,8 @@
-# Fine-tuning on the digit scenes, on one CPU: lr is 1e-3 for 8 images, a straight line to 0.
-_base_ = './digit-scenes_bs8_900i.py'
+# The second fine-tuning, after the replacement: half of the iterations of the first.
+_base_ = './dwconv_digit-scenes_bs8_600i.py'
 
 param_scheduler = [
-    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=30),
-    dict(type='PolyLR', eta_min=0., power=1., by_epoch=False, begin=30, end=300)
+    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=25),
+    dict(type='PolyLR', eta_min=0., power=1., by_epoch=False, begin=25, end=300)
 ]
 train_cfg = dict(max_iters=300, val_interval=300)

@@ -7,6 +7,8 @@ _base_ = [
     '../../_base_/default_runtime.py',
 ]
 
+model = dict(head=dict(num_classes=5))
+data_preprocessor = dict(num_classes=5)
 train_dataloader = dict(
     dataset=dict(
         _delete_=True,

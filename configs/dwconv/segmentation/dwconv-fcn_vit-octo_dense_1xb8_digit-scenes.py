@@ -1,13 +1,13 @@
 # The first fine-tuning, with attention, of the classifier's backbone on the digit scenes.
-# python tools/train.py configs/dwconv/digits/dwconv-pretrain_vit-octo_1xb64_digits-five.py
+# python tools/train.py configs/dwconv/digits/dwconv-pretrain_vit-octo_p16_1xb64_digits-five.py
 # python tools/train.py configs/dwconv/segmentation/dwconv-fcn_vit-octo_dense_1xb8_digit-scenes.py
 _base_ = [
     '../../_base_/models/dwconv_fcn_vit-octo.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/dwconv_digit-scenes_bs8_300i.py',
+    '../../_base_/schedules/dwconv_digit-scenes_bs8_600i.py',
     '../../_base_/segmentation_runtime.py',
 ]
 
-checkpoint = 'work_dirs/dwconv-pretrain_vit-octo_1xb64_digits-five/epoch_48.pth'
+checkpoint = 'work_dirs/dwconv-pretrain_vit-octo_p16_1xb64_digits-five/epoch_48.pth'
 model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint)))
 del checkpoint

@@ -1,13 +1,13 @@
 # Replaces the four blocks of lowest score, then the second fine-tuning.
 # python tools/analysis_tools/score_heads.py \
 #     configs/dwconv/segmentation/dwconv-fcn_vit-octo_dense_1xb8_digit-scenes.py \
-#     work_dirs/dwconv-fcn_vit-octo_dense_1xb8_digit-scenes/iter_300.pth --replace 4
+#     work_dirs/dwconv-fcn_vit-octo_dense_1xb8_digit-scenes/iter_600.pth --replace 4
 # python tools/train.py
 # configs/dwconv/segmentation/dwconv-fcn_vit-octo_replace_1xb8_digit-scenes.py
 _base_ = [
     '../../_base_/models/dwconv_fcn_vit-octo.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/dwconv_digit-scenes_bs8_150i.py',
+    '../../_base_/schedules/dwconv_digit-scenes_bs8_300i.py',
     '../../_base_/segmentation_runtime.py',
 ]
 

@@ -1,11 +1,11 @@
 # DSP on the digit scenes: learns which four blocks to replace, then the static network.
 # python tools/train.py configs/dwconv/segmentation/dwconv-fcn_vit-octo_search_1xb8_digit-scenes.py
 # python tools/slim.py configs/dwconv/segmentation/dwconv-fcn_vit-octo_search_1xb8_digit-scenes.py \
-#     work_dirs/dwconv-fcn_vit-octo_search_1xb8_digit-scenes/iter_300.pth
+#     work_dirs/dwconv-fcn_vit-octo_search_1xb8_digit-scenes/iter_600.pth
 _base_ = [
     '../../_base_/models/dwconv_fcn_vit-octo_wrapped.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/dwconv_digit-scenes_bs8_300i.py',
+    '../../_base_/schedules/dwconv_digit-scenes_bs8_600i.py',
     '../../_base_/segmentation_runtime.py',
 ]
 
@@ -13,9 +13,9 @@ model = dict(
     architecture=dict(backbone=dict(gates=dict(type='mmkcr.RelaxedTopKGate', count=4))),
     price=dict(input_shape=(3, 128, 128)))
 optim_wrapper = dict(
-    paramwise_cfg=dict(custom_keys={'gate.alpha': dict(lr_mult=10., decay_mult=0.)}))
+    paramwise_cfg=dict(custom_keys={'gate.alpha': dict(lr_mult=5., decay_mult=0.)}))
 custom_hooks = [
-    dict(type='mmkcr.TemperatureDecayHook', initial=1., minimum=1e-3, interval=25, until=9,
+    dict(type='mmkcr.TemperatureDecayHook', initial=1., minimum=1e-3, interval=50, until=9,
          by_epoch=False)
 ]
-load_from = 'work_dirs/dwconv-fcn_vit-octo_dense_1xb8_digit-scenes/iter_300.pth'
+load_from = 'work_dirs/dwconv-fcn_vit-octo_dense_1xb8_digit-scenes/iter_600.pth'
