@@ -4,7 +4,8 @@ The block's table has MACs, parameters, latency and memory of every mode and siz
 table 1, whose G count two for a multiply-accumulate). The backbones' table has ViTs with 0, 1/4,
 1/2 and 2/3 of the blocks replaced, each measured in turns with the dense one, whose attention is
 fused (scaled_dot_product_attention); mhsa-naive is attention that stores its map. Kernels and
-ensembled weights are computed once before, as an exporter folds them.
+ensembled weights are computed once before, as an exporter folds them. The file is written after
+each measurement.
 
 examples:
   python tools/benchmarks/attention_block.py --backbones base --repeats 5
@@ -13,6 +14,7 @@ examples:
 
 import json
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -102,19 +104,25 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     common = dict(batch_size=args.batch_size, device=args.device, dtype=args.dtype,
                   compile=args.compile, repeats=args.repeats, warmup=args.warmup,
                   clock=time.thread_time if args.clock == 'cpu' else time.perf_counter)
-    blocks = [profile_block(mode, size, (side, side), **common)
-              for size in args.sizes for side in args.grid for mode in args.modes]
+    blocks, backbones = [], []
+
+    def write() -> None:
+        result = dict(arguments=vars(args), machine=machine_info(), blocks=blocks,
+                      backbones=backbones)
+        with atomic_write(Path(args.out)) as path:
+            path.write_text(json.dumps(result, indent=1) + '\n')
+
+    # written after each: a call that is stopped leaves what it has measured
+    for size, side, mode in product(args.sizes, args.grid, args.modes):
+        blocks.append(profile_block(mode, size, (side, side), **common))
+        write()
     if blocks:
-        print(block_table(blocks))
-    backbones = [profile_backbone(size, share, args.image, operator=operator, **common)
-                 for size in args.backbones for operator in args.operators
-                 for share in args.shares]
+        print(block_table(blocks), flush=True)
+    for size, operator, share in product(args.backbones, args.operators, args.shares):
+        backbones.append(profile_backbone(size, share, args.image, operator=operator, **common))
+        write()
     if backbones:
         print(backbone_table(backbones))
-    result = dict(arguments=vars(args), machine=machine_info(), blocks=blocks,
-                  backbones=backbones)
-    with atomic_write(Path(args.out)) as path:
-        path.write_text(json.dumps(result, indent=1) + '\n')
 
 
 if __name__ == '__main__':
