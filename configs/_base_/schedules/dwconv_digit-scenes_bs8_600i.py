@@ -1,5 +1,5 @@
-# Fine-tuning on the digit scenes, on one CPU: lr is 2e-3 for 8 images, a straight line to 0; positions
-# at twenty times the rate, as for the digits (digits_bs64_48e.py).
+# Fine-tuning on the digit scenes, on one CPU: lr is 2e-3 for 8 images, a straight line to 0;
+# positions at twenty times the rate, as for the digits (digits_bs64_48e.py).
 _base_ = './digit-scenes_bs8_900i.py'
 
 optim_wrapper = dict(
