@@ -52,7 +52,8 @@ def search(config_of, make_checkpoint):
     return config, make_checkpoint(config)
 
 
-def test_search_slim_train_test_export(run_tool, search, config_of, tmp_path):
+def test_search_slim_train_test_export(run_tool, search, config_of, rates_by_layer, scales_of,
+                                       tmp_path):
     """What was slimmed loads strictly, trains and tests by ordinary configs."""
     printed = run_tool('slim', *search, '--target-macs', '70%', '--out', tmp_path / 's')
     assert 'MACs of the backbone for one image of 128 x 128' in printed
@@ -65,10 +66,12 @@ def test_search_slim_train_test_export(run_tool, search, config_of, tmp_path):
         dense=structure.macs['dense'], subnet=count_macs(model.backbone, (3, 128, 128)),
         input_shape=[3, 128, 128], part='backbone')
     assert 0.66 < structure.macs['subnet'] / structure.macs['dense'] <= 0.7
-    run_tool('train', slim, '--work-dir', tmp_path / 'run')
-    trained = torch.load(tmp_path / 'run' / 'epoch_1.pth', weights_only=False)['state_dict']
+    run_tool('train', slim, '--work-dir', tmp_path / 'run', *rates_by_layer(0.5))
+    checkpoint = torch.load(tmp_path / 'run' / 'epoch_1.pth', weights_only=False)
+    trained = checkpoint['state_dict']
     kept = find_backbone(model).get_buffer('stages.0.blocks.0.ffn.kept')
     assert torch.equal(trained['backbone.stages.0.blocks.0.ffn.kept'], kept)
+    assert scales_of(checkpoint) == {0.5**depth for depth in range(6)}  # stem, 4 blocks, heads
     run_tool('test', slim, tmp_path / 'run' / 'epoch_1.pth', '--work-dir', tmp_path / 'test',
              '--out', tmp_path / 'metrics.json', '--out-item', 'metrics')
     assert 'coco/segm_mAP' in json.loads((tmp_path / 'metrics.json').read_text())

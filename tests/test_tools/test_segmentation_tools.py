@@ -1,14 +1,17 @@
 """The commands on a segmentor: search, slim, train, test, count, export, and users' mistakes."""
 
 import json
+import pickle
 import re
 import shutil
 from pathlib import Path
 
+import mmcv
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn.functional import interpolate
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config, load_weights
@@ -64,7 +67,7 @@ def config_of(scenes, tmp_path_factory):
     return write
 
 
-def test_search_slim_train_test_export(run_tool, config_of, tmp_path):
+def test_search_slim_train_test_export(run_tool, config_of, rates_by_layer, scales_of, tmp_path):
     """As a new user goes through it, with two iterations each."""
     search = config_of('search')
     run_tool('train', search, '--work-dir', tmp_path / 'search')
@@ -79,10 +82,12 @@ def test_search_slim_train_test_export(run_tool, config_of, tmp_path):
     assert structure.macs['subnet'] == count_macs(model.backbone, (3, 128, 128))
     assert 0.6 < structure.macs['subnet'] / structure.macs['dense'] <= 0.7
     assert structure.provenance['iter'] == 2
-    run_tool('train', slim, '--work-dir', tmp_path / 'run')
-    trained = torch.load(tmp_path / 'run' / 'iter_2.pth', weights_only=False)['state_dict']
+    run_tool('train', slim, '--work-dir', tmp_path / 'run', *rates_by_layer(0.5))
+    checkpoint = torch.load(tmp_path / 'run' / 'iter_2.pth', weights_only=False)
+    trained = checkpoint['state_dict']
     kept = find_backbone(model).get_buffer('stages.0.blocks.0.ffn.kept')
     assert torch.equal(trained['backbone.stages.0.blocks.0.ffn.kept'], kept)
+    assert scales_of(checkpoint) == {0.5**depth for depth in range(6)}  # stem, 4 blocks, heads
     found = {}
     for name, flags in dict(plain=(), augmented=('--tta', )).items():
         run_tool('test', slim, tmp_path / 'run' / 'iter_2.pth', '--work-dir', tmp_path / name,
@@ -96,6 +101,38 @@ def test_search_slim_train_test_export(run_tool, config_of, tmp_path):
     printed = run_tool('deployment/export_onnx', slim, tmp_path / 'run' / 'iter_2.pth',
                        '--out', tmp_path / 'segmentor.onnx')
     assert 'height and width dynamic' in printed and '1x3x192x128' in printed
+
+
+def test_multi_scale_and_flip(run_tool, config_of, scenes, tmp_path):
+    """`--tta` with the settings of ADE20K: the mean of 12 views, flipped back and resized."""
+    ade20k = load_config(SEGMENTATION / 'kcr-upernet_swin-base_8xb2_ade20k.py')
+    config = config_of('dense', f'tta_model = {ade20k.tta_model.to_dict()!r}\n'
+                                f'tta_pipeline = {ade20k.to_dict()["tta_pipeline"]!r}\n')
+    model = build_model(load_config(config)).eval()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.3)
+    torch.save(dict(state_dict=model.state_dict()), tmp_path / 'random.pth')
+    run_tool('test', config, tmp_path / 'random.pth', '--work-dir', tmp_path / 'tta', '--tta',
+             '--out', tmp_path / 'views.pkl')
+    found = pickle.loads((tmp_path / 'views.pkl').read_bytes())[0]['pred_sem_seg']['data']
+    image = mmcv.imread(next((scenes / 'images' / 'validation').iterdir()))
+    views = [view(model, mmcv.imrescale(image, scale), flip)
+             for scale in (0.5, 0.75, 1., 1.25, 1.5, 1.75) for flip in (False, True)]
+    assert torch.equal(found.squeeze(), torch.stack(views).mean(0).argmax(0))
+    assert not torch.equal(found.squeeze(), views[4].argmax(0))  # as it is without
+
+
+@torch.no_grad()
+def view(model, image, flip):
+    """The probabilities (10, 128, 128) of one of the views."""
+    image = torch.from_numpy(image).permute(2, 0, 1)[None].float()
+    image = (image.flip(3) if flip else image).sub(77.9).div(95.9)
+    scores = model.decode_head(model.backbone(image))
+    for size in (image.shape[2:], (128, 128)):
+        scores = interpolate(scores, size, mode='bilinear')
+        scores, flip = scores.flip(3) if flip else scores, False
+    return scores[0].softmax(0)
 
 
 # ---- bad input ------------------------------------------------------------------------------

@@ -122,6 +122,14 @@ def test_train_resume_test(tools, config_path, trained, tmp_path):
         100 * sum(right) / 12, abs=1e-4)
 
 
+def test_rates_by_layer(tools, config_path, rates_by_layer, scales_of, tmp_path):
+    flags = rates_by_layer(0.5)
+    tools['train'].main([config_path, '--work-dir', str(tmp_path), *flags, 'train_cfg.max_epochs=1',
+                         'optim_wrapper.optimizer.weight_decay=0.1'])
+    checkpoint = torch.load(tmp_path / 'epoch_1.pth', weights_only=False)
+    assert scales_of(checkpoint) == {1., 0.5, 0.25}  # head, block, stem
+
+
 def test_resumed_from_a_file_and_unbroken_are_equal(tools, config_path, trained, tmp_path):
     tools['train'].main([config_path, '--work-dir', str(tmp_path / 'whole')])
     tools['train'].main([config_path, '--work-dir', str(tmp_path / 'other'), '--resume',
