@@ -164,15 +164,16 @@ def swin_pruning_config(root):
 
 
 def resnet_pruning_config(root):
+    """The stem, which stays, has 7 % of the MACs (ResNet-50: 3 %): 17 % to 100 % can be reached."""
     config = pruning_config(root)
     config['model'].update(type='mmkcr.SearchModel')
     del config['model']['reconstruction'], config['custom_hooks'][3]
     config['model']['architecture'].update(
         backbone=dict(type='mmkcr.OFBResNet', depth=50, num_stages=2, strides=(1, 2),
-                      dilations=(1, 1), base_channels=8, stem_channels=8, out_indices=(1, ),
+                      dilations=(1, 1), base_channels=16, stem_channels=4, out_indices=(1, ),
                       gates=dict(type='mmkcr.BiMaskGate')),
         neck=dict(type='mmpretrain.GlobalAveragePooling'),
-        head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=64))
+        head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=128))
     return config
 
 

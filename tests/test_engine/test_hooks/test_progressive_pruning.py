@@ -11,8 +11,8 @@ from mmkcr.models.utils import find_backbone
 from mmkcr.registry import HOOKS, MODELS
 
 SHAPE = (3, 32, 32)
-TARGETS = {'pruning': (0.25, 0.4, 0.65, 0.9), 'swin_pruning': (0.3, 0.7),
-           'resnet_pruning': (0.5, 0.8)}
+TARGETS = {'pruning': (0.25, 0.4, 0.65, 0.9), 'swin_pruning': (0.25, 0.9),
+           'resnet_pruning': (0.25, 0.9)}
 CASES = [(kind, target) for kind, targets in TARGETS.items() for target in targets]
 SHORT = {'train_cfg.max_epochs': 2}
 SGD = {'optim_wrapper.optimizer': dict(type='SGD', lr=0.05, momentum=0.9, _delete_=True),
