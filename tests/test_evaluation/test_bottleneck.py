@@ -1,9 +1,13 @@
 """One pass over a data set: bounded in memory, the same for any part that k-means sees."""
 
+import weakref
+
 import pytest
 import torch
 from mmengine.registry import DefaultScope
 from mmpretrain.structures import DataSample
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from mmkcr.evaluation import bottleneck
@@ -13,8 +17,11 @@ from mmkcr.registry import MODELS
 
 
 class FewImages(Dataset):
+    def __init__(self, n=26):
+        self.n = n
+
     def __len__(self):
-        return 26
+        return self.n
 
     def __getitem__(self, i):
         generator = torch.Generator().manual_seed(i)
@@ -72,6 +79,44 @@ def test_only_the_drawn_features_are_held(model, monkeypatch):
     loss = InformationBottleneckLoss(16, 4)
     BottleneckPass(model, loss, FewImages(), loader()).run(torch.arange(0, 26, 5))
     assert held == [(6, 16)]
+
+
+class PeakBytes(TorchDispatchMode):
+    """The most bytes of tensors made within it that were alive at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.peak, self.known = 0, 0, weakref.WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage not in self.known:
+                    self.known.add(storage)
+                    self.live += storage.nbytes()
+                    weakref.finalize(storage, self.free, storage.nbytes())
+                    self.peak = max(self.peak, self.live)
+        return made
+
+    def free(self, nbytes):
+        self.live -= nbytes
+
+
+@pytest.mark.parametrize('inputs', [None, 768])
+def test_memory_does_not_grow_with_the_data_set(model, inputs):
+    def peak(n, drawn):
+        loss = InformationBottleneckLoss(16, 4, input_features=inputs)
+        with PeakBytes() as bytes_:
+            BottleneckPass(model, loss, FewImages(n), loader()).run(torch.arange(drawn))
+        return bytes_.peak
+
+    peak(50, 20)  # what is made once
+    # nine bytes a sample: the list of those that are not drawn
+    assert peak(250, 20) - peak(50, 20) <= 200 * 9
+    if inputs is None:  # features that are held are seen; the inputs' clusters weigh more
+        assert peak(250, 220) - peak(250, 20) >= 200 * 64
 
 
 def test_inputs_of_another_size_are_refused(model):
