@@ -90,11 +90,13 @@ def test_from_checkpoint_to_a_training(load_tool, roots, dense, tmp_path, capsys
 @pytest.mark.parametrize('arguments, message', [
     (['--replace', '9', '--images', '4'], '0 to 8 blocks to replace, found 9'),
     (['--images', '1'], 'at least two images'),
+    (['--device', 'cuda'], 'expected a CUDA device'),
     (['--launcher', 'pytorch'], 'the environment variable `RANK`'),
 ])
 def test_bad_input_is_one_sentence(load_tool, arguments, message, roots, dense, tmp_path, capsys,
                                    monkeypatch):
     monkeypatch.delenv('RANK', raising=False)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     tool = load_tool('analysis_tools/score_heads')
     with pytest.raises(SystemExit) as stop:
         tool.main([CONFIG, dense[1], '--out', str(tmp_path / 'out'), *arguments, *roots])
@@ -103,11 +105,12 @@ def test_bad_input_is_one_sentence(load_tool, arguments, message, roots, dense, 
     assert not (tmp_path / 'out').exists()
 
 
-def test_too_many_are_refused_before_the_data_is_read(load_tool, dense, tmp_path, capsys):
+def test_too_many_are_refused_before_the_data_is_read(load_tool, roots, dense, monkeypatch, capsys):
+    monkeypatch.setattr('mmkcr.apis.replace_heads.split_loader', None)
     with pytest.raises(SystemExit):
         load_tool('analysis_tools/score_heads').main(
             [CONFIG, dense[1], '--replace', '33', '--scattered', '--cfg-options',
-             f'train_dataloader.dataset.data_root={tmp_path / "none"}'])
+             *roots[1:]])
     assert '0 to 32 heads to replace, found 33' in capsys.readouterr().err
 
 

@@ -36,6 +36,7 @@ from mmkcr.apis.replace_heads import (
 )
 from mmkcr.apis.slim_files import provenance
 from mmkcr.compression import atomic_write
+from mmkcr.datasets import check_data_folders
 from mmkcr.evaluation.head_scores import REDUCTIONS
 from mmkcr.models.layers.head_operators import OPERATORS
 from mmkcr.visualization import format_table
@@ -63,7 +64,7 @@ def make_parser() -> Parser:
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help="height and width that MACs are counted for; default: the config's")
     parser.add_argument('--out', metavar='DIR', help='work_dirs/<config name>/slim')
-    parser.add_argument('--device', default='cpu', help='(%(default)s)')
+    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu', help='(%(default)s)')
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
@@ -99,6 +100,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     config = load_config(args.config, args.cfg_options)
     init_default_scope(config.get('default_scope', 'mmpretrain'))
+    if args.device == 'cuda' and not torch.cuda.is_available():
+        raise ValueError('expected a CUDA device for `--device cuda`, found none')
+    check_data_folders(config, ('train_dataloader', 'val_dataloader'))
     model, content = build_model(config), {}
     backbone = replaceable_backbone(model)
     if args.checkpoint:
