@@ -3,6 +3,7 @@
 Examples:
     python tools/test.py CONFIG CHECKPOINT
     python tools/test.py CONFIG CHECKPOINT --out results.json --out-item metrics
+    python tools/test.py CONFIG CHECKPOINT --check
 """
 
 from typing import Any, Optional, Sequence
@@ -13,6 +14,7 @@ from mmengine.evaluator import DumpResults
 
 from mmkcr.apis.build import load_config
 from mmkcr.apis.cli import Parser, command
+from mmkcr.apis.expected import check_expected
 from mmkcr.apis.launch import (
     add_common_arguments,
     apply_common_arguments,
@@ -32,6 +34,9 @@ def make_parser() -> Parser:
     parser.add_argument('--out', help='file for predictions (.pkl) or metrics')
     parser.add_argument('--out-item', choices=['metrics', 'pred'],
                         help='what to write to --out (pred)')
+    parser.add_argument('--check', action='store_true',
+                        help="fail if a metric is not what the config's `expected` says, value "
+                        'and tolerance')
     parser.add_argument('--show-dir', help='folder for images of the predictions')
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--interval', type=int, default=1,
@@ -130,6 +135,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     config = load_config(args.config)
     if config.get('test_cfg') is None:
         raise ValueError(f'expected a config with a `test_cfg`, found `{args.config}` without')
+    if args.check and not config.get('expected'):
+        raise ValueError('expected metrics in `expected` of the config for `--check`, found none '
+                         f'in `{args.config}`')
     config = merge_args(config, args)
     check_file(args.checkpoint, 'a checkpoint')
     check_data_folders(config, ('test_dataloader', ))
@@ -143,6 +151,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         metrics = runner.test()
     if args.out and not predictions:
         mmengine.dump(metrics, args.out)
+    outside = check_expected(config, metrics) if args.check else ()
+    if outside:
+        raise ValueError('; '.join(outside))
 
 
 if __name__ == '__main__':

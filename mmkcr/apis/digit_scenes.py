@@ -8,7 +8,7 @@ slimmed one take together, with the ordinary configs and recorded stages
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
 import torch
 from mmengine.config import Config
@@ -181,18 +181,3 @@ def shorten(config: Config, factor: float) -> Config:
     config.default_hooks.checkpoint.update(
         interval=1 if key == 'max_epochs' else 100, max_keep_ckpts=1)
     return config
-
-
-def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float]) -> List[str]:
-    """Compare metrics with a config's ``expected``.
-
-    Args:
-        config (Mapping): With ``expected``, value and tolerance by metric.
-        metrics (Mapping[str, float]): Of a test.
-
-    Returns:
-        list[str]: One sentence for every metric outside.
-    """
-    return [f'expected `{name}` of {value} +/- {tolerance}, found {metrics.get(name)}'
-            for name, (value, tolerance) in (config.get('expected') or {}).items()
-            if not abs(metrics.get(name, float('nan')) - value) <= tolerance]

@@ -9,7 +9,8 @@ import pytest
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import load_weights
-from mmkcr.apis.digit_scenes import TASKS, ScenesOptions, ScenesPipeline, check_expected
+from mmkcr.apis.digit_scenes import TASKS, ScenesOptions, ScenesPipeline
+from mmkcr.apis.expected import check_expected
 from mmkcr.apis.pipeline import Start, deployed
 from mmkcr.compression import Structure, count_params
 from mmkcr.datasets.digits import DigitsOptions, write_digits

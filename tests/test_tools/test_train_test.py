@@ -122,6 +122,24 @@ def test_train_resume_test(tools, config_path, trained, tmp_path):
         100 * sum(right) / 12, abs=1e-4)
 
 
+def test_check_of_what_a_config_expects(tools, config_path, trained, tmp_path, capsys):
+    metrics, tests = tmp_path / 'metrics.json', {}
+    args = [str(trained / 'epoch_1.pth'), '--work-dir', str(tmp_path / 'test')]
+    tools['test'].main([config_path, *args, '--out', str(metrics), '--out-item', 'metrics'])
+    top1 = json.loads(metrics.read_text())['accuracy/top1']
+    for name, value in (('met', top1 + 0.9), ('missed', top1 + 1.1)):
+        tests[name] = tmp_path / f'{name}.py'
+        tests[name].write_text(
+            f'_base_ = {config_path!r}\nexpected = {{"accuracy/top1": ({value}, 1.)}}\n')
+    tools['test'].main([str(tests['met']), *args, '--check'])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        tools['test'].main([str(tests['missed']), *args, '--check'])
+    assert ended.value.code == 1
+    assert f'error: expected `accuracy/top1` of {top1 + 1.1} +/- 1.0, found' in \
+        capsys.readouterr().err
+
+
 def test_rates_by_layer(tools, config_path, rates_by_layer, scales_of, tmp_path):
     flags = rates_by_layer(0.5)
     tools['train'].main([config_path, '--work-dir', str(tmp_path), *flags, 'train_cfg.max_epochs=1',
@@ -157,6 +175,7 @@ def test_resumed_from_a_file_and_unbroken_are_equal(tools, config_path, trained,
     ('train', ['{config}', '--cfg-options', 'custom_hooks.0.type=mmkcr.WarmupSwitchHook'],
      'expected one of the regularizers [] of RegularizedModel, found `kcr`'),
     ('test', ['{config}', 'missing.pth'], 'expected a checkpoint at `missing.pth`, found none'),
+    ('test', ['{config}', 'x.pth', '--check'], 'expected metrics in `expected` of the config'),
     ('test', ['{config}', 'x.pth', '--out-item', 'metrics'], 'expected `--out` with the file'),
     ('test', ['{config}', 'x.pth', '--out', 'x.json'], 'expected a .pkl file for predictions'),
     ('test', ['{config}', 'x.pth', '--show-dir', 'x', '--cfg-options',

@@ -27,10 +27,10 @@ from mmkcr.apis.digit_scenes import (
     TASKS,
     ScenesOptions,
     ScenesPipeline,
-    check_expected,
     run_backbone,
     run_task,
 )
+from mmkcr.apis.expected import check_expected
 from mmkcr.apis.jobs import Job, run_jobs
 from mmkcr.apis.launch import check_file
 from mmkcr.apis.machine import machine_info
