@@ -2,7 +2,6 @@
 
 from typing import Any, Callable, Optional, Sequence
 
-import torch
 from mmengine.model import BaseModel, is_model_wrapper
 from torch import nn
 
@@ -39,10 +38,10 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
         input_shape (Sequence[int]): Shape (C, H, W) of one image.
 
     Returns:
-        Callable: Runs the model on a batch of one on its own device; a task
+        Callable: Runs the model on a batch of one, in its own precision and on its device; a task
         model runs with its head, without losses or post-processing.
     """
-    inputs = next(model.parameters()).new_zeros(1, *input_shape, dtype=torch.float)
+    inputs = next(model.parameters()).new_zeros(1, *input_shape)
     if not isinstance(model, BaseModel):
         return lambda: model(inputs)
     samples = [_detection_sample(input_shape[-2:])] if is_detector(find_task(model)) else None

@@ -15,7 +15,10 @@ SEARCH = {**COMMON, 'optim_wrapper.weights.optimizer': dict(SGD, _delete_=True),
           'optim_wrapper.weights.accumulative_counts': 2}
 RETRAIN = {**COMMON, 'model.architecture.train_cfg.augments': None,
            'optim_wrapper.optimizer': dict(SGD, _delete_=True)}
-KINDS = dict(search=SEARCH, retrain=RETRAIN)
+# masks on queries and keys, and the clusters and Q of the information bottleneck loss
+MASKED = {kind: {key: value for key, value in options.items() if 'drop_path' not in key}
+          for kind, options in (('masked_search', SEARCH), ('masked_retrain', RETRAIN))}
+KINDS = dict(search=SEARCH, retrain=RETRAIN, **MASKED)
 
 
 @pytest.fixture(scope='module')
@@ -25,7 +28,7 @@ def work_dirs(run_jobs, tmp_path_factory):
     single, double = ([dict(kind=kind, work_dir=str(root / f'{kind}{size}'),
                             options={**options, 'train_dataloader.batch_size': size})
                        for kind, options in KINDS.items()] for size in (8, 4))
-    assert run_jobs(single) == [0, 0]
+    assert run_jobs(single) == [0] * len(KINDS)
     for job in double:
         with socket.socket() as free:
             free.bind(('127.0.0.1', 0))
@@ -51,8 +54,11 @@ def test_weights_gates_bases_and_averages(pair):
                 value, other = value @ value.T, other @ other.T
             torch.testing.assert_close(other, value, rtol=1e-5, atol=1e-5, msg=name)
     alphas = [value for name, value in double['state_dict'].items() if name.endswith('alpha')]
-    assert len(alphas) == (2 if kind == 'search' else 0)
+    assert len(alphas) == (2 if kind.endswith('search') else 0)
     assert all(alpha.unique().numel() > 4 for alpha in alphas)
+    biases = [value for name, value in double['state_dict'].items() if name.endswith('mask.bias')]
+    assert len(biases) == (2 if kind.startswith('masked') else 0)
+    assert all(bias.unique().numel() > 4 for bias in biases)  # the masks are trained
 
 
 def test_validation(pair, logged):

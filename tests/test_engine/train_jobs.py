@@ -27,11 +27,22 @@ import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
+from mmpretrain.models import ClsDataPreprocessor
 
 from mmkcr.apis.build import load_config
 from mmkcr.apis.run_settings import move_data
+from mmkcr.registry import MODELS
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+
+
+@MODELS.register_module()
+class PreciseClsDataPreprocessor(ClsDataPreprocessor):
+    """In fp64: of masks, which are steps, none may flip by the rounding of another batch size."""
+
+    def forward(self, data, training=False):
+        data = super().forward(data, training)
+        return dict(data, inputs=data['inputs'].double())
 
 
 class Kill(Hook):
@@ -123,6 +134,34 @@ def retrain_config(root):
         train_cfg=dict(by_epoch=True, max_epochs=4),
         optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
         param_scheduler=[dict(type='LinearLR', start_factor=0.1, by_epoch=False, end=5)])
+    return config
+
+
+def masked(config, **backbone):
+    """DCS: masked queries and keys, and the information bottleneck loss in the place of KCR."""
+    config['model']['architecture'].update(
+        backbone=dict(type='mmkcr.DCSEfficientViT', img_size=32,
+                      arch=dict(widths=[8, 16, 32], depths=[1, 1, 1], head_dim=8),
+                      # a batch norm would see half of the batch in each of two processes
+                      norm_cfg=dict(type='GN', num_groups=4), **backbone),
+        neck=dict(type='mmpretrain.GlobalAveragePooling'))
+    config['model']['architecture']['data_preprocessor'].update(
+        type='mmkcr.PreciseClsDataPreprocessor')
+    config['model'].update(feature_layer='head.fc:input', regularizers=dict(ib=dict(
+        type='mmkcr.InformationBottleneckLoss', num_features=32, num_classes=10, weight=5.)))
+    config['custom_hooks'][2:4] = [
+        dict(type='mmkcr.WarmupSwitchHook', begin=1, losses='ib'),
+        dict(type='mmkcr.InformationBottleneckHook')]
+    return config
+
+
+def masked_search_config(root):
+    return masked(search_config(root), gates=dict(type='mmkcr.GumbelChannelGate', min_size=4))
+
+
+def masked_retrain_config(root):
+    config = masked(retrain_config(root), outputs=False)
+    config['custom_hooks'].append(dict(type='mmkcr.GateNoiseHook'))
     return config
 
 
@@ -274,6 +313,8 @@ def segment_config(root):
 
 def train(job):
     torch.set_num_threads(1)
+    if job.get('kind', '').startswith('masked'):
+        torch.set_default_dtype(torch.float64)
     config = file_config(job) if 'config' in job else Config(
         globals()[f'{job["kind"]}_config'](job['data_root']))
     config.merge_from_dict(job.get('options', {}))

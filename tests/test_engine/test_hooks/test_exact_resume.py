@@ -8,7 +8,10 @@ import pytest
 import torch
 
 # kind, the iteration after which SIGKILL comes (within an epoch, and not on a checkpoint)
-CASES = dict(search=22, retrain=22, iterations=18, iterated_search=18)
+CASES = dict(search=22, retrain=22, iterations=18, iterated_search=18, masked_search=22,
+             masked_retrain=22)
+# a regulariser and its state in the checkpoint: KCR's, and that of DCS's runs with masks
+STATES = dict(kcr={'basis'}, ib={'centroids', 'log_q'})
 
 
 @pytest.fixture(scope='module')
@@ -31,19 +34,28 @@ def runs(run_jobs, tmp_path_factory):
 
 
 @pytest.fixture(params=CASES)
-def pair(request, runs, last_checkpoint):
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def pair(kind, runs, last_checkpoint):
     """Last checkpoints of the unbroken and of the resumed run."""
-    return [last_checkpoint(runs / f'{request.param}_{name}') for name in ('unbroken', 'broken')]
+    return [last_checkpoint(runs / f'{kind}_{name}') for name in ('unbroken', 'broken')]
 
 
-def test_weights_gates_bases_and_averages(pair):
+def term(kind):
+    return 'ib' if kind.startswith('masked') else 'kcr'
+
+
+def test_weights_gates_bases_and_averages(pair, kind):
     for key in ('state_dict', 'ema_state_dict'):
         unbroken, resumed = (checkpoint[key] for checkpoint in pair)
         assert unbroken.keys() == resumed.keys()
         for name, value in unbroken.items():
             assert torch.equal(value, resumed[name]), name
-    names = pair[0]['state_dict'].keys()
-    assert any('kcr.basis' in name for name in names)
+    state = f'regularizers.{term(kind)}.'
+    assert {state + name for name in STATES[term(kind)]} <= pair[0]['state_dict'].keys()
 
 
 def test_optimizers_and_schedules(pair):
@@ -54,9 +66,9 @@ def test_optimizers_and_schedules(pair):
         assert torch.equal(value, other) if torch.is_tensor(value) else value == other, name
 
 
-def test_every_logged_value(pair, logged):
+def test_every_logged_value(pair, kind, logged):
     unbroken, resumed = map(logged, pair)
-    assert {'train/loss', 'train/loss_kcr', 'val/accuracy/top1'} <= unbroken.keys()
+    assert {'train/loss', f'train/loss_{term(kind)}', 'val/accuracy/top1'} <= unbroken.keys()
     assert unbroken == resumed
 
 
@@ -91,10 +103,19 @@ def test_without_a_seed_in_the_config(run_jobs, tmp_path, last_checkpoint, logge
 
 def test_search_moves_gates(runs, last_checkpoint):
     """The runs compared above do train what is compared."""
-    for kind in ('search', 'iterated_search'):
+    for kind in ('search', 'iterated_search', 'masked_search'):
         state = last_checkpoint(runs / f'{kind}_broken')['state_dict']
         alphas = [value for name, value in state.items() if name.endswith('alpha')]
         assert len(alphas) == 2 and all(alpha.unique().numel() > 4 for alpha in alphas)
+
+
+def test_masks_and_clusters_move(runs, last_checkpoint):
+    """Likewise, of the runs of DCS: the masks are trained, the clusters those of an epoch."""
+    for kind in ('masked_search', 'masked_retrain'):
+        state = last_checkpoint(runs / f'{kind}_broken')['state_dict']
+        biases = [value for name, value in state.items() if name.endswith('mask.bias')]
+        assert len(biases) == 2 and all(bias.unique().numel() > 4 for bias in biases)
+        assert state['regularizers.ib.refresh_step'] == 3
 
 
 def _flatten(tree, prefix=''):
