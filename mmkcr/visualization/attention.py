@@ -34,6 +34,7 @@ def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: Union[str, P
             axis.set_title(f'head {head + 1}', fontsize='small')
             axis.legend(fontsize='x-small')
         figure.supxlabel('entropy of a row of attention (nats)', fontsize='small')
+        figure.supylabel('share of rows', fontsize='small')
 
 
 def as_map(weights: np.ndarray, grid: Tuple[int, int]) -> np.ndarray:
