@@ -91,15 +91,20 @@ class MaskedImageHead(nn.Module):
 
     def normalised(self, images: Tensor) -> Tensor:
         """Images less the mean, over the standard deviation, of the window around each pixel."""
-        def average(x: Tensor) -> Tensor:
-            for side in ((self.window, 1), (1, self.window)):  # 2 x 47 additions, not 47 x 47
-                x = F.avg_pool2d(x, side, 1, tuple(length // 2 for length in side),
-                                 count_include_pad=False)
-            return x
-
-        mean = average(images)
-        variance = (average(images.square()) - mean.square()).clamp(min=0)
+        mean = self._average(images)
+        variance = (self._average(images.square()) - mean.square()).clamp(min=0)
         return (images - mean) / (variance + 1e-6).sqrt()
+
+    def _average(self, x: Tensor) -> Tensor:
+        """Mean of the window around each pixel, as far as it lies inside.
+
+        From sums of 1, 2, 4, ... neighbours, rows first: 20 additions a pixel for a window of 47,
+        where ``avg_pool2d`` takes 94 and a ``cumsum`` is not deterministic on a GPU.
+        """
+        inside = x.new_ones(1, 1, *x.shape[-2:])
+        for dim in (-2, -1):
+            x, inside = (_window_sums(y, self.window, dim) for y in (x, inside))
+        return x / inside
 
     def forward(self, features: Tensor, images: Tensor, mask: Tensor) -> Tensor:
         """L1 of the masked pixels.
@@ -118,3 +123,19 @@ class MaskedImageHead(nn.Module):
         target = self.normalised(images.float())[..., :size[0], :size[1]]
         error = (self.decoder(features).float() - target).abs() * pixels
         return error.sum() / (pixels.sum() * images.shape[1]).clamp(min=1)
+
+
+def _window_sums(x: Tensor, window: int, dim: int) -> Tensor:
+    """Sum of the ``window`` entries around each along ``dim``, with zeros beyond the border."""
+    reach, length = window // 2, x.shape[dim]
+    doubled = F.pad(x, (reach, reach) if dim == -1 else (0, 0, reach, reach))
+    total, start, side = torch.zeros_like(x), 0, 1
+    while True:
+        if window & side:
+            total += doubled.narrow(dim, start, length)
+            start += side
+        if 2 * side > window:
+            return total
+        rest = doubled.shape[dim] - side
+        doubled = doubled.narrow(dim, 0, rest) + doubled.narrow(dim, side, rest)
+        side *= 2

@@ -35,17 +35,18 @@ def test_patches_are_drawn_evenly_and_none_at_ratio_0():
     assert not draw(head).any()
 
 
-def test_normalised_targets_and_loss_equal_plain_numpy():
-    head = MaskedImageHead(4, patch_size=4, window=5)
+@pytest.mark.parametrize('window', [1, 5, 13, 31])
+def test_normalised_targets_and_loss_equal_plain_numpy(window):
+    head, reach = MaskedImageHead(4, patch_size=4, window=window), window // 2
     images, features = torch.randn(2, 3, 8, 12), torch.randn(2, 4, 2, 3)
     mask = draw(head, 2, (8, 12), 3) | (torch.arange(6).view(2, 3) == 2)
-    padded = np.full((2, 3, 12, 16), np.nan)
-    padded[:, :, 2:-2, 2:-2] = images.numpy()
+    padded = np.pad(images.numpy().astype(float), [(0, 0)] * 2 + [(reach, reach)] * 2,
+                    constant_values=np.nan)
     target = np.zeros((2, 3, 8, 12))
     for y in range(8):
         for x in range(12):
-            window = padded[:, :, y:y + 5, x:x + 5]
-            mean, var = np.nanmean(window, (2, 3)), np.nanvar(window, (2, 3))
+            seen = padded[:, :, y:y + window, x:x + window]
+            mean, var = np.nanmean(seen, (2, 3)), np.nanvar(seen, (2, 3))
             target[:, :, y, x] = (images[:, :, y, x].numpy() - mean) / np.sqrt(var + 1e-6)
     np.testing.assert_allclose(head.normalised(images).numpy(), target, atol=1e-4)
     decoded = head.decoder(features).detach().numpy()
