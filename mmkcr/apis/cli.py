@@ -43,6 +43,8 @@ def quiet_hosts() -> None:
 
 def sentence(error: BaseException) -> str:
     """An error's message in one line."""
+    if isinstance(error, (FileExistsError, NotADirectoryError)) and error.errno is not None:
+        return f'expected a folder, found a file at or above {error.filename}'
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     return ' '.join(str(text).split()) or type(error).__name__
 

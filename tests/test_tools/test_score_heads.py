@@ -139,3 +139,13 @@ def test_two_processes_are_one(load_tool, roots, dense, tmp_path):
     assert one == two and one['images'] == 25
     kept = [Structure.load(tmp_path / name / 'structure.json').sites for name in names]
     assert kept[0] == kept[1]
+
+
+def test_a_file_where_the_folder_should_be(load_tool, roots, dense, tmp_path, capsys):
+    (tmp_path / 'out').write_text('mine')
+    with pytest.raises(SystemExit):
+        load_tool('analysis_tools/score_heads').main(
+            [CONFIG, dense[1], '--images', '4', '--out', str(tmp_path / 'out'), *roots])
+    error = capsys.readouterr().err
+    assert f'error: expected a folder, found a file at or above {tmp_path}' in error
+    assert (tmp_path / 'out').read_text() == 'mine'
