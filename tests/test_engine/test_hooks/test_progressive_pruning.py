@@ -1,5 +1,6 @@
 """Pruning while training: the budget, an exact resume, two processes, averages, refusals."""
 
+import re
 import socket
 
 import pytest
@@ -22,16 +23,16 @@ SGD = {'optim_wrapper.optimizer': dict(type='SGD', lr=0.05, momentum=0.9, _delet
 
 @pytest.fixture(scope='module')
 def runs(run_jobs, tmp_path_factory):
-    """Work directories of a run, of the same killed and resumed, by target, of one refused."""
+    """Work directories of a run, of the same killed and resumed, by target, of those refused."""
     root = tmp_path_factory.mktemp('pruning')
     jobs = [dict(work_dir=str(root / 'whole')), dict(work_dir=str(root / 'broken'), kill=15),
             dict(work_dir=str(root / 'broken'), resume=True)]
     jobs = [dict(job, kind='pruning', options={'custom_hooks.4.eta': 0.95}) for job in jobs]
     jobs += [dict(kind=kind, work_dir=str(root / f'{kind}{target}'),
                   options={**SHORT, 'model.price.target': target}) for kind, target in CASES]
-    jobs += [dict(kind='pruning', work_dir=str(root / 'unreachable'),
-                  options={**SHORT, 'model.price.target': 0.05})]
-    assert run_jobs(jobs) == [0, -9, 0, *[0] * len(CASES), 1]
+    jobs += [dict(kind=kind, work_dir=str(root / f'{kind}_unreachable'),
+                  options={**SHORT, 'model.price.target': 0.05}) for kind in TARGETS]
+    assert run_jobs(jobs) == [0, -9, 0, *[0] * len(CASES), *[1] * len(TARGETS)]
     return root
 
 
@@ -62,10 +63,20 @@ def test_ends_inside_the_budget(runs, kind, target, last_checkpoint):
         slim(model, 0.9 * target, 1, SHAPE)
 
 
-def test_unreachable_target_is_refused_before_training(runs):
-    text = (runs / 'unreachable' / 'output.txt').read_text()
+@pytest.mark.parametrize('kind', TARGETS)
+def test_unreachable_target_is_refused_before_training(runs, kind):
+    folder = runs / f'{kind}_unreachable'
+    text = (folder / 'output.txt').read_text()
     assert 'ValueError: expected a target within the reachable' in text
-    assert 'Epoch(train)' not in text and not list((runs / 'unreachable').glob('*.pth'))
+    assert 'Epoch(train)' not in text and not list(folder.glob('*.pth'))
+    # the range is that of the smallest and the largest options
+    model = MODELS.build(Config.fromfile(next(folder.glob('*.py'))).model)
+    macs = model.macs_model()
+    ends = [macs({site: int(end(gate.option_sizes())) for site, gate in model.gates().items()})
+            for end in (torch.min, torch.max)]
+    found = re.search(r'reachable (\S+)G to (\S+)G MACs', text).groups()
+    assert [float(end) * 1e9 for end in found] == pytest.approx(ends, rel=1e-5)
+    assert 0.05 * ends[1] < ends[0] and ends[1] == macs.dense
 
 
 def test_resumed_after_slicing_is_the_unbroken_run(runs, last_checkpoint, logged):
