@@ -3,11 +3,15 @@
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from config_files import CONFIGS, ROOT
+from mmdet.structures import DetDataSample
+from mmdet.structures.mask import BitmapMasks
+from mmengine.model import revert_sync_batchnorm
 from mmengine.runner import Runner
-from mmengine.structures import PixelData
+from mmengine.structures import InstanceData, PixelData
 from mmpretrain.structures import DataSample
 from mmseg.structures import SegDataSample
 
@@ -81,37 +85,78 @@ def check_search(path, runner):
         assert path.split('_')[-3] == f'{round(stated * 1000)}m'
 
 
-@pytest.mark.parametrize('path', [path for path in OFB if '/digits/' in path],
-                         ids=lambda path: Path(path).stem)
-def test_every_parameter_gets_a_gradient(path, prepared):
-    model = build(prepared(path), nullcontext).model.train()
-    model.init_weights()
-    samples = [DataSample().set_gt_label(label) for label in range(4)]
-    data = dict(inputs=list(torch.randint(0, 255, (4, 3, 32, 32))), data_samples=samples)
+def losses_that_reach_every_parameter(model, data):
     losses = model(**model.data_preprocessor(data, training=True), mode='loss')
     total, _ = model.parse_losses(losses)
     total.backward()
     assert torch.isfinite(total)
     assert not [name for name, param in model.named_parameters() if param.requires_grad
                 and (param.grad is None or not param.grad.isfinite().all())]
+    return losses
+
+
+def images(count, side):
+    return list(torch.randint(0, 255, (count, 3, side, side), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize('path', [path for path in OFB if '/digits/' in path],
+                         ids=lambda path: Path(path).stem)
+def test_every_parameter_gets_a_gradient(path, prepared):
+    model = build(prepared(path), nullcontext).model.train()
+    model.init_weights()
+    samples = [DataSample().set_gt_label(label) for label in range(4)]
+    losses = losses_that_reach_every_parameter(
+        model, dict(inputs=images(4, 32), data_samples=samples))
     assert ('loss_reconstruction' in losses) == ('search' in path and 'no-pmim' not in path)
 
 
-@pytest.mark.parametrize('path', [path for path in OFB if path.endswith('_digit-scenes.py')],
+def taking_a_step(path, prepared):
+    """The optimizer's step follows the losses; whether it moved the backbone is checked."""
+    runner = build(prepared(path))
+    model = runner.model = revert_sync_batchnorm(runner.model).train()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, float(parameter.ndim == 1), 0.02)  # norms pass on
+    first = next(find_backbone(model).parameters())
+    before = first.detach().clone()
+    yield model
+    runner.optim_wrapper.step()
+    assert not torch.equal(before, first)
+    yield
+
+
+@pytest.mark.parametrize('path', [path for path in OFB if '/segmentation/' in path],
                          ids=lambda path: Path(path).stem)
 def test_segmentors_take_a_step(path, prepared):
-    model = build(prepared(path), nullcontext).model.train()
-    labels = torch.randint(0, 10, (1, 128, 128))
+    step = taking_a_step(path, prepared)
+    model = next(step)
+    # crops of the scenes' size, 8 x 8 tokens of a stage or more, for all
+    labels = torch.randint(0, find_task(model).decode_head.num_classes, (1, 128, 128))
     samples = [SegDataSample(gt_sem_seg=PixelData(data=labels), metainfo=dict(
         img_shape=(128, 128))) for _ in range(2)]
-    data = dict(inputs=list(torch.randint(0, 255, (2, 3, 128, 128), dtype=torch.uint8)),
-                data_samples=samples)
-    losses = model(**model.data_preprocessor(data, training=True), mode='loss')
-    total, _ = model.parse_losses(losses)
-    total.backward()
-    assert torch.isfinite(total) and ('loss_budget' in losses) == (stage_of(path) == 'search')
-    assert not [name for name, param in model.named_parameters() if param.requires_grad
-                and (param.grad is None or not param.grad.isfinite().all())]
+    find_task(model).data_preprocessor.size = (128, 128)
+    losses = losses_that_reach_every_parameter(
+        model, dict(inputs=images(2, 128), data_samples=samples))
+    assert ('loss_budget' in losses) == (stage_of(path) == 'search')
+    next(step)
+
+
+@pytest.mark.parametrize('path', [path for path in OFB if '/detection/' in path],
+                         ids=lambda path: Path(path).stem)
+def test_detectors_take_a_step(path, prepared):
+    step = taking_a_step(path, prepared)
+    model = next(step)
+    model.train_cfg.rpn_proposal.update(nms_pre=100, max_per_img=20)
+    model.roi_head.bbox_sampler.num = 8
+    masks = np.zeros((2, 128, 128), np.uint8)
+    masks[0, 20:60, 10:50], masks[1, 64:110, 60:120] = 1, 1
+    sample = DetDataSample(metainfo=dict(img_shape=(128, 128), ori_shape=(128, 128)))
+    sample.gt_instances = InstanceData(
+        bboxes=torch.tensor([[10., 20., 50., 60.], [60., 64., 120., 110.]]),
+        labels=torch.tensor([1, 79]), masks=BitmapMasks(masks, 128, 128))
+    losses = losses_that_reach_every_parameter(
+        model, dict(inputs=images(1, 128), data_samples=[sample]))
+    assert {'loss_bbox', 'loss_mask'} <= set(losses)
+    next(step)
 
 
 def test_study_has_the_papers_variants():
