@@ -22,7 +22,7 @@ FOUND = {'kcr/search': 12, 'kcr/retrain': 20, 'kcr/deploy': 5, 'kcr/transfer': 3
          'dcs/retrain': 9, 'dcs/deploy': 4, 'dcs/detection': 12,
          'dwconv/digits': 8, 'dwconv/imagenet': 9, 'dwconv/segmentation': 19,
          'ofb/search': 9, 'ofb/retrain': 9, 'ofb/transfer': 2, 'ofb/segmentation': 8,
-         'ofb/detection': 1, 'ofb/digits': 5}
+         'ofb/detection': 1, 'ofb/digits': 6}
 # the dense tasks are built by test_detection_configs.py and test_segmentation_configs.py, those
 # with replaced heads by test_dwconv_configs.py, those of OFB by test_ofb_configs.py
 CLASSIFIERS = [path for path in CONFIGS if Path(path).parts[2] not in ('detection', 'segmentation')

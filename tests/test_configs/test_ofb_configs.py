@@ -43,7 +43,7 @@ def build(config, context=uninitialized):
 
 
 def test_found():
-    assert len(OFB) == 34
+    assert len(OFB) == 35
     for folder in ('search', 'retrain'):
         names = [Path(path).stem.split('_') for path in OFB if f'/{folder}/' in path]
         assert {name[1]: tuple(sorted(int(n[2][:-1]) / 1000 for n in names if n[1] == name[1]))

@@ -1,6 +1,6 @@
-# SETR-naive with the ViT of the digits (ofb_vit-mini.py) for the digit scenes: 16 x 16 tokens,
-# whose positions are resized from 4 x 4 when the classifier is loaded, and then learned. The heads
-# are mmseg's, as narrow as the backbone.
+# SETR-naive with the ViT of the digits (ofb_vit-mini.py) for the digit scenes: patches of 16, so
+# that a digit is one to three tokens wide, and 8 x 8 tokens, whose positions are resized from 2 x 2
+# when the classifier is loaded, and then learned. The heads are mmseg's, as narrow as the backbone.
 norm_cfg = dict(type='GN', num_groups=8, requires_grad=True)
 head = dict(
     type='SETRUPHead',
@@ -28,7 +28,7 @@ model = dict(
         type='mmkcr.OFBVisionTransformer',
         arch=dict(embed_dims=96, num_layers=4, num_heads=4, feedforward_channels=4 * 96),
         img_size=128,
-        patch_size=8,
+        patch_size=16,
         out_type='featmap',
         out_indices=(1, 3),
         with_cls_token=False),

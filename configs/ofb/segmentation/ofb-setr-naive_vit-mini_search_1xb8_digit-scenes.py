@@ -2,15 +2,15 @@
 # python tools/train.py configs/ofb/segmentation/ofb-setr-naive_vit-mini_search_1xb8_digit-scenes.py
 # python tools/slim.py \
 #     configs/ofb/segmentation/ofb-setr-naive_vit-mini_search_1xb8_digit-scenes.py \
-#     work_dirs/ofb-setr-naive_vit-mini_search_1xb8_digit-scenes/iter_150.pth
+#     work_dirs/ofb-setr-naive_vit-mini_search_1xb8_digit-scenes/iter_300.pth
 _base_ = [
     '../../_base_/models/ofb_setr-naive_vit-mini_search.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/ofb_digit-scenes-search_bs8_150i.py',
+    '../../_base_/schedules/ofb_digit-scenes-search_bs8_300i.py',
     '../../_base_/segmentation_runtime.py',
 ]
 
 model = dict(
     architecture=dict(backbone=dict(gates=dict(type='mmkcr.BiMaskGate'))),
     price=dict(target=0.5))
-load_from = 'work_dirs/ofb-setr-naive_vit-mini_dense_1xb8_digit-scenes/iter_300.pth'
+load_from = 'work_dirs/ofb-setr-naive_vit-mini_dense_1xb8_digit-scenes/iter_900.pth'

@@ -3,7 +3,7 @@
 _base_ = [
     '../../_base_/models/ofb_setr-naive_vit-mini.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/ofb_digit-scenes_bs8_150i.py',
+    '../../_base_/schedules/ofb_digit-scenes_bs8_600i.py',
     '../../_base_/segmentation_runtime.py',
 ]
 
@@ -11,3 +11,5 @@ slim_dir = 'work_dirs/ofb-setr-naive_vit-mini_search_1xb8_digit-scenes/slim'
 model = dict(backbone=dict(structure=f'{slim_dir}/structure.json'))
 load_from = f'{slim_dir}/subnet.pth'
 del slim_dir
+# a ViT's rate on the scenes
+optim_wrapper = dict(optimizer=dict(lr=2e-3))
