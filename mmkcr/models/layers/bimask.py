@@ -45,6 +45,26 @@ def take_over(cls: Type[Layer], module: nn.Module, without: Sequence[str] = (),
     return new
 
 
+def masked_linear(linear: nn.Linear, gate: BiMaskGate, x: Tensor, repeats: int = 1) -> Tensor:
+    """A linear layer with a gate's mask on its outputs.
+
+    The mask goes into weight and bias, which have far fewer entries than the
+    outputs of a batch.
+
+    Args:
+        linear (nn.Linear): The layer.
+        gate (BiMaskGate): Of its outputs.
+        x (Tensor): Its input.
+        repeats (int): Times that the gate's units follow each other in the
+            outputs (3 for queries, keys and values). Defaults to 1.
+    """
+    weight, bias = linear.weight, linear.bias
+    if not gate.folded:
+        mask = gate().repeat(repeats)
+        weight, bias = weight * mask[:, None], None if bias is None else bias * mask
+    return F.linear(x, weight, bias)
+
+
 class MaskedLayerNorm(nn.LayerNorm):
     """Layer norm over the channels of the residual stream that a gate supports.
 
@@ -134,7 +154,7 @@ class GatedAttention(MultiheadAttention, SearchableLayer):
         """Attend among tokens (B, N, width)."""
         batch, tokens, _ = x.shape
         heads = self.gate.present_shape
-        qkv = self.qkv(x) * self.gate().to(x.dtype).repeat(3)
+        qkv = masked_linear(self.qkv, self.gate, x, 3)
         query, key, value = qkv.view(batch, tokens, 3, *heads).permute(2, 0, 3, 1, 4)
         drop = self.attn_drop if self.training else 0.
         out = F.scaled_dot_product_attention(query, key, value, dropout_p=drop, scale=self.scale)
@@ -180,7 +200,7 @@ class GatedWindowMSA(SizedWindowMSA, SearchableLayer):
     gate: BiMaskGate
 
     def _qkv(self, x: Tensor) -> Tensor:
-        return self.qkv(x) * self.gate().to(x.dtype).repeat(3)
+        return masked_linear(self.qkv, self.gate, x, 3)
 
     def macs(self, size: Count, input_shape: Sequence[int], width: Count) -> Count:
         """``windows (4 N width size + 2 N^2 size)``."""
@@ -200,7 +220,7 @@ class GatedLinear(nn.Linear, SearchableLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., width * inner) to (..., present) and mask it."""
-        return super().forward(x) * self.gate().to(x.dtype)
+        return masked_linear(self, self.gate, x)
 
     def macs(self, size: Count, input_shape: Sequence[int], width: Count) -> Count:
         """``positions * width * inner * size``."""
@@ -254,7 +274,7 @@ class GatedHiddenFFN(FFN, SearchableLayer):
     def forward(self, x: Tensor, identity: Optional[Tensor] = None) -> Tensor:
         """Run the MLP on ``x`` of shape (..., width)."""
         linear, activation, drop = self.layers[0]
-        hidden = drop(activation(linear(x) * self.gate().to(x.dtype)))
+        hidden = drop(activation(masked_linear(linear, self.gate, x)))
         out = self.gamma2(self.layers[2](self.layers[1](hidden)))
         return (x if identity is None else identity) + self.dropout_layer(out)
 
