@@ -61,5 +61,6 @@ def slim(model: nn.Module,
                           input_shape=list(input_shape))
     if counted is not task:
         structure.macs['part'] = 'backbone'
-    structure.params = dict(dense=count_params(task) - extra, subnet=count_params(subnet))
+    structure.params = dict(dense=count_params(task) - extra + backbone.sliced_params(),
+                            subnet=count_params(subnet))
     return subnet, structure

@@ -5,7 +5,9 @@ search slices them: the largest option alive at every site is that of a network 
 the MACs, chosen without preference; the smaller ones stay open, and in the last row nothing
 does. Training steps (forward, losses, backward, optimizer) run in turns in one process; time and
 ratio are medians over the rounds. Ideal: time in proportion to the MACs. Weights and images are
-random.
+random. --profile says where the time of a step goes: matrix products and convolutions, attention,
+the optimizer, and all other operators, which are those that work entry by entry. A profiler slows a
+step down, small operators most.
 
 Example:
     python tools/benchmarks/search_speed.py \\
@@ -22,6 +24,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from mmpretrain.structures import DataSample
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
@@ -32,6 +35,11 @@ from mmkcr.models.utils import find_backbone
 from mmkcr.visualization import format_table
 
 COLUMNS = ('MACs (G)', 'share', 'decided', 'step (ms)', 'faster', 'ideal', 'of the ideal')
+PARTS = ('MACs (G)', 'products (ms)', 'attention (ms)', 'optimizer (ms)', 'others (ms)')
+#: Beginnings of operators' names.
+_OPERATORS = {'products (ms)': ('aten::mm', 'aten::addmm', 'aten::bmm', 'aten::_slow_conv2d',
+                                'aten::mkldnn_convolution', 'aten::convolution'),
+              'attention (ms)': ('aten::_scaled_dot_product', )}
 CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
 
@@ -48,6 +56,8 @@ def make_parser() -> Parser:
     parser.add_argument('--clock', choices=tuple(CLOCKS), default='wall',
                         help='cpu: time of the process, for --threads 1 on a busy machine '
                         '(%(default)s)')
+    parser.add_argument('--profile', action='store_true',
+                        help='print a second table: where the time of a step goes')
     parser.add_argument('--out', metavar='FILE', help='JSON file '
                         '(work_dirs/benchmarks/search_speed_<config name>.json)')
     return parser
@@ -95,12 +105,30 @@ class Stage:
         self.seconds.append(clock() - start)
 
 
+def batch_of(model: nn.Module, batch_size: int) -> Tuple[torch.Tensor, List[DataSample]]:
+    """Random images and their labels."""
+    return (torch.randn(batch_size, *model.price.input_shape),
+            [DataSample().set_gt_label(0) for _ in range(batch_size)])
+
+
+def parts_of(stage: Stage, images: torch.Tensor, samples: List[DataSample]) -> Tuple:
+    """Cells of the second table, of one step."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        stage.step(images, samples, CLOCKS['wall'])
+    events = profiler.key_averages()
+    times = {name: sum(event.self_cpu_time_total for event in events
+                       if event.key.startswith(operators))
+             for name, operators in _OPERATORS.items()}
+    times['optimizer (ms)'] = sum(event.cpu_time_total for event in events
+                                  if event.key.startswith('Optimizer.step#'))
+    times['others (ms)'] = sum(event.self_cpu_time_total for event in events) - sum(times.values())
+    return (f'{stage.macs / 1e9:.3g}', *(f'{times[name] / 1e3:.0f}' for name in PARTS[1:]))
+
+
 def measure(stages: Sequence[Stage], batch_size: int, rounds: int,
             clock: Callable[[], float] = time.perf_counter) -> None:
     """Steps of all stages in turns; the first of each is forgotten."""
-    shape = stages[0].model.price.input_shape
-    images = torch.randn(batch_size, *shape)
-    samples = [DataSample().set_gt_label(0) for _ in range(batch_size)]
+    images, samples = batch_of(stages[0].model, batch_size)
     for number in range(rounds + 1):
         for stage in stages[::1 if number % 2 else -1]:
             stage.step(images, samples, clock)
@@ -149,12 +177,17 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print(format_table(COLUMNS, rows, f'{Path(args.config).stem}, batch {args.batch_size}, '
                        f'{machine["cpu"]}, {args.threads} threads, {args.clock} clock, '
                        f'torch {machine["torch"]}'))
+    parts = []
+    if args.profile:
+        parts = [parts_of(stage, *batch_of(model, args.batch_size)) for stage in stages]
+        print(format_table(PARTS, parts, 'where a step goes, profiled'))
     out = Path(args.out or f'work_dirs/benchmarks/search_speed_{Path(args.config).stem}.json')
     with atomic_write(out) as path:
         path.write_text(json.dumps(dict(
             config=args.config, batch_size=args.batch_size, clock=args.clock, machine=machine,
             rows=[dict(zip(COLUMNS, row), seconds=stage.seconds)
-                  for row, stage in zip(rows, stages)]), indent=1) + '\n')
+                  for row, stage in zip(rows, stages)],
+            parts=[dict(zip(PARTS, row)) for row in parts]), indent=1) + '\n')
     print(f'Wrote {out}')
 
 

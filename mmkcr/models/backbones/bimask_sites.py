@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mmkcr.compression import Member, scale_members, slice_members
+from mmkcr.compression import Member, count_params, scale_members, slice_members
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.layers.selection import widen
 from .searchable import SearchableBackbone
@@ -97,6 +97,15 @@ class BiMaskSites(SearchableBackbone):
         return {name: {**gates, **self.search_space[site.kind], **own[site.kind],
                        'groups': site.groups}
                 for name, site in self.site_descriptions().items()}
+
+    def _add_gates(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        self._dense_params = count_params(self)
+        super()._add_gates(configs)
+
+    def sliced_params(self) -> int:
+        """Parameters that the dense backbone has and this supernet has lost by now."""
+        gates = sum(map(count_params, self.gates().values()))
+        return self._dense_params + gates - count_params(self) if gates else 0
 
     def gate_members(self, site: str) -> List[Member]:
         """Parameters along a gated site's units, with those of its gate."""

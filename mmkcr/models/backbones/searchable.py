@@ -126,6 +126,10 @@ class SearchableBackbone:
         """The gates of a supernet by site; empty in the other states."""
         return {name: layer.gate for name, layer in searchable_layers(self).items()}
 
+    def sliced_params(self) -> int:
+        """Parameters that the dense backbone has and a supernet sliced while it trains has lost."""
+        return 0
+
     def _gate_configs(self, gates: Mapping[str, Any]) -> Dict[str, Mapping[str, Any]]:
         """Config of the gate of every site that has one."""
         sites = self.sites()

@@ -8,6 +8,7 @@ import torch
 from mmengine.config import Config
 
 from mmkcr.apis import count_macs, slim
+from mmkcr.compression import count_params
 from mmkcr.models.utils import find_backbone
 from mmkcr.registry import HOOKS, MODELS
 
@@ -51,10 +52,12 @@ def test_ends_inside_the_budget(runs, kind, target, last_checkpoint):
     model, _ = searched(runs, name, last_checkpoint)
     assert all(gate.folded and gate.decided for gate in model.gates().values())
     subnet, structure = slim(model, None, 1, SHAPE)
-    built = count_macs(MODELS.build(dict(Config.fromfile(
-        next((runs / name).glob('*.py'))).model.architecture, backbone=dict(
-            structure.backbone, structure=structure))), SHAPE)
+    config = Config.fromfile(next((runs / name).glob('*.py'))).model.architecture
+    dense, again = (MODELS.build(dict(config, backbone=dict(structure.backbone, structure=given)))
+                    for given in (None, structure))
+    built = count_macs(again, SHAPE)
     assert built == count_macs(subnet, SHAPE) == structure.macs['subnet']
+    assert structure.params == dict(dense=count_params(dense), subnet=count_params(again))
     assert 0.97 * target <= built / structure.macs['dense'] <= target
     # the search itself computes no more than the subnet by then
     assert count_macs(model.architecture, SHAPE) == built
