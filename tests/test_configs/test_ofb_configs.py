@@ -161,17 +161,17 @@ def test_detectors_take_a_step(path, prepared):
 
 def test_study_has_the_papers_variants():
     study = Study(ROOT / 'configs/ofb/digits/ofb-study_digits.yml')
-    assert study.steps() == 19 + 13
+    assert study.steps() == 22 + 15
     overrides = [stage.get('overrides', {}) for stage in study.stages.values()]
     targets = [found['model.price.target'] for found in overrides if found]
-    assert sorted(targets) == [0.3] * 4 + [0.6] * 2
+    assert sorted(targets) == [0.3] * 5 + [0.6] * 2
     gates = 'model.architecture.backbone.gates'
     assert any(found.get(f'{gates}.init') == 'uniform' for found in overrides)
     assert any(found.get(f'{gates}.order') == 'ordinal' for found in overrides)
 
 
 @pytest.mark.parametrize('weights, low, high', [
-    (dict(), 100, 1e4), (dict(one_hot=5e-3, eps=0.05), 0, 1)], ids=['preset', 'README'])
+    (dict(one_hot=0.5, eps=1e-3), 100, 1e4), (dict(), 0, 1)], ids=['preset', 'digits'])
 def test_pull_of_the_one_hot_term_at_a_random_start(weights, low, high, load):
     """Gradient on alpha over the budget's: with the preset's weights nothing else counts."""
     config = load('configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py')

@@ -1,4 +1,4 @@
-# Training of a subnet from inherited weights: with its search the iterations of the dense model.
+# Two thirds of the iterations of the dense segmentor, for the search and for its subnet.
 _base_ = './ofb_digit-scenes_bs8_900i.py'
 
 param_scheduler = [

@@ -2,11 +2,11 @@
 # python tools/train.py configs/ofb/segmentation/ofb-upernet_swin-mini_search_1xb8_digit-scenes.py
 # python tools/slim.py \
 #     configs/ofb/segmentation/ofb-upernet_swin-mini_search_1xb8_digit-scenes.py \
-#     work_dirs/ofb-upernet_swin-mini_search_1xb8_digit-scenes/iter_300.pth
+#     work_dirs/ofb-upernet_swin-mini_search_1xb8_digit-scenes/iter_600.pth
 _base_ = [
     '../../_base_/models/ofb_upernet_swin-mini_search.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/ofb_digit-scenes-search_bs8_300i.py',
+    '../../_base_/schedules/ofb_digit-scenes-search_bs8_600i.py',
     '../../_base_/segmentation_runtime.py',
 ]
 
