@@ -149,10 +149,10 @@ def test_settings_of_the_paper(path, load):
     assert config.tta_model.type == 'SegTTAModel'
 
 
-@pytest.mark.parametrize('stage', ['search', 'slim'])
-def test_a_step_with_numbers(stage, prepared):
-    """Swin-T on crops of 512 x 512, with narrower heads."""
-    path = f'configs/kcr/segmentation/kcr-upernet_swin-tiny_{stage}_8xb2_ade20k.py'
+@pytest.mark.parametrize(('arch', 'stage'), [('tiny', 'search'), ('base', 'slim')])
+def test_a_step_with_numbers(arch, stage, prepared, two_threads):
+    """On crops of 512 x 512, with narrower heads."""
+    path = f'configs/kcr/segmentation/kcr-upernet_swin-{arch}_{stage}_8xb2_ade20k.py'
     config = prepared(path)
     task = config.model.get('architecture', config.model)
     task.decode_head.channels = task.auxiliary_head.channels = 16
@@ -166,12 +166,8 @@ def test_a_step_with_numbers(stage, prepared):
     model = prepare_step(runner.model)
     for pool in find_task(model).decode_head.psp_modules:
         pool.eval()  # a norm over a batch of one pooled pixel
-    size = (512, 512) if stage == 'slim' else (256, 256)
     data = model.data_preprocessor(samples((512, 512), 150, 1), training=True)
-    inputs, data_samples = data['inputs'][..., :size[0], :size[1]], data['data_samples']
-    for sample in data_samples:
-        sample.gt_sem_seg = PixelData(data=sample.gt_sem_seg.data[..., :size[0], :size[1]])
-    losses = model(inputs, data_samples, mode='loss')
+    losses = model(**data, mode='loss')
     assert ('loss_kcr' in losses) == ('loss_price' in losses) == (stage == 'search')
     total, _ = model.parse_losses(losses)
     total.backward()
