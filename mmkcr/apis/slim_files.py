@@ -76,16 +76,17 @@ def slim_files(config: Union[str, Path],
     if not find_backbone(model).gates():
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
+    # now: a checkpoint may be that of a supernet that was sliced while it trained
+    task = getattr(model, 'architecture', model)
+    extra = (*find_backbone(model).gates().values(), *added_layers(task).values())
+    dense = state_bytes(task) - sum(map(state_bytes, extra))
     content = load_weights(model, checkpoint, online)
     subnet, structure = slim(model, target_macs, divisor, shape or default_shape(cfg, model), part)
     structure.provenance = provenance(cfg, config, checkpoint, content, online)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
-    task = getattr(model, 'architecture', model)
-    extra = (*find_backbone(model).gates().values(), *added_layers(task).values())
     return SlimResult(structure, folder, dict(
-        checkpoint=Path(checkpoint).stat().st_size,
-        dense=state_bytes(task) - sum(map(state_bytes, extra)),
+        checkpoint=Path(checkpoint).stat().st_size, dense=dense,
         subnet=(folder / WEIGHTS).stat().st_size))
 
 

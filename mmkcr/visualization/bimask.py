@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
+from matplotlib import colormaps
 
 from mmkcr.compression import Structure
 from .figures import saved_figure
@@ -38,24 +39,27 @@ def plot_widths(structure: Structure, groups: Mapping[str, int], path: Union[str
     others = {name: (len(site.kept), site.total) for name, site in structure.sites.items()
               if name not in heads}
     grid = np.zeros((max(map(len, heads.values()), default=1), max(len(heads), 1)))
+    full = max((structure.sites[name].total // groups[name] for name in heads), default=1)
     for column, widths in enumerate(heads.values()):
         grid[:len(widths), column] = widths
     with saved_figure(path, (9, 6), nrows=2) as (_, (above, below)):
-        above.imshow(grid, cmap='Blues', aspect='auto')
+        above.imshow(grid, cmap='Blues', aspect='auto', vmin=0, vmax=full)
         for row, column in zip(*np.nonzero(grid)):
             above.text(column, row, int(grid[row, column]), ha='center', va='center',
-                       fontsize='small')
-        above.set(ylabel='head', title='channels kept of each head')
+                       color='white' if grid[row, column] > full / 2 else 'black')
+        above.set(ylabel='head', title=f'channels kept of each head, of {full}')
+        above.set_yticks(range(len(grid)))
         above.set_xticks(range(len(heads)), heads, rotation=90, fontsize='x-small')
         below.bar(range(len(others)), [total for _, total in others.values()], color='lightgrey')
-        below.bar(range(len(others)), [kept for kept, _ in others.values()])
-        below.set(ylabel='units', title='width and hidden layers')
+        bars = below.bar(range(len(others)), [kept for kept, _ in others.values()])
+        below.bar_label(bars, padding=2, fontsize='small')
+        below.set(ylabel='units', title='width and hidden layers: kept, of all in grey')
         below.set_xticks(range(len(others)), others, rotation=90, fontsize='x-small')
 
 
 def plot_mask_descent(masks: Mapping[str, Sequence[Tuple[str, Numbers]]],
                       path: Union[str, Path]) -> None:
-    """Mask values in descending order, lighter for later checkpoints.
+    """Mask values in descending order, a colour a checkpoint; 1 once folded into the weights.
 
     Args:
         masks (Mapping[str, Sequence[tuple[str, Sequence[float]]]]): By site,
@@ -69,15 +73,20 @@ def plot_mask_descent(masks: Mapping[str, Sequence[Tuple[str, Numbers]]],
         raise ValueError(f'expected masks to plot, found none in {sorted(masks)}')
     columns = min(4, len(masks))
     rows = -(-len(masks) // columns)
-    with saved_figure(path, (3 * columns, 2.2 * rows + 0.4), nrows=rows, ncols=columns,
-                      squeeze=False) as (_, axes):
-        for axis, (site, series) in zip(axes.flat, masks.items()):
-            for number, (label, values) in enumerate(series):
-                shade = 0.15 + 0.7 * number / max(len(series) - 1, 1)
-                axis.plot(np.sort(np.asarray(values, dtype=float))[::-1], color=str(shade),
-                          label=label)
+    series = max(masks.values(), key=len)
+    with saved_figure(path, (3 * columns, 2.2 * rows + 0.8), nrows=rows, ncols=columns,
+                      squeeze=False) as (figure, axes):
+        colors = colormaps['viridis'](np.linspace(0, 0.9, len(series)))
+        for axis, (site, values) in zip(axes.flat, masks.items()):
+            for number, (label, mask) in enumerate(values):
+                # thinner, so that one does not hide those below
+                axis.plot(np.sort(np.asarray(mask, dtype=float))[::-1], color=colors[number],
+                          linewidth=1 + 2 * (len(values) - 1 - number) / len(values), label=label)
             axis.set_title(site, fontsize='small')
             axis.set_ylim(0, 1.05)
         for axis in list(axes.flat)[len(masks):]:
             axis.axis('off')
-        axes.flat[0].legend(fontsize='x-small')
+        figure.supxlabel('unit, in descending order', fontsize='small')
+        figure.supylabel('mask', fontsize='small')
+        figure.legend(*axes.flat[0].get_legend_handles_labels(), loc='outside upper center',
+                      ncols=min(len(series), 6), fontsize='small')

@@ -66,17 +66,24 @@ def search_phases(lines: Sequence[Dict[str, float]]) -> List[Phase]:
 
 
 def plot_search_speed(lines: Sequence[Dict[str, float]], path: Union[str, Path]) -> None:
-    """MACs that are there and time of a step, over iterations, as shares of the first.
+    """MACs that are there and time of a step, over iterations, as shares of the first phase's.
+
+    Thick: medians between slicing events; thin: the logged times.
 
     Args:
         lines (Sequence[dict]): Of :func:`read_scalars`.
         path (str | Path): Figure to write.
     """
     steps = [line.get('step', number) for number, line in enumerate(lines)]
+    phases = search_phases(lines)
+    ends = [phase.first for phase in phases] + [phases[-1].last]
     with saved_figure(path, (7, 4)) as (_, axes):
-        for key, label in (('macs_present', 'MACs'), ('time', 'time of a step')):
-            values = np.asarray([line[key] for line in lines], dtype=float)
-            axes.plot(steps, values / np.median(values[:3]), label=label)
-        axes.set(xlabel='iteration', ylabel='share of the start', ylim=(0, 1.5))
+        axes.plot(steps, [line['time'] / phases[0].seconds for line in lines], color='C1',
+                  linewidth=0.8, alpha=0.4)
+        for values, label in (([1 / phase.ideal for phase in phases], 'MACs'),
+                              ([1 / phase.speed for phase in phases], 'time of a step')):
+            axes.stairs(values, ends, baseline=None, linewidth=2, label=label)
+        axes.set(xlabel='iteration', ylabel='share of the start',
+                 ylim=(0, 1.3 * max(1., *(1 / phase.speed for phase in phases))))
         axes.grid(alpha=0.3)
         axes.legend(fontsize='small')

@@ -8,6 +8,8 @@ import torch
 from mmengine.config import Config
 
 from mmkcr.apis import count_macs, slim
+from mmkcr.apis.build import state_bytes
+from mmkcr.apis.slim_files import slim_files
 from mmkcr.compression import count_params
 from mmkcr.models.utils import find_backbone
 from mmkcr.registry import HOOKS, MODELS
@@ -64,6 +66,18 @@ def test_ends_inside_the_budget(runs, kind, target, last_checkpoint):
     assert slim(model, target, 1, SHAPE)[1].sites == structure.sites
     with pytest.raises(ValueError, match='the search decided on'):
         slim(model, 0.9 * target, 1, SHAPE)
+
+
+def test_sizes_of_the_dense_parent_are_told(runs, tmp_path):
+    """The checkpoint's tensors are the subnet's by then."""
+    folder = runs / 'pruning0.4'
+    config = next(folder.glob('*.py'))
+    found = slim_files(config, (folder / 'last_checkpoint').read_text(), out=tmp_path)
+    backbone = dict(Config.fromfile(config).model.architecture.backbone, gates=None)
+    dense = MODELS.build(dict(Config.fromfile(config).model.architecture, backbone=backbone))
+    assert found.bytes['dense'] == state_bytes(dense)
+    assert found.structure.params['dense'] == count_params(dense)
+    assert found.structure.params['subnet'] < 0.5 * found.structure.params['dense']
 
 
 @pytest.mark.parametrize('kind', TARGETS)
