@@ -54,8 +54,9 @@ def test_search_and_structure(run_tool, refused, config, tmp_path):
 
 def test_steps_are_timed_at_the_sizes_asked_for(run_tool, config, tmp_path):
     printed = run_tool(SPEED, config, '--shares', 0.6, 0.4, '--batch-size', 2, '--threads', 1,
-                       '--rounds', 2, '--out', tmp_path / 'speed.json')
-    rows = json.loads((tmp_path / 'speed.json').read_text())['rows']
+                       '--rounds', 2, '--profile', '--out', tmp_path / 'speed.json')
+    written = json.loads((tmp_path / 'speed.json').read_text())
+    rows = written['rows']
     assert [row['decided'] for row in rows] == ['no', 'no', 'no', 'yes']
     shares = [float(row['share'][:-1]) / 100 for row in rows]
     assert shares[0] == 1 and shares[2] == shares[3]
@@ -63,6 +64,9 @@ def test_steps_are_timed_at_the_sizes_asked_for(run_tool, config, tmp_path):
     for row, share in zip(rows, shares):
         assert len(row['seconds']) == 2 and row['faster'] in printed
         assert float(row['ideal']) == pytest.approx(1 / share, abs=0.02)
+    assert [part['MACs (G)'] for part in written['parts']] == [row['MACs (G)'] for row in rows]
+    assert all(float(part['others (ms)']) > 0 for part in written['parts'])
+    assert 'attention (ms)' in printed
 
 
 @pytest.mark.parametrize('args, message', [

@@ -122,7 +122,7 @@ def parts_of(stage: Stage, images: torch.Tensor, samples: List[DataSample]) -> T
     times['optimizer (ms)'] = sum(event.cpu_time_total for event in events
                                   if event.key.startswith('Optimizer.step#'))
     times['others (ms)'] = sum(event.self_cpu_time_total for event in events) - sum(times.values())
-    return (f'{stage.macs / 1e9:.3g}', *(f'{times[name] / 1e3:.0f}' for name in PARTS[1:]))
+    return (f'{stage.macs / 1e9:.3g}', *(f'{times[name] / 1e3:.1f}' for name in PARTS[1:]))
 
 
 def measure(stages: Sequence[Stage], batch_size: int, rounds: int,
