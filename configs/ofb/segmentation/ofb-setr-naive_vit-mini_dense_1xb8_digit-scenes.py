@@ -13,3 +13,6 @@ model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoin
 del checkpoint
 # a ViT's rate on the scenes
 optim_wrapper = dict(optimizer=dict(lr=2e-3))
+
+# mIoU of one run, seed 0 (README.md); the tolerance is a guess, not measured. Chance gives 5.
+expected = dict(mIoU=(30.8, 6.))

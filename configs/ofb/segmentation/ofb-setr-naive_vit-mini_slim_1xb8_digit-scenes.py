@@ -13,3 +13,6 @@ load_from = f'{slim_dir}/subnet.pth'
 del slim_dir
 # a ViT's rate on the scenes
 optim_wrapper = dict(optimizer=dict(lr=2e-3))
+
+# mIoU of one run, seed 0 (README.md); the tolerance is a guess, not measured. Chance gives 5.
+expected = dict(mIoU=(42.5, 6.))
