@@ -28,6 +28,8 @@ BACKBONE = 'kcr/digits/kcr-dense_swin-mini_1xb64_digits.py'
 TASKS = dict(
     detection='kcr/detection/kcr-mask-rcnn_swin-mini_{}_1xb8_digit-scenes.py',
     segmentation='kcr/segmentation/kcr-upernet_swin-mini_{}_1xb8_digit-scenes.py')
+#: What the configs name as result, by the factor of the schedules.
+EXPECTED = {1.: 'expected', 0.25: 'expected_short'}
 CURVES = dict(box_ap='val/coco/bbox_mAP', mask_ap='val/coco/segm_mAP', miou='val/mIoU',
               macs='train/macs', kept='train/kept')
 
