@@ -2,7 +2,6 @@
 # python tools/train.py configs/dcs/digits/dcs-dense_efficientvit-mini_1xb64_digits.py
 # python tools/train.py \
 #     configs/dcs/detection/dcs-mask-rcnn_efficientvit-mini_dense_1xb8_digit-scenes.py
-# Bar, not measured yet: box and mask mAP above 0.30.
 _base_ = [
     '../../_base_/models/dcs_mask-rcnn_efficientvit-mini.py',
     '../../_base_/datasets/digit_scenes_instance.py',
@@ -13,3 +12,6 @@ _base_ = [
 checkpoint = 'work_dirs/dcs-dense_efficientvit-mini_1xb64_digits/epoch_48.pth'
 model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint)))
 del checkpoint
+
+# Value and tolerance of this run, seed 0 (../README.md); digits found by chance give 0.
+expected = {'coco/bbox_mAP': (0.76, 0.08), 'coco/segm_mAP': (0.61, 0.08)}
