@@ -3,7 +3,7 @@
 # python tools/train.py configs/dwconv/digits/dwconv-pretrain_vit-octo_p16_1xb64_digits-five.py
 _base_ = [
     './dwconv-pretrain_vit-octo_1xb64_digits-five.py',
-    '../../_base_/datasets/digits_anywhere.py',
+    '../../_base_/datasets/pipelines/digits_anywhere.py',
 ]
 
 model = dict(backbone=dict(patch_size=16))

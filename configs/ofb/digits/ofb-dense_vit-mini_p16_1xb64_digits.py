@@ -2,7 +2,7 @@
 # python tools/train.py configs/ofb/digits/ofb-dense_vit-mini_p16_1xb64_digits.py
 _base_ = [
     './ofb-dense_vit-mini_1xb64_digits.py',
-    '../../_base_/datasets/digits_anywhere.py',
+    '../../_base_/datasets/pipelines/digits_anywhere.py',
 ]
 
 model = dict(backbone=dict(patch_size=16))

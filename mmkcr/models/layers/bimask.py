@@ -60,7 +60,7 @@ def masked_linear(linear: nn.Linear, gate: BiMaskGate, x: Tensor, repeats: int =
     """
     weight, bias = linear.weight, linear.bias
     if not gate.folded:
-        mask = gate().repeat(repeats)
+        mask = gate().to(weight.dtype).repeat(repeats)
         weight, bias = weight * mask[:, None], None if bias is None else bias * mask
     return F.linear(x, weight, bias)
 
