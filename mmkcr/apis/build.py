@@ -99,12 +99,17 @@ def load_weights(model: nn.Module, path: Union[str, Path], online: bool = False)
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint, is one of another model, or has no
-            average beside the weights although ``online`` asks for the latter.
+        ValueError: It is no checkpoint, is one of another model, has none of
+            the model's gates, or has no average beside the weights although
+            ``online`` asks for the latter.
     """
     checkpoint = read_checkpoint(path)
+    state = _state(checkpoint, path, online)
+    if _has_gates(model.state_dict()) and not _has_gates(state):
+        raise ValueError(f'expected a checkpoint of a search, as the config is one, found `{path}` '
+                         'without gates')
     try:
-        model.load_state_dict(_state(checkpoint, path, online), strict=True)
+        model.load_state_dict(state, strict=True)
     except (RuntimeError, ValueError) as error:
         text = ' '.join(str(error).split()).replace('Error(s) in loading state_dict for ', '')
         raise ValueError(f'expected a checkpoint of the `{_name(model)}` of the config, found '
@@ -143,6 +148,10 @@ def _state(checkpoint: Mapping[str, Any], path: Union[str, Path], online: bool) 
                          f'found `{path}` without `ema_state_dict`')
     return {key[len('module.'):]: value for key, value in checkpoint['ema_state_dict'].items()
             if key.startswith('module.')}
+
+
+def _has_gates(state: Mapping[str, Any]) -> bool:
+    return any('.gate.' in key for key in state)
 
 
 def _name(model: nn.Module) -> str:

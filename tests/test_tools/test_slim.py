@@ -149,11 +149,16 @@ def test_refusals(refused, run_tool, search_config, checkpoint, tmp_path):
     junk = tmp_path / 'junk.pth'
     junk.write_text('no checkpoint')
     run_tool('slim', search_config, checkpoint, '--out', tmp_path / 's')
+    model, dense = supernet(search_config, checkpoint).architecture, tmp_path / 'dense.pth'
+    torch.save(dict(state_dict={key: value for key, value in model.state_dict().items()
+                                if '.gate.' not in key}), dense)
     for args, message in [
         (('no.py', checkpoint), 'a config file at `no.py`, found none'),
         ((search_config, 'no.pth'), 'a checkpoint at `no.pth`, found none'),
         ((search_config, junk), 'a file that cannot be read'),
-        ((search_config, tmp_path / 's' / 'subnet.pth'), 'checkpoint of the supernet'),
+        ((search_config, tmp_path / 's' / 'subnet.pth'), 'subnet.pth` without gates'),
+        ((search_config, dense), f'expected a checkpoint of a search, as the config is one, found '
+                                 f'`{dense}` without gates'),
         ((search_config, checkpoint, '--online-weights'), 'without `ema_state_dict`'),
         ((search_config, checkpoint, '--target-macs', 'much'), 'MACs target such as'),
         ((search_config, checkpoint, '--divisor', '0'), '`divisor` of at least 1, found 0'),
