@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from mmdet.structures import DetDataSample
+from mmengine.structures import InstanceData, PixelData
+from mmseg.structures import SegDataSample
 
 from mmkcr.apis import inferencer, list_models, model_config, register_models, slim
 from mmkcr.apis.build import build_model, load_config
@@ -136,26 +139,40 @@ def test_checkpoint_of_another_model(trained, tmp_path):
 
 @pytest.fixture
 def demo():
-    """The command's main function."""
+    """The command's module."""
     spec = importlib.util.spec_from_file_location(
         'before_after', REPO / 'tools/demo/before_after.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.main
+    return module
 
 
 @pytest.mark.parametrize('name', [DETECTOR, SEGMENTOR])
 def test_pictures(demo, name, trained, scenes, tmp_path, capsys):
     dense, subnet, structure = trained(name)
-    demo(['--dense', name.format('dense'), dense, '--slim', name.format('slim'), subnet,
-          '--structure', structure, '--images', str(scenes / 'scenes/images/validation'),
-          '--count', '1', '--out', str(tmp_path), '--score-thr', '0.05'])
+    demo.main(['--dense', name.format('dense'), dense, '--slim', name.format('slim'), subnet,
+               '--structure', structure, '--images', str(scenes / 'scenes/images/validation'),
+               '--count', '1', '--out', str(tmp_path), '--score-thr', '0.05'])
     picture, = tmp_path.glob('*.png')
     assert str(picture) in capsys.readouterr().out
     pixels = imread(picture)[..., :3]
     left, right = np.array_split(pixels, 2, axis=1)
     assert pixels.shape[:2] == (528, 960) and left.std() > 0 and right.std() > 0
     assert not np.array_equal(left, right)
+
+
+def test_what_was_found_is_enlarged_with_the_image(demo):
+    """Labels have one size in pixels: on a small image they would hide the digits."""
+    masks = torch.rand(2, 3, 4) < 0.5
+    boxes = torch.tensor([[0., 1., 2., 3.], [1., 1., 4., 2.]])
+    sample = DetDataSample(pred_instances=InstanceData(bboxes=boxes, masks=masks))
+    found = demo.enlarge_sample(sample, 4).pred_instances
+    assert torch.equal(found.bboxes, 4 * boxes) and torch.equal(sample.pred_instances.bboxes, boxes)
+    np.testing.assert_array_equal(found.masks, np.kron(masks, np.ones((1, 4, 4), bool)))
+    classes = torch.randint(10, (1, 3, 4))
+    sample = SegDataSample(pred_sem_seg=PixelData(data=classes))
+    found = demo.enlarge_sample(sample, 2).pred_sem_seg.data
+    np.testing.assert_array_equal(found, np.kron(classes, np.ones((1, 2, 2), int)))
 
 
 @pytest.mark.parametrize(('change', 'message'), [
@@ -168,7 +185,8 @@ def test_wrong_arguments(demo, scenes, tmp_path, capsys, change, message):
                  count='1')
     given.update(change)
     with pytest.raises(SystemExit):
-        demo(['--dense', given['dense'], 'x.pth', '--slim', DETECTOR.format('slim'), 'x.pth',
-              '--images', given['images'], '--count', given['count'], '--out', str(tmp_path)])
+        demo.main(['--dense', given['dense'], 'x.pth', '--slim', DETECTOR.format('slim'), 'x.pth',
+                   '--images', given['images'], '--count', given['count'], '--out',
+                   str(tmp_path)])
     line, = capsys.readouterr().err.splitlines()
     assert line.startswith('error: ') and message in line and not list(tmp_path.iterdir())

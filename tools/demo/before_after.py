@@ -13,9 +13,13 @@ Examples:
 """
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
+import mmcv
+import torch
+from mmengine.structures import PixelData
 from numpy import ndarray
+from torch import Tensor
 
 from mmkcr.apis import count_macs, inferencer, model_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
@@ -23,6 +27,7 @@ from mmkcr.models.utils import find_backbone
 from mmkcr.visualization.figures import saved_figure
 
 SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp')
+SIDE = 512  # an image is enlarged until just not longer
 
 
 def make_parser() -> Parser:
@@ -80,16 +85,40 @@ def load(model: Sequence[str], structure: Optional[str], device: str) -> Any:
 
 def draw(built: Any, images: Sequence[Path], score_thr: float) -> Tuple[List[ndarray], int]:
     """Images (H, W, 3) in RGB with what a model finds, and its backbone's MACs for the first."""
-    options: Dict[str, Any] = dict(return_vis=True)
-    if built.scope == 'mmdet':
-        options.update(pred_score_thr=score_thr, no_save_pred=True, no_save_vis=True)
-    backbone, shapes = find_backbone(built.model), []
+    options = dict(pred_score_thr=score_thr) if built.scope == 'mmdet' else {}
+    backbone, shapes, drawn = find_backbone(built.model), [], []
     hook = backbone.register_forward_pre_hook(
         lambda _, inputs: shapes.append(tuple(inputs[0].shape[1:])))
-    drawn = [built(str(image), **options)['visualization'] for image in images]
+    built.visualizer.dataset_meta = built.model.dataset_meta
+    for path in images:
+        found = built(str(path), return_datasamples=True)
+        sample, = found['predictions'] if isinstance(found, dict) else [found]
+        image = torch.from_numpy(mmcv.imread(path, channel_order='rgb'))[None]
+        factor = max(1, SIDE // max(image.shape[1:3]))  # labels are of one size
+        built.visualizer.add_datasample(
+            path.stem, enlarge(image, factor)[0].numpy(), enlarge_sample(sample, factor),
+            draw_gt=False, **options)
+        drawn.append(built.visualizer.get_image())
     hook.remove()
-    drawn = [found[0] if isinstance(found, list) else found for found in drawn]
     return drawn, count_macs(backbone, shapes[0])
+
+
+def enlarge(pixels: Tensor, factor: int) -> Tensor:
+    """Repeat the pixels of images (N, H, W, ...)."""
+    return pixels.repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+
+
+def enlarge_sample(sample: Any, factor: int) -> Any:
+    """What was found in an image, as found in the enlarged one."""
+    sample = sample.cpu()
+    if 'pred_instances' in sample:
+        found = sample.pred_instances
+        found.bboxes = found.bboxes * factor
+        if 'masks' in found:
+            found.masks = enlarge(found.masks, factor)
+    else:
+        sample.pred_sem_seg = PixelData(data=enlarge(sample.pred_sem_seg.data, factor))
+    return sample
 
 
 @command
