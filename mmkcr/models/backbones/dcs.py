@@ -5,7 +5,6 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from torch import nn
 
-from mmkcr.compression import Structure
 from mmkcr.models.gates import QKMask
 from mmkcr.registry import MODELS
 from .searchable import SearchableBackbone
@@ -14,8 +13,7 @@ from .searchable import SearchableBackbone
 class DCSBackbone(SearchableBackbone):
     """Mixin: a mask on queries and keys of every attention, and selected attention outputs.
 
-    The mask is there in the supernet and in the subnet; at inference of a dense or sliced network
-    its linear layer is computed with that of queries, keys and values. The paper's ablations:
+    The mask is there in the supernet and in the subnet. The paper's ablations:
 
     - ``DCS-Arch1`` (mask only): ``outputs=False``. There is nothing to search: the network
       with masks is trained as it is, without ``gates`` or ``structure``.
@@ -41,7 +39,6 @@ class DCSBackbone(SearchableBackbone):
                  **kwargs: Any) -> None:
         self.qk_mask, self.outputs = qk_mask, outputs
         super().__init__(*args, **kwargs)
-        self._fuse_masks(not self.gates())
 
     def _method_args(self) -> Dict[str, Any]:
         """The method's own arguments where they are not the default."""
@@ -69,16 +66,6 @@ class DCSBackbone(SearchableBackbone):
     def _mask_attention(self, name: str) -> None:
         """Put a mask on one attention layer of the dense backbone."""
         raise NotImplementedError
-
-    def _fuse_masks(self, fuse: bool) -> None:
-        for module in self.modules():
-            if hasattr(module, 'fuse_mask'):
-                module.fuse_mask = fuse
-
-    def slice_to(self, structure: Structure) -> None:
-        """See :meth:`SearchableBackbone.slice_to`."""
-        super().slice_to(structure)
-        self._fuse_masks(True)
 
     def masks(self) -> Dict[str, QKMask]:
         """The masks by module path; empty in the dense state and in ``DCS-Arch2``."""

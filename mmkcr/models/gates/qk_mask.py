@@ -1,6 +1,6 @@
 """Input-dependent mask on queries and keys of DCS-Transformer, section 3.1."""
 
-from typing import Any, Optional, Tuple
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -60,12 +60,6 @@ class QKMask(NoisyGate, AddedLayer):
         self.bias = nn.Parameter(torch.full((rows, ), float(init)))
         self._seed: Optional[int] = None
         self._noise: Optional[Tensor] = None
-        self._fused: Optional[Tuple[Any, Tensor, Tensor]] = None
-
-    @property
-    def rows(self) -> int:
-        """Rows of the linear layer: D, or 2 D of separate masks."""
-        return len(self.bias)
 
     def resample(self, generator: Optional[torch.Generator] = None) -> None:
         """Draw the seed of one training step's noise; the shape is known in the forward only."""
@@ -80,65 +74,31 @@ class QKMask(NoisyGate, AddedLayer):
         self._noise = self._noise.to(theta)
         return self._noise
 
-    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor]:
-        """Masks of queries and keys for the attention's input.
+    def forward(self, x: Tensor) -> Tensor:
+        r"""The linear layer's output :math:`\theta`, in training with the step's noise.
 
         Args:
             x (Tensor): (B, N, C), or (B, C, H, W) with ``maps``.
 
         Returns:
-            tuple[Tensor, Tensor]: Of 0 and 1, (B, N, D) or (B, D, H, W) each; the same one
-            twice unless ``separate``.
+            Tensor: (B, N, R, D), or (B, R, D, H, W) with ``maps``; R is 1, or 2 with
+            ``separate``, so that it broadcasts to queries and keys.
         """
         if self.maps:
             theta = F.conv2d(x, self.weight[..., None, None], self.bias)
         else:
             theta = F.linear(x, self.weight, self.bias)
-        return self.binarize(theta)
-
-    def binarize(self, theta: Tensor) -> Tuple[Tensor, Tensor]:
-        """As :meth:`forward`, from the linear layer's output."""
         if self.training and self._seed is not None:
             theta = theta + self.noise_like(theta)
+        return theta.unflatten(1 if self.maps else -1, (-1, self.channels))
+
+    def binarize(self, theta: Tensor) -> Tensor:
+        """M of zeros and ones, with the gradient of the sigmoid."""
         mask = (theta > 0).to(theta.dtype)
         if torch.is_grad_enabled() and theta.requires_grad:
             soft = torch.sigmoid(theta.float() / self.temperature).to(theta.dtype)
             mask = mask + (soft - soft.detach())
-        return tuple(mask.chunk(2, 1 if self.maps else -1)) if self.separate else (mask, mask)
-
-    def fused(self, projection: nn.Module) -> Tuple[Tensor, Tensor]:
-        """Weight and bias of a projection of x with the mask's rows below its own.
-
-        Computed once and kept until a weight changes or the mode is set, which covers optimizers,
-        loading, and averages that are swapped in through ``.data`` before an evaluation. Within
-        ``torch.compile`` it is computed each time.
-
-        Args:
-            projection (nn.Linear | nn.Conv2d): Of x, to queries, keys and values.
-
-        Returns:
-            tuple[Tensor, Tensor]: Weight (O + rows, ...) and bias (O + rows, ).
-        """
-        if torch.compiler.is_compiling():
-            return self._concatenate(projection)
-        parts = [p for p in (projection.weight, projection.bias, self.weight, self.bias)
-                 if p is not None]
-        state = [(id(p), p.data_ptr(), p._version, p.dtype) for p in parts]
-        if self._fused is None or self._fused[0] != state:
-            self._fused = (state, *self._concatenate(projection))
-        return self._fused[1:]
-
-    def train(self, mode: bool = True) -> 'QKMask':
-        """Set the mode, and forget the fused weights."""
-        self._fused = None
-        return super().train(mode)
-
-    def _concatenate(self, projection: nn.Module) -> Tuple[Tensor, Tensor]:
-        own = self.weight.reshape(self.rows, *projection.weight.shape[1:])
-        bias = projection.bias
-        if bias is None:
-            bias = self.bias.new_zeros(len(projection.weight))
-        return torch.cat([projection.weight, own]).detach(), torch.cat([bias, self.bias]).detach()
+        return mask
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""

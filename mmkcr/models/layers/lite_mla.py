@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from mmkcr.compression import SearchableLayer, slice_conv
 from mmkcr.compression.sites import Count
 from mmkcr.models.gates import BaseGate, QKMask
+from .masked_attention import select
+from .selection import eager_on_cpu
 
 
 class LiteMLA(BaseModule):
@@ -64,7 +66,6 @@ class LiteMLA(BaseModule):
         self.proj = ConvModule((1 + len(scales)) * channels, channels, 1, norm_cfg=norm_cfg,
                                act_cfg=None)
         self.mask: Optional[QKMask] = None
-        self.fuse_mask = False
 
     @property
     def features(self) -> int:
@@ -75,50 +76,38 @@ class LiteMLA(BaseModule):
         """Mask queries and keys.
 
         Args:
-            mask (QKMask): For maps of C channels; its weights get the key ``mask``. With
-                ``fuse_mask`` its linear layer is computed with that of ``qkv`` at inference.
+            mask (QKMask): For maps of C channels; its weights get the key ``mask``.
         """
         self.mask = mask
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""
-        qkv, masks = self._project(x)
-        out = self.attend(*self.queries_keys_values(qkv, masks))
+        theta = None if self.mask is None else self.mask(x)
+        out = self.attend(*self.queries_keys_values(self.qkv(x), theta))
         out = out.reshape(x.shape[0], self.features, *x.shape[2:])
         return x + self.proj(self._select(out))
 
-    def _project(self, x: Tensor) -> Tuple[Tensor, Optional[Tuple[Tensor, Tensor]]]:
-        if self.mask is None:
-            return self.qkv(x), None
-        if not self.fuse_mask or self.training or torch.is_grad_enabled():
-            return self.qkv(x), self.mask(x)
-        out = F.conv2d(x, *self.mask.fused(self.qkv))
-        qkv, theta = out.split([3 * self.channels, self.mask.rows], 1)
-        return qkv, self.mask.binarize(theta)
-
-    def queries_keys_values(
-            self, qkv: Tensor,
-            masks: Optional[Tuple[Tensor, Tensor]]) -> Tuple[Tensor, Tensor, Tensor]:
-        """Of all scales, rectified and masked.
+    def queries_keys_values(self, qkv: Tensor,
+                            theta: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
+        """Of all scales, masked and rectified.
 
         Args:
             qkv (Tensor): (B, 3 C, H, W); a head's 3 d channels are together.
-            masks (tuple[Tensor, Tensor], optional): Of queries and keys, (B, C, H, W).
+            theta (Tensor, optional): Of the mask of every scale, (B, R, C, H, W).
 
         Returns:
             tuple[Tensor, Tensor, Tensor]: (B, S H, d, N) each.
         """
         scales = torch.cat([qkv, *(convs(qkv) for convs in self.aggreg)], 1)
-        heads = scales.flatten(2).unflatten(1, (-1, 3 * self.head_dim))
-        q, k, v = heads.split(self.head_dim, 2)
-        if masks is not None:
-            q, k = (self._masked(mask, x) for mask, x in zip(masks, (q, k)))
-        return F.relu(q), F.relu(k), v
-
-    def _masked(self, mask: Tensor, x: Tensor) -> Tensor:
-        """One mask (B, C, H, W) for every scale of x (B, S H, d, N)."""
-        mask = mask.flatten(2).unflatten(1, (1, -1, self.head_dim))
-        return (x.unflatten(1, (1 + len(self.aggreg), -1)) * mask).flatten(1, 2)
+        heads = scales.flatten(2).unflatten(1, (-1, 3, self.head_dim))
+        qk, v = heads.split([2, 1], 2)
+        if theta is not None:
+            theta = theta.flatten(3).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+            qk = qk.unflatten(1, (1 + len(self.aggreg), -1))
+            qk = select(qk, self.mask, theta[:, None]).flatten(1, 2)
+        alone = eager_on_cpu(qk) and not torch.is_grad_enabled()  # nobody else reads qk
+        q, k = F.relu(qk, inplace=alone).unbind(2)
+        return q, k, v.squeeze(2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Normalised linear attention, (B, S H, d, N) each and in total."""
@@ -146,7 +135,7 @@ class _LiteMLAParts(LiteMLA):
         self.channels, self.head_dim = dense.channels, dense.head_dim
         self.eps, self.quadratic = dense.eps, dense.quadratic
         self.qkv, self.aggreg, self.proj = dense.qkv, dense.aggreg, dense.proj
-        self.mask, self.fuse_mask = dense.mask, dense.fuse_mask
+        self.mask = dense.mask
         self.training = dense.training
 
 

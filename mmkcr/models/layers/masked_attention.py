@@ -6,12 +6,29 @@ B batch, N tokens, D channels, H heads, d head width (D = H d).
 from typing import Tuple
 
 import torch
-import torch.nn.functional as F
 from mmengine.model import BaseModule
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor
 
 from mmkcr.models.gates import QKMask
+from .selection import eager_on_cpu
+
+
+def select(values: Tensor, mask: QKMask, theta: Tensor) -> Tensor:
+    """``values * M``; in eager inference on a CPU in place, in one kernel and without M.
+
+    Args:
+        values (Tensor): Queries and keys, computed for this call alone.
+        mask (QKMask): Gives M.
+        theta (Tensor): The mask's output, in a shape that broadcasts to ``values``.
+
+    Returns:
+        Tensor: Of the shape of ``values``.
+    """
+    if eager_on_cpu(values) and not torch.is_grad_enabled():
+        return torch.ops.aten.threshold_backward.grad_input(
+            values, theta, 0, grad_input=values)  # what it was where theta > 0, else 0
+    return values * mask.binarize(theta)
 
 
 class MaskedAttention(BaseModule):
@@ -20,7 +37,6 @@ class MaskedAttention(BaseModule):
     Args:
         attention (MultiheadAttention): mmpretrain's; its parameters keep their keys.
         mask (QKMask): Of D channels, under the key ``mask``.
-            With ``fuse_mask`` its linear layer is computed with that of ``qkv`` at inference.
 
     Raises:
         TypeError: ``attention`` is no mmpretrain ``MultiheadAttention``, or has a shortcut of its
@@ -44,7 +60,6 @@ class MaskedAttention(BaseModule):
         self.gamma1 = attention.gamma1
         self.training = attention.training
         self.mask = mask
-        self.fuse_mask = False
 
     def queries_keys_values(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """Masked queries and keys, and values.
@@ -55,15 +70,10 @@ class MaskedAttention(BaseModule):
         Returns:
             tuple[Tensor, Tensor, Tensor]: (B, H, N, d) each.
         """
-        if not self.fuse_mask or self.training or torch.is_grad_enabled():
-            (mask_q, mask_k), qkv = self.mask(x), self.qkv(x)
-        else:
-            qkv = F.linear(x, *self.mask.fused(self.qkv))
-            qkv, theta = qkv.split([3 * self.embed_dims, self.mask.rows], -1)
-            mask_q, mask_k = self.mask.binarize(theta)
-        q, k, v = qkv.chunk(3, -1)
+        qk, v = self.qkv(x).unflatten(-1, (3, self.embed_dims)).split([2, 1], -2)
+        q, k = select(qk, self.mask, self.mask(x)).unbind(-2)
         return tuple(part.unflatten(-1, (self.num_heads, self.head_dims)).transpose(1, 2)
-                     for part in (q * mask_q, k * mask_k, v))
+                     for part in (q, k, v.squeeze(-2)))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) to the same shape."""

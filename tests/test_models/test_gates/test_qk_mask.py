@@ -1,4 +1,4 @@
-"""The mask on queries and keys: straight-through gradient, seeded noise, fused projection."""
+"""The mask on queries and keys: straight-through gradient, seeded noise."""
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 
 from mmkcr.models.gates import QKMask
 from mmkcr.models.gates.noise import logistic_noise
+from mmkcr.models.layers.masked_attention import select
 
 
 def seeded(seed):
@@ -34,19 +35,33 @@ def test_formula_and_straight_through_gradient(seed, temperature, maps, separate
     if maps:
         theta = theta.transpose(1, 2).unflatten(2, (2, 5))
     noisy = theta + logistic_noise(theta.shape[1:], seeded(mask._seed))
-    parts = mask(x)
-    expected = (noisy > 0).float()
-    both = torch.cat(parts, 1 if maps else -1) if separate else parts[0]
-    assert torch.equal(both, expected)  # exactly 0 and 1 in the forward
-    assert separate or parts[0] is parts[1]
+    logits, rows = mask(x), 1 if maps else -2
+    assert logits.shape[rows] == (2 if separate else 1)  # of queries and of keys, or of both
+    assert torch.equal(logits.flatten(rows, rows + 1), noisy)
+    both = mask.binarize(logits).flatten(rows, rows + 1)
+    assert torch.equal(both, (noisy > 0).float())  # exactly 0 and 1 in the forward
     upstream = torch.randn_like(both)
     found = torch.autograd.grad((both * upstream).sum(), mask.bias)[0]
     soft = torch.sigmoid(noisy / temperature)
     expected = torch.autograd.grad((soft * upstream).sum(), mask.bias)[0]
     torch.testing.assert_close(found, expected)
     # inference: no noise
-    assert torch.equal(mask.eval()(x)[0], (theta > 0).float().chunk(2, 1 if maps else -1)[0]
-                       if separate else (theta > 0).float())
+    assert torch.equal(mask.eval()(x).flatten(rows, rows + 1), theta)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 9999), st.sampled_from([torch.float32, torch.bfloat16]), st.booleans())
+def test_inference_selects_in_one_kernel_what_the_mask_selects(seed, dtype, separate):
+    torch.manual_seed(seed)
+    mask, x = mask_of(separate=separate).to(dtype), torch.randn(3, 10, 4, dtype=dtype)
+    pair = torch.randn(3, 10, 3, 6, dtype=dtype)[..., :2, :]  # strided, as in the attention
+    theta = mask(x)
+    theta = theta.masked_fill(torch.rand(theta.shape) < 0.2, 0.)  # on the threshold: closed
+    slow = select(pair, mask, theta)
+    assert slow.requires_grad and torch.equal(slow, pair * mask.binarize(theta))
+    with torch.no_grad():
+        assert torch.equal(select(pair, mask, theta), slow)
+    assert torch.equal(pair, slow)  # it worked in place
 
 
 def test_noise_depends_on_the_generator_alone_and_is_shared_by_the_batch():
@@ -62,53 +77,24 @@ def test_noise_depends_on_the_generator_alone_and_is_shared_by_the_batch():
     assert not torch.equal(one.noise_like(theta), noise)
     # ranks with halves of a batch see what one process with the whole batch does
     x = torch.randn(4, 7, 4)
-    whole = one(x)[0]
-    assert torch.equal(torch.cat([one(x[:2])[0], one(x[2:])[0]]), whole)
+    assert torch.equal(torch.cat([one(x[:2]), one(x[2:])]), one(x))
 
 
 def test_without_a_draw_training_has_no_noise_and_starts_open():
     mask = QKMask(4, 6)
-    assert torch.equal(mask(torch.randn(2, 5, 4))[0], torch.ones(2, 5, 6))
+    assert torch.equal(mask.binarize(mask(torch.randn(2, 5, 4))), torch.ones(2, 5, 1, 6))
     share = 0
     for seed in range(50):
         mask.resample(seeded(seed))
-        share += mask(torch.zeros(1, 20, 4))[0].mean().item() / 50
+        share += mask.binarize(mask(torch.zeros(1, 20, 4))).mean().item() / 50
     assert share == pytest.approx(torch.sigmoid(torch.tensor(2.)).item(), abs=0.02)
-
-
-@pytest.mark.parametrize('bias', [True, False])
-@pytest.mark.parametrize('maps', [True, False])
-def test_fused_projection_follows_the_weights(bias, maps):
-    mask = mask_of(maps=maps).eval()
-    projection = nn.Conv2d(4, 9, 1, bias=bias) if maps else nn.Linear(4, 9, bias)
-    x = torch.randn(2, 4, 3, 3) if maps else torch.randn(2, 3, 4)
-
-    def check():
-        out = (F.conv2d if maps else F.linear)(x, *mask.fused(projection))
-        own, theta = out.split([9, 6], 1 if maps else -1)
-        torch.testing.assert_close(own, projection(x))
-        assert torch.equal(mask.binarize(theta)[0], mask(x)[0])
-
-    with torch.no_grad():
-        check()
-        kept = mask.fused(projection)[0]
-        assert mask.fused(projection)[0] is kept  # not computed again
-        mask.weight.add_(1.)
-        check()
-        projection.load_state_dict({key: value * 2 for key, value in
-                                    projection.state_dict().items()})
-        check()
-        mask.bias.data.add_(5.)
-        mask.eval()
-        check()
-    assert set(mask.state_dict()) == {'weight', 'bias'}
 
 
 def test_half_precision_and_low_temperature_stay_finite():
     mask = mask_of(temperature=1e-3)
     mask.resample(seeded(0))
     with torch.autocast('cpu', torch.bfloat16):
-        out = mask(torch.randn(2, 5, 4))[0]
+        out = mask.binarize(mask(torch.randn(2, 5, 4)))
         out.sum().backward()
     assert mask.weight.grad.isfinite().all() and set(out.unique().tolist()) <= {0., 1.}
 
