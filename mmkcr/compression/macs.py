@@ -5,6 +5,7 @@ floating point operations of every matrix product and convolution, attention
 products included.
 """
 
+import math
 from contextlib import ExitStack
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple, Union
 
@@ -23,11 +24,17 @@ def _sdpa_cpu(query: Tuple[int, ...], key: Tuple[int, ...], value: Tuple[int, ..
     return sdpa_flop_count(query, key, value)
 
 
-# torch's counter knows the fused attention of CUDA but not that of the CPU.
-_CPU_ATTENTION = {
-    getattr(aten, name): _sdpa_cpu
-    for name in ('_scaled_dot_product_flash_attention_for_cpu',
-                 '_scaled_dot_product_fused_attention_overrideable') if hasattr(aten, name)
+def _linear(inputs: Tuple[int, ...], weight: Tuple[int, ...], *_: Any, **__: Any) -> int:
+    return 2 * math.prod(inputs) * weight[0]
+
+
+# torch's counter knows the fused attention of CUDA but not that of the CPU, nor oneDNN.
+_CPU_OPERATORS = {
+    getattr(namespace, name): formula
+    for namespace, name, formula in (
+        (aten, '_scaled_dot_product_flash_attention_for_cpu', _sdpa_cpu),
+        (aten, '_scaled_dot_product_fused_attention_overrideable', _sdpa_cpu),
+        (torch.ops.mkldnn, '_linear_pointwise', _linear)) if hasattr(namespace, name)
 }
 
 
@@ -58,7 +65,7 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
-    counter = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
+    counter = FlopCounterMode(display=False, custom_mapping=_CPU_OPERATORS)
     try:
         with torch.no_grad(), counter:
             forward()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mmkcr.compression import SearchableLayer, slice_linear, slice_norm, slice_parameter
 from mmkcr.compression.sites import Count
 from mmkcr.models.gates import BaseGate
+from .linear import use_one_pass
 from .selection import eager_on_cpu, exporting, spread
 
 
@@ -104,6 +105,8 @@ class SlicedLayerNorm(nn.LayerNorm):
         if eager_on_cpu(x):
             x = F.layer_norm(x, (self.total, ), self._full(self.weight), self._full(self.bias),
                              self.eps)
+            if len(self.kept) == self.total:
+                return x
             rows = x.reshape(-1, self.total)
             return rows.gather(1, self.kept.expand(len(rows), -1)).view(*x.shape[:-1], -1)
         x = F.layer_norm(x, (self.total, ), eps=self.eps).index_select(-1, self.kept)
@@ -116,28 +119,6 @@ class SlicedLayerNorm(nn.LayerNorm):
         if sliced is None:
             return None
         return sliced.new_zeros(self.total).index_copy(0, self.kept, sliced)
-
-
-class _ReusingGELU(nn.GELU):
-    """GELU that overwrites its input where nothing else can read it: eager inference on a CPU.
-
-    Only for the output of a layer of our own; a new hidden layer costs page
-    faults and cache misses (3 % of an MLP of Swin-T).
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Activate ``x``, of any shape."""
-        if eager_on_cpu(x) and not torch.is_grad_enabled():
-            return torch.ops.aten.gelu_(x, approximate=self.approximate)
-        return super().forward(x)
-
-
-def _reuse_hidden(layers: nn.Module) -> None:
-    """Exchange the GELUs between linear layers for ones that work in place."""
-    for module in layers.modules():
-        for name, child in module.named_children():
-            if type(child) is nn.GELU:
-                setattr(module, name, _ReusingGELU(child.approximate))
 
 
 class SlicedFFN(_FFNParts):
@@ -156,7 +137,7 @@ class SlicedFFN(_FFNParts):
         slice_linear(self.linears()[0], in_index=kept)
         slice_linear(self.linears()[-1], out_index=kept)
         slice_parameter(self.gamma2, 'weight', {0: kept})
-        _reuse_hidden(self.layers)
+        use_one_pass(self.layers)
         self.register_buffer('kept', kept.clone())
 
     def forward(self, x: Tensor, identity: Tensor) -> Tensor:
@@ -169,5 +150,7 @@ class SlicedFFN(_FFNParts):
         if exporting():
             return identity + spread(out, self.kept, self.embed_dims)
         if eager_on_cpu(x) and not torch.is_grad_enabled():
+            if len(self.kept) == self.embed_dims:
+                return identity.add_(out)
             return identity.index_add_(-1, self.kept, out)
         return identity.index_add(-1, self.kept, out)

@@ -12,7 +12,8 @@ def exporting() -> bool:
 
 def eager_on_cpu(x: Tensor) -> bool:
     """Whether ``x`` is computed by eager CPU kernels."""
-    return not (x.is_cuda or torch.compiler.is_compiling() or exporting())
+    return (x.device.type == 'cpu' and not torch.compiler.is_compiling() and not exporting()
+            and not torch.jit.is_tracing())
 
 
 def spread(out: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:

@@ -106,6 +106,15 @@ def test_with_gradients_the_identity_is_left_alone():
     assert torch.equal(x, before)
 
 
+def test_a_site_that_keeps_everything_is_the_dense_layer():
+    norm, ffn = dense()
+    x = torch.randn(2, 3, D)
+    expected = ffn(norm(x), identity=x)
+    sliced_norm, sliced_ffn = sliced(torch.arange(D))
+    with torch.no_grad():
+        torch.testing.assert_close(sliced_ffn(sliced_norm(x), identity=x.clone()), expected)
+
+
 def test_drop_path_drops_the_branch_of_a_sample():
     norm, ffn = sliced(torch.arange(0, D, 2), drop_path=0.5)
     norm.train(), ffn.train()

@@ -1,0 +1,113 @@
+"""Linear layers of subnets."""
+
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .selection import eager_on_cpu
+
+_ONEDNN = torch.backends.mkldnn.is_available() and all(
+    hasattr(torch.ops.mkldnn, name) for name in ('_linear_pointwise', '_reorder_linear_weight'))
+
+
+class DerivedWeights:
+    """A value that is computed from parameters for inference, and kept while they are the same.
+
+    The value holds as long as no parameter is exchanged, moved, cast or written to. Writes through
+    ``.data``, as by averages that are swapped in before an evaluation, go unnoticed: the module
+    calls :meth:`forget` when its mode is set. Copies and pickles of a module start without it.
+    """
+
+    def __init__(self) -> None:
+        self._state: Optional[list] = None
+        self._value: Any = None
+
+    def get(self, parameters: Sequence[Tensor], compute: Callable[[], Any]) -> Any:
+        """The value, computed anew if a parameter has changed.
+
+        Args:
+            parameters (Sequence[Tensor]): What it depends on.
+            compute (Callable): Without arguments.
+        """
+        state = [(id(p), p.data_ptr(), p._version, p.dtype) for p in parameters]
+        if self._state != state:
+            self._state, self._value = state, compute()
+        return self._value
+
+    def forget(self) -> None:
+        """Compute anew at the next call."""
+        self._state = self._value = None
+
+    def __reduce__(self) -> Tuple[type, Tuple]:
+        return DerivedWeights, ()
+
+
+class OnePassLinear(nn.Linear):
+    """A linear layer, and the GELU behind it, in one pass in eager fp32 inference on a CPU.
+
+    There torch writes the bias, adds the product to it and activates in a pass of its own. The
+    operator of oneDNN that ``torch.compile`` uses does it all while it writes the product, from
+    weights that are packed at the first call and kept beside the parameters.
+
+    Args:
+        linear (nn.Linear): Its parameters are shared.
+        gelu (nn.GELU | None): Activation of the output.
+    """
+
+    def __init__(self, linear: nn.Linear, gelu: Optional[nn.GELU] = None) -> None:
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None,
+                         device='meta')
+        self.weight, self.bias = linear.weight, linear.bias
+        self.approximate = None if gelu is None else gelu.approximate
+        self.training = linear.training
+        self._packed = DerivedWeights()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of (..., in_features)."""
+        fast = eager_on_cpu(x) and not torch.is_grad_enabled()
+        if fast and self._fits_onednn(x):
+            packed = self._packed.get((self.weight, ), lambda: torch.ops.mkldnn.
+                                      _reorder_linear_weight(self.weight.detach(), None))
+            kind = 'none' if self.approximate is None else 'gelu'
+            return torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, kind, [],
+                                                      self.approximate)
+        x = super().forward(x)
+        if self.approximate is None:
+            return x
+        if fast:  # a new hidden layer costs page faults and cache misses
+            return torch.ops.aten.gelu_(x, approximate=self.approximate)
+        return F.gelu(x, approximate=self.approximate)
+
+    def _fits_onednn(self, x: Tensor) -> bool:
+        return (_ONEDNN and torch.backends.mkldnn.enabled and type(x) is Tensor
+                and x.dtype == self.weight.dtype == torch.float32
+                and not torch.is_autocast_enabled('cpu'))
+
+    def train(self, mode: bool = True) -> 'OnePassLinear':
+        """Set the mode, and forget the packed weights."""
+        self._packed.forget()
+        return super().train(mode)
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(model)``."""
+        gelu = '' if self.approximate is None else f', gelu={self.approximate!r}'
+        return super().extra_repr() + gelu
+
+
+def use_one_pass(layers: nn.Module) -> None:
+    """Exchange the linear layers of an MLP, each with the GELU behind it, for one-pass ones.
+
+    Args:
+        layers (nn.Module): Of ``Sequential`` containers, as in mmcv's ``FFN``; keys stay.
+    """
+    for module in list(layers.modules()):
+        if isinstance(module, nn.Sequential):
+            for place, child in enumerate(module):
+                if isinstance(child, nn.Linear):
+                    follower = module[place + 1] if place + 1 < len(module) else None
+                    gelu = follower if isinstance(follower, nn.GELU) else None
+                    module[place] = OnePassLinear(child, gelu)
+                    if gelu is not None:
+                        module[place + 1] = nn.Identity()
