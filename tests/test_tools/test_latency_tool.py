@@ -2,7 +2,9 @@
 
 import pytest
 
+from mmkcr.apis import count_macs
 from mmkcr.apis.build import load_config
+from mmkcr.compression import count_params
 
 TOOL = 'benchmarks/latency'
 FAST = ('--repeats', 3, '--warmup', 1, '--threads', 1, '--batch-size', 2, '--memory', 'system')
@@ -17,6 +19,18 @@ def test_a_target_stands_for_one_keep_ratio(run_tool, search_config, read_json, 
     assert (result['memory'], result['batch_size']) == ('system', 2)
     assert result['machine']['threads'] == 1
     assert f'{result["share"]:.2f}' in printed and f'{result["ratio"]:.3f}' in printed
+
+
+@pytest.mark.parametrize('side', ['host', 'subnet'])
+def test_both_sides_can_be_subnets(load_tool, search_config, side):
+    tool = load_tool(TOOL)
+    arguments = [str(search_config), '--target-macs', '80%', '--dense', side]
+    dense, subnet, shape = tool.build_pair(tool.make_parser().parse_args(arguments))
+    layers = [[type(module) for module in model.modules()] for model in (dense, subnet)]
+    assert (layers[0] == layers[1]) == (side == 'subnet')
+    assert count_macs(subnet, shape) <= 0.8 * count_macs(dense, shape)
+    assert count_params(dense) == count_params(tool.task_model(
+        load_config(search_config).model.architecture, gates=None))
 
 
 def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkpoint, read_json,

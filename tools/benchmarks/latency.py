@@ -4,6 +4,10 @@ Both run in one process, in turns and in alternating order, under the same
 settings; the ratio is the median over neighbouring pairs. The share is
 (1 - t_slim / t_dense) / (1 - macs_slim / macs_dense).
 
+The dense side is the host's own network; with `--dense subnet` it is a subnet
+that keeps every channel, so that both sides have the same layers and only their
+sizes and the selection of channels differ.
+
 The subnet is that of a second config, of --structure, of the config's own
 structure or, before any search, of --target-macs: one keep ratio everywhere,
 the channels at random. Weights are random.
@@ -24,7 +28,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.config import Config, DictAction
@@ -53,6 +57,8 @@ def make_parser() -> Parser:
                         'dense model')
     parser.add_argument('--divisor', type=int, default=8,
                         help='with --target-macs, sizes are multiples of it (%(default)s)')
+    parser.add_argument('--dense', choices=('host', 'subnet'), default='host',
+                        help='layers of the dense side (%(default)s)')
     parser.add_argument('--batch-size', type=int, default=8, help='images (%(default)s)')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help="height and width, or one number for both; default: the config's")
@@ -96,14 +102,23 @@ def build_pair(args: Any) -> Tuple[nn.Module, nn.Module, Tuple[int, int, int]]:
     dense = task_model(model)
     shape = image_shape(args.shape) if args.shape else default_shape(
         Config(dict(model=model)), dense)
+    unlearned = dict(find_backbone(dense).unlearned_gates)
+    if args.dense == 'subnet':
+        dense = slimmed(task_model(model, gates=unlearned), 1., 1, shape)
     if args.slim_config:
         return dense, build_model(load_config(args.slim_config, args.cfg_options)), shape
     if args.target_macs is None:
         return dense, task_model(model, structure=args.structure or own), shape
     torch.manual_seed(0)  # the units of gates with options
-    supernet = task_model(model, gates=dict(find_backbone(dense).unlearned_gates))
+    supernet = task_model(model, gates=unlearned)
+    return dense, slimmed(supernet, args.target_macs, args.divisor, shape), shape
+
+
+def slimmed(supernet: nn.Module, target: Union[str, float], divisor: int,
+            shape: Tuple[int, int, int]) -> nn.Module:
+    """The subnet of a target with one keep ratio everywhere."""
     scatter_gates(supernet)
-    return dense, slim(supernet, args.target_macs, args.divisor, shape)[0], shape
+    return slim(supernet, target, divisor, shape)[0]
 
 
 def report(timing: PairTiming, name: str, batch_size: int) -> str:
@@ -153,10 +168,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     structure = getattr(find_backbone(subnet), 'structure', None)
     result = dict(
         config=args.config, slim_config=args.slim_config, structure=args.structure,
-        target_macs=args.target_macs, divisor=args.divisor, input_shape=list(shape),
-        batch_size=args.batch_size, compile=args.compile, amp=args.amp, device=args.device,
-        clock=args.clock, memory='keep' if kept else 'system', machine=machine_info(),
-        keep_ratio=keep_share(structure) if structure else None, **timing.to_dict())
+        target_macs=args.target_macs, divisor=args.divisor, dense=args.dense,
+        input_shape=list(shape), batch_size=args.batch_size, compile=args.compile, amp=args.amp,
+        device=args.device, clock=args.clock, memory='keep' if kept else 'system',
+        machine=machine_info(), keep_ratio=keep_share(structure) if structure else None,
+        **timing.to_dict())
     print(report(timing, name, args.batch_size))
     out = Path(args.out or f'work_dirs/benchmarks/latency_{name}.json')
     with atomic_write(out) as path:
