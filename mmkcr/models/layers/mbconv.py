@@ -6,6 +6,7 @@ B batch, C channels, C~ kept channels, h hidden channels, H x W positions.
 import math
 from typing import Mapping, Optional, Sequence
 
+import torch
 from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from mmkcr.compression import SearchableLayer, slice_conv, slice_norm
 from mmkcr.compression.sites import Count
 from mmkcr.models.gates import BaseGate
-from .selection import exporting, spread
+from .selection import eager_on_cpu, exporting, spread
 
 
 class DSConv(BaseModule):
@@ -154,10 +155,16 @@ class SlicedMBConv(_MBConvParts):
         self.register_buffer('kept', kept.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to the same shape."""
+        """(B, C, H, W) to the same shape.
+
+        Without gradients, in eager mode, the sum is written into ``x``, which
+        the attention before computes anew and nothing else reads.
+        """
         out = self.transform(x.index_select(1, self.kept)).to(x.dtype)
         if exporting():
             return x + spread(out, self.kept, self.total, 1)
+        if eager_on_cpu(x) and not torch.is_grad_enabled():
+            return x.index_add_(1, self.kept, out)
         return x.index_add(1, self.kept, out)
 
 
