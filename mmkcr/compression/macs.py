@@ -28,13 +28,19 @@ def _linear(inputs: Tuple[int, ...], weight: Tuple[int, ...], *_: Any, **__: Any
     return 2 * math.prod(inputs) * weight[0]
 
 
+def _conv(_: Tuple[int, ...], weight: Tuple[int, ...], *args: Any, out_shape: Tuple[int, ...],
+          **kwargs: Any) -> int:
+    return 2 * math.prod(out_shape) * math.prod(weight) // out_shape[1]
+
+
 # torch's counter knows the fused attention of CUDA but not that of the CPU, nor oneDNN.
 _CPU_OPERATORS = {
     getattr(namespace, name): formula
     for namespace, name, formula in (
         (aten, '_scaled_dot_product_flash_attention_for_cpu', _sdpa_cpu),
         (aten, '_scaled_dot_product_fused_attention_overrideable', _sdpa_cpu),
-        (torch.ops.mkldnn, '_linear_pointwise', _linear)) if hasattr(namespace, name)
+        (torch.ops.mkldnn, '_linear_pointwise', _linear),
+        (torch.ops.mkldnn, '_convolution_pointwise', _conv)) if hasattr(namespace, name)
 }
 
 

@@ -1,0 +1,87 @@
+"""Convolutions of subnets."""
+
+from typing import Tuple
+
+import torch
+from mmcv.cnn import ConvModule, Swish
+from torch import Tensor, nn
+
+from .linear import DerivedWeights
+from .selection import eager_on_cpu
+
+_ONEDNN = torch.backends.mkldnn.is_available() and all(
+    hasattr(torch.ops.mkldnn, name)
+    for name in ('_convolution_pointwise', '_reorder_convolution_weight'))
+_ACTIVATIONS = {nn.Hardswish: 'hardswish', nn.SiLU: 'swish', Swish: 'swish', nn.ReLU: 'relu'}
+
+
+class OnePassConvModule(ConvModule):
+    """Convolution, batch norm and activation in one pass in eager fp32 inference on a CPU.
+
+    There torch packs the weights at every call and normalises and activates in passes of their
+    own. The operator of oneDNN that ``torch.compile`` uses does it all while it writes the output,
+    from weights into which the norm is multiplied, packed at the first call and kept beside the
+    parameters.
+
+    Args:
+        module (ConvModule): Its parts are shared, under their own keys.
+    """
+
+    def __init__(self, module: ConvModule) -> None:
+        nn.Module.__init__(self)
+        vars(self).update(vars(module))
+        self._packed = DerivedWeights()
+
+    def forward(self, x: Tensor, activate: bool = True, norm: bool = True) -> Tensor:
+        """Of (B, C, H, W)."""
+        if not (activate and norm and self._fits_onednn(x)):
+            return super().forward(x, activate, norm)
+        conv, parts = self.conv, [*self.conv.parameters()]
+        if self.norm is not None:
+            parts += [*self.norm.parameters(), *self.norm.buffers()]
+        weight, bias = self._packed.get(parts, lambda: self._pack(x.shape))
+        kind = _ACTIVATIONS[type(self.activate)] if self.with_activation else 'none'
+        return torch.ops.mkldnn._convolution_pointwise(
+            x, weight, bias, conv.padding, conv.stride, conv.dilation, conv.groups, kind, [], '')
+
+    def _fits_onednn(self, x: Tensor) -> bool:
+        conv, norm = self.conv, self.norm
+        own = [conv, *([] if norm is None else [norm]),
+               *([self.activate] if self.with_activation else [])]
+        return (_ONEDNN and torch.backends.mkldnn.enabled and eager_on_cpu(x)
+                and not torch.is_grad_enabled() and not torch.is_autocast_enabled('cpu')
+                and type(x) is Tensor and x.numel() and x.dtype == conv.weight.dtype
+                == torch.float32 and type(conv) is nn.Conv2d and conv.padding_mode == 'zeros'
+                and not isinstance(conv.padding, str) and not self.with_explicit_padding
+                and self.order == ('conv', 'norm', 'act')
+                and (norm is None or (type(norm) is nn.BatchNorm2d and not norm.training
+                                      and norm.affine and norm.track_running_stats))
+                and (not self.with_activation or type(self.activate) in _ACTIVATIONS)
+                and not any(m._forward_hooks or m._forward_pre_hooks for m in own))
+
+    def _pack(self, shape: Tuple[int, ...]) -> Tuple[Tensor, Tensor]:
+        conv, norm = self.conv, self.norm
+        weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
+        if norm is not None:
+            scale = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
+            shift = -norm.running_mean if bias is None else bias - norm.running_mean
+            weight, bias = weight * scale[:, None, None, None], norm.bias.detach() + shift * scale
+        return torch.ops.mkldnn._reorder_convolution_weight(
+            weight, conv.padding, conv.stride, conv.dilation, conv.groups, list(shape)), bias
+
+    def train(self, mode: bool = True) -> 'OnePassConvModule':
+        """Set the mode, and forget the packed weights."""
+        self._packed.forget()
+        return super().train(mode)
+
+
+def use_one_pass_convs(root: nn.Module) -> None:
+    """Exchange the ``ConvModule``s below a module for one-pass ones; keys stay.
+
+    Args:
+        root (nn.Module): Changed in place.
+    """
+    for module in list(root.modules()):
+        for name, child in module.named_children():
+            if type(child) is ConvModule:
+                setattr(module, name, OnePassConvModule(child))
