@@ -67,14 +67,14 @@ def search_config(write_config):
 
 @pytest.fixture(scope='session')
 def make_checkpoint(tmp_path_factory):
-    """``make_checkpoint(config, seed, epoch)``: a checkpoint with random gates, as saved."""
+    """``make_checkpoint(config, seed, epoch)``: a checkpoint with random weights, as saved."""
     from mmkcr.apis.build import build_model, load_config
 
-    def make(config, seed=0, epoch=3, shift=0.5):
+    def make(config, seed=0, epoch=3, shift=0.5, std=0.3):
         torch.manual_seed(seed)
         model = build_model(load_config(config))
         for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, 0, 0.3)
+            torch.nn.init.normal_(parameter, 0, std)
         for gate in model.gates().values():
             torch.nn.init.normal_(gate.alpha, shift)
         path = tmp_path_factory.mktemp('checkpoint') / f'epoch_{epoch}.pth'
