@@ -23,7 +23,7 @@ from .pipeline import StagedPipeline, Start, deployed
 from .run_settings import move_data, prepare_run, stretch_schedule
 from .slim_files import STRUCTURE
 
-BACKBONE = 'kcr/digits/kcr-dense_swin-mini_1xb64_digits.py'
+BACKBONE = 'kcr/digits/kcr-dense_swin-mini_anywhere_1xb64_digits.py'
 #: Configs of a task by stage.
 TASKS = dict(
     detection='kcr/detection/kcr-mask-rcnn_swin-mini_{}_1xb8_digit-scenes.py',
@@ -48,7 +48,8 @@ class ScenesOptions:
         seed (int): Of everything random. Defaults to 0.
         target_macs (float | str): Of the backbone. Defaults to 0.7.
         divisor (int): See :func:`mmkcr.apis.slim`. Defaults to 8.
-        factor (float): Schedules are stretched by it. Defaults to 1.
+        factor (float): Schedules on the scenes are stretched by it. Defaults
+            to 1.
     """
 
     work_dir: str
@@ -80,7 +81,7 @@ class ScenesPipeline(StagedPipeline):
             return self.options.backbone
         config = load_config(Path(self.options.configs) / BACKBONE)
         move_data(config._cfg_dict, 'data/digits', self.options.data_root)
-        prepare_run(config, self.seed, self.options.factor)
+        prepare_run(config, self.seed)
         return self.train('dense', config)['checkpoint']
 
     def run(self, backbone: str) -> Dict[str, Any]:

@@ -97,7 +97,7 @@ def test_check_of_the_counts(change, status, metafile, tmp_path, monkeypatch):
     target.mkdir(parents=True)
     entries = [dict(model, Config=str(ROOT / model['Config'])) for model in metafile['Models']
                if '/digits/' in model['Config']]
-    assert len(entries) == 10
+    assert len(entries) == 11
     if change:
         entries = [dict(entries[0], Metadata=dict(entries[0]['Metadata'], Parameters=1))]
     (target / 'metafile.yml').write_text('# kept\n' + yaml.safe_dump(dict(Models=entries)))

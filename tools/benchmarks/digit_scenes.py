@@ -55,14 +55,14 @@ def make_parser() -> Parser:
     parser.add_argument('--data-root', default='data/digits',
                         help='digits; made if they are not there (%(default)s)')
     parser.add_argument('--backbone', metavar='CHECKPOINT',
-                        help='of kcr-dense_swin-mini_1xb64_digits; default: it is trained')
+                        help='of kcr-dense_swin-mini_anywhere_1xb64_digits; default: it is trained')
     parser.add_argument('--tasks', nargs='+', choices=list(TASKS), default=list(TASKS),
                         help='rows of the table (both)')
     parser.add_argument('--seed', type=int, default=0, help='of everything random (%(default)s)')
     parser.add_argument('--target-macs', default=0.7, metavar='TARGET',
                         help='of the backbone, as of tools/slim.py (%(default)s)')
     parser.add_argument('--factor', type=float, default=1., metavar='X',
-                        help='stretch all schedules (%(default)s)')
+                        help='stretch the schedules on the scenes (%(default)s)')
     parser.add_argument('--jobs', type=int, default=1,
                         help='tasks trained at a time, one process each (%(default)s)')
     return parser

@@ -1,6 +1,7 @@
 # UPerNet with the Swin of the digits (kcr_swin-mini.py) for the digit scenes. Its norms see one
 # image at a time, so that several processes are one with the same global batch. Pixels are scaled
-# as those of the digits (digits_bs64.py), which the backbone knows.
+# as those of the digits (digits_bs64.py), which the backbone knows. Losses are means over what is
+# labelled, a tenth of a scene, so that they weigh beside a search's other terms as a classifier's.
 norm_cfg = dict(type='GN', num_groups=8, requires_grad=True)
 model = dict(
     type='EncoderDecoder',
@@ -17,7 +18,7 @@ model = dict(
         img_size=32,
         patch_size=4,
         window_size=4,
-        use_abs_pos_embed=True,
+        use_abs_pos_embed=False,
         drop_path_rate=0.,
         out_indices=(0, 1),
         pad_small_map=True),
@@ -31,7 +32,7 @@ model = dict(
         num_classes=10,
         norm_cfg=norm_cfg,
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=1.0)),
+        loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True, loss_weight=1.0)),
     auxiliary_head=dict(
         type='FCNHead',
         in_channels=96,
@@ -43,6 +44,6 @@ model = dict(
         num_classes=10,
         norm_cfg=norm_cfg,
         align_corners=False,
-        loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False, loss_weight=0.4)),
+        loss_decode=dict(type='CrossEntropyLoss', avg_non_ignore=True, loss_weight=0.4)),
     train_cfg=dict(),
     test_cfg=dict(mode='whole'))

@@ -1,20 +1,21 @@
 # The search on the digit scenes themselves, then the slimming to 70 % of the backbone's MACs.
 # python tools/train.py configs/kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py
 # python tools/slim.py configs/kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py \
-#     work_dirs/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes/epoch_4.pth --target-macs 0.7
+#     work_dirs/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes/epoch_2.pth \
+#     --target-macs 0.7 --divisor 8
 _base_ = [
     '../../_base_/models/kcr_mask-rcnn_swin-mini_regularized.py',
     '../../_base_/datasets/digit_scenes_instance.py',
-    '../../_base_/schedules/kcr_digit-scenes-search_bs8_4e.py',
+    '../../_base_/schedules/kcr_digit-scenes-search_bs8_2e.py',
     '../../_base_/detection_runtime.py',
 ]
 
-checkpoint = 'work_dirs/kcr-dense_swin-mini_1xb64_digits/epoch_48.pth'
+checkpoint = 'work_dirs/kcr-dense_swin-mini_anywhere_1xb64_digits/epoch_48.pth'
 model = dict(
     type='mmkcr.SearchModel',
     architecture=dict(
         backbone=dict(
-            gates=dict(type='mmkcr.GumbelChannelGate', init=0.5),
+            gates=dict(type='mmkcr.GumbelChannelGate'),
             init_cfg=dict(type='Pretrained', checkpoint=checkpoint))),
     # lambda x |log(MACs / target)|: it stops to pull at the target, so lambda can be large
     price=dict(

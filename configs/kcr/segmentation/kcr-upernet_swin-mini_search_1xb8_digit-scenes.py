@@ -1,20 +1,21 @@
 # The search on the digit scenes themselves, then the slimming to 70 % of the backbone's MACs.
 # python tools/train.py configs/kcr/segmentation/kcr-upernet_swin-mini_search_1xb8_digit-scenes.py
 # python tools/slim.py configs/kcr/segmentation/kcr-upernet_swin-mini_search_1xb8_digit-scenes.py \
-#     work_dirs/kcr-upernet_swin-mini_search_1xb8_digit-scenes/iter_300.pth --target-macs 0.7
+#     work_dirs/kcr-upernet_swin-mini_search_1xb8_digit-scenes/iter_150.pth \
+#     --target-macs 0.7 --divisor 8
 _base_ = [
     '../../_base_/models/kcr_upernet_swin-mini_regularized.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/kcr_digit-scenes-search_bs8_300i.py',
+    '../../_base_/schedules/kcr_digit-scenes-search_bs8_150i.py',
     '../../_base_/segmentation_runtime.py',
 ]
 
-checkpoint = 'work_dirs/kcr-dense_swin-mini_1xb64_digits/epoch_48.pth'
+checkpoint = 'work_dirs/kcr-dense_swin-mini_anywhere_1xb64_digits/epoch_48.pth'
 model = dict(
     type='mmkcr.SearchModel',
     architecture=dict(
         backbone=dict(
-            gates=dict(type='mmkcr.GumbelChannelGate', init=0.5),
+            gates=dict(type='mmkcr.GumbelChannelGate'),
             init_cfg=dict(type='Pretrained', checkpoint=checkpoint))),
     # lambda x |log(MACs / target)|: it stops to pull at the target, so lambda can be large
     price=dict(
