@@ -82,6 +82,8 @@ class LiteMLA(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""
+        if eager_on_cpu(x):  # one-pass convolutions give channels last: heads of 16 are short runs
+            x = x.contiguous()
         theta = None if self.mask is None else self.mask(x)
         out = self.attend(*self.queries_keys_values(self.qkv(x), theta))
         out = out.reshape(x.shape[0], self.features, *x.shape[2:])
