@@ -5,9 +5,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from torch import nn
 
-from mmkcr.compression import Structure
 from mmkcr.models.gates import QKMask
-from mmkcr.models.layers.conv import use_one_pass_convs
 from mmkcr.registry import MODELS
 from .searchable import SearchableBackbone
 
@@ -68,11 +66,6 @@ class DCSBackbone(SearchableBackbone):
     def _mask_attention(self, name: str) -> None:
         """Put a mask on one attention layer of the dense backbone."""
         raise NotImplementedError
-
-    def slice_to(self, structure: Structure) -> None:
-        """See :meth:`SearchableBackbone.slice_to`."""
-        super().slice_to(structure)
-        use_one_pass_convs(self)
 
     def masks(self) -> Dict[str, QKMask]:
         """The masks by module path; empty in the dense state and in ``DCS-Arch2``."""

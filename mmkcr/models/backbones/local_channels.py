@@ -4,10 +4,8 @@ from typing import Dict
 
 from torch import Tensor
 
-from mmkcr.compression import Structure
 from mmkcr.models.gates import BaseGate
 from mmkcr.models.layers import GatedMBConv, SlicedMBConv
-from mmkcr.models.layers.conv import use_one_pass_convs
 from mmkcr.registry import MODELS
 from .efficientvit import EfficientViT, EfficientViTBlock
 from .searchable import SearchableBackbone
@@ -33,11 +31,6 @@ class LocalChannelSites(SearchableBackbone):
     def _slice_site(self, site: str, kept: Tensor) -> None:
         block = self.get_submodule(site.rpartition('.')[0])
         block.local = SlicedMBConv(block.local, kept)
-
-    def slice_to(self, structure: Structure) -> None:
-        """See :meth:`SearchableBackbone.slice_to`."""
-        super().slice_to(structure)
-        use_one_pass_convs(self)
 
 
 @MODELS.register_module()

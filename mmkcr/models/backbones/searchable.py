@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from mmkcr.compression import Site, Structure, searchable_layers
 from mmkcr.compression.added import added_layers
 from mmkcr.models.gates import BaseGate
+from mmkcr.models.layers.conv import use_one_pass_convs
+from mmkcr.models.layers.linear import use_one_pass
 from mmkcr.registry import MODELS
 from .pretrained import load_pretrained, split_pretrained
 
@@ -184,7 +186,8 @@ class SearchableBackbone:
     def slice_to(self, structure: Structure) -> None:
         """Slice the dense backbone or the supernet to a structure, in place.
 
-        Weights are inherited: the kept entries stay as they are.
+        Weights are inherited: the kept entries stay as they are. Linear layers and convolutions
+        become those that eager inference on a CPU runs in one pass.
 
         Args:
             structure (Structure): Of this backbone.
@@ -204,6 +207,8 @@ class SearchableBackbone:
                 raise ValueError(f'expected site `{name}` as the supernet has it, found another in '
                                  f'the structure')
         self.structure, self._gated = structure, False
+        use_one_pass(self)
+        use_one_pass_convs(self)
 
     def _slice(self, name: str, site: Site) -> None:
         if site.operator is None:

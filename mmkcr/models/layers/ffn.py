@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from mmkcr.compression import SearchableLayer, slice_linear, slice_norm, slice_parameter
 from mmkcr.compression.sites import Count
 from mmkcr.models.gates import BaseGate
-from .linear import use_one_pass
 from .selection import eager_on_cpu, exporting, spread
 
 
@@ -137,7 +136,6 @@ class SlicedFFN(_FFNParts):
         slice_linear(self.linears()[0], in_index=kept)
         slice_linear(self.linears()[-1], out_index=kept)
         slice_parameter(self.gamma2, 'weight', {0: kept})
-        use_one_pass(self.layers)
         self.register_buffer('kept', kept.clone())
 
     def forward(self, x: Tensor, identity: Tensor) -> Tensor:

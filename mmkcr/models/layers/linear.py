@@ -4,6 +4,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
+from mmcv.cnn import Linear
 from torch import Tensor, nn
 
 from .selection import eager_on_cpu
@@ -52,16 +53,14 @@ class OnePassLinear(nn.Linear):
     weights that are packed at the first call and kept beside the parameters.
 
     Args:
-        linear (nn.Linear): Its parameters are shared.
+        linear (nn.Linear): Its parameters, hooks and attributes are shared.
         gelu (nn.GELU | None): Activation of the output.
     """
 
     def __init__(self, linear: nn.Linear, gelu: Optional[nn.GELU] = None) -> None:
-        super().__init__(linear.in_features, linear.out_features, linear.bias is not None,
-                         device='meta')
-        self.weight, self.bias = linear.weight, linear.bias
+        nn.Module.__init__(self)
+        vars(self).update(vars(linear))
         self.approximate = None if gelu is None else gelu.approximate
-        self.training = linear.training
         self._packed = DerivedWeights()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,18 +95,17 @@ class OnePassLinear(nn.Linear):
         return super().extra_repr() + gelu
 
 
-def use_one_pass(layers: nn.Module) -> None:
-    """Exchange the linear layers of an MLP, each with the GELU behind it, for one-pass ones.
+def use_one_pass(root: nn.Module) -> None:
+    """Exchange the linear layers below a module, each with a GELU behind it, for one-pass ones.
 
     Args:
-        layers (nn.Module): Of ``Sequential`` containers, as in mmcv's ``FFN``; keys stay.
+        root (nn.Module): Changed in place; keys stay.
     """
-    for module in list(layers.modules()):
-        if isinstance(module, nn.Sequential):
-            for place, child in enumerate(module):
-                if isinstance(child, nn.Linear):
-                    follower = module[place + 1] if place + 1 < len(module) else None
-                    gelu = follower if isinstance(follower, nn.GELU) else None
-                    module[place] = OnePassLinear(child, gelu)
-                    if gelu is not None:
-                        module[place + 1] = nn.Identity()
+    for module in list(root.modules()):
+        children = list(module.named_children())
+        for (name, child), (after, follower) in zip(children, children[1:] + [('', None)]):
+            if type(child) in (nn.Linear, Linear):
+                ordered = isinstance(module, nn.Sequential) and isinstance(follower, nn.GELU)
+                setattr(module, name, OnePassLinear(child, follower if ordered else None))
+                if ordered:
+                    setattr(module, after, nn.Identity())

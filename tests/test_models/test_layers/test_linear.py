@@ -115,3 +115,13 @@ def test_traces_and_compiles_to_ordinary_operators():
 def test_shows_its_activation():
     assert "gelu='none'" in repr(OnePassLinear(nn.Linear(2, 3), nn.GELU()))
     assert 'gelu' not in repr(OnePassLinear(nn.Linear(2, 3)))
+
+
+def test_buffers_and_hooks_of_the_linear_layer_stay():
+    linear = nn.Linear(4, 2)
+    linear.register_buffer('kept', torch.arange(2))
+    linear.register_forward_hook(lambda module, inputs, out: out.index_fill(-1, module.kept, 3.))
+    found = OnePassLinear(linear)
+    assert found.kept is linear.kept
+    with torch.no_grad():
+        assert (found(torch.randn(5, 4)) == 3.).all()
