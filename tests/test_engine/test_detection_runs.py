@@ -18,7 +18,7 @@ SMALL = {
 # every rank, unless they take everything.
 ALL = {
     **SMALL, 'train_dataloader.batch_size': 1, 'param_scheduler': [],
-    'train_dataloader.dataset.indices': list(range(8)),
+    'train_dataloader.dataset.indices': list(range(8)), 'model.test_cfg.rcnn.score_thr': 0.,
     'model.train_cfg.rpn.sampler.num': 10**5, 'model.train_cfg.rcnn.sampler.num': 10**4,
     'optim_wrapper.optimizer': dict(
         type='SGD', lr=0.01, momentum=0.9, weight_decay=0.01, _delete_=True)}
