@@ -7,11 +7,10 @@ from mmcv.cnn import ConvModule, Swish
 from torch import Tensor, nn
 
 from .linear import DerivedWeights
-from .selection import eager_on_cpu
+from .selection import onednn_infers
 
-_ONEDNN = torch.backends.mkldnn.is_available() and all(
-    hasattr(torch.ops.mkldnn, name)
-    for name in ('_convolution_pointwise', '_reorder_convolution_weight'))
+_OPERATORS = all(hasattr(torch.ops.mkldnn, name)
+                 for name in ('_convolution_pointwise', '_reorder_convolution_weight'))
 _ACTIVATIONS = {nn.Hardswish: 'hardswish', nn.SiLU: 'swish', Swish: 'swish', nn.ReLU: 'relu'}
 
 
@@ -48,10 +47,8 @@ class OnePassConvModule(ConvModule):
         conv, norm = self.conv, self.norm
         own = [conv, *([] if norm is None else [norm]),
                *([self.activate] if self.with_activation else [])]
-        return (_ONEDNN and torch.backends.mkldnn.enabled and eager_on_cpu(x)
-                and not torch.is_grad_enabled() and not torch.is_autocast_enabled('cpu')
-                and type(x) is Tensor and x.numel() and x.dtype == conv.weight.dtype
-                == torch.float32 and type(conv) is nn.Conv2d and conv.padding_mode == 'zeros'
+        return (_OPERATORS and onednn_infers(x, conv.weight) and x.numel()
+                and type(conv) is nn.Conv2d and conv.padding_mode == 'zeros'
                 and not isinstance(conv.padding, str) and not self.with_explicit_padding
                 and self.order == ('conv', 'norm', 'act')
                 and (norm is None or (type(norm) is nn.BatchNorm2d and not norm.training

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from mmcv.cnn import Linear
 from torch import Tensor, nn
 
-from .selection import eager_on_cpu
+from .selection import eager_on_cpu, onednn_infers
 
-_ONEDNN = torch.backends.mkldnn.is_available() and all(
-    hasattr(torch.ops.mkldnn, name) for name in ('_linear_pointwise', '_reorder_linear_weight'))
+_OPERATORS = all(hasattr(torch.ops.mkldnn, name)
+                 for name in ('_linear_pointwise', '_reorder_linear_weight'))
 
 
 class DerivedWeights:
@@ -65,8 +65,7 @@ class OnePassLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of (..., in_features)."""
-        fast = eager_on_cpu(x) and not torch.is_grad_enabled()
-        if fast and self._fits_onednn(x):
+        if _OPERATORS and onednn_infers(x, self.weight):
             packed = self._packed.get((self.weight, ), lambda: torch.ops.mkldnn.
                                       _reorder_linear_weight(self.weight.detach(), None))
             kind = 'none' if self.approximate is None else 'gelu'
@@ -75,14 +74,9 @@ class OnePassLinear(nn.Linear):
         x = super().forward(x)
         if self.approximate is None:
             return x
-        if fast:  # a new hidden layer costs page faults and cache misses
+        if eager_on_cpu(x) and not torch.is_grad_enabled():  # a new hidden layer costs time
             return torch.ops.aten.gelu_(x, approximate=self.approximate)
         return F.gelu(x, approximate=self.approximate)
-
-    def _fits_onednn(self, x: Tensor) -> bool:
-        return (_ONEDNN and torch.backends.mkldnn.enabled and type(x) is Tensor
-                and x.dtype == self.weight.dtype == torch.float32
-                and not torch.is_autocast_enabled('cpu'))
 
     def train(self, mode: bool = True) -> 'OnePassLinear':
         """Set the mode, and forget the packed weights."""

@@ -1,4 +1,4 @@
-"""Putting selected channels back, in the form that fits where the model runs."""
+"""Where a model runs, and selected channels put back in the form that fits there."""
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,13 @@ def eager_on_cpu(x: Tensor) -> bool:
     """Whether ``x`` is computed by eager CPU kernels."""
     return (x.device.type == 'cpu' and not torch.compiler.is_compiling() and not exporting()
             and not torch.jit.is_tracing())
+
+
+def onednn_infers(x: Tensor, weight: Tensor) -> bool:
+    """Whether fp32 operators of oneDNN can take both: in eager inference on a CPU."""
+    return (eager_on_cpu(x) and not torch.is_grad_enabled() and type(x) is Tensor
+            and x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled('cpu')
+            and torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
 
 
 def spread(out: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
