@@ -28,18 +28,24 @@ def _linear(inputs: Tuple[int, ...], weight: Tuple[int, ...], *_: Any, **__: Any
     return 2 * math.prod(inputs) * weight[0]
 
 
+def _mkl_linear(inputs: Tuple[int, ...], _: Tuple[int, ...], weight: Tuple[int, ...], *__: Any,
+                **___: Any) -> int:
+    return _linear(inputs, weight)
+
+
 def _conv(_: Tuple[int, ...], weight: Tuple[int, ...], *args: Any, out_shape: Tuple[int, ...],
           **kwargs: Any) -> int:
     return 2 * math.prod(out_shape) * math.prod(weight) // out_shape[1]
 
 
-# torch's counter knows the fused attention of CUDA but not that of the CPU, nor oneDNN.
+# torch's counter knows the fused attention of CUDA but not that of the CPU, nor oneDNN and MKL.
 _CPU_OPERATORS = {
     getattr(namespace, name): formula
     for namespace, name, formula in (
         (aten, '_scaled_dot_product_flash_attention_for_cpu', _sdpa_cpu),
         (aten, '_scaled_dot_product_fused_attention_overrideable', _sdpa_cpu),
         (torch.ops.mkldnn, '_linear_pointwise', _linear),
+        (torch.ops.mkl, '_mkl_linear', _mkl_linear),
         (torch.ops.mkldnn, '_convolution_pointwise', _conv)) if hasattr(namespace, name)
 }
 

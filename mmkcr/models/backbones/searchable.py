@@ -14,6 +14,7 @@ from mmkcr.compression.added import added_layers
 from mmkcr.models.gates import BaseGate
 from mmkcr.models.layers.conv import use_one_pass_convs
 from mmkcr.models.layers.linear import use_one_pass
+from mmkcr.models.layers.residual import use_in_place_sums
 from mmkcr.registry import MODELS
 from .pretrained import load_pretrained, split_pretrained
 
@@ -186,8 +187,8 @@ class SearchableBackbone:
     def slice_to(self, structure: Structure) -> None:
         """Slice the dense backbone or the supernet to a structure, in place.
 
-        Weights are inherited: the kept entries stay as they are. Linear layers and convolutions
-        become those that eager inference on a CPU runs in one pass.
+        Weights are inherited: the kept entries stay as they are. Linear layers, convolutions and
+        blocks become those that eager inference on a CPU runs in fewer passes.
 
         Args:
             structure (Structure): Of this backbone.
@@ -209,6 +210,7 @@ class SearchableBackbone:
         self.structure, self._gated = structure, False
         use_one_pass(self)
         use_one_pass_convs(self)
+        use_in_place_sums(self)
 
     def _slice(self, name: str, site: Site) -> None:
         if site.operator is None:

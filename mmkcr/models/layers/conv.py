@@ -6,7 +6,7 @@ import torch
 from mmcv.cnn import ConvModule, Swish
 from torch import Tensor, nn
 
-from .linear import DerivedWeights
+from .linear import DerivedWeights, DerivesWeights
 from .selection import onednn_infers
 
 _OPERATORS = all(hasattr(torch.ops.mkldnn, name)
@@ -14,7 +14,7 @@ _OPERATORS = all(hasattr(torch.ops.mkldnn, name)
 _ACTIVATIONS = {nn.Hardswish: 'hardswish', nn.SiLU: 'swish', Swish: 'swish', nn.ReLU: 'relu'}
 
 
-class OnePassConvModule(ConvModule):
+class OnePassConvModule(DerivesWeights, ConvModule):
     """Convolution, batch norm and activation in one pass in eager fp32 inference on a CPU.
 
     There torch packs the weights at every call and normalises and activates in passes of their
@@ -29,7 +29,7 @@ class OnePassConvModule(ConvModule):
     def __init__(self, module: ConvModule) -> None:
         nn.Module.__init__(self)
         vars(self).update(vars(module))
-        self._packed = DerivedWeights()
+        self._derived = DerivedWeights()
 
     def forward(self, x: Tensor, activate: bool = True, norm: bool = True) -> Tensor:
         """Of (B, C, H, W)."""
@@ -38,7 +38,7 @@ class OnePassConvModule(ConvModule):
         conv, parts = self.conv, [*self.conv.parameters()]
         if self.norm is not None:
             parts += [*self.norm.parameters(), *self.norm.buffers()]
-        weight, bias = self._packed.get(parts, lambda: self._pack(x.shape))
+        weight, bias = self._derived.get(parts, lambda: self._pack(x.shape))
         kind = _ACTIVATIONS[type(self.activate)] if self.with_activation else 'none'
         return torch.ops.mkldnn._convolution_pointwise(
             x, weight, bias, conv.padding, conv.stride, conv.dilation, conv.groups, kind, [], '')
@@ -65,11 +65,6 @@ class OnePassConvModule(ConvModule):
             weight, bias = weight * scale[:, None, None, None], norm.bias.detach() + shift * scale
         return torch.ops.mkldnn._reorder_convolution_weight(
             weight, conv.padding, conv.stride, conv.dilation, conv.groups, list(shape)), bias
-
-    def train(self, mode: bool = True) -> 'OnePassConvModule':
-        """Set the mode, and forget the packed weights."""
-        self._packed.forget()
-        return super().train(mode)
 
 
 def use_one_pass_convs(root: nn.Module) -> None:

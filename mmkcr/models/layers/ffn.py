@@ -1,7 +1,7 @@
 """The MLP with gated, or sliced, input and output channels (KCR, section 3.1)."""
 
 import math
-from typing import Optional, Sequence
+from typing import Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mmkcr.compression import SearchableLayer, slice_linear, slice_norm, slice_parameter
 from mmkcr.compression.sites import Count
 from mmkcr.models.gates import BaseGate
+from .linear import DerivedWeights, DerivesWeights
 from .selection import eager_on_cpu, exporting, spread
 
 
@@ -73,7 +74,7 @@ class GatedFFN(_FFNParts, SearchableLayer):
         return self.num_fcs * (2 * size * size + size)
 
 
-class SlicedLayerNorm(nn.LayerNorm):
+class SlicedLayerNorm(DerivesWeights, nn.LayerNorm):
     """Layer norm with full-width statistics that outputs only the kept channels.
 
     Args:
@@ -88,6 +89,7 @@ class SlicedLayerNorm(nn.LayerNorm):
         if not isinstance(norm, nn.LayerNorm):
             raise TypeError(f'expected a `LayerNorm` to slice, found `{norm.__class__.__name__}`')
         super().__init__(norm.normalized_shape, norm.eps, norm.elementwise_affine)
+        self._derived = DerivedWeights()
         self.total = norm.normalized_shape[0]
         self.weight, self.bias = norm.weight, norm.bias
         slice_norm(self, kept)
@@ -102,8 +104,7 @@ class SlicedLayerNorm(nn.LayerNorm):
         the other form better.
         """
         if eager_on_cpu(x):
-            x = F.layer_norm(x, (self.total, ), self._full(self.weight), self._full(self.bias),
-                             self.eps)
+            x = F.layer_norm(x, (self.total, ), *self._affine(), self.eps)
             if len(self.kept) == self.total:
                 return x
             rows = x.reshape(-1, self.total)
@@ -112,6 +113,15 @@ class SlicedLayerNorm(nn.LayerNorm):
         if self.weight is not None:
             x = x * self.weight
         return x if self.bias is None else x + self.bias
+
+    def _affine(self) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+        """Weight and bias of all channels, kept while nothing is learned."""
+        def widened() -> Tuple[Optional[Tensor], Optional[Tensor]]:
+            return self._full(self.weight), self._full(self.bias)
+
+        if torch.is_grad_enabled():
+            return widened()
+        return self._derived.get([*self.parameters()], widened)
 
     def _full(self, sliced: Optional[Tensor]) -> Optional[Tensor]:
         """A parameter at the kept channels, zero elsewhere; shape (D,)."""

@@ -11,6 +11,9 @@ from .selection import eager_on_cpu, onednn_infers
 
 _OPERATORS = all(hasattr(torch.ops.mkldnn, name)
                  for name in ('_linear_pointwise', '_reorder_linear_weight'))
+_MKL_OPERATORS = all(hasattr(torch.ops.mkl, name)
+                     for name in ('_mkl_linear', '_mkl_reorder_linear_weight'))
+_MKL_CHANNELS = 512  # in and out; where MKL's product, which torch calls, is faster than oneDNN's
 
 
 class DerivedWeights:
@@ -18,7 +21,8 @@ class DerivedWeights:
 
     The value holds as long as no parameter is exchanged, moved, cast or written to. Writes through
     ``.data``, as by averages that are swapped in before an evaluation, go unnoticed: the module
-    calls :meth:`forget` when its mode is set. Copies and pickles of a module start without it.
+    (a :class:`DerivesWeights`) calls :meth:`forget` when its mode is set. Copies and pickles of a
+    module start without it.
     """
 
     def __init__(self) -> None:
@@ -45,12 +49,25 @@ class DerivedWeights:
         return DerivedWeights, ()
 
 
-class OnePassLinear(nn.Linear):
+class DerivesWeights(nn.Module):
+    """Mixin of layers with :class:`DerivedWeights` under ``_derived``: a mode forgets them."""
+
+    _derived: DerivedWeights
+
+    def train(self, mode: bool = True) -> 'DerivesWeights':
+        """Set the mode, and forget what was derived."""
+        self._derived.forget()
+        return super().train(mode)
+
+
+class OnePassLinear(DerivesWeights, nn.Linear):
     """A linear layer, and the GELU behind it, in one pass in eager fp32 inference on a CPU.
 
     There torch writes the bias, adds the product to it and activates in a pass of its own. The
     operator of oneDNN that ``torch.compile`` uses does it all while it writes the product, from
-    weights that are packed at the first call and kept beside the parameters.
+    weights that are packed at the first call and kept beside the parameters. Of a large product
+    without activation the bias is a small part, and MKL's packed one is faster; it fits one number
+    of tokens, and weights are packed for it when it comes a second time in a row.
 
     Args:
         linear (nn.Linear): Its parameters, hooks and attributes are shared.
@@ -61,13 +78,16 @@ class OnePassLinear(nn.Linear):
         nn.Module.__init__(self)
         vars(self).update(vars(linear))
         self.approximate = None if gelu is None else gelu.approximate
-        self._packed = DerivedWeights()
+        self._derived, self._tokens = DerivedWeights(), -1
 
     def forward(self, x: Tensor) -> Tensor:
         """Of (..., in_features)."""
         if _OPERATORS and onednn_infers(x, self.weight):
-            packed = self._packed.get((self.weight, ), lambda: torch.ops.mkldnn.
-                                      _reorder_linear_weight(self.weight.detach(), None))
+            if (self.approximate is None and _MKL_OPERATORS
+                    and min(self.weight.shape) >= _MKL_CHANNELS):
+                return self._by_mkl(x)
+            packed = self._derived.get((self.weight, ), lambda: torch.ops.mkldnn.
+                                       _reorder_linear_weight(self.weight.detach(), None))
             kind = 'none' if self.approximate is None else 'gelu'
             return torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, kind, [],
                                                       self.approximate)
@@ -78,10 +98,15 @@ class OnePassLinear(nn.Linear):
             return torch.ops.aten.gelu_(x, approximate=self.approximate)
         return F.gelu(x, approximate=self.approximate)
 
-    def train(self, mode: bool = True) -> 'OnePassLinear':
-        """Set the mode, and forget the packed weights."""
-        self._packed.forget()
-        return super().train(mode)
+    def _by_mkl(self, x: Tensor) -> Tensor:
+        tokens = x.shape[:-1].numel()
+        if not tokens or tokens != self._tokens:
+            self._tokens = tokens
+            self._derived.forget()
+            return super().forward(x)
+        packed = self._derived.get((self.weight, ), lambda: torch.ops.mkl.
+                                   _mkl_reorder_linear_weight(self.weight.detach(), tokens))
+        return torch.ops.mkl._mkl_linear(x, packed, self.weight, self.bias, tokens)
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""

@@ -5,16 +5,19 @@ import pickle
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mmcv.cnn.bricks.transformer import FFN
 from torch import nn
 
 from mmkcr.compression.macs import count_forward_macs
+from mmkcr.models.layers import SlicedLayerNorm
 from mmkcr.models.layers.linear import OnePassLinear, use_one_pass
 
 
-def layers(gelu='none'):
+def layers(gelu='none', channels=24, hidden=40):
     torch.manual_seed(0)
-    ffn = FFN(24, 40, act_cfg=dict(type='GELU', approximate=gelu))
+    ffn = FFN(channels, hidden, act_cfg=dict(type='GELU', approximate=gelu))
     ffn.layers[1].bias = None
     return ffn.layers
 
@@ -49,35 +52,59 @@ def test_keys_and_parameters_are_those_of_the_plain_layers():
         OnePassLinear] * 2
 
 
-def written(found):
+def written(module):
     with torch.no_grad():
-        found[0][0].weight.mul_(2.)
+        for parameter in module.parameters():
+            parameter.mul_(2.)
 
 
-def loaded(found):
-    state = {key: 2. * value for key, value in found.state_dict().items()}
-    found.load_state_dict(state)
+def loaded(module):
+    module.load_state_dict({key: 2. * value for key, value in module.state_dict().items()})
 
 
-def exchanged(found):
-    found[0][0].weight = nn.Parameter(found[0][0].weight.detach() * 2.)
+def exchanged(module):
+    module.weight = nn.Parameter(module.weight.detach() * 2.)
 
 
-def swapped(found):
-    found[0][0].weight.data.mul_(2.)  # unnoticed, as by an average of the weights,
-    found.eval()  # but for the mode
+def swapped(module):
+    module.weight.data.mul_(2.)  # unnoticed, as by an average of the weights,
+    module.eval()  # but for the mode
 
 
 @pytest.mark.parametrize('change', [written, loaded, exchanged, swapped])
-def test_packed_weights_follow_the_parameters(change):
-    found = one_pass(layers()).eval()
-    x = torch.randn(4, 24)
+@pytest.mark.parametrize('build', [
+    lambda: one_pass(layers())[0][0],
+    lambda: one_pass(layers(channels=512, hidden=513))[1],
+    lambda: SlicedLayerNorm(nn.LayerNorm(24), torch.arange(0, 24, 2)),
+], ids=['onednn', 'mkl', 'norm'])
+def test_derived_weights_follow_the_parameters(build, change):
+    found = build().eval()
+    x = torch.randn(4, getattr(found, 'in_features', 24))
     with torch.no_grad():
-        before = found(x)
+        for _ in range(3):
+            before = found(x)
         change(found)
         after = found(x)
     assert not torch.allclose(before, after)
     torch.testing.assert_close(after, found(x))  # with gradients, from the parameters
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason='torch without MKL')
+@settings(max_examples=30, deadline=None)
+@given(tokens=st.lists(st.sampled_from([0, 1, 2, 17]), min_size=1, max_size=8),
+       bias=st.booleans(), seed=st.integers(0, 99))
+def test_large_layers_follow_the_number_of_tokens(tokens, bias, seed):
+    torch.manual_seed(seed)
+    plain = nn.Linear(520, 514, bias)
+    found, operator = OnePassLinear(plain), torch.ops.mkl._mkl_linear
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        calls = []
+        patch.setattr(torch.ops.mkl, '_mkl_linear',
+                      lambda *args: calls.append(args[-1]) or operator(*args))
+        for count in tokens:
+            x = torch.randn(count, 2, 1040)[..., ::2].transpose(0, 1)
+            torch.testing.assert_close(found(x), plain(x))
+    assert calls == [2 * n for before, n in zip(tokens, tokens[1:]) if n and n == before]
 
 
 @pytest.mark.parametrize('again', [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
@@ -93,11 +120,13 @@ def test_copies_start_without_packed_weights(again):
         torch.testing.assert_close(found(x), expected)
 
 
-def test_counts_the_macs_of_the_plain_layers():
-    plain, x = layers(), torch.randn(3, 24)
-    counts = [count_forward_macs(model, lambda model=model: model(x)).total
-              for model in (plain, one_pass(plain))]
-    assert counts == [3 * 24 * 40 * 2] * 2
+@pytest.mark.parametrize('channels, hidden', [(24, 40), (512, 520)])
+def test_counts_the_macs_of_the_plain_layers(channels, hidden):
+    plain, x = layers(channels=channels, hidden=hidden), torch.randn(3, channels)
+    found = one_pass(plain)
+    for model in (plain, found, found, found):
+        counted = count_forward_macs(model, lambda model=model: model(x)).total
+        assert counted == 3 * channels * hidden * 2
 
 
 def test_traces_and_compiles_to_ordinary_operators():
