@@ -1,6 +1,6 @@
 """Convolutions of subnets."""
 
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch
 from mmcv.cnn import ConvModule, Swish
@@ -12,6 +12,44 @@ from .selection import onednn_infers
 _OPERATORS = all(hasattr(torch.ops.mkldnn, name)
                  for name in ('_convolution_pointwise', '_reorder_convolution_weight'))
 _ACTIVATIONS = {nn.Hardswish: 'hardswish', nn.SiLU: 'swish', Swish: 'swish', nn.ReLU: 'relu'}
+
+
+def _fits(x: Tensor, conv: nn.Conv2d) -> bool:
+    return bool(_OPERATORS and onednn_infers(x, conv.weight) and x.ndim == 4 and x.numel()
+                and conv.padding_mode == 'zeros' and not isinstance(conv.padding, str))
+
+
+def _pack(x: Tensor, conv: nn.Conv2d, weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_convolution_weight(
+        weight, conv.padding, conv.stride, conv.dilation, conv.groups, list(x.shape))
+
+
+def _convolve(x: Tensor, conv: nn.Conv2d, packed: Tensor, bias: Optional[Tensor],
+              activation: str) -> Tensor:
+    return torch.ops.mkldnn._convolution_pointwise(
+        x, packed, bias, conv.padding, conv.stride, conv.dilation, conv.groups, activation, [], '')
+
+
+class OnePassConv2d(DerivesWeights, nn.Conv2d):
+    """A convolution from weights that are packed once, in eager fp32 inference on a CPU.
+
+    There torch packs the weights at every call, and computes groups one by one.
+
+    Args:
+        conv (nn.Conv2d): Its parameters, hooks and attributes are shared.
+    """
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        nn.Module.__init__(self)
+        vars(self).update(vars(conv))
+        self._derived = DerivedWeights()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of (B, C, H, W); gives channels last where it packs."""
+        if not _fits(x, self):
+            return super().forward(x)
+        packed = self._derived.get((self.weight, ), lambda: _pack(x, self, self.weight.detach()))
+        return _convolve(x, self, packed, self.bias, 'none')
 
 
 class OnePassConvModule(DerivesWeights, ConvModule):
@@ -38,42 +76,43 @@ class OnePassConvModule(DerivesWeights, ConvModule):
         conv, parts = self.conv, [*self.conv.parameters()]
         if self.norm is not None:
             parts += [*self.norm.parameters(), *self.norm.buffers()]
-        weight, bias = self._derived.get(parts, lambda: self._pack(x.shape))
+        packed, bias = self._derived.get(parts, lambda: self._fold(x))
         kind = _ACTIVATIONS[type(self.activate)] if self.with_activation else 'none'
-        return torch.ops.mkldnn._convolution_pointwise(
-            x, weight, bias, conv.padding, conv.stride, conv.dilation, conv.groups, kind, [], '')
+        return _convolve(x, conv, packed, bias, kind)
 
     def _fits_onednn(self, x: Tensor) -> bool:
         conv, norm = self.conv, self.norm
         own = [conv, *([] if norm is None else [norm]),
                *([self.activate] if self.with_activation else [])]
-        return (_OPERATORS and onednn_infers(x, conv.weight) and x.numel()
-                and type(conv) is nn.Conv2d and conv.padding_mode == 'zeros'
-                and not isinstance(conv.padding, str) and not self.with_explicit_padding
+        return (type(conv) is nn.Conv2d and _fits(x, conv) and not self.with_explicit_padding
                 and self.order == ('conv', 'norm', 'act')
                 and (norm is None or (type(norm) is nn.BatchNorm2d and not norm.training
                                       and norm.affine and norm.track_running_stats))
                 and (not self.with_activation or type(self.activate) in _ACTIVATIONS)
                 and not any(m._forward_hooks or m._forward_pre_hooks for m in own))
 
-    def _pack(self, shape: Tuple[int, ...]) -> Tuple[Tensor, Tensor]:
+    def _fold(self, x: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+        """Packed weight and bias of the convolution with the norm in it."""
         conv, norm = self.conv, self.norm
         weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
         if norm is not None:
             scale = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
             shift = -norm.running_mean if bias is None else bias - norm.running_mean
             weight, bias = weight * scale[:, None, None, None], norm.bias.detach() + shift * scale
-        return torch.ops.mkldnn._reorder_convolution_weight(
-            weight, conv.padding, conv.stride, conv.dilation, conv.groups, list(shape)), bias
+        return _pack(x, conv, weight), bias
 
 
 def use_one_pass_convs(root: nn.Module) -> None:
-    """Exchange the ``ConvModule``s below a module for one-pass ones; keys stay.
+    """Exchange the convolutions below a module, with norm and activation in a ``ConvModule``.
 
     Args:
-        root (nn.Module): Changed in place.
+        root (nn.Module): Changed in place; keys stay.
     """
     for module in list(root.modules()):
+        if isinstance(module, ConvModule):
+            continue
         for name, child in module.named_children():
             if type(child) is ConvModule:
                 setattr(module, name, OnePassConvModule(child))
+            elif type(child) is nn.Conv2d:
+                setattr(module, name, OnePassConv2d(child))

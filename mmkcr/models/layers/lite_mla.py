@@ -82,9 +82,9 @@ class LiteMLA(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""
-        if eager_on_cpu(x):  # one-pass convolutions give channels last: heads of 16 are short runs
-            x = x.contiguous()
-        theta = None if self.mask is None else self.mask(x)
+        theta = None
+        if self.mask is not None:
+            theta = self.mask(x.contiguous() if eager_on_cpu(x) else x)
         out = self.attend(*self.queries_keys_values(self.qkv(x), theta))
         out = out.reshape(x.shape[0], self.features, *x.shape[2:])
         return x + self.proj(self._select(out))
@@ -100,14 +100,17 @@ class LiteMLA(BaseModule):
         Returns:
             tuple[Tensor, Tensor, Tensor]: (B, S H, d, N) each.
         """
-        scales = torch.cat([qkv, *(convs(qkv) for convs in self.aggreg)], 1)
+        scales = [qkv, *(convs(qkv) for convs in self.aggreg)]
+        alone = eager_on_cpu(qkv) and not torch.is_grad_enabled()  # nobody else reads qk
+        # one-pass convolutions give channels last, but heads of 16 are short runs
+        out = qkv.new_empty(qkv.shape[0], 3 * self.features, *qkv.shape[2:]) if alone else None
+        scales = torch.cat(scales, 1, out=out)
         heads = scales.flatten(2).unflatten(1, (-1, 3, self.head_dim))
         qk, v = heads.split([2, 1], 2)
         if theta is not None:
             theta = theta.flatten(3).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
             qk = qk.unflatten(1, (1 + len(self.aggreg), -1))
             qk = select(qk, self.mask, theta[:, None]).flatten(1, 2)
-        alone = eager_on_cpu(qk) and not torch.is_grad_enabled()  # nobody else reads qk
         q, k = F.relu(qk, inplace=alone).unbind(2)
         return q, k, v.squeeze(2)
 

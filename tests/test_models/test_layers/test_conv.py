@@ -11,7 +11,7 @@ from mmcv.cnn import ConvModule
 from torch import nn
 
 from mmkcr.compression.macs import count_forward_macs
-from mmkcr.models.layers.conv import OnePassConvModule, use_one_pass_convs
+from mmkcr.models.layers.conv import OnePassConv2d, OnePassConvModule, use_one_pass_convs
 
 
 def plain(norm=True, act='HSwish', groups=1, kernel=3, stride=1, seed=0):
@@ -127,3 +127,61 @@ def test_macs_keys_copies_and_pickles(groups, kernel):
     macs = count_forward_macs(found, lambda: found(x)).total
     assert macs == 3 * 16 * 12 * 8 // groups * kernel**2
     assert macs == count_forward_macs(module, lambda: module(x)).total
+
+
+# ---- convolutions on their own ----------------------------------------------------------------
+
+
+def alone(**kwargs):
+    """A convolution, and the same one with weights that are packed once."""
+    torch.manual_seed(0)
+    root = nn.Sequential(nn.Conv2d(8, 12, **kwargs))
+    found = copy.deepcopy(root)
+    use_one_pass_convs(found)
+    assert type(found[0]) is OnePassConv2d
+    return root[0], found[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups=st.sampled_from([1, 4]), kernel=st.sampled_from([1, 3]),
+       stride=st.sampled_from([1, 2]), padding=st.sampled_from([0, 1, 'same']),
+       dilation=st.sampled_from([1, 2]), bias=st.booleans(),
+       mode=st.sampled_from(['zeros', 'reflect']), batch=st.sampled_from([0, 1, 3]),
+       last=st.booleans())
+def test_a_convolution_equals_the_plain_one(batch, last, **kwargs):
+    kwargs['kernel_size'] = kwargs.pop('kernel')
+    kwargs['padding_mode'] = kwargs.pop('mode')
+    if kwargs['padding'] == 'same':
+        kwargs['stride'] = 1
+    module, found = alone(**kwargs)
+    x = torch.randn(batch, 8, 7, 9)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    torch.testing.assert_close(found(x), module(x))
+    with torch.no_grad():
+        for part in (x, x, x[..., 1:, 2:], *x[:1]):  # other sizes, and an image without a batch
+            torch.testing.assert_close(found(part), module(part))
+
+
+def test_a_convolution_packs_in_eager_inference_alone_and_follows_its_weight(calls):
+    module, found = alone(kernel_size=3)
+    x = torch.randn(2, 8, 6, 6)
+    found(x).sum().backward()
+    assert not calls and found.weight.grad.any()
+    with torch.no_grad():
+        before = found(x)
+        found.weight.mul_(2.)
+        after = found(x)
+        found.weight.data.mul_(2.)
+        found.eval()
+        assert not torch.allclose(after, found(x)) and not torch.allclose(before, after)
+        assert len(calls) == 3
+        torch.testing.assert_close(copy.deepcopy(found)(x), found(x))
+        torch.testing.assert_close(found(x), nn.functional.conv2d(x, found.weight, found.bias))
+        macs = count_forward_macs(found, lambda: found(x)).total
+    assert macs == count_forward_macs(module, lambda: module(x)).total == 2 * 16 * 12 * 8 * 9
+
+
+def test_the_convolution_in_a_module_of_convolution_and_norm_is_left_to_it():
+    module = nn.Sequential(plain(act='GELU'))
+    use_one_pass_convs(module)
+    assert type(module[0]) is OnePassConvModule and type(module[0].conv) is nn.Conv2d
