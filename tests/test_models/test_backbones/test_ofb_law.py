@@ -136,9 +136,10 @@ def test_supernet_with_hard_gates_equals_subnet(cls, kwargs, size, seed, events)
     subnet, structure = slim(model, None, 1, (3, *size))
     assert_same(outputs(model, x), outputs(subnet, x))
     # nothing but the hosts' layers inside, but for attention that is narrower than its input, and
-    # linear layers with another kernel
-    assert {type(m).__name__ for m in subnet.modules() if type(m).__module__.startswith(
-        'mmkcr')} <= {cls.__name__, 'SizedWindowMSA', 'OnePassLinear'}
+    # layers and blocks with another kernel
+    assert {type(m).__name__ for m in subnet.modules() if type(m).__module__.startswith('mmkcr')
+            } <= {cls.__name__, 'SizedWindowMSA', 'OnePassLinear', 'OnePassConv2d',
+                  'InPlaceEncoderLayer'}
     again = MODELS.build(dict(type=f'mmkcr.{cls.__name__}', structure=structure, **kwargs))
     again.load_state_dict(subnet.state_dict(), strict=True)
     again.eval()
