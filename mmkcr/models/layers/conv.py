@@ -6,8 +6,8 @@ import torch
 from mmcv.cnn import ConvModule, Swish
 from torch import Tensor, nn
 
+from mmkcr.models.execution import onednn_infers
 from .linear import DerivedWeights, DerivesWeights
-from .selection import onednn_infers
 
 _OPERATORS = all(hasattr(torch.ops.mkldnn, name)
                  for name in ('_convolution_pointwise', '_reorder_convolution_weight'))

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from mmkcr.compression import SearchableLayer, slice_linear, slice_norm, slice_parameter
 from mmkcr.compression.sites import Count
+from mmkcr.models.execution import eager_inference, eager_on_cpu, exporting
 from mmkcr.models.gates import BaseGate
 from .linear import DerivedWeights, DerivesWeights
-from .selection import eager_on_cpu, exporting, spread
+from .selection import spread
 
 
 def _check_ffn(module: nn.Module) -> nn.Module:
@@ -157,7 +158,7 @@ class SlicedFFN(_FFNParts):
         out = self.dropout_layer(self.gamma2(self.layers(x))).to(identity.dtype)
         if exporting():
             return identity + spread(out, self.kept, self.embed_dims)
-        if eager_on_cpu(x) and not torch.is_grad_enabled():
+        if eager_inference(x):
             if len(self.kept) == self.embed_dims:
                 return identity.add_(out)
             return identity.index_add_(-1, self.kept, out)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from mmcv.cnn import Linear
 from torch import Tensor, nn
 
-from .selection import eager_on_cpu, onednn_infers
+from mmkcr.models.execution import eager_inference, onednn_infers
 
 _OPERATORS = all(hasattr(torch.ops.mkldnn, name)
                  for name in ('_linear_pointwise', '_reorder_linear_weight'))
@@ -94,7 +94,7 @@ class OnePassLinear(DerivesWeights, nn.Linear):
         x = super().forward(x)
         if self.approximate is None:
             return x
-        if eager_on_cpu(x) and not torch.is_grad_enabled():  # a new hidden layer costs time
+        if eager_inference(x):  # a new hidden layer costs time
             return torch.ops.aten.gelu_(x, approximate=self.approximate)
         return F.gelu(x, approximate=self.approximate)
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from mmkcr.compression import SearchableLayer, slice_conv
 from mmkcr.compression.sites import Count
+from mmkcr.models.execution import eager_inference
 from mmkcr.models.gates import BaseGate, QKMask
 from .masked_attention import select
-from .selection import eager_on_cpu
 
 
 class LiteMLA(BaseModule):
@@ -82,9 +82,7 @@ class LiteMLA(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""
-        theta = None
-        if self.mask is not None:
-            theta = self.mask(x.contiguous() if eager_on_cpu(x) else x)
+        theta = None if self.mask is None else self.mask(x)
         out = self.attend(*self.queries_keys_values(self.qkv(x), theta))
         out = out.reshape(x.shape[0], self.features, *x.shape[2:])
         return x + self.proj(self._select(out))
@@ -101,7 +99,7 @@ class LiteMLA(BaseModule):
             tuple[Tensor, Tensor, Tensor]: (B, S H, d, N) each.
         """
         scales = [qkv, *(convs(qkv) for convs in self.aggreg)]
-        alone = eager_on_cpu(qkv) and not torch.is_grad_enabled()  # nobody else reads qk
+        alone = eager_inference(qkv)  # nobody else reads qk
         # one-pass convolutions give channels last, but heads of 16 are short runs
         out = qkv.new_empty(qkv.shape[0], 3 * self.features, *qkv.shape[2:]) if alone else None
         scales = torch.cat(scales, 1, out=out)

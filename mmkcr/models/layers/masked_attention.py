@@ -10,8 +10,8 @@ from mmengine.model import BaseModule
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor
 
+from mmkcr.models.execution import eager_inference
 from mmkcr.models.gates import QKMask
-from .selection import eager_on_cpu
 
 
 def select(values: Tensor, mask: QKMask, theta: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def select(values: Tensor, mask: QKMask, theta: Tensor) -> Tensor:
     Returns:
         Tensor: Of the shape of ``values``.
     """
-    if eager_on_cpu(values) and not torch.is_grad_enabled():
+    if eager_inference(values):
         return torch.ops.aten.threshold_backward.grad_input(
             values, theta, 0, grad_input=values)  # what it was where theta > 0, else 0
     return values * mask.binarize(theta)

@@ -6,15 +6,15 @@ B batch, C channels, C~ kept channels, h hidden channels, H x W positions.
 import math
 from typing import Mapping, Optional, Sequence
 
-import torch
 from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from mmkcr.compression import SearchableLayer, slice_conv, slice_norm
 from mmkcr.compression.sites import Count
+from mmkcr.models.execution import eager_inference, exporting
 from mmkcr.models.gates import BaseGate
-from .selection import eager_on_cpu, exporting, spread
+from .selection import spread
 
 
 class DSConv(BaseModule):
@@ -163,7 +163,7 @@ class SlicedMBConv(_MBConvParts):
         out = self.transform(x.index_select(1, self.kept)).to(x.dtype)
         if exporting():
             return x + spread(out, self.kept, self.total, 1)
-        if eager_on_cpu(x) and not torch.is_grad_enabled():
+        if eager_inference(x):
             return x.index_add_(1, self.kept, out)
         return x.index_add(1, self.kept, out)
 

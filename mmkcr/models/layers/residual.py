@@ -1,11 +1,10 @@
 """Blocks of subnets."""
 
-import torch
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 
-from .selection import eager_on_cpu
+from mmkcr.models.execution import eager_inference
 
 
 class InPlaceEncoderLayer(TransformerEncoderLayer):
@@ -23,7 +22,7 @@ class InPlaceEncoderLayer(TransformerEncoderLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of (B, N, C)."""
-        if torch.is_grad_enabled() or not eager_on_cpu(x) or self.attn._forward_hooks:
+        if not eager_inference(x) or self.attn._forward_hooks:
             return super().forward(x)  # a hook may keep what attention returns
         out = self.attn(self.ln1(x))
         x = out.add_(x) if out.dtype == x.dtype else x + out

@@ -9,8 +9,8 @@ from mmcv.cnn.bricks.transformer import PatchMerging
 from mmpretrain.models.utils import ShiftWindowMSA, WindowMSA
 from torch import Tensor, nn
 
+from mmkcr.models.execution import eager_inference, exporting
 from .bimask import take_over
-from .selection import eager_on_cpu, exporting
 
 
 class FusedWindowMSA(WindowMSA):
@@ -110,7 +110,7 @@ class GatheredWindowMSA(ShiftWindowMSA):
     def forward(self, query: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Attend within the windows of maps (B, H * W, C)."""
         size, shift, shortest = self.window_size, self.shift_size, min(hw_shape)
-        fast = eager_on_cpu(query) and not torch.is_grad_enabled() and self.w_msa.fused
+        fast = eager_inference(query) and self.w_msa.fused
         refused = shortest < size and not self.pad_small_map or \
             query.shape[1] != hw_shape[0] * hw_shape[1]
         if refused or not fast:  # the host says what it refuses
@@ -137,7 +137,7 @@ class CopiedPatchMerging(PatchMerging):
     def forward(self, x: Tensor, input_size: Tuple[int, int]) -> Tuple[Tensor, Tuple[int, int]]:
         """Merge maps (B, H * W, C) to (B, ceil(H / 2) * ceil(W / 2), C_out)."""
         height, width = input_size
-        if not eager_on_cpu(x) or torch.is_grad_enabled() or x.shape[1] != height * width:
+        if not eager_inference(x) or x.shape[1] != height * width:
             return super().forward(x, input_size)
         x = x.unflatten(1, (height, width))
         if height % 2 or width % 2:

@@ -102,3 +102,15 @@ def test_half_precision_and_low_temperature_stay_finite():
 def test_bad_arguments():
     with pytest.raises(ValueError, match='positive mask `temperature`, found 0'):
         QKMask(4, 4, temperature=0)
+
+
+@pytest.mark.parametrize('layout', [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize('separate', [False, True])
+def test_maps_come_channels_first_without_gradients(layout, separate):
+    mask = mask_of(maps=True, separate=separate).eval()
+    x = torch.randn(3, 4, 2, 5).to(memory_format=layout)
+    expected = mask(x)
+    with torch.no_grad():
+        found = mask(x)
+    torch.testing.assert_close(found, expected)
+    assert found.is_contiguous()
