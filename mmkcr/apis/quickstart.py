@@ -63,7 +63,8 @@ class Pipeline(StagedPipeline):
     def config_file(self, kind: str) -> Path:
         """Path of the config of 'dense', 'search', 'retrain', 'deploy' or as in TRAININGS."""
         name = kind.format(arch=self.arch) if '{' in kind else f'{kind}_{self.arch}'
-        return Path(self.options.configs) / 'kcr' / 'digits' / f'kcr-{name}_1xb64_digits.py'
+        folder = Path(self.options.configs) / 'kcr' / 'digits'
+        return next(folder.glob(f'kcr-{name}_1xb*_digits.py'))
 
     def config(self, kind: str) -> Config:
         """The config of a kind, see :func:`~mmkcr.apis.quickstart_config.prepare`."""
