@@ -30,7 +30,7 @@ CONTENT = dict(
                     overrides={'model.architecture.backbone.gates.init': 0.25}),
         slim=dict(slim='search', target=0.8, divisor=8),
         noted=dict(call='json:dumps', config=DENSE, start='slim'),
-        again=dict(train='kcr-retrain_{net}_no-kcr_1xb64_digits.py', start='slim',
+        again=dict(train='kcr-retrain_{net}_no-kcr_1xb32_digits.py', start='slim',
                    from_scratch=True)),
     rows=dict(dense=dict(label='plain', config=DENSE, weights='dense'),
               heavy=dict(config=DENSE, weights='heavy'),
