@@ -64,7 +64,8 @@ class Pipeline(StagedPipeline):
         """Path of the config of 'dense', 'search', 'retrain', 'deploy' or as in TRAININGS."""
         name = kind.format(arch=self.arch) if '{' in kind else f'{kind}_{self.arch}'
         folder = Path(self.options.configs) / 'kcr' / 'digits'
-        return next(folder.glob(f'kcr-{name}_1xb*_digits.py'))
+        pattern = f'kcr-{name}_1xb*_digits.py'  # any batch size
+        return next(folder.glob(pattern), folder / pattern)
 
     def config(self, kind: str) -> Config:
         """The config of a kind, see :func:`~mmkcr.apis.quickstart_config.prepare`."""
