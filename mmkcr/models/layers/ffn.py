@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from mmkcr.compression import SearchableLayer, slice_linear, slice_norm, slice_parameter
 from mmkcr.compression.sites import Count
-from mmkcr.models.execution import eager_inference, eager_on_cpu, exporting
+from mmkcr.models.execution import eager_on_cpu
 from mmkcr.models.gates import BaseGate
 from .linear import DerivedWeights, DerivesWeights
-from .selection import spread
+from .selection import add, take
 
 
 def _check_ffn(module: nn.Module) -> nn.Module:
@@ -99,18 +99,12 @@ class SlicedLayerNorm(DerivesWeights, nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (..., D) and return the kept channels (..., D~).
 
-        In eager mode on a CPU, ``gather`` with an expanded index takes a third
-        of the time of ``index_select`` along the last axis, and the affine
-        part is free inside ``layer_norm``. A compiler or ONNX Runtime fuses
-        the other form better.
+        In eager mode on a CPU the affine part is free inside ``layer_norm``. A compiler or ONNX
+        Runtime fuses the other form better.
         """
         if eager_on_cpu(x):
-            x = F.layer_norm(x, (self.total, ), *self._affine(), self.eps)
-            if len(self.kept) == self.total:
-                return x
-            rows = x.reshape(-1, self.total)
-            return rows.gather(1, self.kept.expand(len(rows), -1)).view(*x.shape[:-1], -1)
-        x = F.layer_norm(x, (self.total, ), eps=self.eps).index_select(-1, self.kept)
+            return take(F.layer_norm(x, (self.total, ), *self._affine(), self.eps), self.kept)
+        x = take(F.layer_norm(x, (self.total, ), eps=self.eps), self.kept)
         if self.weight is not None:
             x = x * self.weight
         return x if self.bias is None else x + self.bias
@@ -155,11 +149,4 @@ class SlicedFFN(_FFNParts):
         Without gradients, in eager mode, the sum is written into ``identity``,
         which the blocks compute anew before their FFN and do not use after it.
         """
-        out = self.dropout_layer(self.gamma2(self.layers(x))).to(identity.dtype)
-        if exporting():
-            return identity + spread(out, self.kept, self.embed_dims)
-        if eager_inference(x):
-            if len(self.kept) == self.embed_dims:
-                return identity.add_(out)
-            return identity.index_add_(-1, self.kept, out)
-        return identity.index_add(-1, self.kept, out)
+        return add(identity, self.kept, self.dropout_layer(self.gamma2(self.layers(x))))

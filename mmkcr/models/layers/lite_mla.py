@@ -17,6 +17,7 @@ from mmkcr.compression.sites import Count
 from mmkcr.models.execution import eager_inference
 from mmkcr.models.gates import BaseGate, QKMask
 from .masked_attention import select
+from .selection import take
 
 
 class LiteMLA(BaseModule):
@@ -182,4 +183,4 @@ class SlicedLiteMLA(_LiteMLAParts):
         self.register_buffer('kept', kept.clone())
 
     def _select(self, features: Tensor) -> Tensor:
-        return features.index_select(1, self.kept)
+        return take(features, self.kept, 1)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from mmkcr.compression import SearchableLayer, slice_conv, slice_norm
 from mmkcr.compression.sites import Count
-from mmkcr.models.execution import eager_inference, exporting
 from mmkcr.models.gates import BaseGate
-from .selection import spread
+from .selection import add, take
 
 
 class DSConv(BaseModule):
@@ -148,7 +147,6 @@ class SlicedMBConv(_MBConvParts):
 
     def __init__(self, dense: MBConv, kept: Tensor) -> None:
         super().__init__(dense)
-        self.total = dense.inverted_conv.conv.in_channels
         slice_conv(self.inverted_conv.conv, in_index=kept)
         slice_conv(self.point_conv.conv, out_index=kept)
         _slice_module_norm(self.point_conv, kept)
@@ -160,12 +158,7 @@ class SlicedMBConv(_MBConvParts):
         Without gradients, in eager mode, the sum is written into ``x``, which
         the attention before computes anew and nothing else reads.
         """
-        out = self.transform(x.index_select(1, self.kept)).to(x.dtype)
-        if exporting():
-            return x + spread(out, self.kept, self.total, 1)
-        if eager_inference(x):
-            return x.index_add_(1, self.kept, out)
-        return x.index_add(1, self.kept, out)
+        return add(x, self.kept, self.transform(take(x, self.kept, 1)), 1)
 
 
 def _slice_module_norm(module: ConvModule, kept: Tensor) -> nn.Module:
