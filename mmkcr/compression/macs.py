@@ -7,7 +7,7 @@ products included.
 
 import math
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,10 @@ def _mkl_linear(inputs: Tuple[int, ...], _: Tuple[int, ...], weight: Tuple[int, 
     return _linear(inputs, weight)
 
 
-def _conv(_: Tuple[int, ...], weight: Tuple[int, ...], *args: Any, out_shape: Tuple[int, ...],
-          **kwargs: Any) -> int:
+def _conv(_: Tuple[int, ...], weight: Tuple[int, ...], bias: Optional[Tuple[int, ...]],
+          *args: Any, out_shape: Tuple[int, ...], **kwargs: Any) -> int:
+    if bias is not None and len(bias) > 1:  # with a summand, which comes before the weight
+        weight = bias
     return 2 * math.prod(out_shape) * math.prod(weight) // out_shape[1]
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from mmkcr.compression import Site, Structure, searchable_layers
 from mmkcr.compression.added import added_layers
 from mmkcr.models.gates import BaseGate
+from mmkcr.models.layers.blocks import use_eager_blocks
 from mmkcr.models.layers.conv import use_one_pass_convs
 from mmkcr.models.layers.linear import use_one_pass
-from mmkcr.models.layers.residual import use_in_place_sums
 from mmkcr.registry import MODELS
 from .pretrained import load_pretrained, split_pretrained
 
@@ -210,7 +210,7 @@ class SearchableBackbone:
         self.structure, self._gated = structure, False
         use_one_pass(self)
         use_one_pass_convs(self)
-        use_in_place_sums(self)
+        use_eager_blocks(self)
 
     def _slice(self, name: str, site: Site) -> None:
         if site.operator is None:

@@ -6,7 +6,7 @@ import torch
 from mmcv.cnn import ConvModule, Swish
 from torch import Tensor, nn
 
-from mmkcr.models.execution import onednn_infers
+from mmkcr.models.execution import eager_inference, onednn_infers
 from .linear import DerivedWeights, DerivesWeights
 
 _OPERATORS = all(hasattr(torch.ops.mkldnn, name)
@@ -25,9 +25,12 @@ def _pack(x: Tensor, conv: nn.Conv2d, weight: Tensor) -> Tensor:
 
 
 def _convolve(x: Tensor, conv: nn.Conv2d, packed: Tensor, bias: Optional[Tensor],
-              activation: str) -> Tensor:
-    return torch.ops.mkldnn._convolution_pointwise(
-        x, packed, bias, conv.padding, conv.stride, conv.dilation, conv.groups, activation, [], '')
+              activation: str, identity: Optional[Tensor] = None) -> Tensor:
+    operator, form = torch.ops.mkldnn._convolution_pointwise, (
+        packed, bias, conv.padding, conv.stride, conv.dilation, conv.groups)
+    if identity is None:
+        return operator(x, *form, activation, [], '')
+    return operator(x, identity, *form, 'add', None, None, [], None)
 
 
 class OnePassConv2d(DerivesWeights, nn.Conv2d):
@@ -69,16 +72,19 @@ class OnePassConvModule(DerivesWeights, ConvModule):
         vars(self).update(vars(module))
         self._derived = DerivedWeights()
 
-    def forward(self, x: Tensor, activate: bool = True, norm: bool = True) -> Tensor:
-        """Of (B, C, H, W)."""
-        if not (activate and norm and self._fits_onednn(x)):
-            return super().forward(x, activate, norm)
+    def forward(self, x: Tensor, activate: bool = True, norm: bool = True,
+                identity: Optional[Tensor] = None) -> Tensor:
+        """Of (B, C, H, W), plus ``identity``."""
+        if not (activate and norm and self._fits_onednn(x)) or (
+                identity is not None and (self.with_activation or identity.dtype != x.dtype)):
+            out = super().forward(x, activate, norm)
+            return out if identity is None else identity + out
         conv, parts = self.conv, [*self.conv.parameters()]
         if self.norm is not None:
             parts += [*self.norm.parameters(), *self.norm.buffers()]
         packed, bias = self._derived.get(parts, lambda: self._fold(x))
         kind = _ACTIVATIONS[type(self.activate)] if self.with_activation else 'none'
-        return _convolve(x, conv, packed, bias, kind)
+        return _convolve(x, conv, packed, bias, kind, identity)
 
     def _fits_onednn(self, x: Tensor) -> bool:
         conv, norm = self.conv, self.norm
@@ -100,6 +106,20 @@ class OnePassConvModule(DerivesWeights, ConvModule):
             shift = -norm.running_mean if bias is None else bias - norm.running_mean
             weight, bias = weight * scale[:, None, None, None], norm.bias.detach() + shift * scale
         return _pack(x, conv, weight), bias
+
+
+def plus(identity: Tensor, module: nn.Module, x: Tensor) -> Tensor:
+    """``identity + module(x)``, in one pass where the module can.
+
+    Args:
+        identity (Tensor): Of the shape of what the module gives.
+        module (nn.Module): Of a tensor.
+        x (Tensor): Its input.
+    """
+    if (type(module) is OnePassConvModule and eager_inference(x)
+            and not module._forward_hooks):  # a hook is to see what the module gives
+        return module(x, identity=identity)
+    return identity + module(x)
 
 
 def use_one_pass_convs(root: nn.Module) -> None:

@@ -4,7 +4,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn import Linear
+from mmcv.cnn import Linear, Swish
 from torch import Tensor, nn
 
 from mmkcr.models.execution import eager_inference, onednn_infers
@@ -13,6 +13,7 @@ _OPERATORS = all(hasattr(torch.ops.mkldnn, name)
                  for name in ('_linear_pointwise', '_reorder_linear_weight'))
 _MKL_OPERATORS = all(hasattr(torch.ops.mkl, name)
                      for name in ('_mkl_linear', '_mkl_reorder_linear_weight'))
+_ACTIVATIONS = {nn.GELU: 'gelu', nn.SiLU: 'swish', Swish: 'swish', nn.ReLU: 'relu'}
 _MKL_CHANNELS = 512  # in and out; where MKL's product, which torch calls, is faster than oneDNN's
 
 
@@ -61,7 +62,7 @@ class DerivesWeights(nn.Module):
 
 
 class OnePassLinear(DerivesWeights, nn.Linear):
-    """A linear layer, and the GELU behind it, in one pass in eager fp32 inference on a CPU.
+    """A linear layer, and the activation behind it, in one pass in eager fp32 inference on a CPU.
 
     There torch writes the bias, adds the product to it and activates in a pass of its own. The
     operator of oneDNN that ``torch.compile`` uses does it all while it writes the product, from
@@ -71,32 +72,37 @@ class OnePassLinear(DerivesWeights, nn.Linear):
 
     Args:
         linear (nn.Linear): Its parameters, hooks and attributes are shared.
-        gelu (nn.GELU | None): Activation of the output.
+        activation (nn.Module | None): GELU, SiLU, mmcv's Swish or ReLU of the output.
     """
 
-    def __init__(self, linear: nn.Linear, gelu: Optional[nn.GELU] = None) -> None:
+    def __init__(self, linear: nn.Linear, activation: Optional[nn.Module] = None) -> None:
         nn.Module.__init__(self)
         vars(self).update(vars(linear))
-        self.approximate = None if gelu is None else gelu.approximate
+        self.activation = 'none' if activation is None else _ACTIVATIONS[type(activation)]
+        self.approximate = getattr(activation, 'approximate', None)  # of a GELU
         self._derived, self._tokens = DerivedWeights(), -1
 
     def forward(self, x: Tensor) -> Tensor:
         """Of (..., in_features)."""
         if _OPERATORS and onednn_infers(x, self.weight):
-            if (self.approximate is None and _MKL_OPERATORS
+            if (self.activation == 'none' and _MKL_OPERATORS
                     and min(self.weight.shape) >= _MKL_CHANNELS):
                 return self._by_mkl(x)
             packed = self._derived.get((self.weight, ), lambda: torch.ops.mkldnn.
                                        _reorder_linear_weight(self.weight.detach(), None))
-            kind = 'none' if self.approximate is None else 'gelu'
-            return torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, kind, [],
+            return torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, self.activation, [],
                                                       self.approximate)
-        x = super().forward(x)
-        if self.approximate is None:
-            return x
-        if eager_inference(x):  # a new hidden layer costs time
+        return self._activate(super().forward(x))
+
+    def _activate(self, x: Tensor) -> Tensor:
+        in_place = eager_inference(x)  # a new hidden layer costs time
+        if self.activation == 'gelu' and in_place:
             return torch.ops.aten.gelu_(x, approximate=self.approximate)
-        return F.gelu(x, approximate=self.approximate)
+        if self.activation == 'gelu':
+            return F.gelu(x, approximate=self.approximate)
+        if self.activation == 'none':
+            return x
+        return (F.silu if self.activation == 'swish' else F.relu)(x, inplace=in_place)
 
     def _by_mkl(self, x: Tensor) -> Tensor:
         tokens = x.shape[:-1].numel()
@@ -110,12 +116,12 @@ class OnePassLinear(DerivesWeights, nn.Linear):
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
-        gelu = '' if self.approximate is None else f', gelu={self.approximate!r}'
-        return super().extra_repr() + gelu
+        shown = '' if self.activation == 'none' else f', activation={self.activation!r}'
+        return super().extra_repr() + shown
 
 
 def use_one_pass(root: nn.Module) -> None:
-    """Exchange the linear layers below a module, each with a GELU behind it, for one-pass ones.
+    """Exchange the linear layers below a module, with the activation behind, for one-pass ones.
 
     Args:
         root (nn.Module): Changed in place; keys stay.
@@ -124,7 +130,7 @@ def use_one_pass(root: nn.Module) -> None:
         children = list(module.named_children())
         for (name, child), (after, follower) in zip(children, children[1:] + [('', None)]):
             if type(child) in (nn.Linear, Linear):
-                ordered = isinstance(module, nn.Sequential) and isinstance(follower, nn.GELU)
+                ordered = isinstance(module, nn.Sequential) and type(follower) in _ACTIVATIONS
                 setattr(module, name, OnePassLinear(child, follower if ordered else None))
                 if ordered:
                     setattr(module, after, nn.Identity())

@@ -16,6 +16,7 @@ from mmkcr.compression import SearchableLayer, slice_conv
 from mmkcr.compression.sites import Count
 from mmkcr.models.execution import eager_inference
 from mmkcr.models.gates import BaseGate, QKMask
+from .conv import plus
 from .masked_attention import select
 from .selection import take
 
@@ -86,7 +87,7 @@ class LiteMLA(BaseModule):
         theta = None if self.mask is None else self.mask(x)
         out = self.attend(*self.queries_keys_values(self.qkv(x), theta))
         out = out.reshape(x.shape[0], self.features, *x.shape[2:])
-        return x + self.proj(self._select(out))
+        return plus(x, self.proj, self._select(out))
 
     def queries_keys_values(self, qkv: Tensor,
                             theta: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:

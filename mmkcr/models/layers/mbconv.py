@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mmkcr.compression import SearchableLayer, slice_conv, slice_norm
 from mmkcr.compression.sites import Count
 from mmkcr.models.gates import BaseGate
+from .conv import plus
 from .selection import add, take
 
 
@@ -43,8 +44,8 @@ class DSConv(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C', H', W')."""
-        out = self.point_conv(self.depth_conv(x))
-        return x + out if self.residual else out
+        out = self.depth_conv(x)
+        return plus(x, self.point_conv, out) if self.residual else self.point_conv(out)
 
 
 class MBConv(BaseModule):
@@ -85,7 +86,9 @@ class MBConv(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C', H', W')."""
-        return x + self.transform(x) if self.residual else self.transform(x)
+        if not self.residual:
+            return self.transform(x)
+        return plus(x, self.point_conv, self.depth_conv(self.inverted_conv(x)))
 
 
 class _MBConvParts(MBConv):

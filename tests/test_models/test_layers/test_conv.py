@@ -11,7 +11,7 @@ from mmcv.cnn import ConvModule
 from torch import nn
 
 from mmkcr.compression.macs import count_forward_macs
-from mmkcr.models.layers.conv import OnePassConv2d, OnePassConvModule, use_one_pass_convs
+from mmkcr.models.layers.conv import OnePassConv2d, OnePassConvModule, plus, use_one_pass_convs
 
 
 def plain(norm=True, act='HSwish', groups=1, kernel=3, stride=1, seed=0):
@@ -59,6 +59,27 @@ def test_equals_the_plain_module(norm, act, groups, kernel, stride, batch, last,
         torch.testing.assert_close(found(x[..., 1:, 2:]),
                                    module(x[..., 1:, 2:].double()).float())  # another size
     torch.testing.assert_close(found(x), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(norm=st.booleans(), act=st.sampled_from(['ReLU', None]), groups=st.sampled_from([1, 4]),
+       batch=st.sampled_from([0, 1, 3]), last=st.booleans(), other=st.booleans(),
+       double=st.booleans(), seed=st.integers(0, 99))
+def test_a_sum_equals_that_with_the_plain_module(norm, act, groups, batch, last, other, double,
+                                                 seed):
+    module = plain(norm, act, groups, seed=seed)
+    found = one_pass(module)[0]
+    x, identity = torch.randn(batch, 8, 7, 9), torch.randn(batch, 12, 7, 9)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    identity = identity.to(memory_format=torch.channels_last) if other else identity
+    identity = identity.double() if double else identity
+    given, expected = identity.clone(), identity + module(x)
+    torch.testing.assert_close(plus(identity, found, x), expected)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(plus(identity, found, x), expected)
+        torch.testing.assert_close(plus(identity, module, x), expected)
+    assert torch.equal(identity, given)
 
 
 def test_one_pass_in_eager_inference_of_fp32_alone(calls):

@@ -15,9 +15,9 @@ from mmkcr.models.layers import SlicedLayerNorm
 from mmkcr.models.layers.linear import OnePassLinear, use_one_pass
 
 
-def layers(gelu='none', channels=24, hidden=40):
+def layers(channels=24, hidden=40, **act):
     torch.manual_seed(0)
-    ffn = FFN(channels, hidden, act_cfg=dict(type='GELU', approximate=gelu))
+    ffn = FFN(channels, hidden, act_cfg=act or dict(type='GELU'))
     ffn.layers[1].bias = None
     return ffn.layers
 
@@ -28,11 +28,14 @@ def one_pass(plain):
     return found
 
 
-@pytest.mark.parametrize('gelu', ['none', 'tanh'])
+@pytest.mark.parametrize('act', [
+    dict(type='GELU'), dict(type='GELU', approximate='tanh'), dict(type='Swish'),
+    dict(type='SiLU'), dict(type='ReLU')], ids=lambda act: '-'.join(act.values()))
 @pytest.mark.parametrize('lead', [(), (3, ), (2, 5), (2, 0)])
-def test_equals_the_plain_layers_with_and_without_gradients(gelu, lead):
-    plain = layers(gelu)
+def test_equals_the_plain_layers_with_and_without_gradients(act, lead):
+    plain = layers(**act)
     found = one_pass(plain)
+    assert found[0][0].activation != 'none' and type(found[0][1]) is nn.Identity
     x = torch.randn(*lead, 48)[..., ::2]
     expected = plain.double()(x.double()).float()
     torch.testing.assert_close(found(x), expected)
@@ -142,8 +145,8 @@ def test_traces_and_compiles_to_ordinary_operators():
 
 
 def test_shows_its_activation():
-    assert "gelu='none'" in repr(OnePassLinear(nn.Linear(2, 3), nn.GELU()))
-    assert 'gelu' not in repr(OnePassLinear(nn.Linear(2, 3)))
+    assert "activation='gelu'" in repr(OnePassLinear(nn.Linear(2, 3), nn.GELU()))
+    assert 'activation' not in repr(OnePassLinear(nn.Linear(2, 3)))
 
 
 def test_buffers_and_hooks_of_the_linear_layer_stay():
