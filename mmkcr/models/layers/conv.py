@@ -82,7 +82,15 @@ class OnePassConvModule(DerivesWeights, ConvModule):
         conv, parts = self.conv, [*self.conv.parameters()]
         if self.norm is not None:
             parts += [*self.norm.parameters(), *self.norm.buffers()]
-        packed, bias = self._derived.get(parts, lambda: self._fold(x))
+        folded = self._derived.get(parts, dict)  # filled as the layouts of x need it
+        if self._by_product(x):
+            if 'product' not in folded:
+                folded['product'] = self._product_weights()
+            return self._multiply(x, *folded['product'], identity)
+        if 'packed' not in folded:
+            weight, bias = self._fold()
+            folded['packed'] = _pack(x, conv, weight), bias
+        packed, bias = folded['packed']
         kind = _ACTIVATIONS[type(self.activate)] if self.with_activation else 'none'
         return _convolve(x, conv, packed, bias, kind, identity)
 
@@ -97,15 +105,33 @@ class OnePassConvModule(DerivesWeights, ConvModule):
                 and (not self.with_activation or type(self.activate) in _ACTIVATIONS)
                 and not any(m._forward_hooks or m._forward_pre_hooks for m in own))
 
-    def _fold(self, x: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
-        """Packed weight and bias of the convolution with the norm in it."""
+    def _by_product(self, x: Tensor) -> bool:
+        """Whether it is a matrix product, which need not turn channels-first maps around."""
+        conv = self.conv
+        return (not self.with_activation and conv.kernel_size == conv.stride == (1, 1)
+                and conv.padding == (0, 0) and conv.groups == 1 and x.is_contiguous()
+                and not x.is_contiguous(memory_format=torch.channels_last))
+
+    def _product_weights(self) -> Tuple[Tensor, Tensor]:
+        weight, bias = self._fold()
+        weight = weight.flatten(1).t().contiguous()
+        return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias
+
+    @staticmethod
+    def _multiply(x: Tensor, weight: Tensor, bias: Tensor, identity: Optional[Tensor]) -> Tensor:
+        rows = torch.baddbmm(bias, x.flatten(2).transpose(1, 2), weight.expand(len(x), -1, -1))
+        out = rows.transpose(1, 2).unflatten(2, x.shape[2:])  # channels last
+        return out if identity is None else out.add_(identity)
+
+    def _fold(self) -> Tuple[Tensor, Optional[Tensor]]:
+        """Weight and bias of the convolution with the norm in it."""
         conv, norm = self.conv, self.norm
         weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
         if norm is not None:
             scale = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
             shift = -norm.running_mean if bias is None else bias - norm.running_mean
             weight, bias = weight * scale[:, None, None, None], norm.bias.detach() + shift * scale
-        return _pack(x, conv, weight), bias
+        return weight, bias
 
 
 def plus(identity: Tensor, module: nn.Module, x: Tensor) -> Tensor:

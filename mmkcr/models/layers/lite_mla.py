@@ -123,8 +123,10 @@ class LiteMLA(BaseModule):
                 weights = k.transpose(-1, -2) @ q
                 out = v @ (weights / (weights.sum(-2, keepdim=True) + self.eps))
             else:
-                out = F.pad(v, (0, 0, 0, 1), value=1.) @ k.transpose(-1, -2) @ q
-                out = out[..., :-1, :] / (out[..., -1:, :] + self.eps)
+                keys = k.transpose(-1, -2)
+                total = k.new_ones(1, k.shape[-1]) @ keys @ q + self.eps
+                out = v @ keys @ q
+                out = out.div_(total) if eager_inference(out) else out / total
         return out.to(dtype)
 
     def _select(self, features: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ The mask on queries and keys is a step function of its input: rounding that diff
 networks may flip an entry. So the law is tested in fp64 for random gates, in fp32 for fixed ones.
 """
 
+import copy
 import json
 
 import pytest
@@ -106,9 +107,15 @@ def test_supernet_with_hard_gates_equals_subnet(cls, kwargs, size, seed, divisor
 def test_law_in_fp32_at_several_sizes(cls, kwargs, size):
     model = randomise(cls(**kwargs, gates=GATES), 3)
     subnet, structure = slim(model, None, 1, (3, *size))
+    exact = copy.deepcopy(model).double()
     for height, width in (size, (32, 64), (33, 47)):
         x = torch.randn(2, 3, height, width)
-        assert_same(outputs(model, x), outputs(subnet, x))
+        # of random weights, normalisers of the linear attention may be near zero: one network
+        # and image in twelve is farther than 1e-5 from itself in fp64
+        expected, found = outputs(exact, x.double()), outputs(model, x)
+        rounding = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected))
+        assert rounding < 1e-4
+        assert_same(found, outputs(subnet, x), 1e-5 + 4 * rounding)
     assert structure.method == ('kcr' if cls is KCREfficientViT else 'dcs')
 
 

@@ -206,3 +206,19 @@ def test_the_convolution_in_a_module_of_convolution_and_norm_is_left_to_it():
     module = nn.Sequential(plain(act='GELU'))
     use_one_pass_convs(module)
     assert type(module[0]) is OnePassConvModule and type(module[0].conv) is nn.Conv2d
+
+
+@pytest.mark.parametrize('change', [written, loaded, normed, trained, swapped])
+def test_products_of_channels_first_maps_follow_the_parameters_too(change, calls):
+    found, x = one_pass(plain(act=None, kernel=1)), torch.randn(2, 8, 6, 6)
+    last = x.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        before = found(x)
+        assert not calls and before.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(found(last), before)
+        assert len(calls) == 1  # nothing to turn around: oneDNN
+        change(found)
+        after = found(x)
+        torch.testing.assert_close(found(last), after)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, found(x))  # with gradients, from the parameters
