@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
+from mmcv.cnn import ConvModule
 from torch import Tensor, nn
 
 from mmkcr.compression import Structure
@@ -121,6 +122,122 @@ def measure_pair(dense: nn.Module,
     return PairTiming(*seconds, *macs)
 
 
+@dataclass
+class LayerTiming:
+    """Seconds of the layers whose weights a subnet has fewer of, beside those of the whole.
+
+    Args:
+        layers (dict[str, tuple[float, float]]): Medians by module path, dense and slim.
+        seconds (tuple[float, float]): Medians of the whole models, timed together with them.
+        macs_ratio (float): MACs of the subnet over those of the dense model.
+    """
+
+    layers: Dict[str, Tuple[float, float]]
+    seconds: Tuple[float, float]
+    macs_ratio: float
+
+    @property
+    def sums(self) -> Tuple[float, float]:
+        """Seconds of all these layers, dense and slim."""
+        return tuple(sum(side) for side in zip(*self.layers.values())) or (0., 0.)
+
+    def ceiling(self) -> Optional[float]:
+        """Share of the MAC saving that would be time if no other layer changed its time.
+
+        Without gather, scatter and masks, that is: what is above comes from layers that run
+        faster in the subnet, what is below is what the selection costs.
+        """
+        saved = 1 - self.macs_ratio
+        dense, slim = self.sums
+        return (dense - slim) / self.seconds[0] / saved if saved else None
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Seconds, sums and ceiling."""
+        return dict(seconds=self.seconds, sums=self.sums, ceiling=self.ceiling(),
+                    macs_ratio=self.macs_ratio, layers=self.layers)
+
+
+def shrinking_layers(dense: nn.Module, slim: nn.Module) -> List[str]:
+    """Module paths of the layers whose weight matrices differ in size.
+
+    A convolution inside a ``ConvModule`` is named by that, which computes norm and activation
+    with it.
+
+    Args:
+        dense (nn.Module): With the same paths as the subnet.
+        slim (nn.Module): The subnet.
+    """
+    sizes = dict(slim.named_parameters())
+    found = [name.rpartition('.')[0] for name, parameter in dense.named_parameters()
+             if parameter.ndim > 1 and name in sizes
+             and sizes[name].numel() != parameter.numel()]
+    lifted = [name.rpartition('.')[0] if isinstance(
+        dense.get_submodule(name.rpartition('.')[0]), ConvModule) else name for name in found]
+    return list(dict.fromkeys(lifted))
+
+
+def measure_layers(dense: nn.Module,
+                   slim: nn.Module,
+                   inputs: Tensor,
+                   repeats: int = 20,
+                   warmup: int = 3,
+                   amp: Optional[str] = None,
+                   clock: Callable[[], float] = time.perf_counter) -> LayerTiming:
+    """Time the layers that shrink, by hooks, dense and slim in turns.
+
+    Args:
+        dense (nn.Module): See :func:`measure_pair`; with the same module paths as the subnet.
+        slim (nn.Module): As there.
+        inputs (Tensor): As there.
+        repeats (int): As there.
+        warmup (int): As there.
+        amp (str, optional): As there.
+        clock (Callable): As there.
+
+    Raises:
+        ValueError: No layer shrinks.
+    """
+    sides = [TensorModel(dense), TensorModel(slim)]
+    names = shrinking_layers(sides[0].model, sides[1].model)
+    if not names:
+        raise ValueError('expected a subnet with smaller layers under the paths of the dense '
+                         'model, found none')
+    macs = [count_macs(side.model, tuple(inputs.shape[1:])) for side in sides]
+    layers: List[Dict[str, List[float]]] = [{name: [] for name in names} for _ in sides]
+    totals: List[List[float]] = [[], []]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_inference(inputs.device, amp))
+        for side, seconds in zip(sides, layers):
+            for name in names:
+                for handle in _stopwatch(side.model.get_submodule(name), seconds[name], clock):
+                    stack.callback(handle.remove)
+        for index in range(-warmup, repeats):
+            for side in (0, 1) if index % 2 else (1, 0):
+                begun = {name: len(times) for name, times in layers[side].items()}
+                elapsed = _elapsed(sides[side], inputs, clock)
+                for name, times in layers[side].items():  # a layer may run several times
+                    times[begun[name]:] = [sum(times[begun[name]:])] if index >= 0 else []
+                totals[side] += [elapsed] if index >= 0 else []
+    return LayerTiming({name: tuple(statistics.median(side[name]) for side in layers)
+                        for name in names},
+                       tuple(map(statistics.median, totals)), macs[1] / macs[0])
+
+
+def _stopwatch(layer: nn.Module, seconds: List[float], clock: Callable[[], float]) -> List[Any]:
+    """Hooks that append the seconds of every call."""
+    started: List[float] = []
+
+    def start(_: nn.Module, inputs: Tuple) -> None:
+        _synchronize(inputs[0])
+        started.append(clock())
+
+    def stop(_: nn.Module, inputs: Tuple, out: Any) -> None:
+        _synchronize(inputs[0])
+        seconds.append(clock() - started.pop())
+
+    return [layer.register_forward_pre_hook(start), layer.register_forward_hook(stop)]
+
+
 @contextlib.contextmanager
 def _inference(device: torch.device, amp: Optional[str]) -> Iterator[None]:
     with torch.no_grad():
@@ -132,15 +249,16 @@ def _inference(device: torch.device, amp: Optional[str]) -> Iterator[None]:
 
 
 def _elapsed(call: Callable, inputs: Tensor, clock: Callable[[], float]) -> float:
-    def synchronize() -> None:
-        if inputs.is_cuda:
-            torch.cuda.synchronize(inputs.device)
-
-    synchronize()
+    _synchronize(inputs)
     start = clock()
     call(inputs)
-    synchronize()
+    _synchronize(inputs)
     return clock() - start
+
+
+def _synchronize(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
 
 
 def scatter_gates(supernet: nn.Module, seed: int = 0) -> None:

@@ -7,10 +7,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mmcv.cnn import ConvModule
 from torch import nn
 
 from mmkcr.apis import slim
-from mmkcr.apis.latency import PairTiming, keep_share, measure_pair, scatter_gates
+from mmkcr.apis.latency import (
+    PairTiming,
+    keep_share,
+    measure_layers,
+    measure_pair,
+    scatter_gates,
+    shrinking_layers,
+)
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
@@ -149,3 +157,59 @@ def test_kept_memory_is_not_faulted_in_again():
                          capture_output=True)
     system, kept = map(int, run.stdout.split()[-2:])
     assert kept < 200 < system / 10
+
+
+# ---- the layers that shrink --------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    """A convolution that shrinks, a layer that does not, and one more that runs twice."""
+
+    def __init__(self, clock, hidden, slow):
+        super().__init__()
+        self.clock, self.slow = clock, slow
+        self.conv = ConvModule(3, hidden, 1, norm_cfg=dict(type='BN'))
+        self.rest = nn.Conv2d(3, 5, 1)
+        self.twice = nn.Linear(hidden, hidden)
+        for module, seconds in ((self.conv, hidden), (self.rest, slow), (self.twice, hidden / 10)):
+            module.register_forward_hook(lambda *_, seconds=seconds: clock.pass_(seconds))
+
+    def forward(self, x):
+        self.clock.pass_(self.slow)  # a gather, say
+        self.rest(x)
+        x = self.conv(x).movedim(1, -1)
+        return self.twice(self.twice(x))
+
+
+class Passing(Clock):
+
+    def pass_(self, seconds):
+        self.now += seconds
+
+
+def test_layers_that_shrink_are_timed_alone():
+    clock = Passing()
+    dense, subnet = Layers(clock, 20, 1), Layers(clock, 10, 3)
+    timing = measure_layers(dense, subnet, torch.zeros(2, 3, 4, 4), 3, 1, clock=lambda: clock.now)
+    assert timing.layers == {'conv': (20, 10), 'twice': (4, 2)}
+    assert timing.sums == (24, 12) and timing.seconds == (26, 18)
+    saved = 1 - (3 * 10 + 3 * 5 + 2 * 10 * 10) / (3 * 20 + 3 * 5 + 2 * 20 * 20)
+    assert timing.ceiling() == pytest.approx(12 / 26 / saved)
+    assert timing.to_dict()['ceiling'] == timing.ceiling()
+    before = clock.now
+    dense(torch.zeros(2, 3, 4, 4))
+    assert clock.now - before == 26 and len(dense.conv._forward_hooks) == 1  # nothing is left
+
+
+@pytest.mark.parametrize('cls, kwargs', [(KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN)])
+def test_layers_that_shrink_are_those_of_the_sites(cls, kwargs):
+    supernet = cls(**kwargs, gates=GATES)
+    scatter_gates(supernet)
+    subnet, structure = slim(supernet, 0.75, 8, (3, 32, 32))
+    found = shrinking_layers(cls(**kwargs), subnet)
+    assert found == [f'{site}.layers.{part}' for site in structure.sites for part in ('0.0', '1')]
+
+
+def test_models_of_one_size_have_no_layers_that_shrink():
+    with pytest.raises(ValueError, match='expected a subnet with smaller layers.*found none'):
+        measure_layers(*(Layers(Passing(), 10, 1) for _ in range(2)), torch.zeros(2, 3, 4, 4))

@@ -33,6 +33,18 @@ def test_both_sides_can_be_subnets(load_tool, search_config, side):
         load_config(search_config).model.architecture, gates=None))
 
 
+def test_layers_that_shrink_are_timed_on_request(run_tool, search_config, read_json, tmp_path):
+    printed = run_tool(TOOL, search_config, '--target-macs', '80%', '--divisor', 4, '--dense',
+                       'subnet', '--layers', *FAST)
+    found = read_json(tmp_path / 'work_dirs/benchmarks/latency_tiny-search.json')['layers']
+    assert f'{len(found["layers"])} layers that shrink' in printed
+    assert all('.ffn.layers.' in name for name in found['layers'])
+    (dense, slim), macs = found['sums'], found['macs_ratio']
+    assert 0 < dense < found['seconds'][0] and 0 < slim < found['seconds'][1]
+    assert found['ceiling'] == pytest.approx((dense - slim) / found['seconds'][0] / (1 - macs))
+    assert f'changed: {found["ceiling"]:.2f}' in printed
+
+
 def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkpoint, read_json,
                                                  tmp_path):
     run_tool('slim', search_config, checkpoint, '--target-macs', '80%', '--out', tmp_path / 'slim')
@@ -61,6 +73,8 @@ def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkp
     (('--target-macs', '80%', '--batch-size', 0), '`--batch-size` of at least 1, found 0'),
     (('--target-macs', '80%', '--clock', 'cpu'), '`--threads 1`'),
     (('--target-macs', '80%', '--repeats', 0), 'at least one repeat'),
+    (('--target-macs', '80%', '--layers'), '`--dense subnet`'),
+    (('--target-macs', '80%', '--layers', '--dense', 'subnet', '--compile'), '--compile'),
 ])
 def test_mistakes(refused, search_config, args, message):
     assert message in refused(TOOL, search_config, *args)

@@ -6,7 +6,9 @@ settings; the ratio is the median over neighbouring pairs. The share is
 
 The dense side is the host's own network; with `--dense subnet` it is a subnet
 that keeps every channel, so that both sides have the same layers and only their
-sizes and the selection of channels differ.
+sizes and the selection of channels differ. With `--layers` the layers that shrink
+are then timed too, in further pairs: what they save is the most that can become
+time as long as nothing else gets faster.
 
 The subnet is that of a second config, of --structure, of the config's own
 structure or, before any search, of --target-macs: one keep ratio everywhere,
@@ -20,6 +22,7 @@ Examples:
     python tools/benchmarks/latency.py configs/kcr/search/kcr-search_swin-tiny_8xb64_in1k-100.py \\
         --target-macs 3.9G --divisor 8
     python tools/benchmarks/latency.py CONFIG --structure structure.json --compile
+    python tools/benchmarks/latency.py CONFIG --target-macs 80% --dense subnet --layers
     python tools/benchmarks/latency.py DENSE_CONFIG SLIM_CONFIG --batch-size 1 --threads 1
 """
 
@@ -37,7 +40,15 @@ from torch import nn
 from mmkcr.apis import slim
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.latency import AMP_DTYPES, PairTiming, keep_share, measure_pair, scatter_gates
+from mmkcr.apis.latency import (
+    AMP_DTYPES,
+    LayerTiming,
+    PairTiming,
+    keep_share,
+    measure_layers,
+    measure_pair,
+    scatter_gates,
+)
 from mmkcr.apis.machine import keep_freed_memory, machine_info
 from mmkcr.apis.model_zoo import task_config
 from mmkcr.compression import atomic_write
@@ -66,6 +77,9 @@ def make_parser() -> Parser:
     parser.add_argument('--compile', action='store_true', help='torch.compile both sides')
     parser.add_argument('--amp', choices=sorted(AMP_DTYPES), help='autocast on both sides')
     parser.add_argument('--device', default='cpu', help='cpu, cuda, cuda:1 (%(default)s)')
+    parser.add_argument('--layers', action='store_true', help='also time, in further pairs, the '
+                        'layers that shrink: what the share would be if nothing else changed; '
+                        'with --dense subnet')
     parser.add_argument('--repeats', type=int, default=20, help='pairs (%(default)s)')
     parser.add_argument('--warmup', type=int, default=3, help='pairs before (%(default)s)')
     parser.add_argument('--clock', choices=('wall', 'cpu'), default='wall',
@@ -140,6 +154,16 @@ def report(timing: PairTiming, name: str, batch_size: int) -> str:
     return text
 
 
+def report_layers(timing: LayerTiming) -> str:
+    """What the layers that shrink contribute."""
+    (dense, slim), whole = timing.sums, timing.seconds
+    text = (f'{len(timing.layers)} layers that shrink: {dense * 1e3:.1f} to {slim * 1e3:.1f} ms '
+            f'of {whole[0] * 1e3:.1f} to {whole[1] * 1e3:.1f} ms')
+    if timing.ceiling() is not None:
+        text += f'\nshare if nothing else changed: {timing.ceiling():.2f}'
+    return text
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Measure, print and write."""
@@ -154,6 +178,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                          f'threads {args.threads} on {args.device}')
     if args.batch_size < 1:
         raise ValueError(f'expected a `--batch-size` of at least 1, found {args.batch_size}')
+    if args.layers and (args.compile or args.dense != 'subnet'):
+        raise ValueError('expected `--layers` with `--dense subnet`, whose layers do the same, and '
+                         f'without `--compile`, found --dense {args.dense}'
+                         f'{" --compile" if args.compile else ""}')
     if torch.device(args.device).type == 'cuda' and not torch.cuda.is_available():
         raise ValueError(f'expected a CUDA device for `--device` {args.device}, found none')
     kept = args.memory == 'keep' and keep_freed_memory()
@@ -161,9 +189,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         dense, subnet, shape = build_pair(args)
     images = torch.randn(args.batch_size, *shape, device=args.device)
+    clock = time.thread_time if args.clock == 'cpu' else time.perf_counter
     timing = measure_pair(dense.to(args.device), subnet.to(args.device), images, args.repeats,
-                          args.warmup, args.compile, args.amp,
-                          time.thread_time if args.clock == 'cpu' else time.perf_counter)
+                          args.warmup, args.compile, args.amp, clock)
+    layers = measure_layers(dense, subnet, images, args.repeats, args.warmup, args.amp,
+                            clock) if args.layers else None
     name = Path(args.config).stem
     structure = getattr(find_backbone(subnet), 'structure', None)
     result = dict(
@@ -172,8 +202,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         input_shape=list(shape), batch_size=args.batch_size, compile=args.compile, amp=args.amp,
         device=args.device, clock=args.clock, memory='keep' if kept else 'system',
         machine=machine_info(), keep_ratio=keep_share(structure) if structure else None,
-        **timing.to_dict())
+        layers=layers and layers.to_dict(), **timing.to_dict())
     print(report(timing, name, args.batch_size))
+    if layers is not None:
+        print(report_layers(layers))
     out = Path(args.out or f'work_dirs/benchmarks/latency_{name}.json')
     with atomic_write(out) as path:
         path.write_text(json.dumps(result, indent=2) + '\n')
