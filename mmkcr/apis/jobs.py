@@ -13,6 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .machine import keep_freed_memory
+
 #: Says what goes on: job, stage, epochs done, epochs of the stage, its last metrics, or None
 #: when the stage is finished.
 Say = Callable[[str, str, int, int, Optional[Mapping[str, float]]], None]
@@ -76,6 +78,7 @@ def _start(news: Any, threads: int) -> None:
     global _news
     _news = news
     torch.set_num_threads(threads)
+    keep_freed_memory()  # steps of these small networks take 7 % less time
     warnings.filterwarnings('ignore')
 
 
