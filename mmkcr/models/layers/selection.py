@@ -93,6 +93,10 @@ def widen(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
     """
     if exporting():
         return spread(x, kept, total, dim)
+    last = x.movedim(dim, -1)
+    if eager_on_cpu(x) and last.is_contiguous():
+        wide = x.new_zeros(*last.shape[:-1], total)
+        return wide.scatter_(-1, kept.expand(last.shape), last).movedim(-1, dim)
     shape = list(x.shape)
     shape[dim] = total
     return x.new_zeros(shape).index_copy(dim % x.ndim, kept, x)

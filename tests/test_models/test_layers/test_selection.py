@@ -1,11 +1,11 @@
-"""Taking channels and adding to them: the same in every layout and mode."""
+"""Taking channels and putting them back: the same in every layout and mode."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.models.layers.selection import add, spread, take
+from mmkcr.models.layers.selection import add, spread, take, widen
 
 LAYOUTS = {
     'tokens': ((2, 5, 6), -1, lambda x: x),
@@ -59,6 +59,22 @@ def test_add_equals_the_sum_with_zeros(data, layout, other, learn):
     assert found.dtype == torch.float64
     # where autograd may need the input, nothing is written into it
     torch.testing.assert_close(x.detach(), before if learn else expected, atol=0, rtol=0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), layout=st.sampled_from(sorted(LAYOUTS)), learn=st.booleans())
+def test_widen_equals_ordinary_operators(data, layout, learn):
+    shape, dim, arrange = LAYOUTS[layout]
+    kept = places(data.draw)
+    leaf = torch.randn(shape, dtype=torch.float64).requires_grad_(learn)
+    x = take(arrange(leaf), kept, dim)
+    expected, found = spread(x, kept, 6, dim), widen(x, kept, 6, dim)
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    if learn:
+        weight = torch.randn_like(found)
+        grads = [torch.autograd.grad((y * weight).sum(), leaf, retain_graph=True)[0]
+                 for y in (found, expected)]
+        torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize('layout', ['maps', 'maps, channels last'])
