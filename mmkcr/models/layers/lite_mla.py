@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mmkcr.compression import SearchableLayer, slice_conv
 from mmkcr.compression.sites import Count
-from mmkcr.models.execution import eager_inference
+from mmkcr.models.execution import eager_inference, exporting
 from mmkcr.models.gates import BaseGate, QKMask
 from .conv import plus
 from .masked_attention import select
@@ -124,7 +124,9 @@ class LiteMLA(BaseModule):
                 out = v @ (weights / (weights.sum(-2, keepdim=True) + self.eps))
             else:
                 keys = k.transpose(-1, -2)
-                total = k.new_ones(1, k.shape[-1]) @ keys @ q + self.eps
+                # a sum, counted as the product that it is published as; N of ones would be fixed
+                sums = k.sum(-1).unsqueeze(-2) if exporting() else k.new_ones(1, k.shape[-1]) @ keys
+                total = sums @ q + self.eps
                 out = v @ keys @ q
                 out = out.div_(total) if eager_inference(out) else out / total
         return out.to(dtype)
