@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from mmkcr.models.execution import eager_inference
 from .conv import OnePassConvModule, plus
+from .exchange import SharesParts
 from .masked_attention import MaskedAttention
 
 
-class InPlaceEncoderLayer(TransformerEncoderLayer):
+class InPlaceEncoderLayer(SharesParts, TransformerEncoderLayer):
     """A ViT block that adds its input to what attention has just computed, in place.
 
     So it does in eager inference on a CPU; elsewhere it is the host's.
@@ -21,10 +22,6 @@ class InPlaceEncoderLayer(TransformerEncoderLayer):
     Args:
         block (TransformerEncoderLayer): Its parts are shared, under their own keys.
     """
-
-    def __init__(self, block: TransformerEncoderLayer) -> None:
-        nn.Module.__init__(self)
-        vars(self).update(vars(block))
 
     def forward(self, x: Tensor) -> Tensor:
         """Of (B, N, C)."""
@@ -35,16 +32,12 @@ class InPlaceEncoderLayer(TransformerEncoderLayer):
         return self.ffn(self.ln2(x), identity=x)
 
 
-class OnePassInvertedResidual(InvertedResidual):
+class OnePassInvertedResidual(SharesParts, InvertedResidual):
     """An inverted residual whose last convolution adds the identity while it writes its output.
 
     Args:
         block (InvertedResidual): Its parts are shared, under their own keys.
     """
-
-    def __init__(self, block: InvertedResidual) -> None:
-        nn.Module.__init__(self)
-        vars(self).update(vars(block))
 
     def forward(self, x: Tensor) -> Tensor:
         """Of (B, C, H, W)."""
@@ -56,7 +49,7 @@ class OnePassInvertedResidual(InvertedResidual):
         return plus(x, self.conv[-1], out)
 
 
-class RowwiseMobileVitBlock(MobileVitBlock):
+class RowwiseMobileVitBlock(SharesParts, MobileVitBlock):
     """A MobileViT block that cuts maps into patches, and puts them together, in one copy each.
 
     Its convolutions give channels last in eager inference on a CPU, and there it moves a
@@ -65,10 +58,6 @@ class RowwiseMobileVitBlock(MobileVitBlock):
     Args:
         block (MobileVitBlock): Its parts are shared, under their own keys.
     """
-
-    def __init__(self, block: MobileVitBlock) -> None:
-        nn.Module.__init__(self)
-        vars(self).update(vars(block))
 
     def forward(self, x: Tensor) -> Tensor:
         """Of (B, C, H, W)."""

@@ -7,7 +7,7 @@ from mmcv.cnn import ConvModule, Swish
 from torch import Tensor, nn
 
 from mmkcr.models.execution import eager_inference, onednn_infers
-from .linear import DerivedWeights, DerivesWeights
+from .exchange import DerivedWeights, DerivesWeights, SharesParts
 
 _OPERATORS = all(hasattr(torch.ops.mkldnn, name)
                  for name in ('_convolution_pointwise', '_reorder_convolution_weight'))
@@ -33,7 +33,7 @@ def _convolve(x: Tensor, conv: nn.Conv2d, packed: Tensor, bias: Optional[Tensor]
     return operator(x, identity, *form, 'add', None, None, [], None)
 
 
-class OnePassConv2d(DerivesWeights, nn.Conv2d):
+class OnePassConv2d(SharesParts, DerivesWeights, nn.Conv2d):
     """A convolution from weights that are packed once, in eager fp32 inference on a CPU.
 
     There torch packs the weights at every call, and computes groups one by one.
@@ -43,8 +43,7 @@ class OnePassConv2d(DerivesWeights, nn.Conv2d):
     """
 
     def __init__(self, conv: nn.Conv2d) -> None:
-        nn.Module.__init__(self)
-        vars(self).update(vars(conv))
+        super().__init__(conv)
         self._derived = DerivedWeights()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,7 +54,7 @@ class OnePassConv2d(DerivesWeights, nn.Conv2d):
         return _convolve(x, self, packed, self.bias, 'none')
 
 
-class OnePassConvModule(DerivesWeights, ConvModule):
+class OnePassConvModule(SharesParts, DerivesWeights, ConvModule):
     """Convolution, batch norm and activation in one pass in eager fp32 inference on a CPU.
 
     There torch packs the weights at every call and normalises and activates in passes of their
@@ -68,8 +67,7 @@ class OnePassConvModule(DerivesWeights, ConvModule):
     """
 
     def __init__(self, module: ConvModule) -> None:
-        nn.Module.__init__(self)
-        vars(self).update(vars(module))
+        super().__init__(module)
         self._derived = DerivedWeights()
 
     def forward(self, x: Tensor, activate: bool = True, norm: bool = True,

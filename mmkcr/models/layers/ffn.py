@@ -13,7 +13,7 @@ from mmkcr.compression import SearchableLayer, slice_linear, slice_norm, slice_p
 from mmkcr.compression.sites import Count
 from mmkcr.models.execution import eager_on_cpu
 from mmkcr.models.gates import BaseGate
-from .linear import DerivedWeights, DerivesWeights
+from .exchange import DerivedWeights, DerivesWeights
 from .selection import add, take
 
 

@@ -1,6 +1,6 @@
 """Linear layers of subnets."""
 
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,7 @@ from mmcv.cnn import Linear, Swish
 from torch import Tensor, nn
 
 from mmkcr.models.execution import eager_inference, onednn_infers
+from .exchange import DerivedWeights, DerivesWeights, SharesParts
 
 _OPERATORS = all(hasattr(torch.ops.mkldnn, name)
                  for name in ('_linear_pointwise', '_reorder_linear_weight'))
@@ -17,51 +18,7 @@ _ACTIVATIONS = {nn.GELU: 'gelu', nn.SiLU: 'swish', Swish: 'swish', nn.ReLU: 'rel
 _MKL_CHANNELS = 512  # in and out; where MKL's product, which torch calls, is faster than oneDNN's
 
 
-class DerivedWeights:
-    """A value that is computed from parameters for inference, and kept while they are the same.
-
-    The value holds as long as no parameter is exchanged, moved, cast or written to. Writes through
-    ``.data``, as by averages that are swapped in before an evaluation, go unnoticed: the module
-    (a :class:`DerivesWeights`) calls :meth:`forget` when its mode is set. Copies and pickles of a
-    module start without it.
-    """
-
-    def __init__(self) -> None:
-        self._state: Optional[list] = None
-        self._value: Any = None
-
-    def get(self, parameters: Sequence[Tensor], compute: Callable[[], Any]) -> Any:
-        """The value, computed anew if a parameter has changed.
-
-        Args:
-            parameters (Sequence[Tensor]): What it depends on.
-            compute (Callable): Without arguments.
-        """
-        state = [(id(p), p.data_ptr(), p._version, p.dtype) for p in parameters]
-        if self._state != state:
-            self._state, self._value = state, compute()
-        return self._value
-
-    def forget(self) -> None:
-        """Compute anew at the next call."""
-        self._state = self._value = None
-
-    def __reduce__(self) -> Tuple[type, Tuple]:
-        return DerivedWeights, ()
-
-
-class DerivesWeights(nn.Module):
-    """Mixin of layers with :class:`DerivedWeights` under ``_derived``: a mode forgets them."""
-
-    _derived: DerivedWeights
-
-    def train(self, mode: bool = True) -> 'DerivesWeights':
-        """Set the mode, and forget what was derived."""
-        self._derived.forget()
-        return super().train(mode)
-
-
-class OnePassLinear(DerivesWeights, nn.Linear):
+class OnePassLinear(SharesParts, DerivesWeights, nn.Linear):
     """A linear layer, and the activation behind it, in one pass in eager fp32 inference on a CPU.
 
     There torch writes the bias, adds the product to it and activates in a pass of its own. The
@@ -76,8 +33,7 @@ class OnePassLinear(DerivesWeights, nn.Linear):
     """
 
     def __init__(self, linear: nn.Linear, activation: Optional[nn.Module] = None) -> None:
-        nn.Module.__init__(self)
-        vars(self).update(vars(linear))
+        super().__init__(linear)
         self.activation = 'none' if activation is None else _ACTIVATIONS[type(activation)]
         self.approximate = getattr(activation, 'approximate', None)  # of a GELU
         self._derived, self._tokens = DerivedWeights(), -1

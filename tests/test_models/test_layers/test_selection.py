@@ -20,6 +20,12 @@ LAYOUTS = {
 }
 
 
+def assert_same_gradients(found, expected, leaf):
+    weight = torch.randn_like(found)
+    torch.testing.assert_close(*(torch.autograd.grad((y * weight).sum(), leaf, retain_graph=True)[0]
+                                 for y in (found, expected)))
+
+
 def places(draw):
     return torch.tensor(sorted(draw(st.sets(st.integers(0, 5), min_size=1))))
 
@@ -35,10 +41,7 @@ def test_take_equals_indexing(data, layout, learn):
     found = take(x, kept, dim)
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
     if learn:
-        weight = torch.randn_like(found)
-        grads = [torch.autograd.grad((y * weight).sum(), leaf, retain_graph=True)[0]
-                 for y in (found, expected)]
-        torch.testing.assert_close(*grads)
+        assert_same_gradients(found, expected, leaf)
 
 
 @settings(max_examples=80, deadline=None)
@@ -71,10 +74,7 @@ def test_widen_equals_ordinary_operators(data, layout, learn):
     expected, found = spread(x, kept, 6, dim), widen(x, kept, 6, dim)
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
     if learn:
-        weight = torch.randn_like(found)
-        grads = [torch.autograd.grad((y * weight).sum(), leaf, retain_graph=True)[0]
-                 for y in (found, expected)]
-        torch.testing.assert_close(*grads)
+        assert_same_gradients(found, expected, leaf)
 
 
 @pytest.mark.parametrize('layout', ['maps', 'maps, channels last'])
