@@ -177,12 +177,17 @@ class SearchableBackbone:
             gate.join(gates)
         self._gated = True
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """See the host backbone."""
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """See the host backbone; of images channels first, maps are channels first too.
+
+        Operators of mmcv such as ``RoIAlign`` read maps as if they were, and boxes are then wrong
+        without an error.
+        """
         if self.training and self._gated:
             for gate in self.gates().values():
                 gate.refresh()
-        return super().forward(*args, **kwargs)
+        outs = super().forward(x, *args, **kwargs)
+        return _channels_first(outs) if x.is_contiguous() else outs
 
     def slice_to(self, structure: Structure) -> None:
         """Slice the dense backbone or the supernet to a structure, in place.
@@ -300,6 +305,12 @@ class SearchableBackbone:
         if self.structure is not None:
             return 'subnet'
         return 'supernet' if self.gates() else 'dense'
+
+
+def _channels_first(outs: Any) -> Any:
+    if isinstance(outs, Tensor):
+        return outs.contiguous() if outs.ndim == 4 else outs
+    return type(outs)(map(_channels_first, outs)) if isinstance(outs, (list, tuple)) else outs
 
 
 def _listing(kind: str, keys: List[str]) -> str:
