@@ -9,5 +9,5 @@ checkpoint = 'work_dirs/dcs-retrain_efficientvit-mini_no-ib_1xb64_digits/epoch_3
 model = dict(backbone=dict(structure=structure, init_cfg=dict(checkpoint=checkpoint)))
 del structure, checkpoint
 
-# Value and tolerance of this run, seed 0 (../README.md); digits found by chance give 0.
-expected = {'coco/bbox_mAP': (0.75, 0.08), 'coco/segm_mAP': (0.62, 0.08)}
+# Mean of several seeds and tolerance (../README.md); digits found by chance give 0.
+expected = {'coco/bbox_mAP': (0.73, 0.06), 'coco/segm_mAP': (0.6, 0.06)}

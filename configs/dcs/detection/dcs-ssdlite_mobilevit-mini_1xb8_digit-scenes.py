@@ -8,5 +8,5 @@ checkpoint = 'work_dirs/dcs-retrain_mobilevit-mini_no-ib_1xb64_digits/epoch_32.p
 model = dict(backbone=dict(structure=structure, init_cfg=dict(checkpoint=checkpoint)))
 del structure, checkpoint
 
-# Value and tolerance of this run, seed 0 (../README.md); boxes found by chance give 0.
-expected = {'coco/bbox_mAP': (0.2, 0.08)}
+# Mean of several seeds and tolerance (../README.md); boxes found by chance give 0.
+expected = {'coco/bbox_mAP': (0.23, 0.08)}

@@ -17,5 +17,5 @@ del checkpoint
 val_evaluator = dict(metric='bbox')
 test_evaluator = val_evaluator
 
-# Value and tolerance of this run, seed 0 (../README.md); boxes found by chance give 0.
-expected = {'coco/bbox_mAP': (0.33, 0.08)}
+# Mean of several seeds and tolerance (../README.md); boxes found by chance give 0.
+expected = {'coco/bbox_mAP': (0.3, 0.1)}
