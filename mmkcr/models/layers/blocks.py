@@ -71,7 +71,7 @@ class RowwiseMobileVitBlock(SharesParts, MobileVitBlock):
         batch, channels = x.shape[:2]
         x = x.permute(0, 2, 3, 1).reshape(batch, rows, high, columns, wide, channels)
         x = x.permute(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, channels)
-        x = self.global_rep(x).view(batch, high, wide, rows, columns, channels)
+        x = self.global_rep(x).reshape(batch, high, wide, rows, columns, channels)
         x = x.permute(0, 3, 1, 4, 2, 5).reshape(batch, rows * high, columns * wide, channels)
         x = x.permute(0, 3, 1, 2)
         if size != x.shape[2:]:

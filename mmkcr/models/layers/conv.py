@@ -72,7 +72,7 @@ class OnePassConvModule(SharesParts, DerivesWeights, ConvModule):
 
     def forward(self, x: Tensor, activate: bool = True, norm: bool = True,
                 identity: Optional[Tensor] = None) -> Tensor:
-        """Of (B, C, H, W), plus ``identity``."""
+        """Of (B, C, H, W), plus ``identity``; gives channels last where it is in one pass."""
         if not (activate and norm and self._fits_onednn(x)) or (
                 identity is not None and (self.with_activation or identity.dtype != x.dtype)):
             out = super().forward(x, activate, norm)
