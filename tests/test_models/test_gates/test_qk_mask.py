@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from mmkcr.core.gate import logistic_noise
 from mmkcr.models.gates import QKMask
-from mmkcr.models.gates.noise import logistic_noise
 from mmkcr.models.layers.masked_attention import select
 
 
