@@ -16,7 +16,8 @@ from mmcv.cnn.bricks.transformer import AdaptivePadding
 from mmpretrain.models.utils import ShiftWindowMSA
 from torch import Tensor, nn
 
-from mmkcr.core import atomic_write, searchable_layers
+from mmkcr.core import atomic_write
+from mmkcr.core.sites import holders
 from .positions import bake_positions
 from .tensor_model import TensorModel
 from .traceable import traceable
@@ -96,9 +97,9 @@ def export_onnx(model: nn.Module,
     if bake:
         model, dynamic_size = bake_positions(model, input_shape), False
     model, shape, notice = TensorModel(model), tuple(input_shape), ''
-    if searchable_layers(model):
+    if holders(model):
         raise ValueError('expected a dense model or a subnet to export, found a supernet with '
-                         f'{len(searchable_layers(model))} gates: slim it first (tools/slim.py)')
+                         f'{len(holders(model))} gates: slim it first (tools/slim.py)')
     if dynamic_size:
         try:
             return _export(model, Path(path), _general(model, shape), True,

@@ -11,7 +11,7 @@ from mmcv.cnn import ConvModule
 from torch import Tensor, nn
 
 from mmkcr.core import Structure
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.utils import search_space
 from .count import count_macs
 from .tensor_model import TensorModel
 
@@ -274,7 +274,7 @@ def scatter_gates(supernet: nn.Module, seed: int = 0) -> None:
         seed (int): Of the choice. Defaults to 0.
     """
     generator = torch.Generator().manual_seed(seed)
-    for gate in find_backbone(supernet).gates().values():
+    for gate in search_space(supernet).gates().values():
         if gate.options() is None:
             ranks = torch.randperm(gate.total, generator=generator)
             gate.alpha.data.copy_(1 - (ranks + 0.5) / gate.total)

@@ -7,7 +7,7 @@ from torch import nn
 
 from mmkcr.core import MacsModel, Structure, count_params, parse_target, select_units
 from mmkcr.core.added import added_layers
-from mmkcr.models.utils import counted_part, find_backbone, find_task, task_forward, unwrap
+from mmkcr.models.utils import counted_part, find_task, search_space, task_forward, unwrap
 from .count import count_macs
 
 
@@ -44,23 +44,23 @@ def slim(model: nn.Module,
     model = unwrap(model)
     part = part or getattr(getattr(model, 'price', None), 'part', None)
     task = find_task(model)
-    backbone, counted = find_backbone(task), counted_part(task, part)
-    gates = backbone.gates()
-    macs = MacsModel(counted, backbone, task_forward(counted, input_shape))
+    space, counted = search_space(task), counted_part(task, part)
+    gates = space.gates()
+    macs = MacsModel(counted, space.host, space.gated_sites(), task_forward(counted, input_shape))
     target = None if target_macs is None else parse_target(target_macs, macs.dense)
     kept = {site: gate.selection() for site, gate in gates.items() if gate.decided}
     free = {site: gate for site, gate in gates.items() if not gate.decided}
     sizes = {site: len(units) for site, units in kept.items()}
     kept.update(select_units(free, lambda others: macs({**sizes, **others}), target, divisor))
-    structure = backbone.structure_for(kept)
+    structure = space.structure_for(kept)
     subnet = copy.deepcopy(task)
-    find_backbone(subnet).slice_to(structure)
+    search_space(subnet).slice_to(structure)
     extra = sum(map(count_params, (*gates.values(), *added_layers(task).values())))
     structure.macs = dict(dense=macs.dense,
                           subnet=count_macs(counted_part(subnet, part), input_shape),
                           input_shape=list(input_shape))
     if counted is not task:
         structure.macs['part'] = 'backbone'
-    structure.params = dict(dense=count_params(task) - extra + backbone.sliced_params(),
+    structure.params = dict(dense=count_params(task) - extra + space.sliced_params(),
                             subnet=count_params(subnet))
     return subnet, structure

@@ -11,7 +11,7 @@ from torch import nn
 
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.added import added_layers
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.utils import search_space
 from mmkcr.version import __version__
 from .build import build_model, default_shape, file_sha256, load_config, load_weights, state_bytes
 from .slim import slim
@@ -73,12 +73,12 @@ def slim_files(config: Union[str, Path],
     """
     cfg = load_config(config, options)
     model = build_model(cfg)
-    if not find_backbone(model).gates():
+    if not search_space(model).gates():
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
     # now: a checkpoint may be that of a supernet that was sliced while it trained
     task = getattr(model, 'architecture', model)
-    extra = (*find_backbone(model).gates().values(), *added_layers(task).values())
+    extra = (*search_space(model).gates().values(), *added_layers(task).values())
     dense = state_bytes(task) - sum(map(state_bytes, extra))
     content = load_weights(model, checkpoint, online)
     subnet, structure = slim(model, target_macs, divisor, shape or default_shape(cfg, model), part)

@@ -1,19 +1,20 @@
-"""Structure, MACs, budget and slicing. No method or backbone is named here."""
+"""Sites, axes, MACs, budget, structure and slicing. No method or backbone is named here."""
 
-from .axes import Member, scale_members, slice_members, sync_sizes
+from .axes import Axis, scale_axes, slice_axes, sync_sizes
 from .budget import parse_target, solve_budget
+from .gate import BaseGate, NoisyGate
 from .io import atomic_write
 from .macs import MacsModel, MacsReport, count_forward_macs, count_params
 from .options import allowed_ratio_sizes, choose_options
 from .selection import TOLERANCE, select_units
-from .sites import SearchableLayer, searchable_layers
+from .sites import MaskPoint, Site, SiteHolder, UnitMask, Unsupported
 from .slicing import slice_conv, slice_linear, slice_norm, slice_parameter, take
-from .structure import Site, Structure
+from .structure import SiteEntry, Structure
 
 __all__ = [
-    'MacsModel', 'MacsReport', 'Member', 'SearchableLayer', 'Site', 'Structure', 'TOLERANCE',
-    'allowed_ratio_sizes', 'atomic_write', 'choose_options', 'count_forward_macs', 'count_params',
-    'parse_target', 'scale_members', 'searchable_layers', 'select_units', 'slice_conv',
-    'slice_linear', 'slice_members', 'slice_norm', 'slice_parameter', 'solve_budget',
-    'sync_sizes', 'take'
+    'Axis', 'BaseGate', 'MacsModel', 'MacsReport', 'MaskPoint', 'NoisyGate', 'Site', 'SiteEntry',
+    'SiteHolder', 'Structure', 'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes',
+    'atomic_write', 'choose_options', 'count_forward_macs', 'count_params', 'parse_target',
+    'scale_axes', 'select_units', 'slice_axes', 'slice_conv', 'slice_linear', 'slice_norm',
+    'slice_parameter', 'solve_budget', 'sync_sizes', 'take'
 ]

@@ -1,8 +1,8 @@
-"""The parameters that a site's units lie along: sliced together, scaled together.
+"""The tensor axes that a site's units lie along: sliced together, scaled together.
 
-A backbone lists the :class:`Member` of each of its sites, and nothing else is
-needed to slice a site (weights and optimizer moments), to fold a mask into the
-weights, or to build a subnet.
+A site lists its axes, and nothing else is needed to slice it (weights and
+optimizer moments), to fold a mask into the weights, to count its MACs or to
+build a subnet.
 """
 
 from typing import Iterable, NamedTuple, Optional
@@ -20,7 +20,7 @@ _LINEAR = ('exp_avg', 'momentum_buffer')
 _QUADRATIC = ('exp_avg_sq', 'max_exp_avg_sq', 'sum', 'square_avg')
 
 
-class Member(NamedTuple):
+class Axis(NamedTuple):
     """One axis of one parameter or buffer along which a site's units lie.
 
     With ``repeats`` r and ``inner`` k the axis is r blocks (queries, keys and
@@ -62,24 +62,24 @@ class Member(NamedTuple):
         return (offsets[:, None, None] + units[None, :, None] * self.inner + inner).flatten()
 
 
-def slice_members(members: Iterable[Member], units: Tensor,
+def slice_axes(axes: Iterable[Axis], units: Tensor,
                   optimizer: Optional[Optimizer] = None) -> None:
     """Keep some of the units present of a site in all its parameters.
 
     Args:
-        members (Iterable[Member]): The site's.
+        axes (Iterable[Axis]): The site's.
         units (Tensor): Positions among the units present, int64, ascending.
         optimizer (Optimizer, optional): Whose moments are sliced alike, see
             :func:`~mmkcr.core.slice_parameter`.
     """
-    for member in members:
-        if member.value is not None:
-            index = member.entries(units.to(member.value.device))
-            slice_parameter(member.module, member.name, {member.dim: index}, optimizer)
-            sync_sizes(member.module)
+    for axis in axes:
+        if axis.value is not None:
+            index = axis.entries(units.to(axis.value.device))
+            slice_parameter(axis.module, axis.name, {axis.dim: index}, optimizer)
+            sync_sizes(axis.module)
 
 
-def scale_members(members: Iterable[Member], scale: Tensor,
+def scale_axes(axes: Iterable[Axis], scale: Tensor,
                   optimizer: Optional[Optimizer] = None) -> None:
     """Multiply a scale of the units into the parameters that take it.
 
@@ -87,17 +87,17 @@ def scale_members(members: Iterable[Member], scale: Tensor,
     scale, and so are, by their power of the gradient, the optimizer's moments.
 
     Args:
-        members (Iterable[Member]): The site's; those that do not fold are left alone.
+        axes (Iterable[Axis]): The site's; those that do not fold are left alone.
         scale (Tensor): Of the units present, none 0, shape (units,).
         optimizer (Optimizer, optional): Whose moments follow.
     """
-    for member in members:
-        value = member.value
-        if value is None or not member.folds:
+    for axis in axes:
+        value = axis.value
+        if value is None or not axis.folds:
             continue
         shape = [1] * value.ndim
-        shape[member.dim] = -1
-        factor = scale.detach().to(value).repeat_interleave(member.inner).repeat(member.repeats)
+        shape[axis.dim] = -1
+        factor = scale.detach().to(value).repeat_interleave(axis.inner).repeat(axis.repeats)
         factor = factor.view(shape)
         value.data.mul_(factor)
         if value.grad is not None:
@@ -117,7 +117,9 @@ def sync_sizes(module: nn.Module) -> None:
             BatchNorm or LayerNorm; any other is left alone.
     """
     weight = getattr(module, 'weight', None)
-    if isinstance(module, nn.Linear):
+    if hasattr(module, 'sync_size'):  # it knows better
+        module.sync_size()
+    elif isinstance(module, nn.Linear):
         module.out_features, module.in_features = weight.shape
     elif isinstance(module, _ConvNd) and not module.transposed:
         if module.groups > 1:

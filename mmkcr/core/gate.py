@@ -111,6 +111,14 @@ class BaseGate(NoisyGate):
         """
         return None
 
+    def support(self) -> Optional[Tensor]:
+        """Weights of the units present in statistics over them, shape (present,).
+
+        Returns:
+            Tensor | None: 0 for units that cannot be kept; None if all count alike.
+        """
+        return None if self.held_open else self()
+
     def hard_mask(self) -> Tensor:
         """Mask of :meth:`selection`: 0 or 1, shape (total,)."""
         scores = self.scores()

@@ -5,8 +5,9 @@ floating point operations of every matrix product and convolution, attention
 products included.
 """
 
+import math
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from .added import added_layers
-from .sites import searchable_layers
+from .sites import Cost, Site
 
 
 class MacsReport(NamedTuple):
@@ -66,51 +67,69 @@ def count_params(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+class Term(NamedTuple):
+    """MACs that are proportional to the sizes of some sites.
+
+    Args:
+        macs (int): At the sites' full sizes.
+        sites (tuple[str, ...]): A site counts once for each axis of a product that it lies along.
+    """
+
+    macs: int
+    sites: Tuple[str, ...]
+
+
 class MacsModel:
     """MACs of the subnet as a closed form of the sizes of its sites.
 
-    One forward gives the count of the supernet as it is and the input shape of
-    every searchable layer; the layers' own formulas, of their own sizes and of
-    those that they are coupled with, do the rest. Calling the object with
-    integers gives exactly the count of the built subnet, with tensors a
-    differentiable expectation (exact where choices are independent and no site
-    meets itself in a product). A supernet that was sliced while it trains
-    keeps the formula: ``dense`` is the count of its full sizes, without layers
-    that the method adds and that the dense parent lacks (``added``).
+    One forward gives the count of every module as it is. The MACs of a linear layer or a
+    convolution are positions times the sides of its weight, so they are proportional to the size
+    of every site that lies along a side; those of an attention product are proportional to the
+    width that it sums over. So the sites' axes say all: ``macs = sum_i m_i prod_s (k_s / K_s)``
+    over modules i and the sites s along them, k_s of K_s units kept. A kind whose cost is no such
+    product (operators in the place of heads) gives a closed form of its own.
+
+    Calling the object with integers gives exactly the count of the built subnet, with tensors a
+    differentiable expectation (exact where choices are independent and no site meets itself in a
+    product). A supernet that was sliced while it trains keeps the formula.
 
     Args:
         model (nn.Module): The supernet, or a task model around it.
-        root (nn.Module): The module that the sites' names start from, usually
-            the backbone; ``model`` or a descendant of it.
+        root (nn.Module): The host network; ``model`` or a descendant of it.
+        sites (Mapping[str, Site]): Its sites with gates, by name.
         forward (Callable): Runs ``model`` once on a batch of one.
 
+    ``dense`` is the count of the full sizes without the layers that a method adds and that the
+    dense parent lacks; ``added`` is the count of these.
+
     Raises:
-        ValueError: There is no searchable layer below ``root``, or one that
-            the forward does not reach.
+        ValueError: There is no site, or one that the forward does not reach.
     """
 
-    def __init__(self, model: nn.Module, root: nn.Module, forward: Callable[[], Any]) -> None:
-        self.layers = searchable_layers(root)
-        if not self.layers:
-            raise ValueError(f'expected a backbone with gates, found no searchable layer in '
+    def __init__(self, model: nn.Module, root: nn.Module, sites: Mapping[str, Site],
+                 forward: Callable[[], Any]) -> None:
+        self.sites = dict(sites)
+        if not self.sites:
+            raise ValueError('expected a backbone with gates, found no site in '
                              f'`{root.__class__.__name__}`')
         self.shapes: Dict[str, Tuple[int, ...]] = {}
         with ExitStack() as stack:
-            for name, layer in self.layers.items():
-                handle = layer.register_forward_pre_hook(self._recorder(name))
+            for name, site in self.sites.items():
+                handle = site.owner.register_forward_pre_hook(self._recorder(name))
                 stack.callback(handle.remove)
-                stack.callback(setattr, layer.gate, 'held_open', layer.gate.held_open)
-                layer.gate.held_open = True
-            present = count_forward_macs(model, forward)
-        missed = sorted(set(self.layers) - set(self.shapes))
+                stack.callback(setattr, site.gate, 'held_open', site.gate.held_open)
+                site.gate.held_open = True
+            report = count_forward_macs(model, forward)
+        missed = sorted(set(self.sites) - set(self.shapes))
         if missed:
             raise ValueError(f'expected the forward to reach every site, found that site '
                              f'`{missed[0]}` was not')
-        self.fixed = present.total - self._gated(
-            {name: layer.gate.present for name, layer in self.layers.items()})
-        self.added = sum(present.modules.get(name, 0) for name in added_layers(model))
-        self.dense = self({name: layer.gate.total
-                           for name, layer in self.layers.items()}) - self.added
+        own = _own_macs(report, model, root)
+        self._forms = {name for name, site in self.sites.items() if site.has_own_macs}
+        self.terms, variable = self._terms(own, root)
+        self.fixed = report.total - variable
+        self.added = sum(report.modules.get(name, 0) for name in added_layers(model))
+        self.dense = self({name: site.total for name, site in self.sites.items()}) - self.added
 
     def _recorder(self, name: str) -> Callable:
         def record(_: nn.Module, inputs: Tuple[Tensor, ...]) -> None:
@@ -118,29 +137,79 @@ class MacsModel:
 
         return record
 
-    def site_macs(self, name: str, sizes: Mapping[str, Union[int, Tensor]]) -> Union[int, Tensor]:
-        """MACs of one searchable layer.
+    def _terms(self, own: Mapping[str, int], root: nn.Module) -> Tuple[List[Term], int]:
+        """MACs at full sizes of all that sites change, and what they are now in all."""
+        paths = {module: path for path, module in root.named_modules()}
+        along: Dict[Tuple[str, str], List[str]] = {}  # sites by module path and part
+        for name in self.sites.keys() - self._forms:
+            for axis in self.sites[name].axes():
+                if axis.name == 'weight':
+                    along.setdefault((paths[axis.module], ''), []).append(name)
+            for path, parts in self.sites[name].products().items():
+                for part in parts:
+                    along.setdefault((path, part), []).append(name)
+        merged: Dict[Tuple[str, ...], int] = {}
+        variable = 0
+        for (path, part), names in along.items():
+            macs = own.get(path, 0) // (2 if part else 1)
+            variable += macs
+            for name in names:  # a supernet may have been sliced already
+                macs = macs * self.sites[name].total // self.sites[name].gate.present
+            names = tuple(sorted(names))
+            merged[names] = merged.get(names, 0) + macs
+        for name in self._forms:
+            path = self.sites[name].path
+            variable += sum(macs for other, macs in own.items()
+                            if other == path or other.startswith(f'{path}.'))
+        return [Term(macs, names) for names, macs in merged.items()], variable
+
+    def site_macs(self, name: str, sizes: Mapping[str, Cost]) -> Cost:
+        """MACs of everything that a site changes.
 
         Args:
-            name (str): Its site.
-            sizes (Mapping[str, int | Tensor]): Kept units of the site and of
-                those that it is coupled with.
+            name (str): The site.
+            sizes (Mapping[str, int | Tensor]): Kept units of all sites.
         """
-        layer = self.layers[name]
-        coupled = {role: sizes[site] for role, site in layer.couplings.items()}
-        return layer.macs(sizes[name], self.shapes[name], **coupled)
+        own = self._form(name, sizes) if name in self._forms else 0
+        return own + sum(self._term(term, sizes) for term in self.terms if name in term.sites)
 
-    def _gated(self, sizes: Mapping[str, Union[int, Tensor]]) -> Union[int, Tensor]:
-        return sum(self.site_macs(name, sizes) for name in self.layers)
+    def _form(self, name: str, sizes: Mapping[str, Cost]) -> Cost:
+        return self.sites[name].macs(sizes[name], self.shapes[name])
 
-    def __call__(self, sizes: Mapping[str, Union[int, Tensor]]) -> Union[int, Tensor]:
+    def _term(self, term: Term, sizes: Mapping[str, Cost]) -> Cost:
+        macs, names = term
+        if all(isinstance(sizes[name], int) for name in names):
+            full = math.prod(self.sites[name].total for name in names)
+            return macs * math.prod(sizes[name] for name in names) // full  # exact
+        for name in names:
+            macs = macs * (sizes[name] / self.sites[name].total)
+        return macs
+
+    def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
         """MACs of the whole model.
 
         Args:
             sizes (Mapping[str, int | Tensor]): Kept units of every site.
 
         Returns:
-            int | Tensor: A count for integers, a differentiable scalar for
-            tensors.
+            int | Tensor: A count for integers, a differentiable scalar for tensors.
         """
-        return self.fixed + self._gated(sizes)
+        return (self.fixed + sum(self._term(term, sizes) for term in self.terms)
+                + sum(self._form(name, sizes) for name in self._forms))
+
+
+def _own_macs(report: MacsReport, model: nn.Module, root: nn.Module) -> Dict[str, int]:
+    """MACs of every module below ``root`` without those of its children, by path from it."""
+    start = next(name for name, module in model.named_modules() if module is root)
+    start = f'{start}.' if start else ''
+    whole = {name[len(start):]: macs for name, macs in report.modules.items()
+             if name.startswith(start)}
+    own = dict(whole)
+    for path, macs in whole.items():
+        parent = path
+        while parent:
+            parent = parent.rpartition('.')[0]
+            if parent in whole:  # containers that are not called have no count of their own
+                own[parent] -= macs
+                break
+    return own

@@ -1,54 +1,252 @@
-"""Searchable layers: the contract between gates, MACs and slicing."""
+"""Sites: the searchable dimensions of a network.
 
-from abc import ABCMeta, abstractmethod
-from typing import Dict, Mapping, Sequence, TypeVar
+A *kind* of site is written once (``mlp_hidden``, ``heads`` ...) and finds its sites in any host
+network for which there is an adapter. A site knows which axes of which tensors belong to one of
+its units and where a mask on its units acts. Gates, budget, slicing and the structure file need
+nothing else.
+"""
 
+from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from .axes import Axis, slice_axes
 from .gate import BaseGate
 
-Count = TypeVar('Count', int, Tensor)
+Cost = Any  # an int for ints, a differentiable scalar for tensors
 
 
-class SearchableLayer(nn.Module, metaclass=ABCMeta):
-    """A layer of a supernet whose ``gate`` selects units of one dimension.
+class SiteHolder(nn.Module):
+    """What a site adds to the host module that it belongs to, under the name of its kind.
 
-    A layer's cost may depend on other sites too, such as that of an MLP on the
-    width of the residual stream: ``couplings`` names them by role, and
-    :meth:`macs` gets their sizes as keyword arguments.
+    It holds the ``gate`` of a supernet, or the ``kept`` units of a subnet (int64, in the
+    checkpoint, so that weights of another structure are refused even where the shapes agree).
+    Called as a module it is the identity.
     """
 
-    gate: BaseGate
+    def __init__(self, gate: Optional[BaseGate] = None, kept: Optional[Tensor] = None) -> None:
+        super().__init__()
+        if gate is not None:
+            self.gate = gate
+        if kept is not None:
+            self.register_buffer('kept', kept.clone())
 
-    #: Sites whose sizes :meth:`macs` needs beside the layer's own, by role.
-    couplings: Mapping[str, str] = {}
+    def forward(self, x: Any) -> Any:
+        """``x`` as it is."""
+        return x
 
-    @abstractmethod
-    def macs(self, size: Count, input_shape: Sequence[int], **coupled: Count) -> Count:
-        """Multiply-accumulates of the layer when ``size`` units are kept.
+
+class UnitMask:
+    """Multiplies inputs or outputs of a module by a gate's mask, as a forward hook.
+
+    Args:
+        gate (BaseGate): Gives the mask of the units present.
+        dim (int): Of the units in the tensor. Defaults to -1.
+        repeats (int): Times that all units follow each other along it (queries, keys and values:
+            3). Defaults to 1.
+        inner (int): Consecutive entries of one unit (the channels of a head). Defaults to 1.
+    """
+
+    def __init__(self, gate: BaseGate, dim: int = -1, repeats: int = 1, inner: int = 1) -> None:
+        self.gate, self.dim, self.repeats, self.inner = gate, dim, repeats, inner
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x`` times the mask."""
+        mask = self.gate().to(x.dtype)
+        mask = mask.repeat_interleave(self.inner).repeat(self.repeats)
+        trailing = x.ndim - 1 - self.dim if self.dim >= 0 else -1 - self.dim
+        return x * mask.view(-1, *[1] * trailing)
+
+    def before(self, _: nn.Module, args: Tuple) -> Tuple:
+        """Forward pre-hook: masks the first input."""
+        return (self(args[0]), *args[1:])
+
+    def after(self, _: nn.Module, args: Tuple, out: Any) -> Any:
+        """Forward hook: masks the output, the first of a tuple."""
+        return (self(out[0]), *out[1:]) if isinstance(out, tuple) else self(out)
+
+
+class MaskPoint(NamedTuple):
+    """Where a site's mask acts.
+
+    Args:
+        module (nn.Module): Whose tensor is masked.
+        side (str): ``'input'`` or ``'output'``.
+        dim (int): See :class:`UnitMask`, as the rest. Defaults to -1.
+        repeats (int): Defaults to 1.
+        inner (int): Defaults to 1.
+    """
+
+    module: nn.Module
+    side: str
+    dim: int = -1
+    repeats: int = 1
+    inner: int = 1
+
+    def attach(self, gate: BaseGate) -> Any:
+        """Register the hook; returns its handle."""
+        mask = UnitMask(gate, self.dim, self.repeats, self.inner)
+        if self.side == 'input':
+            return self.module.register_forward_pre_hook(mask.before)
+        return self.module.register_forward_hook(mask.after)
+
+
+class Unsupported(ValueError):
+    """A kind of site that a module does not offer; the message is the reason."""
+
+
+class Site:
+    """One searchable dimension of one module of a host network.
+
+    Args:
+        host (nn.Module): The network.
+        path (str): Path of the module within ``host`` that the site belongs to.
+        total (int): Units of the dense dimension.
+        groups (int): Groups that the units lie in, one after the other (heads). Defaults to 1.
+    """
+
+    #: Name of the kind, as in configs and as the last part of a site's name.
+    kind: ClassVar[str] = ''
+    #: Whether a gate selects units; a kind without one only changes the network.
+    gated: ClassVar[bool] = True
+
+    def __init__(self, host: nn.Module, path: str, total: int, groups: int = 1) -> None:
+        self.host, self.path, self.total, self.groups = host, path, total, groups
+        self._handles: List[Any] = []
+
+    @property
+    def name(self) -> str:
+        """``path.kind``: the module path of its holder."""
+        return f'{self.path}.{self.kind}' if self.path else self.kind
+
+    @property
+    def owner(self) -> nn.Module:
+        """The module that the site belongs to."""
+        return self.host.get_submodule(self.path)
+
+    @property
+    def holder(self) -> Optional[SiteHolder]:
+        """What a supernet or a subnet has at the site."""
+        return self.owner._modules.get(self.kind)
+
+    @property
+    def gate(self) -> Optional[BaseGate]:
+        """The gate of a supernet."""
+        return getattr(self.holder, 'gate', None)
+
+    @property
+    def kept(self) -> Optional[Tensor]:
+        """Kept units of a subnet, or of a supernet that was sliced while it trained."""
+        return getattr(self.holder if self.gate is None else self.gate, 'kept', None)
+
+    # ---- what a kind says -----------------------------------------------------------------------
+
+    def axes(self) -> List[Axis]:
+        """The axes that the units present lie along, whatever the state of the network."""
+        raise NotImplementedError
+
+    def mask_points(self) -> List[MaskPoint]:
+        """Where the mask acts; together they must scale the value of a unit exactly once."""
+        raise NotImplementedError
+
+    def products(self) -> Mapping[str, Tuple[str, ...]]:
+        """Modules whose own products, not those of their children, grow with the size.
+
+        Returns:
+            Mapping[str, tuple[str, ...]]: By module path, which halves of these do: ``'scores'``
+            (queries and keys) and ``'values'`` (attention weights and values).
+        """
+        return {}
+
+    #: Whether the cost does not follow from axes and products: then :meth:`macs` gives all MACs
+    #: of the module at :attr:`path`, and no other kind may lie along its axes.
+    has_own_macs: ClassVar[bool] = False
+
+    def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
+        """MACs of the module at :attr:`path`, of a kind with ``has_own_macs``.
 
         Args:
-            size (int | Tensor): Units kept; a tensor makes the count
-                differentiable.
-            input_shape (Sequence[int]): Shape of the layer's first input, with
-                a batch of one.
-            **coupled (int | Tensor): Units kept of every site in
-                ``couplings``, by role.
+            size (int | Tensor): Units kept.
+            input_shape (Sequence[int]): Shape of the module's first input, of one image.
         """
+        raise NotImplementedError
 
-    def paper_cost(self, size: Count, input_shape: Sequence[int]) -> Count:
-        """The method's own cost term for this layer; arguments as in :meth:`macs`.
+    def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
+        """The method's own cost term (KCR section 3.3, DCS section 3.4); arguments as there.
 
         Raises:
-            ValueError: The method's cost is that of :meth:`macs`.
+            ValueError: The kind has none.
         """
-        raise ValueError('expected `cost="macs"` for a layer without a cost term of its own, found '
-                         f'`cost="paper"` at `{self.__class__.__name__}`')
+        raise ValueError(f'expected `cost="macs"` for sites of kind `{self.kind}`, which have no '
+                         f'cost of a paper, found `cost="paper"` at `{self.name}`')
+
+    def resized(self, units: int) -> None:
+        """Set what no weight shows after slicing to ``units`` units."""
+
+    def operators(self) -> Tuple[str, ...]:
+        """What may compute the units of a site that are not kept, the default first."""
+        return ()
+
+    # ---- gating and slicing ---------------------------------------------------------------------
+
+    def attach(self, gate: BaseGate) -> None:
+        """Make the site that of a supernet."""
+        gate.site = self.name
+        self.owner.add_module(self.kind, SiteHolder(gate=gate))
+        self._handles = [point.attach(gate) for point in self.mask_points()]
+
+    def detach(self) -> None:
+        """Take the gate away, and its masks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.owner._modules.pop(self.kind, None)
+
+    def check(self, kept: Tensor) -> None:
+        """Refuse a selection that the site cannot have.
+
+        Raises:
+            ValueError: Units that are not equally many in every group that keeps any.
+        """
+        counts = self.group_counts(kept)
+        if len(counts) == 0 or not bool((counts == counts[0]).all()):
+            raise ValueError('expected equally many channels of every head at site '
+                             f'`{self.name}`, found {len(kept)} in other numbers')
+
+    def group_counts(self, kept: Tensor) -> Tensor:
+        """Kept units of every group that keeps any."""
+        return torch.unique(kept // (self.total // self.groups), return_counts=True)[1]
+
+    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+        """Slice weights and moments to some of the units present.
+
+        Args:
+            units (Tensor): Positions among the units present, int64, ascending.
+            optimizer (Optimizer, optional): Whose moments are sliced alike.
+        """
+        slice_axes(self.axes(), units, optimizer)
+
+    def slice_to(self, kept: Tensor, operator: Optional[str] = None) -> None:
+        """Become the subnet's: slice to the kept units, without a gate.
+
+        Args:
+            kept (Tensor): Units of the dense dimension, int64, ascending.
+            operator (str, optional): What computes the others, of :meth:`operators`.
+        """
+        self.check(kept)
+        present = self.kept
+        units = kept if present is None else \
+            torch.isin(present, kept.to(present.device)).nonzero().flatten()
+        if len(units) < (self.total if present is None else len(present)):
+            self.slice_units(units)
+            self.resized(len(kept))
+        self.detach()
+        self.owner.add_module(self.kind, SiteHolder(kept=kept))
 
 
-def searchable_layers(root: nn.Module) -> Dict[str, SearchableLayer]:
-    """The searchable layers below ``root`` by module path, in forward order."""
-    return {
-        name: module
-        for name, module in root.named_modules() if isinstance(module, SearchableLayer)
-    }
+def holders(root: nn.Module) -> Dict[str, SiteHolder]:
+    """The holders of gates below ``root`` by site, in the order of the modules."""
+    return {name: module for name, module in root.named_modules()
+            if isinstance(module, SiteHolder) and hasattr(module, 'gate')}

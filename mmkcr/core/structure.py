@@ -5,9 +5,9 @@ site. A subnet is such a file and a plain state_dict.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 
 from .io import atomic_write
 
@@ -19,8 +19,8 @@ def _is_count(value: Any) -> bool:
 
 
 @dataclass
-class Site:
-    """A searchable dimension and what is kept of it.
+class SiteEntry:
+    """What is kept of a site.
 
     Args:
         total (int): Units of the dense dimension.
@@ -34,7 +34,7 @@ class Site:
     operator: Optional[str] = None
 
     @classmethod
-    def from_dict(cls, name: str, data: Any) -> 'Site':
+    def from_dict(cls, name: str, data: Any) -> 'SiteEntry':
         """Check one entry of ``sites``.
 
         Args:
@@ -79,7 +79,7 @@ class Structure:
     Args:
         backbone (dict): ``type`` (registered name) and the arguments that the
             searched backbone was built with.
-        sites (dict[str, Site]): Kept units by site; a site's name is the
+        sites (dict[str, SiteEntry]): Kept units by site; a site's name is the
             module path of its layer within the backbone.
         method (str): Name of the method. Defaults to ''.
         macs (dict): Multiply-accumulates for one image, ``dense``, ``subnet``
@@ -90,7 +90,7 @@ class Structure:
     """
 
     backbone: Dict[str, Any]
-    sites: Dict[str, Site]
+    sites: Dict[str, SiteEntry]
     method: str = ''
     macs: Dict[str, Any] = field(default_factory=dict)
     params: Dict[str, int] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class Structure:
             raise ValueError('expected a structure with a backbone `type` and at least one site, '
                              f'found backbone {str(data["backbone"]):.80} and '
                              f'{len(data["sites"])} sites in {where}')
-        sites = {name: Site.from_dict(name, site) for name, site in data['sites'].items()}
+        sites = {name: SiteEntry.from_dict(name, site) for name, site in data['sites'].items()}
         return cls(**{**data, 'sites': sites})
 
     def to_dict(self) -> Dict[str, Any]:
@@ -176,6 +176,27 @@ class Structure:
         self._from_dict(self.to_dict(), 'the structure to save')
         with atomic_write(path) as temporary:
             temporary.write_text(self.dumps(), encoding='utf8')
+
+    def renamed(self, sites: Iterable[str]) -> 'Structure':
+        """With today's names of sites where the file is of version 0.1.
+
+        Args:
+            sites (Iterable[str]): Names of the backbone's sites, ``<module path>.<kind>``; in 0.1
+                they were the module paths.
+
+        Returns:
+            Structure: Itself where no name is a module path of exactly one site.
+        """
+        owners: Dict[str, List[str]] = {}
+        for name in sites:
+            owners.setdefault(name.rpartition('.')[0], []).append(name)
+        known = {name for names in owners.values() for name in names}
+        new = {name: owners[name][0] for name in self.sites
+               if name not in known and len(owners.get(name, ())) == 1}
+        if not new:
+            return self
+        entries = {new.get(name, name): entry for name, entry in self.sites.items()}
+        return replace(self, sites=entries)
 
     def validate(self, widths: Mapping[str, int], backbone: Optional[str] = None) -> None:
         """Check that the structure belongs to a backbone.

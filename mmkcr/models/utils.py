@@ -5,7 +5,7 @@ from typing import Any, Callable, Optional, Sequence
 from mmengine.model import BaseModel, is_model_wrapper
 from torch import nn
 
-from .backbones.searchable import SearchableBackbone
+from .searchable import SearchSpace
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -13,8 +13,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if is_model_wrapper(model) else model
 
 
-def find_backbone(model: nn.Module) -> SearchableBackbone:
-    """The one searchable backbone of a model.
+def search_space(model: nn.Module) -> SearchSpace:
+    """The search space of the one searchable backbone of a model.
 
     Args:
         model (nn.Module): A backbone, a task model or a wrapper around one.
@@ -22,11 +22,18 @@ def find_backbone(model: nn.Module) -> SearchableBackbone:
     Raises:
         ValueError: There is none, or more than one.
     """
-    found = [module for module in model.modules() if isinstance(module, SearchableBackbone)]
+    found = [module for module in model.modules()
+             if isinstance(getattr(module, 'search_space', None), SearchSpace)]
     if len(found) != 1:
-        raise ValueError(f'expected one searchable backbone (such as `KCRSwinTransformer`) in '
-                         f'`{model.__class__.__name__}`, found {len(found)}')
-    return found[0]
+        raise ValueError('expected one searchable backbone (such as `KCRSwinTransformer`, or any '
+                         f'in `mmkcr.Searchable`) in `{model.__class__.__name__}`, found '
+                         f'{len(found)}')
+    return found[0].search_space
+
+
+def find_backbone(model: nn.Module) -> nn.Module:
+    """The one searchable backbone of a model; see :func:`search_space`."""
+    return search_space(model).host
 
 
 def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], Any]:

@@ -22,7 +22,7 @@ from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.models.gates import BiMaskGate
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.utils import search_space
 from mmkcr.registry import MODELS
 from mmkcr.visualization import format_table
 from mmkcr.visualization.bimask import head_widths, plot_mask_descent, plot_widths
@@ -49,13 +49,13 @@ def read_masks(config: str, checkpoints: Sequence[str]) -> Dict[str, List]:
         ValueError: The config has no bi-mask gates.
     """
     dense, masks = build_model(load_config(config)), {}
-    if not any(isinstance(gate, BiMaskGate) for gate in find_backbone(dense).gates().values()):
+    if not any(isinstance(gate, BiMaskGate) for gate in search_space(dense).gates().values()):
         raise ValueError(f'expected the config of a search with bi-mask gates, found `{config}` '
                          'without')
     for path in checkpoints:
         model = copy.deepcopy(dense)  # loading slices it
         load_weights(model, path)
-        for site, gate in find_backbone(model).gates().items():
+        for site, gate in search_space(model).gates().items():
             values = gate.train()().detach().tolist()
             masks.setdefault(site, []).append((Path(path).stem, values))
     return masks
@@ -64,8 +64,9 @@ def read_masks(config: str, checkpoints: Sequence[str]) -> Dict[str, List]:
 def show_structure(path: str, figure: Path) -> None:
     """Print and plot the widths of a structure."""
     structure = Structure.load(path)
-    backbone = MODELS.build(dict(structure.backbone))
-    groups = {name: site.groups for name, site in backbone.site_descriptions().items()}
+    sites = search_space(MODELS.build(dict(structure.backbone))).sites
+    structure = structure.renamed(sites)
+    groups = {name: site.groups for name, site in sites.items()}
     heads = head_widths(structure, groups)
     rows = [(name, f'{len(site.kept)} / {site.total}',
              ' '.join(map(str, heads[name])) if name in heads else '-')

@@ -19,7 +19,7 @@ from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.hooks import TemperatureDecayHook
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.utils import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import (
     format_table,
@@ -69,7 +69,7 @@ def read_checkpoints(config: Config, paths: Sequence[str]) -> List[Snapshot]:
         ValueError: The config has no gates, or a checkpoint is of another.
     """
     model = build_model(config)
-    gates = find_backbone(model).gates()
+    gates = search_space(model).gates()
     if not gates:
         raise ValueError('expected the config of a search (a backbone with `gates`), found one '
                          'without')

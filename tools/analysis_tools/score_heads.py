@@ -29,9 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.replace_heads import (
     SELECTIONS,
-    replaceable_backbone,
+    head_sites,
+    replaceable_heads,
     score_heads,
     select_heads,
+    set_operator,
     write_replaced,
 )
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config, load_weights
@@ -107,13 +109,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         raise ValueError('expected a CUDA device for `--device cuda`, found none')
     check_data_folders(config, ('train_dataloader', 'val_dataloader'))
     model, content = build_model(config), {}
-    backbone = replaceable_backbone(model)
+    space = replaceable_heads(model)
     if args.checkpoint:
         content = load_weights(model, args.checkpoint)
     else:
         model.init_weights()
     # refused before the pass over the data, not after it
-    heads = {site: torch.zeros(attn.num_heads) for site, attn in backbone.attentions().items()}
+    heads = {name: torch.zeros(site.total) for name, site in head_sites(space).items()}
     select_heads(heads, args.replace or 0, args.which, not args.scattered)
     scores = _measure(args, config, model)
     kept = select_heads(scores, args.replace or 0, args.which, not args.scattered, args.seed)
@@ -129,8 +131,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print(f'Wrote {folder / "scores.json"} and {folder / "scores.png"}')
     if args.replace is None:
         return
-    backbone.operator = args.operator
-    structure = backbone.structure_for(kept)
+    set_operator(space, args.operator)
+    structure = space.structure_for(kept)
     if args.checkpoint:
         structure.provenance = provenance(config, args.config, args.checkpoint, content)
     shape = image_shape(args.shape) if args.shape else default_shape(config, model)

@@ -50,7 +50,7 @@ from mmkcr.apis.latency import (
     scatter_gates,
 )
 from mmkcr.core import atomic_write
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.utils import find_backbone, search_space
 from mmkcr.visualization import format_table
 
 
@@ -189,7 +189,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     layers = measure_layers(dense, subnet, images, args.repeats, args.warmup, args.amp,
                             clock) if args.layers else None
     name = Path(args.config).stem
-    structure = getattr(find_backbone(subnet), 'structure', None)
+    structure = search_space(subnet).structure
     result = dict(
         config=args.config, slim_config=args.slim_config, structure=args.structure,
         target_macs=args.target_macs, divisor=args.divisor, dense=args.dense,

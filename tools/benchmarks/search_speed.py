@@ -34,7 +34,7 @@ from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.core import TOLERANCE, atomic_write, choose_options
 from mmkcr.engine.optimizers import JointOptimWrapperConstructor
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.utils import search_space
 from mmkcr.visualization import format_table
 
 COLUMNS = ('MACs (G)', 'share', 'decided', 'step (ms)', 'faster', 'ideal', 'of the ideal')
@@ -91,7 +91,7 @@ class Stage:
                 if not decided:
                     alive[:row + 1, :column + 1] = True
                 gate.restrict(alive)
-            find_backbone(self.model).settle()
+            search_space(self.model).settle()
         present = macs({site: gate.present for site, gate in gates.items()})
         self.macs, self.share = present, present / macs.dense
         given = {key: value for key, value in optim_wrapper.items() if key != 'constructor'}

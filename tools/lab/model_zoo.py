@@ -17,7 +17,7 @@ from mmkcr.apis.build import build_model, default_shape
 from mmkcr.apis.count import macs_report
 from mmkcr.apis.slim import slim
 from mmkcr.core import MacsReport, count_params
-from mmkcr.models.utils import counted_part, find_backbone
+from mmkcr.models.utils import counted_part, search_space
 from mmkcr.registry import MODELS
 
 Target = Union[str, int, float]
@@ -99,7 +99,7 @@ def uniform_subnet(model: Mapping[str, Any], target: Target,
     model = copy.deepcopy(ConfigDict(model))
     model.backbone.gates = dict(MODELS.get(model.backbone.type).unlearned_gates)
     supernet = _build(model, scope)
-    for gate in find_backbone(supernet).gates().values():
+    for gate in search_space(supernet).gates().values():
         if gate.options() is None:
             order = (torch.arange(gate.total) + 0.5) / gate.total
             gate.alpha.data.copy_(1 - order)  # the same quantiles at every site
@@ -113,9 +113,9 @@ def replace_blocks(model: nn.Module, count: int) -> None:
         model (nn.Module): Dense task model.
         count (int): Blocks.
     """
-    backbone = find_backbone(model)
-    blocks = [site for site in backbone.sites() if site.endswith('.attn')]
-    backbone.slice_to(backbone.structure_for({site: torch.arange(0) for site in blocks[:count]}))
+    space = search_space(model)
+    blocks = [name for name, site in space.sites.items() if site.kind == 'head_operator']
+    space.slice_to(space.structure_for({site: torch.arange(0) for site in blocks[:count]}))
 
 
 def model_size(config: Config, target: Optional[Target] = None,
@@ -138,7 +138,7 @@ def model_size(config: Config, target: Optional[Target] = None,
     if replaced is not None:
         replace_blocks(model, replaced)
     report = macs_report(counted_part(model, part), shape)
-    structure = find_backbone(model).structure
+    structure = search_space(model).structure
     kept = [(len(site.kept), site.total) for site in structure.sites.values()] if structure \
         else [(1, 1)]
     keep = sum(size for size, _ in kept) / sum(total for _, total in kept)

@@ -20,7 +20,7 @@ from mmkcr.apis.build import (
 from mmkcr.apis.count import count_macs
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
 from mmkcr.core import count_params
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.utils import search_space
 from .jobs import Say
 from .stages import run_stage
 
@@ -146,7 +146,7 @@ class StagedPipeline:
             model = build_model(load_config(config, options))
             load_weights(model, checkpoint)
             scores = {site: gate.scores().tolist()
-                      for site, gate in find_backbone(model).gates().items()}
+                      for site, gate in search_space(model).gates().items()}
             return dict(scores=scores, macs=structure.macs, params=structure.params,
                         kept={name: len(site.kept) for name, site in structure.sites.items()},
                         digests=Start.of_folder(folder).digests())

@@ -14,26 +14,37 @@ from mmkcr.core import Structure, count_params
 from mmkcr.evaluation.analysis import split_loader
 from mmkcr.evaluation.features import share_of_rank
 from mmkcr.evaluation.head_scores import HeadStatistics, head_statistics
-from mmkcr.models.backbones.attention_heads import AttentionHeadSites
-from mmkcr.models.utils import find_backbone, find_task
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.utils import find_task, search_space
 
 SELECTIONS = ('lowest', 'highest', 'random')
 
 
-def replaceable_backbone(model: nn.Module) -> AttentionHeadSites:
-    """The dense backbone of a model whose heads can be replaced.
+def replaceable_heads(model: nn.Module) -> SearchSpace:
+    """The search space of a dense model whose heads can be replaced.
 
     Raises:
         ValueError: Another backbone, or one that is a supernet or a subnet.
     """
-    backbone = find_backbone(model)
-    if not isinstance(backbone, AttentionHeadSites):
+    space = search_space(model)
+    if not head_sites(space):
         raise ValueError('expected a backbone with replaceable heads (`DWConvVisionTransformer`), '
-                         f'found `{type(backbone).__name__}`')
-    if backbone.gates() or backbone.structure is not None:
-        raise ValueError(f'expected a dense `{type(backbone).__name__}`, found one with gates or '
-                         'with a structure')
-    return backbone
+                         f'found `{space.type_name}`')
+    if space.state_name() != 'dense':
+        raise ValueError(f'expected a dense `{space.type_name}`, found one with gates or with a '
+                         'structure')
+    return space
+
+
+def head_sites(space: SearchSpace) -> Dict[str, Any]:
+    """The sites whose units are heads that an operator may compute, by name."""
+    return {name: site for name, site in space.sites.items() if site.kind == 'head_operator'}
+
+
+def set_operator(space: SearchSpace, operator: str) -> None:
+    """What computes replaced heads in new structures."""
+    for site in head_sites(space).values():
+        site.operator = operator
 
 
 def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, seed: int = 0,
@@ -49,10 +60,10 @@ def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, see
         distributed (bool): Every rank takes its share. Defaults to False.
 
     Raises:
-        ValueError: As :func:`replaceable_backbone`, fewer than two images, or fewer than
+        ValueError: As :func:`replaceable_heads`, fewer than two images, or fewer than
             processes.
     """
-    backbone, loader = replaceable_backbone(model), split_loader(config, 'train')
+    space, loader = replaceable_heads(model), split_loader(config, 'train')
     total = len(loader.dataset)
     if images is not None and images < 2:
         raise ValueError(f'expected at least two images to score, found {images}')
@@ -63,7 +74,8 @@ def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, see
                          f'{count}')
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
     batches = share_of_rank(loader.dataset, sorted(drawn), loader, distributed)
-    return head_statistics(model, backbone.attentions(), batches, distributed)
+    layers = {name: site.owner for name, site in head_sites(space).items()}
+    return head_statistics(model, layers, batches, distributed)
 
 
 def select_heads(scores: Mapping[str, Tensor], count: int, which: str = 'lowest',
@@ -112,7 +124,7 @@ def replace_heads(model: nn.Module, structure: Structure,
         Structure: With MACs and parameters before and after.
     """
     before = dict(macs=count_macs(model, input_shape), params=count_params(model))
-    replaceable_backbone(model).slice_to(structure)
+    replaceable_heads(model).slice_to(structure)
     structure.macs = dict(dense=before['macs'], subnet=count_macs(model, input_shape),
                           input_shape=list(input_shape))
     structure.params = dict(dense=before['params'], subnet=count_params(model))
@@ -140,13 +152,14 @@ def replace_stage(call: Any) -> Dict[str, Any]:
     dense = arguments.pop('weights', None)
     checkpoint = call.start.weights if dense is None else _last(call.folder.parent / dense)
     content, scores = load_weights(model, checkpoint), {}
-    backbone = replaceable_backbone(model)
+    space = replaceable_heads(model)
     if dense is None:
-        operator = arguments.pop('operator', backbone.operator)
+        operator = arguments.pop('operator', None)
         statistics = score_heads(model, call.config, arguments.pop('images', 1000), call.seed)
         scores = statistics.scores()
-        backbone.operator = operator
-        structure = backbone.structure_for(select_heads(scores, seed=call.seed, **arguments))
+        if operator is not None:
+            set_operator(space, operator)
+        structure = space.structure_for(select_heads(scores, seed=call.seed, **arguments))
     else:
         structure = Structure.load(call.start.structure)
     structure.provenance = dict(checkpoint_sha256=file_sha256(checkpoint), **arguments)

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mmkcr.core import TOLERANCE, MacsModel, choose_options, parse_target
-from mmkcr.models.backbones.bimask_sites import BiMaskSites
 from mmkcr.models.gates import BiMaskGate
-from mmkcr.models.utils import find_backbone, unwrap
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.utils import search_space, unwrap
 from mmkcr.registry import HOOKS
 
 #: Partial choices to look at before a step of the pruning is given up.
@@ -153,10 +153,10 @@ class ProgressivePruningHook(Hook):
 
     def _follow(self, runner: Runner) -> bool:
         """Slice and fold the model, its optimizer, its averages and its wrapper."""
-        backbone = find_backbone(unwrap(runner.model))
-        changed = backbone.settle(runner.optim_wrapper.optimizer)
+        space = search_space(unwrap(runner.model))
+        changed = space.settle(runner.optim_wrapper.optimizer)
         for average in self._averages(runner):
-            average.settle_like(backbone)
+            average.settle_like(space)
         if changed:
             self._renew(runner)
         return changed
@@ -164,26 +164,26 @@ class ProgressivePruningHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Take the checkpoint's shape, with the optimizer, before the weights are loaded."""
         state = checkpoint.get('state_dict', checkpoint)
-        backbone = find_backbone(unwrap(runner.model))
-        ends = [f'{site}.gate.kept' for site in backbone.gates()]
+        space = search_space(unwrap(runner.model))
+        ends = [f'{site}.gate.kept' for site in space.gates()]
         key = next((key for key in state for end in ends[:1] if key.endswith(end)), None)
         if key is None:
             return
         prefix = key[:-len(ends[0])]
         optimizer = getattr(runner.optim_wrapper, 'optimizer', None)
-        changed = backbone.adopt(state, prefix, optimizer)
+        changed = space.take_shape(state, prefix, optimizer)
         for average in self._averages(runner):
-            average.adopt(state, prefix)
+            average.take_shape(state, prefix)
         if changed:
             self._renew(runner)
 
     @staticmethod
-    def _averages(runner: Runner) -> Iterator[BiMaskSites]:
-        """Backbones of averaged copies, whose record of parameters is renewed afterwards."""
+    def _averages(runner: Runner) -> Iterator[SearchSpace]:
+        """Search spaces of averaged copies, whose record of parameters is renewed afterwards."""
         for hook in runner.hooks:
             average = getattr(hook, 'ema_model', None)
             if average is not None:
-                yield find_backbone(average.module)
+                yield search_space(average.module)
                 average.avg_parameters = average.module.state_dict() if average.update_buffers \
                     else dict(average.module.named_parameters())
 

@@ -5,7 +5,7 @@ from typing import Callable, Iterator, Tuple
 from mmengine.model import ModuleList, Sequential
 from torch import nn
 
-from mmkcr.models.backbones.searchable import SearchableBackbone
+from mmkcr.models.searchable import SearchSpace
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, ModuleList, Sequential)
 
@@ -51,7 +51,8 @@ def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
 def _find_backbone(model: nn.Module) -> Tuple[str, nn.Module]:
     """Prefix of its parameters' names, and the backbone."""
     modules = dict(model.named_modules())
-    found = [name for name, module in modules.items() if isinstance(module, SearchableBackbone)]
+    found = [name for name, module in modules.items()
+             if isinstance(getattr(module, 'search_space', None), SearchSpace)]
     found += [name for name in modules if name.split('.')[-1] == 'backbone']
     name = found[0] if found else ''  # the model is the backbone itself
     return f'{name}.' if name else '', modules[name]

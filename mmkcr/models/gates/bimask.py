@@ -1,6 +1,6 @@
 """Bi-mask of Once-for-Both: importance and sparsity of units in one mask."""
 
-from typing import List, Optional, Tuple
+from typing import List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,15 @@ class BiMaskGate(BaseGate):
         ValueError: Unknown ``init`` or ``order``, or groups that do not divide
             the units.
     """
+
+    #: The gate takes ``groups``.
+    grouped = True
+    #: Options of every kind of site (SPEC 3, table 1 of the paper).
+    space: Mapping[str, Mapping[str, float]] = dict(
+        embedding=dict(start=1 / 2, step=1 / 32),
+        head_channels=dict(start=1 / 4, step=1 / 8, group_step=2),
+        heads=dict(group_step=2),
+        mlp_hidden=dict(start=1 / 4, step=1 / 8))
 
     def __init__(self,
                  total: int,
@@ -169,6 +178,10 @@ class BiMaskGate(BaseGate):
             return None
         group_rank, channel_rank = self.ranks()
         return ((group_rank[:, None] < groups) & (channel_rank < channels)).flatten()
+
+    def support(self) -> Optional[Tensor]:
+        """As :meth:`supported`, for norms over the units."""
+        return self.supported()
 
     def _largest(self, axis: int) -> int:
         """Groups, or channels of a group, of the largest option alive."""

@@ -1,13 +1,12 @@
 """Layers of supernets and subnets."""
 
-from .ffn import GatedFFN, SlicedFFN, SlicedLayerNorm
-from .lite_mla import GatedLiteMLA, LiteMLA, SlicedLiteMLA
-from .masked_attention import MaskedAttention
-from .mbconv import DSConv, GatedMBConv, MBConv, SlicedMBConv
-from .operator_attention import GatedAttention, OperatorAttention, TokenGrid
+from .lite_mla import LiteMLA
+from .mbconv import DSConv, MBConv
+from .norms import MaskedLayerNorm, SlicedLayerNorm
+from .operator_attention import MixedAttention, OperatorAttention, TokenGrid
+from .selection import Put, Take
 
 __all__ = [
-    'DSConv', 'GatedAttention', 'GatedFFN', 'GatedLiteMLA', 'GatedMBConv', 'LiteMLA', 'MBConv',
-    'MaskedAttention', 'OperatorAttention', 'SlicedFFN', 'SlicedLayerNorm', 'SlicedLiteMLA',
-    'SlicedMBConv', 'TokenGrid'
+    'DSConv', 'LiteMLA', 'MBConv', 'MaskedLayerNorm', 'MixedAttention', 'OperatorAttention', 'Put',
+    'SlicedLayerNorm', 'Take', 'TokenGrid'
 ]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import slice_conv, slice_parameter
 from mmkcr.core.added import AddedLayer
-from mmkcr.core.sites import Count
+from mmkcr.core.sites import Cost
 
 #: Softmax temperature of the ensembles over heads.
 ENSEMBLE_TEMPERATURE = 0.01
@@ -135,11 +135,11 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
         """Multiply-accumulates of one output head, without the projection."""
 
-    def macs(self, heads: Count, dims: int, tokens: int, patches: int) -> Count:
+    def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
         """Multiply-accumulates for so many replaced heads, without the projection."""
         return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
 
-    def count_out(self, heads: Count) -> Count:
+    def count_out(self, heads: Cost) -> Cost:
         """Output heads for so many replaced ones."""
         if not self.ensembled:
             return heads

@@ -1,9 +1,8 @@
-"""Lightweight multi-scale linear attention of EfficientViT: dense, gated and sliced.
+"""Lightweight multi-scale linear attention of EfficientViT.
 
 B batch, C channels, H heads, d head width (C = H d), S scales with the identity, N positions.
 """
 
-import math
 from typing import Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -12,10 +11,7 @@ from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mmkcr.core import SearchableLayer, slice_conv
-from mmkcr.core.sites import Count
-from mmkcr.models.gates import BaseGate, QKMask
-from .selection import take
+from mmkcr.models.gates import QKMask
 
 
 class LiteMLA(BaseModule):
@@ -64,6 +60,7 @@ class LiteMLA(BaseModule):
                 nn.Conv2d(wide, wide, 1, groups=groups, bias=False)) for scale in scales)
         self.proj = ConvModule((1 + len(scales)) * channels, channels, 1, norm_cfg=norm_cfg,
                                act_cfg=None)
+        self.select = nn.Identity()  # a subnet takes the channels here that its projection reads
         self.mask: Optional[QKMask] = None
 
     @property
@@ -84,7 +81,7 @@ class LiteMLA(BaseModule):
         theta = None if self.mask is None else self.mask(x)
         out = self.attend(*self.queries_keys_values(self.qkv(x), theta))
         out = out.reshape(x.shape[0], self.features, *x.shape[2:])
-        return x + self.proj(self._select(out))
+        return x + self.proj(self.select(out))
 
     def queries_keys_values(self, qkv: Tensor,
                             theta: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
@@ -121,62 +118,3 @@ class LiteMLA(BaseModule):
                 sums = torch.ones_like(k[:, :, :1]) @ keys
                 out = v @ keys @ q / (sums @ q + self.eps)
         return out.to(dtype)
-
-    def _select(self, features: Tensor) -> Tensor:
-        """What the projection reads of the concatenated scales (B, S C, H, W)."""
-        return features
-
-
-class _LiteMLAParts(LiteMLA):
-    """Holds the parts of a dense LiteMLA under their own keys."""
-
-    def __init__(self, dense: LiteMLA) -> None:
-        BaseModule.__init__(self)
-        self.channels, self.head_dim = dense.channels, dense.head_dim
-        self.eps, self.quadratic = dense.eps, dense.quadratic
-        self.qkv, self.aggreg, self.proj = dense.qkv, dense.aggreg, dense.proj
-        self.mask = dense.mask
-        self.training = dense.training
-
-
-class GatedLiteMLA(_LiteMLAParts, SearchableLayer):
-    """Supernet: a gate on the concatenated scales before the projection (DCS, appendix A).
-
-    Args:
-        dense (LiteMLA): Its parameters keep their keys.
-        gate (BaseGate): Gate of S C units, under the key ``gate``.
-    """
-
-    def __init__(self, dense: LiteMLA, gate: BaseGate) -> None:
-        super().__init__(dense)
-        self.gate = gate
-
-    def _select(self, features: Tensor) -> Tensor:
-        return features * self.gate().to(features.dtype)[:, None, None]
-
-    def macs(self, size: Count, input_shape: Sequence[int]) -> Count:
-        """Of the projection, the only layer that shrinks: ``positions * size * C``."""
-        return math.prod(input_shape[-2:]) * size * self.channels
-
-    def paper_cost(self, size: Count, input_shape: Sequence[int]) -> Count:
-        """``(2 size^2 + size) + (1 + size) H W C'``, C' hidden channels of the local module's
-        first convolution (DCS, appendix A)."""
-        filters = 4 * self.channels
-        return 2 * size * size + size + (1 + size) * math.prod(input_shape[-2:]) * filters
-
-
-class SlicedLiteMLA(_LiteMLAParts):
-    """Subnet: the projection reads the kept channels of the concatenated scales.
-
-    Args:
-        dense (LiteMLA): Dense or gated.
-        kept (Tensor): Kept channels of S C, int64, ascending.
-    """
-
-    def __init__(self, dense: LiteMLA, kept: Tensor) -> None:
-        super().__init__(dense)
-        slice_conv(self.proj.conv, in_index=kept)
-        self.register_buffer('kept', kept.clone())
-
-    def _select(self, features: Tensor) -> Tensor:
-        return take(features, self.kept, 1)

@@ -13,9 +13,7 @@ from mmengine.model import BaseModule
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 
-from mmkcr.core import SearchableLayer, slice_linear
-from mmkcr.core.sites import Count
-from mmkcr.models.gates import BaseGate
+from mmkcr.core import slice_linear
 from .head_operators import Derived, HeadOperator, _channels, head_operator
 
 
@@ -62,7 +60,7 @@ class _AttentionParts(BaseModule):
 
     def __init__(self, attn: nn.Module, grid: TokenGrid) -> None:
         super().__init__()
-        if not isinstance(attn, (MultiheadAttention, GatedAttention)) or attn.v_shortcut:
+        if not isinstance(attn, (MultiheadAttention, MixedAttention)) or attn.v_shortcut:
             raise TypeError('expected a `MultiheadAttention` of mmpretrain without a shortcut to '
                             f'replace heads of, found `{attn.__class__.__name__}`')
         self.embed_dims, self.num_heads = attn.embed_dims, attn.num_heads
@@ -100,7 +98,7 @@ class OperatorAttention(_AttentionParts):
     :meth:`convert_from`.
 
     Args:
-        attn (MultiheadAttention | GatedAttention): H heads; its tensors are taken over.
+        attn (MultiheadAttention | MixedAttention): H heads; its tensors are taken over.
         kept (Tensor): Heads that stay attention, int64, ascending, shape (a,), maybe none.
         operator (str): Of the others, see
             :data:`~mmkcr.models.layers.head_operators.OPERATORS`.
@@ -108,17 +106,17 @@ class OperatorAttention(_AttentionParts):
 
     Raises:
         TypeError: ``attn`` is another module.
-        ValueError: Unknown operator, or another than that of a ``GatedAttention``.
+        ValueError: Unknown operator, or another than that of a ``MixedAttention``.
     """
 
     def __init__(self, attn: nn.Module, kept: Tensor, operator: str, grid: TokenGrid) -> None:
         super().__init__(attn, grid)
         replaced = torch.tensor([head for head in range(self.num_heads)
                                  if head not in set(kept.tolist())], device=kept.device).long()
-        self.register_buffer('kept', kept.clone())
+        self.attended = kept.tolist()
         self._folded: Optional[Derived] = None
         self.operator = None
-        if len(replaced) and isinstance(attn, GatedAttention):
+        if len(replaced) and isinstance(attn, MixedAttention):
             if operator != attn.operator_name:
                 raise ValueError(f'expected heads computed by `{attn.operator_name}`, as in the '
                                  f'search, found `{operator}`')
@@ -137,7 +135,7 @@ class OperatorAttention(_AttentionParts):
         """Replace the heads of a dense or gated attention, with its weights.
 
         Args:
-            module (MultiheadAttention | GatedAttention): Used up: its tensors are taken over.
+            module (MultiheadAttention | MixedAttention): Used up: its tensors are taken over.
             kept (Sequence[int]): Heads that stay attention; none is blockwise replacement.
             operator (str): Of the others. Defaults to ``'dwconv'``.
             grid (TokenGrid, optional): Defaults to one without extra tokens, whose size is
@@ -190,20 +188,19 @@ class OperatorAttention(_AttentionParts):
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
-        return f'heads={self.num_heads}, kept={self.kept.tolist()}'
+        return f'heads={self.num_heads}, attended={self.attended}'
 
 
-class GatedAttention(_AttentionParts, SearchableLayer):
+class MixedAttention(_AttentionParts):
     """Supernet attention: every head is a mixture of attention and operator (equation 18).
 
     With the gate's mask m, which is 1 where a head stays attention, the heads' outputs
     ``m * attention + (1 - m) * operator`` are mixed before the projection. An ensembled operator
     has a projection of its own; it ensembles the heads as far as they are replaced, and enters
-    with the largest 1 - m.
+    with the largest 1 - m. The gate is that of the layer's site, ``head_operator.gate``.
 
     Args:
         attn (MultiheadAttention): Its parameters keep their keys.
-        gate (BaseGate): Gate of H units, under the key ``gate``.
         operator (str): See :data:`~mmkcr.models.layers.head_operators.OPERATORS`.
         grid (TokenGrid): Of the backbone.
 
@@ -212,14 +209,14 @@ class GatedAttention(_AttentionParts, SearchableLayer):
         ValueError: Unknown operator.
     """
 
-    def __init__(self, attn: nn.Module, gate: BaseGate, operator: str, grid: TokenGrid) -> None:
+    def __init__(self, attn: nn.Module, operator: str, grid: TokenGrid) -> None:
         super().__init__(attn, grid)
-        self.gate, self.operator_name = gate, operator
+        self.operator_name = operator
         self.operator = self._new_operator(operator, self.num_heads)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, D) to (B, N, D)."""
-        keep = self.gate().to(x.dtype)
+        keep = self.head_operator.gate().to(x.dtype)
         attended = self._attend(x, self.qkv.weight, self.qkv.bias)
         if not self.training and bool((keep == 1).all()):
             return self._finish(self.proj(attended))
@@ -234,12 +231,3 @@ class GatedAttention(_AttentionParts, SearchableLayer):
         strength = (1 - keep).max()
         return self._finish(self.proj(mask * attended)
                             + strength * F.linear(replaced, derived['columns']))
-
-    def macs(self, size: Count, input_shape: Sequence[int]) -> Count:
-        """Of projections, attention products and operator with ``size`` heads of attention."""
-        _, tokens, dims = input_shape
-        patches, replaced = tokens - self.grid.extra, self.num_heads - size
-        attention = size * self.head_dims * tokens * (3 * dims + 2 * tokens)
-        columns = self.head_dims * (size + self.operator.count_out(replaced))
-        return (attention + self.operator.macs(replaced, dims, tokens, patches)
-                + columns * dims * tokens)

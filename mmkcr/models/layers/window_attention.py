@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from mmpretrain.models.utils import WindowMSA
 from torch import Tensor, nn
 
-from .bimask import take_over
+from .take_over import take_over
 
 
 class FusedWindowMSA(WindowMSA):

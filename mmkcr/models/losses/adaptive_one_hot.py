@@ -111,7 +111,7 @@ class AdaptiveOneHotLoss(nn.Module):
             (G, of the tensors that are there), ``options`` (alive, a site) and
             ``one_hot`` (mean :math:`\\omega`, 1 when all is decided).
         """
-        gates = {name: layer.gate for name, layer in macs.layers.items()}
+        gates = {name: site.gate for name, site in macs.sites.items()}
         expected = macs({name: gate.expected_size() for name, gate in gates.items()})
         open_gates = {name: gate for name, gate in gates.items() if not gate.decided}
         terms, shares = self._one_hot(list(open_gates.values()), expected)

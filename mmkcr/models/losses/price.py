@@ -70,14 +70,14 @@ class MacsPrice(nn.Module):
             expected) and ``kept`` (share of all units that the hard gates
             keep).
         """
-        gates = {name: layer.gate for name, layer in macs.layers.items()}
+        gates = {name: site.gate for name, site in macs.sites.items()}
         expected = macs({name: gate.expected_size() for name, gate in gates.items()})
         if self.cost == 'macs':
             cost, dense = expected, macs.dense
         else:
-            cost = sum(macs.layers[name].paper_cost(gate.soft_mask().sum(), macs.shapes[name])
+            cost = sum(macs.sites[name].paper_cost(gate.soft_mask().sum(), macs.shapes[name])
                        for name, gate in gates.items())
-            dense = sum(macs.layers[name].paper_cost(gate.total, macs.shapes[name])
+            dense = sum(macs.sites[name].paper_cost(gate.total, macs.shapes[name])
                         for name, gate in gates.items())
         if self.target is None:
             price = torch.log(cost / dense)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import MacsModel
 from mmkcr.models.gates import NoisyGate
-from mmkcr.models.utils import counted_part, find_backbone, task_forward
+from mmkcr.models.utils import counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel
 
@@ -44,7 +44,7 @@ class SearchModel(RegularizedModel):
         if not self.gates():
             raise ValueError('expected a backbone with gates to search on (`gates=dict(type='
                              '"mmkcr.GumbelChannelGate")`), found a '
-                             f'`{find_backbone(self.architecture).__class__.__name__}` without')
+                             f'`{search_space(self.architecture).type_name}` without')
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
         self.entropy_weight = entropy_weight
         self._noise_state = [torch.initial_seed() % 2**31, 0]
@@ -52,7 +52,7 @@ class SearchModel(RegularizedModel):
 
     def gates(self) -> Dict[str, nn.Module]:
         """The gates by site."""
-        return find_backbone(self.architecture).gates()
+        return search_space(self.architecture).gates()
 
     def gate_parameters(self) -> List[nn.Parameter]:
         """Parameters of the gates (the paper's alpha)."""
@@ -73,7 +73,8 @@ class SearchModel(RegularizedModel):
         if self._macs is None:
             shape = self.price.input_shape or input_shape
             counted = counted_part(self.architecture, self.price.part)
-            self._macs = MacsModel(counted, find_backbone(self.architecture),
+            space = search_space(self.architecture)
+            self._macs = MacsModel(counted, space.host, space.gated_sites(),
                                    task_forward(counted, shape))
         return self._macs
 

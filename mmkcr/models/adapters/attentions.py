@@ -1,0 +1,211 @@
+"""Attention of the host libraries: where queries, keys and values are, and how heads go.
+
+Most hosts compute with fewer heads once an attribute or two say so. Where a host reshapes to the
+width of its input, the layer is exchanged for one of
+:mod:`mmkcr.models.layers.sized_attention`, which computes the same with fewer heads.
+"""
+
+from functools import partial
+from typing import Any, Dict, List
+
+import torch.nn.functional as F
+from torch import nn
+
+from mmkcr.core import Axis, Unsupported
+from mmkcr.models.layers.sized_attention import (
+    SizedBEiTAttention,
+    SizedEvaAttention,
+    SizedTimmBEiTAttention,
+    SizedWindowAttentionV2,
+    SizedWindowMSA,
+    SizedWindowMSAV2,
+)
+from mmkcr.models.layers.take_over import take_over
+from .views import attention_adapter
+
+_UTILS = 'mmpretrain.models.utils.attention'
+_HF = 'transformers.models'
+
+
+@attention_adapter(f'{_UTILS}.MultiheadAttention')
+def multihead_attention(module: nn.Module) -> Dict[str, Any]:
+    """mmpretrain's ``MultiheadAttention`` (ViT, DeiT, DeiT III, MobileViT, Conformer ...)."""
+    if module.v_shortcut:
+        raise Unsupported('a shortcut adds the values to the output of the attention')
+    if type(module).__name__ != 'MultiheadAttention':
+        raise Unsupported(f'`{type(module).__name__}` has no adapter')
+    scale = module.head_dims**-0.5
+
+    def resize(layer: nn.Module, heads: int, width: int) -> nn.Module:
+        layer.num_heads, layer.head_dims, layer.embed_dims = heads, width, heads * width
+        if layer.scaled_dot_product_attention is F.scaled_dot_product_attention:
+            # the softmax keeps the scale of the dense head
+            layer.scaled_dot_product_attention = partial(F.scaled_dot_product_attention,
+                                                         scale=scale)
+        return layer
+
+    return dict(projections=('qkv', ), output='proj', heads=module.num_heads,
+                width=module.head_dims, resize=resize)
+
+
+@attention_adapter(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
+                   'mmseg.models.backbones.swin.WindowMSA')
+def window_msa(module: nn.Module) -> Dict[str, Any]:
+    """``WindowMSA`` of the three hosts' Swin, with a table of positions for every head."""
+    if type(module).__name__ == 'DaViTWindowMSA':
+        raise Unsupported('its heads fill the width of the input')
+    return dict(_fused(module, module.embed_dims // module.num_heads),
+                resize=_exchanged(SizedWindowMSA), extra=_table('relative_position_bias_table', 1))
+
+
+@attention_adapter(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention')
+def window_msa_v2(module: nn.Module) -> Dict[str, Any]:
+    """Swin V2's window attention: cosine products, a temperature and positions for every head."""
+    timm = type(module).__module__.startswith('timm')
+    sized = SizedWindowAttentionV2 if timm else SizedWindowMSAV2
+    width = module.qkv.out_features // 3 // module.num_heads
+
+    def extra(layer: nn.Module) -> List[Axis]:
+        return [Axis(layer, 'q_bias'), Axis(layer, 'v_bias'), Axis(layer, 'k_bias'),
+                Axis(layer, 'logit_scale', 0, per=width),
+                Axis(list(layer.cpb_mlp.modules())[-1], 'weight', 0, per=width)]
+
+    return dict(_fused(module, width), resize=_exchanged(sized), extra=extra, called=False,
+                why_no_width='its products are cosines over the whole head')
+
+
+@attention_adapter(f'{_UTILS}.BEiTAttention')
+def beit_attention(module: nn.Module) -> Dict[str, Any]:
+    """mmpretrain's ``BEiTAttention``; biases of queries and values are parameters of their own."""
+    def extra(layer: nn.Module) -> List[Axis]:
+        width = layer.qkv.out_features // 3 // layer.num_heads
+        return [Axis(layer, 'q_bias'), Axis(layer, 'v_bias'),
+                Axis(layer, 'relative_position_bias_table', 1, per=width)]
+
+    return dict(_fused(module, module.embed_dims // module.num_heads), extra=extra,
+                resize=_exchanged(SizedBEiTAttention), called=module.bias != 'qv_bias')
+
+
+@attention_adapter('timm.models.beit.Attention')
+def timm_beit_attention(module: nn.Module) -> Dict[str, Any]:
+    """timm's attention of BEiT."""
+    def extra(layer: nn.Module) -> List[Axis]:
+        width = layer.qkv.out_features // 3 // layer.num_heads
+        return [Axis(layer, 'q_bias'), Axis(layer, 'k_bias'), Axis(layer, 'v_bias'),
+                Axis(layer, 'relative_position_bias_table', 1, per=width)]
+
+    return dict(_fused(module), extra=extra, resize=_exchanged(SizedTimmBEiTAttention),
+                called=module.q_bias is None or module.qkv_bias_separate)
+
+
+@attention_adapter('mmpretrain.models.backbones.vit_eva02.AttentionWithRoPE')
+def rope_attention(module: nn.Module) -> Dict[str, Any]:
+    """EVA-02's attention with rotary positions, which pair the channels of a head."""
+    return dict(_fused(module, module.qkv.out_features // 3 // module.num_heads),
+                resize=_attributes(num_heads=1),
+                why_no_width='rotary positions pair the channels of a head')
+
+
+@attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope')
+def timm_attention(module: nn.Module) -> Dict[str, Any]:
+    """timm's ``Attention`` and ``AttentionRope`` (ViT, DINOv2, DeiT III, SigLIP 2, AIMv2 ...)."""
+    if module.gate is not None or not isinstance(module.norm, nn.Identity):
+        raise Unsupported('a gate or norm acts on the heads together')
+    if getattr(module, 'num_kv_groups', 1) > 1:
+        raise Unsupported('heads share keys and values')
+    rotary = type(module).__name__ == 'AttentionRope'
+    normed = not isinstance(module.q_norm, nn.Identity)
+    split = module._modules.get('qkv') is None
+
+    def resize(layer: nn.Module, heads: int, width: int) -> nn.Module:
+        if width != layer.head_dim and layer.fused_attn:
+            layer.fused_attn = False  # it would take the scale of the sliced width
+        layer.num_heads, layer.head_dim, layer.attn_dim = heads, width, heads * width
+        if rotary:
+            layer.num_kv_heads, layer.kv_dim = heads, heads * width
+        return layer
+
+    why = 'rotary positions pair the channels of a head' if rotary else \
+        'a norm acts over the channels of a head' if normed else ''
+    return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
+                fused=1 if split else 3, output='proj', heads=module.num_heads,
+                width=module.head_dim, resize=resize, why_no_width=why)
+
+
+@attention_adapter('timm.models.eva.EvaAttention')
+def eva_attention(module: nn.Module) -> Dict[str, Any]:
+    """timm's ``EvaAttention`` (EVA-02, DINOv3): rotary positions, biases of their own."""
+    if module.gate is not None or not isinstance(module.norm, nn.Identity):
+        raise Unsupported('a gate or norm acts on the heads together')
+    split = module._modules.get('qkv') is None
+
+    def extra(layer: nn.Module) -> List[Axis]:
+        return [Axis(layer, name) for name in ('q_bias', 'k_bias', 'v_bias')]
+
+    called = split or module.q_bias is None or module.qkv_bias_separate
+    return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
+                fused=1 if split else 3, output='proj', heads=module.num_heads,
+                width=module.head_dim, resize=_exchanged(SizedEvaAttention), extra=extra,
+                called=called, why_no_width='rotary positions pair the channels of a head')
+
+
+@attention_adapter('timm.models.swin_transformer.WindowAttention')
+def timm_window_attention(module: nn.Module) -> Dict[str, Any]:
+    """timm's window attention of Swin."""
+    width = module.qkv.out_features // 3 // module.num_heads
+    return dict(_fused(module, width), resize=_attributes(num_heads=1),
+                extra=_table('relative_position_bias_table', 1),
+                why_no_width='its fused kernel takes the scale of the sliced width')
+
+
+@attention_adapter(f'{_HF}.vit.modeling_vit.ViTAttention',
+                   f'{_HF}.dinov2.modeling_dinov2.Dinov2Attention',
+                   f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention',
+                   f'{_HF}.clip.modeling_clip.CLIPAttention',
+                   f'{_HF}.siglip.modeling_siglip.SiglipAttention',
+                   f'{_HF}.siglip2.modeling_siglip2.Siglip2Attention')
+def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
+    """Attention of Hugging Face's vision encoders, with projections of their own."""
+    rotary = 'DINOv3' in type(module).__name__
+    output = 'o_proj' if 'o_proj' in module._modules else 'out_proj'
+    heads = module.q_proj.out_features // module.head_dim
+    names = [name for name in ('num_heads', 'num_attention_heads') if hasattr(module, name)]
+    return dict(projections=('q_proj', 'k_proj', 'v_proj'), fused=1, output=output, heads=heads,
+                width=module.head_dim,
+                resize=_attributes(**dict.fromkeys(names, 1), head_dim=0),
+                why_no_width='rotary positions pair the channels of a head' if rotary else '')
+
+
+def _fused(module: nn.Module, width: int = 0) -> Dict[str, Any]:
+    """Arguments of a view with one layer ``qkv`` and the projection ``proj``."""
+    width = width or module.qkv.out_features // 3 // module.num_heads
+    return dict(projections=('qkv', ), output='proj', heads=module.num_heads, width=width)
+
+
+def _table(name: str, dim: int) -> Any:
+    """Axes of a table with one entry a head."""
+    def extra(layer: nn.Module) -> List[Axis]:
+        width = layer.qkv.out_features // 3 // layer.num_heads
+        return [Axis(layer, name, dim, per=width)]
+
+    return extra
+
+
+def _exchanged(cls: Any) -> Any:
+    """A resize that exchanges the layer for one that computes with any number of heads."""
+    def resize(layer: nn.Module, heads: int, width: int) -> nn.Module:
+        layer = layer if isinstance(layer, cls) else take_over(cls, layer)
+        layer.num_heads = heads
+        return layer
+
+    return resize
+
+
+def _attributes(**attributes: int) -> Any:
+    """A resize that sets attributes to the number of heads (1) or their width (0)."""
+    def resize(layer: nn.Module, heads: int, width: int) -> nn.Module:
+        for name, is_heads in attributes.items():
+            setattr(layer, name, heads if is_heads else width)
+        return layer
+
+    return resize

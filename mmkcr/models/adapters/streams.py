@@ -1,0 +1,195 @@
+"""Residual streams of ViT, Swin and ResNet: who writes them, who reads them."""
+
+from typing import Iterator, List, Sequence, Tuple
+
+from mmcv.cnn.bricks.transformer import FFN
+from mmpretrain.models.utils import MultiheadAttention, WindowMSA
+from torch import nn
+
+from mmkcr.core import Axis, Unsupported
+from mmkcr.models.layers.sized_attention import SizedWindowMSA
+from mmkcr.models.layers.take_over import take_over
+from .views import StreamView, stream_adapter
+
+_MERGED = 4  # neighbours that Swin's patch merging puts side by side
+_BATCH_NORM = ('weight', 'bias', 'running_mean', 'running_var')
+
+
+def _outputs(layer: nn.Module, folds: bool = False) -> List[Axis]:
+    """Axes of the outputs of a layer."""
+    return [Axis(layer, 'weight', 0, folds), Axis(layer, 'bias', 0, folds)]
+
+
+class ViTStream(StreamView):
+    """The one stream of a ViT, from the patch embedding to the output."""
+
+    def norms(self, host: nn.Module) -> Iterator[Tuple[nn.Module, str, int]]:
+        """See :class:`StreamView`."""
+        owners = [(host, name) for name in ('pre_norm', 'ln1', 'ln2')]
+        owners += [(layer, name) for layer in host.layers for name in ('ln1', 'ln2')]
+        for owner, name in owners:
+            if isinstance(getattr(owner, name, None), nn.LayerNorm):
+                yield owner, name, 1
+
+    def axes(self, host: nn.Module) -> List[Axis]:
+        """See :class:`StreamView`."""
+        embed = host.patch_embed
+        found = _outputs(embed.projection, embed.norm is None)
+        found += [] if embed.norm is None else _outputs(embed.norm, True)
+        found += [Axis(host, name, 2, True) for name in ('pos_embed', 'cls_token')]
+        for layer in host.layers:
+            attn, ffn = layer.attn, layer.ffn
+            for out, scale in ((attn.proj, attn.gamma1), (ffn.layers[1], ffn.gamma2)):
+                found += [*_outputs(out), Axis(scale, 'weight')]
+            found += [Axis(attn.qkv, 'weight', 1), Axis(ffn.layers[0][0], 'weight', 1)]
+        return found + [axis for owner, name, _ in self.norms(host)
+                        for axis in _outputs(getattr(owner, name))]
+
+    def resize(self, host: nn.Module, units: int) -> None:
+        """See :class:`StreamView`."""
+        host.patch_embed.embed_dims = units
+        for layer in host.layers:
+            layer.attn.input_dims = layer.ffn.embed_dims = units
+
+    def outputs(self, host: nn.Module) -> Sequence[int]:
+        """See :class:`StreamView`."""
+        return range(len(host.out_indices))
+
+
+@stream_adapter('mmpretrain.models.backbones.vision_transformer.VisionTransformer')
+def vision_transformer(host: nn.Module) -> List[StreamView]:
+    """mmpretrain's ``VisionTransformer`` with its own blocks."""
+    for layer in host.layers:
+        known = (isinstance(getattr(layer, 'attn', None), MultiheadAttention)
+                 and isinstance(getattr(layer, 'ffn', None), FFN))
+        if not known or hasattr(host, 'dist_token'):
+            raise Unsupported(f'the residual width of `{type(host).__name__}` has no adapter')
+    return [ViTStream('patch_embed', host.embed_dims, [('drop_after_pos', -1)])]
+
+
+class SwinStream(StreamView):
+    """The stream of one stage of Swin, embedded by the merging before it.
+
+    Args:
+        host (nn.Module): The network.
+        number (int): Of the stage.
+    """
+
+    def __init__(self, host: nn.Module, number: int) -> None:
+        path = f'stages.{number - 1}.downsample.reduction' if number else 'patch_embed'
+        super().__init__(path, host.stages[number].embed_dims,
+                         [(path, -1)] if number else [('drop_after_pos', -1)])
+        self.number = number
+
+    def norms(self, host: nn.Module) -> Iterator[Tuple[nn.Module, str, int]]:
+        """See :class:`StreamView`."""
+        stage = host.stages[self.number]
+        if self.number == 0 and host.patch_embed.norm is not None:
+            yield host.patch_embed, 'norm', 1
+        for block in stage.blocks:
+            yield from ((block, 'norm1', 1), (block, 'norm2', 1))
+        if hasattr(host, f'norm{self.number}'):
+            yield host, f'norm{self.number}', 1
+        if stage.downsample is not None:
+            yield stage.downsample, 'norm', _MERGED
+
+    def axes(self, host: nn.Module) -> List[Axis]:
+        """See :class:`StreamView`."""
+        stage, embed = host.stages[self.number], host.patch_embed
+        if self.number == 0:
+            found = _outputs(embed.projection, embed.norm is None)
+            found.append(Axis(host, 'absolute_pos_embed', 2, True))
+        else:
+            found = _outputs(host.stages[self.number - 1].downsample.reduction, True)
+        for block in stage.blocks:
+            msa, ffn = block.attn.w_msa, block.ffn
+            found += [Axis(msa.qkv, 'weight', 1), Axis(ffn.layers[0][0], 'weight', 1),
+                      Axis(ffn.gamma2, 'weight'), *_outputs(msa.proj), *_outputs(ffn.layers[1])]
+        if stage.downsample is not None:
+            found.append(Axis(stage.downsample.reduction, 'weight', 1, inner=_MERGED))
+        return found + [Axis(getattr(owner, name), part, 0, owner is embed, inner=inner)
+                        for owner, name, inner in self.norms(host) for part in ('weight', 'bias')]
+
+    def resize(self, host: nn.Module, units: int) -> None:
+        """See :class:`StreamView`."""
+        stage = host.stages[self.number]
+        host.num_features[self.number] = stage.embed_dims = units
+        for block in stage.blocks:
+            if type(block.attn.w_msa) is WindowMSA:  # its heads fill the width of its input
+                block.attn.w_msa = take_over(SizedWindowMSA, block.attn.w_msa)
+            block.attn.w_msa.embed_dims = block.ffn.embed_dims = units
+        if stage.downsample is not None:
+            stage.downsample.in_channels = units
+        if self.number:
+            host.stages[self.number - 1].downsample.out_channels = units
+
+    def outputs(self, host: nn.Module) -> Sequence[int]:
+        """See :class:`StreamView`."""
+        return [place for place, index in enumerate(host.out_indices) if index == self.number]
+
+
+@stream_adapter('mmpretrain.models.backbones.swin_transformer.SwinTransformer')
+def swin_transformer(host: nn.Module) -> List[StreamView]:
+    """mmpretrain's ``SwinTransformer``: a stream a stage."""
+    if host.out_after_downsample:
+        raise Unsupported('features behind the merging of patches (`out_after_downsample=True`) '
+                          'are of the next stage')
+    return [SwinStream(host, number) for number in range(len(host.stages))]
+
+
+class ResNetStream(StreamView):
+    """The stream of one stage of a ResNet, embedded by its first shortcut.
+
+    The mask multiplies what every block adds to the stream. The stem stays.
+
+    Args:
+        host (nn.Module): The network.
+        number (int): Of the stage.
+    """
+
+    def __init__(self, host: nn.Module, number: int) -> None:
+        name = host.res_layers[number]
+        stage = getattr(host, name)
+        last = f'{name}.0.downsample.{len(stage[0].downsample) - 1}'
+        written = [last, *(f'{name}.{i}.{block.norm3_name}' for i, block in enumerate(stage))]
+        super().__init__(_shortcut(host, number), stage[0].conv3.out_channels,
+                         [(norm, 1) for norm in written])
+        self.number = number
+
+    def axes(self, host: nn.Module) -> List[Axis]:
+        """See :class:`StreamView`."""
+        stage = getattr(host, host.res_layers[self.number])
+        found = [Axis(host.get_submodule(norm), part, 0, part in _BATCH_NORM[:2])
+                 for norm, _ in self.masked for part in _BATCH_NORM]
+        found.append(Axis(host.get_submodule(self.path), 'weight', 0))
+        found += [Axis(block.conv3, 'weight', 0) for block in stage]
+        found += [Axis(block.conv1, 'weight', 1) for block in list(stage)[1:]]
+        if self.number + 1 < len(host.res_layers):
+            following = getattr(host, host.res_layers[self.number + 1])
+            shortcut = host.get_submodule(_shortcut(host, self.number + 1))
+            found += [Axis(following[0].conv1, 'weight', 1), Axis(shortcut, 'weight', 1)]
+        return found
+
+    def outputs(self, host: nn.Module) -> Sequence[int]:
+        """See :class:`StreamView`."""
+        return [place for place, index in enumerate(host.out_indices) if index == self.number]
+
+
+def _shortcut(host: nn.Module, number: int) -> str:
+    """Path of the convolution in the first shortcut of a stage."""
+    name = host.res_layers[number]
+    modules = getattr(host, name)[0].downsample
+    index = next(i for i, module in enumerate(modules) if isinstance(module, nn.Conv2d))
+    return f'{name}.0.downsample.{index}'
+
+
+@stream_adapter('mmpretrain.models.backbones.resnet.ResNet')
+def resnet(host: nn.Module) -> List[StreamView]:
+    """mmpretrain's ``ResNet`` of bottlenecks: a stream a stage."""
+    for name in host.res_layers:
+        for block in getattr(host, name):
+            if type(block).__name__ != 'Bottleneck' or block.conv2.groups > 1:
+                groups = f' with {block.conv2.groups} groups'
+                raise Unsupported('expected bottlenecks without groups, found '
+                                  f'`{type(block).__name__}`{groups}')
+    return [ResNetStream(host, number) for number in range(len(host.res_layers))]

@@ -1,0 +1,252 @@
+"""What a kind of site sees of a host network: its MLPs, its attention, its residual streams.
+
+An *adapter* is a function from a module of a host library to a view of it. It is registered for
+the qualified name of the module's class, so no host library is imported for it; a subclass of a
+known class has the same adapter unless it has one of its own.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from torch import nn
+
+from mmkcr.core import Axis, Unsupported
+
+#: Norms in front of an MLP, by the attribute of the MLP in its block.
+_NORMS_BEFORE = {
+    'ffn': ('ln2', 'norm2', 'norm_ffn'), 'mlp': ('norm2', 'layernorm_after', 'layer_norm2'),
+    'channel_mix': ('ln2', ),
+}
+#: Blocks whose MLP has no norm of its own in front of it.
+_NO_NORM_BEFORE = {
+    **dict.fromkeys(
+        ('SwinBlockV2', 'SwinTransformerV2Block', 'EvaBlockPostNorm', 'ResPostBlock'),
+        'a norm follows the MLP and mixes its channels'),
+    # mmpretrain's block calls `ln1` for both
+    'DeiT3TransformerEncoderLayer': 'the host reads the norm of the attention for the MLP too',
+    'ClassAttentionBlock': 'the host adds what the norm gives to the stream',
+}
+
+
+@dataclass(frozen=True)
+class MLPView:
+    """An MLP: projections into a hidden layer, and one out of it. Paths are from the host.
+
+    Args:
+        path (str): Of the module that is the MLP.
+        inputs (tuple[str, ...]): Projections (linear, or convolutions) into the hidden layer.
+        output (str): The projection out of it.
+        parts (int): Times that the hidden units follow each other in the outputs of each input
+            projection: 2 where gate and value are one layer. Defaults to 1.
+        between (tuple[str, ...]): Modules that work on hidden channels one by one: depthwise
+            convolutions, batch norms. Defaults to none.
+        hidden_norm (str): A layer norm over the hidden channels. Defaults to none.
+        norm (str): The norm that only this MLP reads. Defaults to ''.
+        after (str): A module without parameters that is called once, behind the output
+            projection and before the residual sum. Defaults to ''.
+        scales (tuple[str, ...]): Channelwise factors between output projection and ``after``.
+        why_no_channels (str): Why channels of input and output cannot be selected, if so.
+        dim (int): Channel dimension of the hidden layer: -1, or 1 for maps. Defaults to -1.
+        width (str): Attribute of the module that records the hidden width. Defaults to ''.
+    """
+
+    path: str
+    inputs: Tuple[str, ...]
+    output: str
+    parts: int = 1
+    between: Tuple[str, ...] = ()
+    hidden_norm: str = ''
+    norm: str = ''
+    after: str = ''
+    scales: Tuple[str, ...] = ()
+    why_no_channels: str = ''
+    dim: int = -1
+    width: str = ''
+
+
+@dataclass(frozen=True)
+class AttentionView:
+    """Multi-head attention: queries, keys and values of H heads with d channels each.
+
+    Args:
+        path (str): Of the module that computes the products.
+        projections (tuple[str, ...]): Layers of queries, keys and values, fused or not.
+        output (str): The projection that reads the heads' outputs; called as a module.
+        heads (int): H.
+        width (int): d.
+        fused (int): Times that all heads follow each other in the outputs of each of the
+            projections: 3 for queries, keys and values in one layer. Defaults to 3.
+        resize (Callable): Takes the module, its heads and their width after slicing; returns the
+            module that computes with them, itself or one of another class.
+        extra (Callable, optional): Takes the module; gives further axes with channels as units
+            (biases, tables of positions), as :class:`~mmkcr.core.Axis`. Defaults to none.
+        why_no_width (str): Why the width of heads cannot shrink, if so.
+        called (bool): Whether the projections are called as modules, so that hooks see queries
+            and keys. Defaults to True.
+    """
+
+    path: str
+    projections: Tuple[str, ...]
+    output: str
+    heads: int
+    width: int
+    resize: Callable[[nn.Module, int, int], nn.Module]
+    fused: int = 3
+    extra: Optional[Callable[[nn.Module], List[Axis]]] = None
+    why_no_width: str = ''
+    called: bool = True
+
+
+class StreamView:
+    """A residual stream: what embeds into it, the norms over it, who reads and writes it.
+
+    An adapter subclasses it. It holds no module of the host, so that copies of a host have views
+    of their own modules: every method takes the host.
+
+    Args:
+        path (str): Of the layer that embeds (a patch embedding, a merging, a shortcut).
+        total (int): Channels.
+        masked (Sequence[tuple[str, int]]): Modules whose output a mask of the stream multiplies,
+            with the dimension of the channels.
+    """
+
+    def __init__(self, path: str, total: int, masked: Sequence[Tuple[str, int]]) -> None:
+        self.path, self.total, self.masked = path, total, tuple(masked)
+
+    def axes(self, host: nn.Module) -> List[Axis]:
+        """The axes along the channels; ``folds`` marks those that the mask multiplies."""
+        raise NotImplementedError
+
+    def norms(self, host: nn.Module) -> Iterator[Tuple[nn.Module, str, int]]:
+        """Layer norms over the stream: owner, name, entries a unit."""
+        return iter(())
+
+    def resize(self, host: nn.Module, units: int) -> None:
+        """Set what no weight shows once so many channels are left."""
+
+    def outputs(self, host: nn.Module) -> Sequence[int]:
+        """Positions, in the tuple that the host returns, of features with these channels."""
+        raise NotImplementedError
+
+
+Adapter = Callable[..., Any]
+_MLPS: Dict[str, Adapter] = {}
+_ATTENTIONS: Dict[str, Adapter] = {}
+_STREAMS: Dict[str, Adapter] = {}
+
+
+def qualified_names(module: nn.Module) -> List[str]:
+    """Qualified names of a module's class and of its bases, the class first."""
+    return [f'{cls.__module__}.{cls.__qualname__}' for cls in type(module).__mro__]
+
+
+def _register(table: Dict[str, Adapter], names: Sequence[str]) -> Callable[[Adapter], Adapter]:
+    def register(adapter: Adapter) -> Adapter:
+        table.update(dict.fromkeys(names, adapter))
+        return adapter
+
+    return register
+
+
+def mlp_adapter(*names: str) -> Callable[[Adapter], Adapter]:
+    """Register ``adapter(module)``, which gives :class:`MLPView` arguments with local paths."""
+    return _register(_MLPS, names)
+
+
+def attention_adapter(*names: str) -> Callable[[Adapter], Adapter]:
+    """Register ``adapter(module)``, which gives :class:`AttentionView` arguments."""
+    return _register(_ATTENTIONS, names)
+
+
+def stream_adapter(*names: str) -> Callable[[Adapter], Adapter]:
+    """Register ``adapter(host)``, which gives a list of :class:`StreamView` of a whole host."""
+    return _register(_STREAMS, names)
+
+
+def simple_mlp(name: str, **arguments: Any) -> None:
+    """Register an MLP whose parts have fixed local paths."""
+    _MLPS[name] = lambda module: arguments
+
+
+def known_hosts() -> List[str]:
+    """Modules that define the layers with an adapter, such as ``timm.layers.mlp``."""
+    return sorted({name.rpartition('.')[0] for table in (_MLPS, _ATTENTIONS) for name in table})
+
+
+def _found(table: Mapping[str, Adapter], module: nn.Module) -> Optional[Adapter]:
+    return next((table[name] for name in qualified_names(module) if name in table), None)
+
+
+def _absolute(path: str, local: Any) -> Any:
+    if isinstance(local, str):
+        return '.'.join(filter(None, (path, local))) if local else ''
+    return tuple(_absolute(path, one) for one in local)
+
+
+def mlp_views(host: nn.Module) -> List[Any]:
+    """Views of the MLPs of a host in the order of its modules; reasons where there is none.
+
+    Returns:
+        list[MLPView | Unsupported]: An ``Unsupported`` names a known MLP that cannot be seen.
+    """
+    views = []
+    for path, module in host.named_modules():
+        adapter = _found(_MLPS, module)
+        if adapter is None:
+            continue
+        try:
+            found = adapter(module)
+        except Unsupported as reason:
+            views.append(Unsupported(f'{reason} at `{path}`'))
+            continue
+        for local in found if isinstance(found, list) else [found]:
+            local = dict(local)
+            own = local.pop('path', '')
+            absolute = {key: _absolute(path, value) for key, value in local.items()
+                        if key in ('inputs', 'output', 'between', 'hidden_norm', 'after', 'scales',
+                                   'norm')}
+            view = dict(local, **absolute, path=_absolute(path, own) or path)
+            views.append(MLPView(**{**_norm_before(host, path), **view}))
+    return views
+
+
+def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
+    """The norm in front of an MLP, or why there is none."""
+    parent, _, name = path.rpartition('.')
+    block = host.get_submodule(parent)
+    if type(block).__name__ in _NO_NORM_BEFORE:
+        return dict(why_no_channels=_NO_NORM_BEFORE[type(block).__name__])
+    for norm in _NORMS_BEFORE.get(name, ()):
+        if norm in block._modules:
+            return dict(norm=_absolute(parent, norm))
+    return dict(why_no_channels='no norm that only the MLP reads was found')
+
+
+def attention_views(host: nn.Module) -> List[Any]:
+    """Views of the attention layers of a host; see :func:`mlp_views`."""
+    views = []
+    for path, module in host.named_modules():
+        adapter = _found(_ATTENTIONS, module)
+        if adapter is None:
+            continue
+        try:
+            local = dict(adapter(module))
+        except Unsupported as reason:
+            views.append(Unsupported(f'{reason} at `{path}`'))
+            continue
+        local.update(projections=_absolute(path, local['projections']),
+                     output=_absolute(path, local['output']))
+        views.append(AttentionView(path=path, **local))
+    return views
+
+
+def stream_views(host: nn.Module) -> List[StreamView]:
+    """The residual streams of a host, in forward order.
+
+    Raises:
+        Unsupported: There is no adapter for the streams of this class of host.
+    """
+    adapter = _found(_STREAMS, host)
+    if adapter is None:
+        raise Unsupported(f'the residual width of `{type(host).__name__}` has no adapter')
+    return adapter(host)

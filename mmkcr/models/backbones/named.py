@@ -1,0 +1,282 @@
+"""The methods' backbones under their names: a host class and the kinds of site of the method.
+
+Everything else, :class:`~mmkcr.models.searchable.SearchableBackbone` does. Any other backbone
+takes the same kinds by :func:`~mmkcr.models.searchable.Searchable`.
+"""
+
+from typing import Any, Dict, List, Mapping, Optional
+
+from mmpretrain.models import MobileViT, ResNet, SwinTransformer, VisionTransformer
+from torch import Tensor
+
+from mmkcr.models.layers.window_attention import fuse_window_attention
+from mmkcr.models.searchable import SearchableBackbone
+from mmkcr.models.sites.base import KindConfig
+from mmkcr.registry import MODELS
+from .efficientvit import EfficientViT
+from .register_vit import RegisterVisionTransformer
+
+_OFB = dict(
+    method='ofb', kinds=('embedding', 'head_channels', 'mlp_hidden'),
+    unlearned_gates=dict(type='mmkcr.BiMaskGate', init='uniform'))
+
+
+class UpgradedSwinKeys:
+    """Mixin before a subclass of ``SwinTransformer``: loads old checkpoints."""
+
+    optional_keys = r'norm\d\.'
+
+    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str,
+                              local_metadata: Dict[str, Any], *args: Any) -> None:
+        """Upgrade keys of old checkpoints, which the host does for itself only."""
+        if (local_metadata.get('version') or 1) < 3:
+            for key in [k for k in state_dict if k.startswith(prefix)]:
+                name = key[len(prefix):]
+                if name.startswith('norm.'):
+                    state_dict[f'{prefix}norm{self.num_layers - 1}.{name[5:]}'] = \
+                        state_dict.pop(key)
+                elif 'attn_mask' in name:
+                    del state_dict[key]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+# ---- KCR ---------------------------------------------------------------------------------------
+
+
+@MODELS.register_module()
+class KCRVisionTransformer(SearchableBackbone, VisionTransformer):
+    """mmpretrain's ``VisionTransformer`` with KCR-Transformer blocks.
+
+    ViT-S/16 is ``arch='deit-small'`` (mmpretrain's ``'small'`` is another model), ViT-B/16 is
+    ``arch='base'``.
+    """
+
+    method, kinds, optional_keys = 'kcr', ('mlp_channels', ), r'ln[12]\.'
+
+
+@MODELS.register_module()
+class KCRSwinTransformer(SearchableBackbone, UpgradedSwinKeys, SwinTransformer):
+    """mmpretrain's ``SwinTransformer`` with KCR-Transformer blocks.
+
+    With ``pad_small_map=True`` and ``out_indices=(0, 1, 2, 3)`` it is a backbone for mmdet and
+    mmseg: every feature level keeps its dense width.
+
+    Args:
+        *args: See :class:`mmpretrain.models.SwinTransformer`.
+        fused_attention (bool): Attend by ``scaled_dot_product_attention``, in every state. Equal
+            to the host's up to rounding; keys and an export to ONNX stay. Defaults to False.
+        **kwargs: See :class:`~mmkcr.models.searchable.SearchableBackbone`.
+    """
+
+    method, kinds = 'kcr', ('mlp_channels', )
+
+    def __init__(self, *args: Any, fused_attention: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if fused_attention:
+            fuse_window_attention(self)
+
+
+@MODELS.register_module()
+class KCREfficientViT(SearchableBackbone, EfficientViT):
+    """:class:`EfficientViT` with KCR-Transformer blocks: the bottleneck after every attention."""
+
+    method = 'kcr'
+    kinds = (dict(kind='mlp_channels', where=r'\.local$'), )
+
+
+# ---- DCS ---------------------------------------------------------------------------------------
+
+
+class DCSBackbone(SearchableBackbone):
+    """Mixin: a mask on queries and keys of every attention, and selected attention outputs.
+
+    The mask is there in the supernet and in the subnet. The paper's ablations:
+
+    - ``DCS-Arch1`` (mask only): ``outputs=False``. There is nothing to search: the network
+      with masks is trained as it is, without ``gates`` or ``structure``.
+    - ``DCS-Arch2`` (selected outputs only): ``qk_mask=None``.
+    - ``DCS-QK-Mask`` (two masks): ``qk_mask=dict(type='mmkcr.QKMask', separate=True)``.
+
+    Args:
+        *args: The host backbone's arguments.
+        qk_mask (dict, optional): Config of the mask without its channels. Defaults to
+            ``dict(type='mmkcr.QKMask')``.
+        outputs (bool): Select attention outputs. Defaults to True.
+        **kwargs: See :class:`~mmkcr.models.searchable.SearchableBackbone`.
+    """
+
+    method = 'dcs'
+
+    def __init__(self, *args: Any,
+                 qk_mask: Optional[Mapping[str, Any]] = dict(type='mmkcr.QKMask'),
+                 outputs: bool = True, **kwargs: Any) -> None:
+        self.qk_mask, self.outputs = qk_mask, outputs
+        super().__init__(*args, **kwargs)
+
+    def _chosen_kinds(self) -> List[KindConfig]:
+        masks = [] if self.qk_mask is None else [dict(self.qk_mask, kind='qk_mask')]
+        return [*masks, *(self.kinds if self.outputs else ())]
+
+    def _own_arguments(self) -> Dict[str, Any]:
+        given = {} if self.outputs else dict(outputs=False)
+        if self.qk_mask is None or dict(self.qk_mask) != dict(type='mmkcr.QKMask'):
+            given['qk_mask'] = None if self.qk_mask is None else dict(self.qk_mask)
+        return given
+
+
+@MODELS.register_module()
+class DCSEfficientViT(DCSBackbone, EfficientViT):
+    """:class:`EfficientViT` with DCS-Transformer blocks (DCS, appendix A).
+
+    Args:
+        *args: See :class:`EfficientViT`.
+        local (bool): Also select the channels of the bottleneck after every attention, which is
+            the MLP of this network. The projections alone are a twelfth of B1's MACs, less than
+            the paper's subnet saves. Defaults to False.
+        **kwargs: See :class:`DCSBackbone`.
+    """
+
+    kinds = ('attention_outputs', )
+
+    def __init__(self, *args: Any, local: bool = False, **kwargs: Any) -> None:
+        self.select_local = local
+        super().__init__(*args, **kwargs)
+
+    def _chosen_kinds(self) -> List[KindConfig]:
+        local = KCREfficientViT.kinds if self.select_local and self.outputs else ()
+        return [*super()._chosen_kinds(), *local]
+
+    def _own_arguments(self) -> Dict[str, Any]:
+        return {**super()._own_arguments(), **(dict(local=True) if self.select_local else {})}
+
+
+@MODELS.register_module()
+class DCSMobileViT(DCSBackbone, MobileViT):
+    """mmpretrain's ``MobileViT`` with DCS-Transformer blocks.
+
+    Args:
+        *args: See :class:`mmpretrain.models.MobileViT`; ``arch`` is 'small', 'x_small',
+            'xx_small' or a list.
+        img_size (int): The most common image size. Any size can be run; the commands count MACs
+            for this one. Defaults to 224.
+        **kwargs: See :class:`DCSBackbone`.
+    """
+
+    kinds = ('mlp_channels', )
+    arch_zoo = MobileViT.arch_settings
+
+    def __init__(self, *args: Any, img_size: int = 224, **kwargs: Any) -> None:
+        self.img_size = img_size
+        super().__init__(*args, **kwargs)
+
+
+# ---- Once for Both -----------------------------------------------------------------------------
+
+
+class _WithTokens:
+    """Mixin for masked image modelling: tokens of the last stream as maps of the dense width."""
+
+    def _last_width(self) -> Any:
+        return list(self.search_space.sites.values())[0]
+
+    def embedding_units(self) -> Tensor:
+        """Channels of the dense width that the embedding still has, int64."""
+        return self.gates()['patch_embed.embedding'].kept
+
+    def token_map(self, tokens: Tensor, hw: tuple) -> Tensor:
+        """Normalised tokens (B, N, present) as a map (B, dense width, h, w)."""
+        extra = getattr(self, 'num_extra_tokens', 0)
+        patches = self._last_width().widen(tokens[:, extra:])
+        return patches.transpose(1, 2).unflatten(2, tuple(hw))
+
+
+@MODELS.register_module()
+class OFBVisionTransformer(_WithTokens, SearchableBackbone, VisionTransformer):
+    """mmpretrain's ``VisionTransformer`` with the search space of Once-for-Both.
+
+    Sites: the embedding, the channels of all heads and the hidden width of every MLP.
+    """
+
+    method, kinds, unlearned_gates = _OFB['method'], _OFB['kinds'], _OFB['unlearned_gates']
+    optional_keys = r'ln[12]\.'
+
+    @property
+    def last_norm(self) -> Any:
+        """The norm that gives the normalised tokens."""
+        return self.ln1
+
+
+@MODELS.register_module()
+class OFBSwinTransformer(_WithTokens, SearchableBackbone, UpgradedSwinKeys, SwinTransformer):
+    """mmpretrain's ``SwinTransformer`` with the search space of Once-for-Both.
+
+    Sites: the width of every stage, heads and their channels with the heads' position biases, and
+    the hidden width of every MLP.
+    """
+
+    method, kinds, unlearned_gates = _OFB['method'], _OFB['kinds'], _OFB['unlearned_gates']
+
+    def _last_width(self) -> Any:
+        return [site for site in self.search_space.sites.values() if site.kind == 'embedding'][-1]
+
+    @property
+    def last_norm(self) -> Any:
+        """The norm that gives the normalised tokens."""
+        return getattr(self, f'norm{self.num_layers - 1}')
+
+
+@MODELS.register_module()
+class OFBResNet(SearchableBackbone, ResNet):
+    """mmpretrain's ``ResNet`` of bottlenecks with the search space of Once-for-Both.
+
+    Sites: the two inner widths of every bottleneck and the width of every stage. The stem stays.
+    """
+
+    method, unlearned_gates = _OFB['method'], _OFB['unlearned_gates']
+    kinds = ('embedding', 'mlp_hidden')
+
+
+# ---- drop-in depthwise convolution -------------------------------------------------------------
+
+
+@MODELS.register_module()
+class DWConvVisionTransformer(SearchableBackbone, RegisterVisionTransformer):
+    """mmpretrain's ``VisionTransformer`` with heads replaced by depthwise convolution.
+
+    DINOv2 is ``arch='dinov2-base'`` or ``'dinov2-large'`` with ``patch_size=14`` and
+    ``layer_scale_init_value=1e-5``; MAE and plain ViT ``'base'`` or ``'large'``; CLIP the same with
+    ``pre_norm=True``; DeiT ``'deit-small'`` and the like.
+
+    Args:
+        *args: See :class:`mmpretrain.models.VisionTransformer`.
+        operator (str): Of replaced heads in a supernet and in new structures: ``'dwconv'``
+            (DW[all]), ``'conv'`` (Conv[all]), ``'ensembled-dwconv'`` or ``'spvit'``. A structure
+            file names its own. Defaults to ``'dwconv'``.
+        **kwargs: See :class:`RegisterVisionTransformer` and
+            :class:`~mmkcr.models.searchable.SearchableBackbone`.
+    """
+
+    method, kinds = 'dwconv', ('head_operator', )
+    optional_keys = r'ln[12]\.|mask_token$'
+
+    def __init__(self, *args: Any, operator: str = 'dwconv', **kwargs: Any) -> None:
+        self.operator = operator
+        if not kwargs.get('with_cls_token', True):  # that of a checkpoint is left out
+            self.optional_keys = f'{self.optional_keys}|cls_token$'
+        super().__init__(*args, **kwargs)
+
+    def _chosen_kinds(self) -> List[KindConfig]:
+        return [dict(kind=kind, operator=self.operator) if kind == 'head_operator' else kind
+                for kind in self.kinds]
+
+
+@MODELS.register_module()
+class KCRDWConvVisionTransformer(DWConvVisionTransformer):
+    """Both at once: replaced heads, and KCR's channel selection at the MLPs.
+
+    With ``structure`` of replaced heads and ``gates=dict(mlp_channels=...)`` the channels are
+    searched on the replaced network; with ``gates=dict(head_operator=..., mlp_channels=...)`` both
+    are searched together.
+    """
+
+    method, kinds = 'kcr+dwconv', ('head_operator', 'mlp_channels')

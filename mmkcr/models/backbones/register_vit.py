@@ -1,0 +1,89 @@
+"""mmpretrain's ViT with register tokens, DINOv2's names and gradient checkpointing."""
+
+import math
+from typing import Any, Dict, Tuple
+
+import torch
+from mmpretrain.models import VisionTransformer
+from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mmkcr.models.layers.operator_attention import TokenGrid
+from mmkcr.models.layers.take_over import take_over
+
+_ZOO = VisionTransformer.arch_zoo
+
+
+class CheckpointedEncoderLayer(TransformerEncoderLayer):
+    """A block that is computed again in the backward pass, on the token grid of its batch."""
+
+    grid: TokenGrid
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, D) to (B, N, D)."""
+        if not (self.training and torch.is_grad_enabled()):
+            return super().forward(x)
+        return checkpoint(self._at, x, self.grid.hw, use_reentrant=False)
+
+    def _at(self, x: Tensor, hw: Tuple[int, int]) -> Tensor:
+        with self.grid.at(hw):
+            return super().forward(x)
+
+
+class RegisterVisionTransformer(VisionTransformer):
+    """mmpretrain's ``VisionTransformer`` for foundation models.
+
+    Args:
+        *args: See :class:`mmpretrain.models.VisionTransformer`.
+        num_registers (int): Register tokens, put behind the class token after the position
+            embedding. Defaults to 0.
+        with_cp (bool): Gradient checkpointing of every block. Defaults to False.
+        **kwargs: See :class:`mmpretrain.models.VisionTransformer`.
+
+    Raises:
+        ValueError: A negative number of registers.
+    """
+
+    arch_zoo = {
+        **_ZOO,
+        **dict.fromkeys(['dinov2-b', 'dinov2-base'], _ZOO['base']),
+        **dict.fromkeys(['dinov2-l', 'dinov2-large'], _ZOO['large']),
+    }
+
+    def __init__(self, *args: Any, num_registers: int = 0, with_cp: bool = False,
+                 **kwargs: Any) -> None:
+        if num_registers < 0:
+            raise ValueError(f'expected `num_registers` of at least 0, found {num_registers}')
+        self.num_registers = num_registers
+        self.grid = TokenGrid()
+        super().__init__(*args, **kwargs)
+        self.grid.extra = self.num_extra_tokens + num_registers
+        self.patch_embed.register_forward_hook(self.grid.record)
+        if num_registers:
+            self.register_tokens = nn.Parameter(
+                torch.empty(1, num_registers, self.embed_dims).normal_(std=1e-6))
+            self.drop_after_pos.register_forward_hook(self._insert_registers)
+        if with_cp:
+            for index, layer in enumerate(self.layers):
+                self.layers[index] = take_over(CheckpointedEncoderLayer, layer, grid=self.grid)
+
+    def _insert_registers(self, module: nn.Module, inputs: tuple, x: Tensor) -> Tensor:
+        before = self.num_extra_tokens
+        registers = self.register_tokens.expand(x.shape[0], -1, -1)
+        return torch.cat([x[:, :before], registers, x[:, before:]], 1)
+
+    def _format_output(self, x: Tensor, hw: Tuple[int, int]) -> Tensor:
+        """As the host, without register tokens; ``out_type='raw'`` has all tokens."""
+        if self.num_registers and self.out_type != 'raw':
+            x = torch.cat([x[:, :self.num_extra_tokens], x[:, self.grid.extra:]], 1)
+        return super()._format_output(x, hw)
+
+    def _prepare_pos_embed(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any,
+                           **kwargs: Any) -> None:
+        """As the host, which leaves out a class token's position at one image size only."""
+        found = state_dict.get(f'{prefix}pos_embed')
+        if found is not None and not self.num_extra_tokens and math.isqrt(
+                found.shape[1] - 1)**2 == found.shape[1] - 1:
+            state_dict[f'{prefix}pos_embed'] = found[:, 1:]
+        super()._prepare_pos_embed(state_dict, prefix, *args, **kwargs)

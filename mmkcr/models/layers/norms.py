@@ -1,0 +1,71 @@
+"""Layer norms over a part of the channels."""
+
+from typing import Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmkcr.core import BaseGate
+from .selection import take
+
+
+class SlicedLayerNorm(nn.LayerNorm):
+    """Layer norm with statistics of all D channels that gives only the kept ones.
+
+    Made by :meth:`convert_from`; the affine parameters are sliced as those of any layer.
+    """
+
+    total: int
+
+    @classmethod
+    def convert_from(cls, norm: nn.LayerNorm, kept: Tensor) -> 'SlicedLayerNorm':
+        """Take over a norm whose parameters are sliced already, or will be.
+
+        Args:
+            norm (nn.LayerNorm): Over D channels.
+            kept (Tensor): Kept channels, int64, ascending, shape (K,).
+        """
+        new = cls(norm.normalized_shape, norm.eps, norm.elementwise_affine)
+        new.total = norm.normalized_shape[0]
+        new.weight, new.bias, new.training = norm.weight, norm.bias, norm.training
+        new.register_buffer('kept', kept.clone(), persistent=False)  # that of the site is saved
+        return new
+
+    def sync_size(self) -> None:
+        """Nothing: the statistics stay those of all channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (..., D) and return the kept channels (..., K)."""
+        x = take(F.layer_norm(x, (self.total, ), eps=self.eps), self.kept)
+        if self.weight is not None:
+            x = x * self.weight
+        return x if self.bias is None else x + self.bias
+
+
+class MaskedLayerNorm(nn.LayerNorm):
+    """Layer norm of a supernet, over the channels that a gate supports.
+
+    The statistics are weighted by the support, and what is not supported comes out as 0: so
+    nothing changes when it is sliced away.
+    """
+
+    #: The gate, in a tuple: it belongs to a site.
+    shared: Tuple[BaseGate]
+    #: Consecutive channels a unit (4 where 2 x 2 neighbours were unfolded).
+    inner: int = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (..., units * inner)."""
+        support = self.shared[0].support()
+        if support is None:
+            return super().forward(x)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))  # as the host's does under autocast
+        support = support.to(x.dtype).repeat_interleave(self.inner)
+        count = support.sum()
+        centred = x - (x * support).sum(-1, keepdim=True) / count
+        variance = (centred.square() * support).sum(-1, keepdim=True) / count
+        out = centred * torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            out = out * self.weight
+        return (out if self.bias is None else out + self.bias) * (support > 0)

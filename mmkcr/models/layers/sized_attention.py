@@ -1,0 +1,148 @@
+"""Attention of hosts that reshape to the width of their input, for any number of heads.
+
+Each class takes the parts of its host's layer under their own keys
+(:func:`~mmkcr.models.layers.take_over.take_over`) and computes the same function.
+Shapes: B images (times windows), N tokens, H heads that are left, d channels of a head.
+"""
+
+from typing import Any, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from mmpretrain.models.utils import WindowMSA
+from mmpretrain.models.utils.attention import BEiTAttention, WindowMSAV2
+from torch import Tensor, nn
+
+
+class SizedAttention(nn.Module):
+    """Attention from a fused ``qkv`` with a bias on the scores, whatever its heads.
+
+    A subclass gives what its host adds: :meth:`_bias`, :meth:`_scores`.
+    """
+
+    def _qkv(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, N, d)."""
+        if getattr(self, 'q_bias', None) is None:
+            qkv = self.qkv(x)
+        else:  # keys have no bias
+            bias = torch.cat([self.q_bias, torch.zeros_like(self.v_bias), self.v_bias])
+            qkv = F.linear(x, self.qkv.weight, bias)
+        return qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """Products of queries and keys with their scale, (B, H, N, N)."""
+        return (q * self.scale) @ k.transpose(-2, -1)
+
+    def _bias(self, tokens: int) -> Optional[Tensor]:
+        """Of the scores, (H, N, N)."""
+        if self.relative_position_bias_table is None:
+            return None
+        table = self.relative_position_bias_table[self.relative_position_index.view(-1)]
+        return table.view(tokens, tokens, -1).permute(2, 0, 1)
+
+    def _weights(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1)
+
+    def _attend(self, x: Tensor, added: Optional[Tensor] = None,
+                mask: Optional[Tensor] = None) -> Tensor:
+        """Tokens (B, N, C) to (B, N, C).
+
+        Args:
+            x (Tensor): Tokens.
+            added (Tensor, optional): Added to the scores, (H, N, N).
+            mask (Tensor, optional): Of windows that take turns, (windows, N, N), in (-inf, 0].
+        """
+        q, k, v = self._qkv(x)
+        scores, bias = self._scores(q, k), self._bias(x.shape[1])
+        for term in (bias, added):
+            scores = scores if term is None else scores + term
+        if mask is not None:
+            # `mask.shape`, not `len`: exporters follow the one and freeze the other
+            scores = scores.view(-1, mask.shape[0], *scores.shape[1:]) + mask[:, None]
+            scores = scores.flatten(0, 1)
+        out = self.attn_drop(self._weights(scores)) @ v
+        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
+
+
+class SizedWindowMSA(SizedAttention, WindowMSA):
+    """mmpretrain's ``WindowMSA``."""
+
+    def _weights(self, scores: Tensor) -> Tensor:
+        return self.softmax(scores)  # a module, which an analysis may hook
+
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        """Attend within windows; see :class:`SizedAttention`."""
+        return self._attend(x, mask=mask)
+
+
+class _Cosine(SizedAttention):
+    """Swin V2: cosine products with a learned temperature, positions from a small network."""
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        scale = self.logit_scale.clamp(max=4.605170185988092).exp()  # at most 1 / 0.01
+        return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * scale
+
+    def _bias(self, tokens: int) -> Tensor:
+        table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
+        table = table[self.relative_position_index.view(-1)].view(tokens, tokens, -1)
+        return 16 * table.permute(2, 0, 1).sigmoid()
+
+
+class SizedWindowMSAV2(_Cosine, WindowMSAV2):
+    """mmpretrain's ``WindowMSAV2``."""
+
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        """Attend within windows; see :class:`SizedAttention`."""
+        return self._attend(x, mask=mask)
+
+
+class SizedWindowAttentionV2(_Cosine):
+    """timm's window attention of Swin V2."""
+
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        """Attend within windows; see :class:`SizedAttention`."""
+        return self._attend(x, mask=mask)
+
+
+class SizedBEiTAttention(SizedAttention, BEiTAttention):
+    """mmpretrain's ``BEiTAttention``."""
+
+    def forward(self, x: Tensor, rel_pos_bias: Optional[Tensor] = None) -> Tensor:
+        """Attend among tokens (B, N, C), with a shared bias (H, N, N) on the scores or without."""
+        return self._attend(x, rel_pos_bias)
+
+
+class SizedTimmBEiTAttention(SizedAttention):
+    """timm's attention of BEiT."""
+
+    def forward(self, x: Tensor, shared_rel_pos_bias: Optional[Tensor] = None,
+                **_: Any) -> Tensor:
+        """Attend among tokens (B, N, C), with a shared bias on the scores or without."""
+        return self._attend(x, shared_rel_pos_bias)
+
+
+class SizedEvaAttention(SizedAttention):
+    """timm's ``EvaAttention``: rotary positions, fused projections or three."""
+
+    def _qkv(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+        if self.qkv is not None:
+            return super()._qkv(x)
+        return tuple(layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                     for layer in (self.q_proj, self.k_proj, self.v_proj))
+
+    def _rotate(self, x: Tensor, rope: Tensor) -> Tensor:
+        from timm.layers import apply_rot_embed_cat
+        prefix, half = self.num_prefix_tokens, getattr(self, 'rotate_half', False)
+        return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope,
+                                                                half=half)], 2)
+
+    def forward(self, x: Tensor, rope: Optional[Tensor] = None,
+                attn_mask: Optional[Tensor] = None, **_: Any) -> Tensor:
+        """Attend among tokens (B, N, C)."""
+        q, k, v = self._qkv(x)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = self._rotate(q, rope).type_as(v), self._rotate(k, rope).type_as(v)
+        drop = self.attn_drop.p if self.training else 0.
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask, drop, scale=self.scale)
+        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))

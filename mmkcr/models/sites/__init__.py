@@ -1,0 +1,15 @@
+"""Kinds of searchable dimension, each written once on an adapter's view of a host network."""
+
+from .attention_outputs import AttentionOutputs
+from .base import KINDS, find_sites, why_not
+from .embedding import Embedding
+from .head_operator import HeadOperatorSite
+from .heads import HeadChannels, Heads
+from .mlp_channels import MLPChannels
+from .mlp_hidden import MLPHidden
+from .qk_mask import QKMaskSite
+
+__all__ = [
+    'AttentionOutputs', 'Embedding', 'HeadChannels', 'HeadOperatorSite', 'Heads', 'KINDS',
+    'MLPChannels', 'MLPHidden', 'QKMaskSite', 'find_sites', 'why_not'
+]

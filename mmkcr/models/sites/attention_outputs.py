@@ -1,0 +1,50 @@
+"""What the output projection of linear attention reads (DCS, appendix A)."""
+
+import math
+from typing import Any, List, Optional, Sequence
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mmkcr.core import Axis, MaskPoint
+from mmkcr.core.sites import Cost
+from mmkcr.models.layers.lite_mla import LiteMLA
+from mmkcr.models.layers.selection import Take
+from .base import HostSite, register_kind
+
+
+@register_kind
+class AttentionOutputs(HostSite):
+    """A unit is a channel of EfficientViT's concatenated scales, which the projection reads."""
+
+    kind = 'attention_outputs'
+
+    @classmethod
+    def views(cls, host: nn.Module) -> List[Any]:
+        """Paths of the linear attention layers."""
+        return [path for path, module in host.named_modules() if isinstance(module, LiteMLA)]
+
+    @classmethod
+    def of(cls, host: nn.Module, view: str) -> 'AttentionOutputs':
+        """The inputs of a layer's projection."""
+        return cls(host, view, view, host.get_submodule(view).features)
+
+    def axes(self) -> List[Axis]:
+        """See :class:`~mmkcr.core.Site`."""
+        return [Axis(self.owner.proj.conv, 'weight', 1)]
+
+    def mask_points(self) -> List[MaskPoint]:
+        """See :class:`~mmkcr.core.Site`."""
+        return [MaskPoint(self.owner.proj.conv, 'input', 1)]
+
+    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+        """Slice, and select what the projection reads."""
+        present = getattr(self.owner.select, 'kept', None)
+        super().slice_units(units, optimizer)
+        self.owner.select = Take(units if present is None else present[units], 1)
+
+    def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
+        """``(2 size^2 + size) + (1 + size) H W C'``, C' hidden channels of the local module's
+        first convolution (DCS, appendix A)."""
+        filters = 4 * self.owner.channels
+        return 2 * size * size + size + (1 + size) * math.prod(input_shape[-2:]) * filters

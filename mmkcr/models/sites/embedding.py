@@ -1,0 +1,74 @@
+"""Width of the residual stream (Once for Both, section 3)."""
+
+from typing import Any, List
+
+from torch import Tensor, nn
+
+from mmkcr.core import Axis, BaseGate, MaskPoint
+from mmkcr.models.adapters import stream_views
+from mmkcr.models.layers.norms import MaskedLayerNorm
+from mmkcr.models.layers.selection import put
+from mmkcr.models.layers.take_over import take_over
+from .base import HostSite, register_kind
+
+
+@register_kind
+class Embedding(HostSite):
+    """A unit is a channel of a residual stream, in all that writes it and all that reads it.
+
+    The mask multiplies what is embedded into the stream. Features that leave the host keep the
+    dense width, with 0 at dropped channels, so that heads and necks are those of the dense model.
+    """
+
+    kind = 'embedding'
+
+    @classmethod
+    def views(cls, host: nn.Module) -> List[Any]:
+        """The streams of a host."""
+        return stream_views(host)
+
+    @classmethod
+    def of(cls, host: nn.Module, view: Any) -> 'Embedding':
+        """The width of a stream."""
+        return cls(host, view, view.path, view.total)
+
+    def axes(self) -> List[Axis]:
+        """See :class:`~mmkcr.core.Site`."""
+        return self.view.axes(self.host)
+
+    def mask_points(self) -> List[MaskPoint]:
+        """See :class:`~mmkcr.core.Site`."""
+        return [MaskPoint(self.module(path), 'output', dim) for path, dim in self.view.masked]
+
+    def attach(self, gate: BaseGate) -> None:
+        """As of any site; the norms over the stream follow the mask."""
+        super().attach(gate)
+        for owner, name, inner in list(self.view.norms(self.host)):
+            norm = take_over(MaskedLayerNorm, getattr(owner, name), shared=(gate, ), inner=inner)
+            setattr(owner, name, norm)
+
+    def detach(self) -> None:
+        """Undo :meth:`attach`."""
+        if self.gate is not None:
+            for owner, name, _ in list(self.view.norms(self.host)):
+                setattr(owner, name, take_over(nn.LayerNorm, getattr(owner, name),
+                                               ('shared', 'inner')))
+        super().detach()
+
+    def resized(self, units: int) -> None:
+        """Record the width where the host does."""
+        self.view.resize(self.host, units)
+
+    def widen(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Channels of the stream at their places in the dense width, 0 elsewhere.
+
+        Args:
+            x (Tensor): With the channels present along ``dim``.
+            dim (int): Of the channels. Defaults to -1.
+        """
+        kept, support = self.kept, None if self.gate is None else self.gate.support()
+        if support is not None:
+            shape = [1] * x.ndim
+            shape[dim] = -1
+            x = x * (support > 0).to(x.dtype).view(shape)
+        return x if kept is None or len(kept) == self.total else put(x, kept, self.total, dim)

@@ -1,0 +1,106 @@
+"""Operator of a head: attention, or a convolution in its place (drop-in depthwise convolution)."""
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mmkcr.core import Axis, BaseGate, MaskPoint, SiteHolder, Unsupported
+from mmkcr.core.sites import Cost
+from mmkcr.models.layers.head_operators import OPERATORS, head_operator
+from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
+from .base import AttentionSite, register_kind
+
+
+@register_kind
+class HeadOperatorSite(AttentionSite):
+    """A unit is a head; heads that are not kept are computed by an operator.
+
+    The operator's parameters are new, so they learn in frozen stages too. The host must give
+    tokens with the height and width of their grid, as mmpretrain's ``VisionTransformer`` does.
+    """
+
+    kind = 'head_operator'
+    options = ('operator', )
+    has_own_macs = True
+    operator: str = 'dwconv'
+
+    @classmethod
+    def of(cls, host: nn.Module, view: Any, operator: str = 'dwconv') -> 'HeadOperatorSite':
+        """The heads of an attention layer.
+
+        Args:
+            host (nn.Module): The network.
+            view (AttentionView): The layer.
+            operator (str): Of replaced heads in a supernet and in new structures. Defaults to
+                ``'dwconv'``.
+        """
+        head_operator(operator)
+        if not hasattr(host, 'num_extra_tokens') or not hasattr(host, 'patch_embed'):
+            raise Unsupported(f'`{type(host).__name__}` does not tell the grid of its tokens')
+        if view.fused != 3 or view.extra is not None or view.why_no_width:
+            raise Unsupported(f'its attention has positions or norms of its own at `{view.path}`')
+        site = cls(host, view, view.path, view.heads)
+        site.operator = operator
+        return site
+
+    @property
+    def grid(self) -> TokenGrid:
+        """The token grid of the host, recorded by its patch embedding."""
+        if not hasattr(self.host, 'grid'):
+            self.host.grid = TokenGrid(self.host.num_extra_tokens)
+            self.host.patch_embed.register_forward_hook(self.host.grid.record)
+        return self.host.grid
+
+    def axes(self) -> List[Axis]:
+        """The axes that no other kind may claim."""
+        width = self.view.width
+        return [Axis(self.owner.qkv, 'weight', 0, repeats=3, inner=width),
+                Axis(self.owner.qkv, 'weight', 1), Axis(self.owner.proj, 'weight', 0),
+                Axis(self.owner.proj, 'weight', 1, inner=width)]
+
+    def mask_points(self) -> List[MaskPoint]:
+        """None: the layer mixes by the gate itself."""
+        return []
+
+    def operators(self) -> Tuple[str, ...]:
+        """All operators, that of the search first."""
+        return (self.operator, *(name for name in OPERATORS if name != self.operator))
+
+    def check(self, kept: Tensor) -> None:
+        """Any heads will do, none too."""
+
+    def attach(self, gate: BaseGate) -> None:
+        """Mix attention and operator by the gate."""
+        self._exchange(MixedAttention(self.owner, self.operator, self.grid))
+        super().attach(gate)
+
+    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+        """Refused: operators are chosen at the end of a search.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f'expected a gate that chooses at the end of a search at `{self.name}`, '
+                         f'found one that slices while it trains')
+
+    def slice_to(self, kept: Tensor, operator: Optional[str] = None) -> None:
+        """Replace the heads that are not kept."""
+        owner = self.owner
+        self.detach()
+        self._exchange(OperatorAttention(owner, kept, operator or self.operator, self.grid))
+        self.owner.add_module(self.kind, SiteHolder(kept=kept))
+
+    def _exchange(self, attention: nn.Module) -> None:
+        parent, _, name = self.path.rpartition('.')
+        setattr(self.module(parent), name, attention)
+
+    def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
+        """Of projections, attention products and operator with ``size`` heads of attention."""
+        owner, width = self.owner, self.view.width
+        _, tokens, dims = input_shape
+        patches, replaced = tokens - self.grid.extra, self.total - size
+        attention = size * width * tokens * (3 * dims + 2 * tokens)
+        columns = width * (size + owner.operator.count_out(replaced))
+        return (attention + owner.operator.macs(replaced, dims, tokens, patches)
+                + columns * dims * tokens)

@@ -1,0 +1,103 @@
+"""Channels that an MLP reads from the residual stream and writes to it (KCR, section 3.1)."""
+
+import math
+from typing import Any, List, Optional, Sequence
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from mmkcr.core import Axis, MaskPoint, Unsupported
+from mmkcr.core.sites import Cost
+from mmkcr.models.layers.norms import SlicedLayerNorm
+from mmkcr.models.layers.selection import Put, Take
+from .base import MLPSite, register_kind
+
+
+@register_kind
+class MLPChannels(MLPSite):
+    r"""A unit is a channel of the residual stream: :math:`y = x + g \odot MLP(g \odot LN(x))`.
+
+    The norm sees all channels, the hidden width stays. A subnet takes the kept channels out of
+    the norm's output and puts the MLP's back at their places, so its layers are ordinary ones.
+    """
+
+    kind = 'mlp_channels'
+
+    @classmethod
+    def of(cls, host: nn.Module, view: Any) -> 'MLPChannels':
+        """The channels of an MLP."""
+        if view.why_no_channels or not (view.norm and view.after):
+            reason = view.why_no_channels or 'nothing stands behind its last layer'
+            raise Unsupported(f'{reason} at `{view.path}`')
+        norm, total = host.get_submodule(view.norm), len(host.get_submodule(view.output).weight)
+        if not isinstance(norm, (nn.LayerNorm, nn.Identity, Take)):
+            raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the '
+                              f'channels are not defined at `{view.path}`')
+        return cls(host, view, view.path, total)
+
+    def axes(self) -> List[Axis]:
+        """See :class:`~mmkcr.core.Site`."""
+        view = self.view
+        output = self.module(view.output)
+        found = [Axis(self.module(path), 'weight', 1) for path in view.inputs]
+        found += [Axis(output, 'weight', 0), Axis(output, 'bias')]
+        for path in view.scales:
+            scale = self._modules_at(path)
+            names = ('weight', 'bias', 'running_mean', 'running_var') \
+                if isinstance(scale, _BatchNorm) else ('weight', 'gamma')
+            found += [Axis(scale, name) for name in names]
+        norm = self.module(view.norm)
+        return found + [Axis(norm, name) for name in ('weight', 'bias')]
+
+    def _modules_at(self, path: str) -> Optional[nn.Module]:
+        return dict(self.host.named_modules()).get(path)
+
+    @property
+    def _dim(self) -> int:
+        """Channel dimension of the stream: that of the tokens, or 1 of maps."""
+        return 1 if isinstance(self.module(self.view.norm), (nn.Identity, Take)) else -1
+
+    def mask_points(self) -> List[MaskPoint]:
+        """See :class:`~mmkcr.core.Site`."""
+        inputs = [MaskPoint(self.module(path), 'input', self.view.dim)
+                  for path in self.view.inputs]
+        return [*inputs, MaskPoint(self.module(self.view.after), 'input', self._dim)]
+
+    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+        """Slice, and select what is read and written."""
+        norm, dim = self.module(self.view.norm), self._dim
+        present = getattr(norm, 'kept', None)
+        kept = units if present is None else present[units]
+        if isinstance(norm, nn.LayerNorm):
+            total = getattr(norm, 'total', self.total)
+            super().slice_units(units, optimizer)
+            selected = norm
+            if not isinstance(norm, SlicedLayerNorm):
+                norm.normalized_shape = (total, )
+                selected = SlicedLayerNorm.convert_from(norm, kept)
+            selected.kept = kept.clone()
+        else:
+            super().slice_units(units, optimizer)
+            selected = Take(kept, dim)
+        self._set(self.view.norm, selected)
+        after = self.module(self.view.after)
+        inside = after[0] if isinstance(after, nn.Sequential) else after
+        self._set(self.view.after, nn.Sequential(inside, Put(kept, self.total, dim)))
+
+    def _set(self, path: str, module: nn.Module) -> None:
+        owner, _, name = path.rpartition('.')
+        setattr(self.module(owner), name, module)
+
+    def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
+        """``l (2 size^2 + size)`` with l = 2 layers (KCR, section 3.3).
+
+        In front of MobileViT's convolution the term ``(1 + size) H W C'`` of DCS, section 3.4,
+        comes on top, with the C' filters of that convolution.
+        """
+        cost = 2 * (2 * size * size + size)
+        stage = self.view.path.partition('.global_rep.')
+        if stage[1]:
+            filters = self.module(f'{stage[0]}.conv_proj.conv').out_channels
+            cost = cost + (1 + size) * math.prod(input_shape[:-1]) * filters
+        return cost

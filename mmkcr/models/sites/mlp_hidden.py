@@ -1,0 +1,96 @@
+"""Hidden width of an MLP (Once for Both, section 3; closed-form slimming, SPEC 9)."""
+
+from typing import Any, List
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmkcr.core import Axis, BaseGate, MaskPoint
+from mmkcr.models.layers.norms import MaskedLayerNorm
+from mmkcr.models.layers.take_over import take_over
+from .base import MLPSite, register_kind
+
+
+@register_kind
+class MLPHidden(MLPSite):
+    """A unit is a hidden unit of an MLP: a row of its input projections, a column of the output.
+
+    The mask acts before the activation where that is the same as behind it (no gate, no
+    convolution between, an activation that keeps 0), else on the input of the output projection.
+    A layer norm over the hidden layer has the statistics of the kept units.
+    """
+
+    kind = 'mlp_hidden'
+
+    @classmethod
+    def of(cls, host: nn.Module, view: Any) -> 'MLPHidden':
+        """The hidden layer of an MLP."""
+        output = host.get_submodule(view.output)
+        return cls(host, view, view.path, output.weight.shape[1])
+
+    def _where(self) -> str:
+        """Path of the module whose output is masked; '' for the input of the output projection."""
+        view = self.view
+        normed = [path for path in view.between if isinstance(self.module(path), _BatchNorm)]
+        if view.hidden_norm or view.parts > 1 or len(view.inputs) > 1 or \
+                len(view.between) > len(normed) or not _keeps_zero(self.module(view.path)):
+            return ''
+        return normed[-1] if normed else view.inputs[0]
+
+    def axes(self) -> List[Axis]:
+        """See :class:`~mmkcr.core.Site`."""
+        view, masked, found = self.view, self._where(), []
+        for path in view.inputs:
+            for name in ('weight', 'bias'):
+                found.append(Axis(self.module(path), name, 0, path == masked, view.parts))
+        for path in view.between:
+            names = ('weight', 'bias', 'running_mean', 'running_var')
+            found += [Axis(self.module(path), name, 0, path == masked and name in names[:2])
+                      for name in names]
+        if view.hidden_norm:
+            found += [Axis(self.module(view.hidden_norm), name) for name in ('weight', 'bias')]
+        return [*found, Axis(self.module(view.output), 'weight', 1, not masked)]
+
+    def mask_points(self) -> List[MaskPoint]:
+        """See :class:`~mmkcr.core.Site`."""
+        masked = self._where()
+        if masked:
+            return [MaskPoint(self.module(masked), 'output', self.view.dim)]
+        return [MaskPoint(self.module(self.view.output), 'input', self.view.dim)]
+
+    def attach(self, gate: BaseGate) -> None:
+        """As of any site; a norm over the hidden layer follows the mask."""
+        super().attach(gate)
+        self._exchange_norm(MaskedLayerNorm, shared=(gate, ))
+
+    def detach(self) -> None:
+        """Undo :meth:`attach`."""
+        if self.gate is not None:
+            self._exchange_norm(nn.LayerNorm, ('shared', ))
+        super().detach()
+
+    def _exchange_norm(self, cls: type, without: tuple = (), **attributes: Any) -> None:
+        if self.view.hidden_norm:
+            owner, _, name = self.view.hidden_norm.rpartition('.')
+            setattr(self.module(owner), name,
+                    take_over(cls, self.module(self.view.hidden_norm), without, **attributes))
+
+    def resized(self, units: int) -> None:
+        """Record the width where the host does."""
+        if self.view.width:
+            setattr(self.module(self.view.path), self.view.width, units)
+
+
+def _keeps_zero(module: nn.Module) -> bool:
+    """Whether the activations inside a module map 0 to 0."""
+    activations = [child for child in module.modules()
+                   if not list(child.children()) and not list(child.parameters())
+                   and 'activation' in type(child).__module__]
+    zero = torch.zeros(1)
+    return all(float(_without_grad(activation, zero)) == 0 for activation in activations)
+
+
+def _without_grad(activation: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return activation(x.clone()).abs().sum()

@@ -1,0 +1,89 @@
+"""Input-dependent mask on queries and keys (DCS, section 3.1)."""
+
+from typing import Any, List, Mapping, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.core import Axis, MaskPoint, Unsupported
+from mmkcr.models.gates import QKMask
+from mmkcr.models.layers.lite_mla import LiteMLA
+from mmkcr.registry import MODELS
+from .base import AttentionSite, register_kind
+
+
+class MaskHook:
+    """Multiplies queries and keys by the mask of what their projection reads.
+
+    Args:
+        mask (QKMask): Of D channels; it belongs to the attention layer.
+        parts (tuple[int, ...]): What follows each other in the projection's outputs: 0 for
+            queries, 1 for keys, None for values, which are not masked.
+    """
+
+    def __init__(self, mask: QKMask, parts: Tuple[Optional[int], ...]) -> None:
+        self.mask, self.parts = mask, parts
+
+    def __call__(self, _: nn.Module, args: Tuple[Tensor, ...], out: Tensor) -> Tensor:
+        """Forward hook of a projection (..., N, C) to (..., N, parts * D)."""
+        chosen = self.mask.binarize(self.mask(args[0]))  # (..., N, 1 or 2, D)
+        pieces = [piece if part is None else piece * chosen[..., part % chosen.shape[-2], :]
+                  for piece, part in zip(out.unflatten(-1, (len(self.parts), -1)).unbind(-2),
+                                         self.parts)]
+        return torch.cat(pieces, -1)
+
+
+@register_kind
+class QKMaskSite(AttentionSite):
+    """Puts a :class:`~mmkcr.models.gates.QKMask` on an attention layer, under the key ``mask``.
+
+    It has no gate, slices nothing, and stays in the subnet. Options are those of the mask.
+    """
+
+    kind = 'qk_mask'
+    gated = False
+    options = ('type', 'separate', 'init', 'temperature')
+
+    @classmethod
+    def views(cls, host: nn.Module) -> List[Any]:
+        """Attention layers, and EfficientViT's linear attention by its path."""
+        linear = [path for path, module in host.named_modules() if isinstance(module, LiteMLA)]
+        return [*super().views(host), *linear]
+
+    @classmethod
+    def of(cls, host: nn.Module, view: Any, **options: Any) -> 'QKMaskSite':
+        """The mask of an attention layer."""
+        path = view if isinstance(view, str) else view.path
+        if path != view and not view.called:
+            raise Unsupported(f'its projections are not called as modules at `{path}`')
+        channels = host.get_submodule(path).channels if path == view else view.heads * view.width
+        site = cls(host, view, path, channels)
+        site.config = dict(dict(type='mmkcr.QKMask'), **options)
+        return site
+
+    def axes(self) -> List[Axis]:
+        """None."""
+        return []
+
+    def mask_points(self) -> List[MaskPoint]:
+        """None."""
+        return []
+
+    def prepare(self) -> None:
+        """Put the mask on the layer."""
+        owner, config = self.owner, dict(self.config, channels=self.total)
+        if isinstance(owner, LiteMLA):
+            owner.add_mask(MODELS.build(dict(config, in_channels=self.total, maps=True)))
+            return
+        projections = [self.module(path) for path in self.view.projections]
+        owner.mask = MODELS.build(dict(config, in_channels=projections[0].weight.shape[1]))
+        parts: List[Tuple[Optional[int], ...]] = [(0, 1, None)] if len(projections) == 1 else \
+            [(0, ), (1, )]
+        for projection, part in zip(projections, parts):
+            projection.register_forward_hook(MaskHook(owner.mask, part))
+
+    @staticmethod
+    def masks(host: nn.Module) -> Mapping[str, QKMask]:
+        """The masks of a host by module path."""
+        return {name: module for name, module in host.named_modules()
+                if isinstance(module, QKMask)}

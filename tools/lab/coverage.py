@@ -1,0 +1,316 @@
+"""Which kinds of site which backbones have, and whether the law holds there.
+
+Small networks of every family, with random weights and norms. The law: a supernet with hard gates
+gives the outputs of the sliced subnet.
+"""
+
+import copy
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmkcr.core import Structure
+from mmkcr.models.searchable import Searchable
+from mmkcr.models.sites import KINDS, find_sites, why_not
+
+#: Gates by kind: channels of heads are chosen equally in every head.
+GATES = {
+    **{kind: dict(type='mmkcr.GumbelChannelGate', min_size=1)
+       for kind, cls in KINDS.items() if cls.gated},
+    'head_channels': dict(type='mmkcr.BiMaskGate')}
+
+
+class Family(NamedTuple):
+    """One small network of a family.
+
+    Args:
+        library (str): Where it comes from.
+        build (Callable): Without arguments; gives the network.
+        size (int): Height and width of an image.
+        other (tuple[int, int], optional): Another size that it takes.
+        forward (Callable): Takes network and images; gives a list of tensors.
+    """
+
+    library: str
+    build: Callable[[], nn.Module]
+    size: int = 64
+    other: Optional[Tuple[int, int]] = None
+    forward: Callable[[nn.Module, Tensor], List[Tensor]] = None
+
+
+def _mm(library: str, name: str, size: int = 64, other: Optional[Tuple[int, int]] = None,
+        **arguments: Any) -> Family:
+    def build() -> nn.Module:
+        return MODELS.build(dict(type=f'{library}.{name}', **arguments))
+
+    return Family(library, build, size, other)
+
+
+def _timm(name: str, size: int = 64, **arguments: Any) -> Family:
+    def build() -> nn.Module:
+        import timm
+        return timm.create_model(name, pretrained=False, num_classes=0, **arguments)
+
+    return Family('timm', build, size)
+
+
+def _transformers(name: str, config: str, size: int = 64, inner: str = '',
+                  **arguments: Any) -> Family:
+    def build() -> nn.Module:
+        import transformers
+        cls = getattr(transformers, name)
+        return cls(getattr(transformers, config)(**arguments))
+
+    def forward(model: nn.Module, images: Tensor) -> List[Tensor]:
+        return [model(pixel_values=images).last_hidden_state]
+
+    return Family('transformers', build, size, None, forward)
+
+
+_VIT = dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=48)
+_SWIN = dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4])
+_HF_VIT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+               image_size=64, patch_size=16)
+
+def _hivit() -> nn.Module:
+    """HiViT-tiny with one of its ten main blocks; a dict of its sizes is not taken by the host."""
+    model = MODELS.build(dict(type='mmpretrain.HiViT', arch='tiny', img_size=64))
+    model.blocks, model.num_main_blocks = model.blocks[:-9], 1
+    return model
+
+
+#: By a short name. Small, so that the whole matrix runs in a minute or two.
+FAMILIES: Dict[str, Family] = {
+    'ViT': _mm('mmpretrain', 'VisionTransformer', arch=_VIT, img_size=64, patch_size=16,
+               out_type='featmap', out_indices=[0, 1], other=(48, 80)),
+    'DeiT (distilled)': _mm('mmpretrain', 'DistilledVisionTransformer', arch=_VIT, img_size=64,
+                            patch_size=16),
+    'DeiT III': _mm('mmpretrain', 'DeiT3', arch=_VIT, img_size=64, patch_size=16),
+    'Swin': _mm('mmpretrain', 'SwinTransformer', arch=_SWIN, img_size=64, window_size=4,
+                out_indices=[0, 1], pad_small_map=True, other=(61, 83)),
+    'Swin V2': _mm('mmpretrain', 'SwinTransformerV2',
+                   arch=dict(_SWIN, extra_norm_every_n_blocks=0), img_size=64, window_size=[4, 4],
+                   pretrained_window_sizes=[0, 0], out_indices=(1, ), pad_small_map=True),
+    'BEiT': _mm('mmpretrain', 'BEiTViT', arch=_VIT, img_size=64, patch_size=16),
+    'EVA-02': _mm('mmpretrain', 'ViTEVA02', arch=dict(_VIT, mlp_ratio=1.5), img_size=64,
+                  patch_size=16, sub_ln=False),
+    'EVA-02 (sub-LN)': _mm('mmpretrain', 'ViTEVA02', arch=dict(_VIT, mlp_ratio=1.5), img_size=64,
+                           patch_size=16, sub_ln=True),
+    'TNT': _mm('mmpretrain', 'TNT', arch=dict(
+        embed_dims_outer=32, embed_dims_inner=16, num_layers=2, num_heads_outer=4,
+        num_heads_inner=2), img_size=64, patch_size=16),
+    'T2T-ViT': _mm('mmpretrain', 'T2T_ViT', img_size=64, embed_dims=32, num_layers=2, t2t_cfg=dict(
+        token_dims=16, use_performer=False), layer_cfgs=dict(
+            num_heads=4, feedforward_channels=48)),
+    'PCPVT': _mm('mmpretrain', 'PCPVT', arch=dict(
+        embed_dims=[16, 32], depths=[1, 1], num_heads=[2, 4], patch_sizes=[4, 2], strides=[4, 2],
+        mlp_ratios=[2, 2], sr_ratios=[2, 1]), out_indices=(0, 1), other=(64, 96)),
+    'SVT': _mm('mmpretrain', 'SVT', arch=dict(
+        embed_dims=[16, 32], depths=[2, 2], num_heads=[2, 4], patch_sizes=[4, 2], strides=[4, 2],
+        mlp_ratios=[2, 2], sr_ratios=[2, 1], window_sizes=[4, 4]), out_indices=(0, 1)),
+    'MViT': _mm('mmpretrain', 'MViT', arch=dict(
+        embed_dims=16, num_layers=2, num_heads=1, downscale_indices=[1]), img_size=64),
+    'MobileViT': _mm('mmpretrain', 'MobileViT', other=(64, 96), arch=[
+        ['mobilenetv2', 8, 1, 1, 1], ['mobilenetv2', 8, 2, 1, 1],
+        ['mobilevit', 16, 2, 16, 32, 2, 1]], stem_channels=8, last_exp_factor=2,
+        out_indices=(2, )),
+    'XCiT': _mm('mmpretrain', 'XCiT', img_size=64, patch_size=16, embed_dims=32, depth=2,
+                num_heads=4, mlp_ratio=2, qkv_bias=True),
+    'LeViT': _mm('mmpretrain', 'LeViT', arch='128s', size=224),
+    'EdgeNeXt': _mm('mmpretrain', 'EdgeNeXt', arch=dict(
+        channels=[16, 24, 32, 48], depths=[1, 2, 2, 2], num_heads=[4, 4, 4, 4]), size=64),
+    'EfficientFormer': _mm('mmpretrain', 'EfficientFormer', arch=dict(
+        layers=[1, 1, 1, 2], embed_dims=[16, 24, 32, 48], downsamples=[False, True, True, True],
+        vit_num=1), size=224),
+    'PoolFormer': _mm('mmpretrain', 'PoolFormer', arch=dict(
+        layers=[1, 1, 1, 1], embed_dims=[8, 16, 20, 24], mlp_ratios=[2, 2, 2, 2],
+        layer_scale_init_value=1e-5), out_indices=[0, 2, 4, 6]),
+    'RIFormer': _mm('mmpretrain', 'RIFormer', arch=dict(
+        layers=[1, 1, 1, 1], embed_dims=[8, 16, 20, 24], mlp_ratios=[2, 2, 2, 2],
+        layer_scale_init_value=1e-5), out_indices=[0, 2, 4, 6]),
+    'Conformer': _mm('mmpretrain', 'Conformer', arch=dict(
+        embed_dims=32, channel_ratio=1, num_heads=4, depths=12), base_channels=8),
+    'DaViT': _mm('mmpretrain', 'DaViT', arch=dict(
+        embed_dims=16, depths=[1, 1], num_heads=[2, 4]), window_size=4, out_indices=(1, )),
+    'MixMIM': _mm('mmpretrain', 'MixMIMTransformer', arch=dict(
+        embed_dims=16, depths=[1, 1, 1, 1], num_heads=[2, 2, 4, 4]), img_size=128, size=128,
+        window_size=[4, 4, 4, 4]),
+    'MLP-Mixer': _mm('mmpretrain', 'MlpMixer', arch=dict(
+        embed_dims=32, num_layers=2, tokens_mlp_dims=24, channels_mlp_dims=48), img_size=64,
+        patch_size=16),
+    'RevViT': _mm('mmpretrain', 'RevVisionTransformer', arch=_VIT, img_size=64, patch_size=16),
+    'TinyViT': _mm('mmpretrain', 'TinyViT', arch=dict(
+        channels=[16, 24, 32, 48], num_heads=[2, 2, 4, 4], window_sizes=[4, 4, 4, 2],
+        depths=[1, 1, 1, 1]), img_size=(64, 64)),
+    'ViT-SAM': _mm('mmpretrain', 'ViTSAM', arch=dict(_VIT, global_attn_indexes=[1]), img_size=64,
+                   patch_size=16, out_channels=32, window_size=2),
+    'VAN': _mm('mmpretrain', 'VAN', arch=dict(
+        embed_dims=[16, 24], depths=[1, 1], ffn_ratios=[2, 2]), out_indices=(1, )),
+    'HiViT': Family('mmpretrain', _hivit),
+    'HorNet': _mm('mmpretrain', 'HorNet', arch=dict(
+        base_dim=16, depths=[1, 1, 1, 1], orders=[2, 2, 2, 2], dw_cfg=[dict(
+            type='DW', kernel_size=7)] * 4)),
+    'ConvNeXt': _mm('mmpretrain', 'ConvNeXt', arch=dict(depths=[1, 1, 1, 1],
+                                                         channels=[8, 16, 24, 32])),
+    'ResNet-50': _mm('mmpretrain', 'ResNet', depth=50, base_channels=8, stem_channels=8,
+                     out_indices=(0, 1, 2, 3), other=(64, 96)),
+    'EfficientViT': _mm('mmkcr', 'EfficientViT', arch=dict(
+        widths=[8, 16, 24], depths=[1, 1, 1], head_dim=8, attention_stages=1), other=(64, 96)),
+    'MiT (SegFormer)': _mm('mmseg', 'MixVisionTransformer', embed_dims=16, num_stages=2,
+                           num_layers=[1, 1], num_heads=[1, 2], patch_sizes=[7, 3], strides=[4, 2],
+                           sr_ratios=[2, 1], out_indices=(0, 1), mlp_ratio=2, other=(64, 96)),
+    'PVT': _mm('mmdet', 'PyramidVisionTransformer', embed_dims=16, num_stages=2, num_layers=[1, 1],
+               num_heads=[1, 2], patch_sizes=[4, 2], strides=[4, 2], paddings=[0, 0],
+               sr_ratios=[2, 1], out_indices=(0, 1), mlp_ratios=[2, 2], pretrain_img_size=64),
+    'mmdet Swin': _mm('mmdet', 'SwinTransformer', embed_dims=16, depths=[2, 2], num_heads=[2, 4],
+                      window_size=4, out_indices=(0, 1), strides=(4, 2), other=(61, 83)),
+    'timm ViT': _timm('vit_tiny_patch16_224', img_size=64, embed_dim=32, depth=2, num_heads=4,
+                      patch_size=16),
+    'timm DeiT III': _timm('deit3_small_patch16_224', img_size=64, embed_dim=32, depth=2,
+                           num_heads=4),
+    'timm DINOv2 (registers)': _timm('vit_small_patch14_reg4_dinov2', size=56, img_size=56,
+                                     embed_dim=32, depth=2, num_heads=4),
+    'timm EVA-02': _timm('eva02_tiny_patch14_224', size=56, img_size=56, embed_dim=32, depth=2,
+                         num_heads=4),
+    'timm DINOv3': _timm('vit_small_patch16_dinov3', img_size=64, embed_dim=32, depth=2,
+                         num_heads=4),
+    'timm SigLIP 2': _timm('vit_base_patch16_siglip_256.v2_webli', img_size=64, embed_dim=32,
+                           depth=2, num_heads=4),
+    'timm AIMv2': _timm('aimv2_large_patch14_224', size=56, img_size=56, embed_dim=32, depth=2,
+                        num_heads=4),
+    'timm Swin': _timm('swin_tiny_patch4_window7_224', img_size=64, embed_dim=16, depths=(2, 2),
+                       num_heads=(2, 4), window_size=4),
+    'timm Swin V2': _timm('swinv2_tiny_window8_256', img_size=64, embed_dim=16, depths=(2, 2),
+                          num_heads=(2, 4), window_size=4),
+    'timm BEiT': _timm('beit_base_patch16_224', img_size=64, embed_dim=32, depth=2, num_heads=4),
+    'timm PVT v2': _timm('pvt_v2_b0', embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 2),
+                         sr_ratios=(2, 1), mlp_ratios=(2, 2)),
+    'HF ViT': _transformers('ViTModel', 'ViTConfig', **_HF_VIT),
+    'HF DINOv2': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2, **_HF_VIT),
+    'HF DINOv3': _transformers('DINOv3ViTModel', 'DINOv3ViTConfig', **_HF_VIT),
+    'HF SigLIP': _transformers('SiglipVisionModel', 'SiglipVisionConfig', **_HF_VIT),
+    'HF CLIP': _transformers('CLIPVisionModel', 'CLIPVisionConfig', **_HF_VIT),
+    'HF FLAVA': _transformers('FlavaImageModel', 'FlavaImageConfig', **_HF_VIT),
+}
+
+
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights, gates and statistics at random, so that slicing any of them wrongly shows.
+
+    Args:
+        model (nn.Module): Changed in place.
+        seed (int): Of the draw. Defaults to 0.
+
+    Returns:
+        nn.Module: The model, in eval mode.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(tensor: Tensor, low: float, high: float) -> None:
+        values = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+        tensor.data.copy_(low + (high - low) * values)
+
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim > 1:  # so that values neither grow nor fade from layer to layer
+                bound = (3 / max(parameter[0].numel(), 1))**0.5
+                draw(parameter, -bound, bound)
+            elif name == 'alpha':
+                draw(parameter, -1., 1.)
+            else:
+                draw(parameter, 0.5, 1.5) if name == 'weight' else draw(parameter, -0.5, 0.5)
+        if isinstance(module, _BatchNorm) and module.running_mean is not None:
+            draw(module.running_mean, -0.5, 0.5)
+            draw(module.running_var, 0.5, 1.5)
+    model.eval()  # a backbone of mmpretrain does not return itself
+    return model
+
+
+def run(family: Family, model: nn.Module, images: Tensor) -> List[Tensor]:
+    """The tensors that a network gives."""
+    for module in model.modules():  # some hosts compute positions in fp32
+        if isinstance(module, nn.Conv2d) and not module._forward_pre_hooks:
+            module.register_forward_pre_hook(_cast)
+    with torch.no_grad():
+        if family.forward is not None:
+            return family.forward(model, images)
+        out = model(images)
+    return _flat(out)
+
+
+def _cast(module: nn.Module, args: Tuple) -> Tuple:
+    return (args[0].to(module.weight.dtype), *args[1:])
+
+
+def _flat(out: Any) -> List[Tensor]:
+    if isinstance(out, Tensor):
+        return [out]
+    return [tensor for part in out for tensor in _flat(part)]
+
+
+def law_error(family: Family, kinds: Sequence[Any], seed: int = 0,
+              size: Optional[Tuple[int, int]] = None, dtype: torch.dtype = torch.float64,
+              gates: Mapping[str, Any] = GATES) -> Tuple[float, float]:
+    """How far supernet, subnet and reloaded subnet are apart.
+
+    Args:
+        family (Family): Of the network.
+        kinds (Sequence[str | dict]): Kinds of site, together.
+        seed (int): Of weights, gates and images. Defaults to 0.
+        size (tuple[int, int], optional): Of the images. Defaults to the family's.
+        dtype (torch.dtype): Precision. Defaults to fp64.
+        gates (dict): Their configs by kind.
+
+    Returns:
+        tuple[float, float]: The largest difference, relative to the largest output; and how far
+        the outputs are from those of the dense network, which must not be 0.
+    """
+    torch.manual_seed(seed)
+    dense = family.build()
+    names = {kind if isinstance(kind, str) else kind['kind'] for kind in kinds}
+    gates = {kind: config for kind, config in gates.items() if kind in names}
+    supernet = Searchable(copy.deepcopy(dense), sites=kinds, gates=gates).to(dtype)
+    randomise(supernet, seed)
+    space = supernet.search_space
+    height, width = size or (family.size, family.size)
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(2, 3, height, width, generator=generator, dtype=torch.float64).to(dtype)
+    expected = run(family, supernet, images)
+    kept = {name: gate.selection() for name, gate in space.gates().items()}
+    structure = space.structure_for(kept)
+    state = {name: value for name, value in supernet.state_dict().items() if '.gate.' not in name}
+    plain = dense.to(dtype)
+    plain.load_state_dict(state, strict=False)
+    plain.eval()
+    whole = run(family, plain, images)
+    subnet = copy.deepcopy(supernet)
+    subnet.search_space.slice_to(structure)
+    subnet.eval()
+    found = run(family, subnet, images)
+    again = Searchable(family.build(), sites=kinds, structure=Structure.load(structure.to_dict()))
+    again = again.to(dtype)
+    again.load_state_dict(subnet.state_dict(), strict=False)  # the space itself is strict
+    again.eval()
+    reloaded = run(family, again, images)
+    scale = max(float(out.abs().max()) for out in expected)
+    error = max(float((a - b).abs().max()) for other in (found, reloaded)
+                for a, b in zip(expected, other))
+    moved = max(float((a - b).abs().max()) for a, b in zip(expected, whole))
+    assert all(torch.isfinite(out).all() for out in expected) and scale > 0
+    return error / scale, moved / scale
+
+
+def cell(name: str, kind: str) -> str:
+    """``'law holds'``, or why a family has no site of a kind."""
+    family = FAMILIES[name]
+    host = family.build()
+    reason = why_not(host, kind)
+    if reason:
+        return reason
+    if not KINDS[kind].gated:
+        return 'applies' if find_sites(host, [kind]) else ''
+    error, moved = law_error(family, [kind])
+    return 'law holds' if error < 1e-12 and moved > 1e-6 else f'law broken ({error:.1e})'
