@@ -9,18 +9,12 @@ the others are reconstructed, and what the outputs lose is
 with R the Schur complement of the kept units. It is 0 with all units, never grows with a further
 one, and is an upper bound of the error without the noise (:func:`reconstruction_error`).
 
-*Forward selection* adds the unit that removes most of it. With ``Q = R G R`` unit j removes
-``Q_jj / R_jj``; then, with ``u = R_:j / sqrt(R_jj)``, R loses ``u u^T``: pivoted Cholesky.
-*Backward elimination* drops the unit that adds least. With ``P = C'[K, K]^-1`` and G the Gram
-matrix of the refitted weights, unit j adds ``G_jj / P_jj``; then, with ``u = P_:j / sqrt(P_jj)``,
-P loses ``u u^T`` (optimal brain surgeon, with a refit after every step). The pairs (R, Q) and
-(P, G) change by the same formula, so both are one sweep:
-
-    A <- A - u u^T,   B <- B - u w^T - w u^T,   w = B_:j / sqrt(A_jj) - u B_jj / (2 A_jj)
-
-Only columns of chosen units are needed, so a panel of them is held back and multiplied out at
-once; chosen units leave the matrices. All of it costs 2 d^3 multiply-accumulates and O(d^2)
-memory. For a unit of several channels scalars are small matrices and roots are Cholesky factors.
+*Forward selection* adds the unit that removes most of it: with ``Q = R G R`` unit j removes
+``Q_jj / R_jj``. It is pivoted Cholesky, weighted by G.
+*Backward elimination* drops the unit that adds least: with ``P = C'[K, K]^-1`` and G the Gram
+matrix of the refitted weights, unit j adds ``G_jj / P_jj``. It is optimal brain surgeon with a
+refit after every step. Both look at all units in every step, and cost O(d^3) in total, in O(d^2)
+memory (:mod:`mmkcr.functional.sweep`). For a unit of several channels scalars are blocks.
 
 Shapes: L consumers that share the units, d channels, n units of s channels.
 """
@@ -33,13 +27,13 @@ from torch import Tensor
 
 from .sweep import Sweep, after_choosing, after_dropping
 
-MIN_RHO = 1e-10
-"""Ridge without which pivots would be rounding errors, relative to the mean variance."""
+MIN_RHO = 1e-8
+"""Least relative ridge of an order: gains of dependent units are exact to eps / MIN_RHO."""
 
 Groups = Union[None, int, Sequence[Sequence[int]]]
 
 
-def gram(*weights: Tensor) -> Tensor:
+def gram_matrix(*weights: Tensor) -> Tensor:
     """``sum_i W_i^T W_i`` (d, d) in fp64 of consumers W_i (m_i, d) of the same units.
 
     What stands between a consumer and the residual stream, such as a layer scale, is multiplied
@@ -123,7 +117,7 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = None,
     extra = _check_extra(extra, len(members)).to(noisy)
     forward = method == 'forward'
     sweep = Sweep(after_choosing(noisy, gram) if forward else after_dropping(noisy, gram),
-                   members, extra, -1. if forward else 1.)
+                  members, extra, -1. if forward else 1.)
     units, changes = sweep.run(fixed)
     if not forward:
         units, changes = units[::-1], changes.flip(0)
@@ -240,8 +234,9 @@ def _check(covariance: Tensor, gram: Tensor, rho: float) -> Tuple[Tensor, Tensor
     if not (torch.isfinite(covariance).all() and torch.isfinite(gram).all()):
         raise ValueError('expected finite values in the covariance and the Gram matrix of the '
                          'units, found `nan` or `inf`')
+    noise = torch.maximum(ridge(covariance, rho), ridge(covariance, MIN_RHO))
     noisy = covariance.clone()
-    noisy.diagonal(dim1=-2, dim2=-1).add_(ridge(covariance, max(rho, MIN_RHO)).unsqueeze(-1))
+    noisy.diagonal(dim1=-2, dim2=-1).add_(noise.unsqueeze(-1))
     return noisy, gram
 
 

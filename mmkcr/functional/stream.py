@@ -27,7 +27,7 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from .pivots import Groups, UnitOrder, gram, pivot_order
+from .pivots import Groups, UnitOrder, gram_matrix, pivot_order
 from .refit import refit_mixed
 
 
@@ -47,7 +47,7 @@ def consumers_order(consumers: Sequence[Tuple[Tensor, Tensor]], groups: Groups =
         UnitOrder: Its errors are the consumers' sum.
     """
     covariances = torch.stack([covariance.double() for _, covariance in consumers])
-    grams = torch.stack([gram(weight).to(covariances) for weight, _ in consumers])
+    grams = torch.stack([gram_matrix(weight).to(covariances) for weight, _ in consumers])
     if relative:
         total = (grams * covariances).sum((-2, -1))
         grams = grams / torch.where(total > 0, total, 1.)[:, None, None]

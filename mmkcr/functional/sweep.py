@@ -73,17 +73,19 @@ class Sweep:
 
     def run(self, fixed: List[int]) -> Tuple[List[int], Tensor]:
         """Units in the order of choice, and what each changes, (n,)."""
-        n, steps = len(self.members), max(1, PANEL // self.size)
+        n = len(self.members)
         # fixed units are chosen first, or dropped last
-        last = n - 1
-        forced = {step if self.sign < 0 else last - step: unit for step, unit in enumerate(fixed)}
+        forced = {step if self.sign < 0 else n - 1 - step: unit
+                  for step, unit in enumerate(fixed)}
         self.held = torch.zeros(n, dtype=torch.bool, device=self.extra.device)
         self.held[fixed] = self.sign > 0
         self._start()
         while len(self.chosen) < n:
-            for _ in range(min(steps, n - len(self.chosen))):
-                self._step(forced.get(len(self.chosen)))
-            self._flush()
+            if (self._largest() < LOST * self.scales).any():
+                self._start()
+            self._step(forced.get(len(self.chosen)))
+            if self.rows == self.panel.shape[1]:
+                self._flush()
         return self.chosen, torch.stack(self.changes)
 
     def _start(self) -> None:
@@ -96,12 +98,12 @@ class Sweep:
             places = torch.tensor([i * self.size + j for i, unit in enumerate(self.alive)
                                    for j in range(len(self.members[unit]))])
             width = len(self.alive) * self.size
-            wide = torch.eye(width).to(self.first).repeat(len(self.first), 1, 1)
-            self.first = _put(wide, places, self.first)
-            self.second = _put(torch.zeros_like(wide), places, self.second)
+            least = self.first.diagonal(dim1=-2, dim2=-1).amin(-1)  # as no largest one hides
+            self.first = _put(least[:, None, None] * torch.eye(width).to(least), places, self.first)
+            self.second = _put(torch.zeros_like(self.first), places, self.second)
         self.open = torch.ones(len(self.alive), dtype=torch.bool, device=self.first.device)
-        self.scales = self._largest()
         self._new_panel()
+        self.scales = self._largest()
 
     def _channels(self, units: Sequence[int]) -> Tensor:
         return torch.tensor([channel for unit in units for channel in self.members[unit]],
@@ -112,7 +114,7 @@ class Sweep:
         self.units = torch.tensor(self.alive, device=self.first.device)
         self.a, self.b = (_diagonal_blocks(matrix, s) for matrix in (self.first, self.second))
         self._close(~self.open)
-        self.panel = self.first.new_empty(len(self.first), 2 * max(PANEL, s), m)
+        self.panel = self.first.new_empty(len(self.first), 2 * s * max(PANEL // s, 1), m)
         self.rows = 0  # of the panel that are in use
 
     def _close(self, units: Union[Tensor, int]) -> None:
@@ -122,10 +124,9 @@ class Sweep:
 
     def _largest(self) -> Tensor:
         """Largest diagonal entries of A and B, (2, L), of the units that are open."""
-        closed = ~self.open.repeat_interleave(self.size)
         return torch.stack([
-            matrix.diagonal(dim1=-2, dim2=-1).masked_fill(closed, 0).amax(-1)
-            for matrix in (self.first, self.second)])
+            blocks.diagonal(dim1=-2, dim2=-1).amax(-1).masked_fill(~self.open, 0).amax(-1)
+            for blocks in (self.a, self.b)])
 
     def _changes_now(self) -> Tensor:
         """What every unit would change, (units alive,)."""
@@ -179,11 +180,6 @@ class Sweep:
         self.first.baddbmm_(us.mT, us, alpha=-1)
         self.second.baddbmm_(panel.mT, _swap(panel, self.size), alpha=-1)
         left = self.open.nonzero()[:, 0]
-        if not len(left):
-            return
-        if (self._largest() < LOST * self.scales).any():
-            self._start()
-            return
         if len(left) < 0.9 * len(self.alive):
             self.alive = [self.alive[at] for at in left.tolist()]
             steps = torch.arange(self.size, device=left.device)
