@@ -88,8 +88,8 @@ def refit_mixed(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean
     return _like(weight, new, _bias(bias, old @ mean - new @ (mixing @ mean)))
 
 
-def refit_output(moments: Moments, prior: Optional[Tensor] = None,
-                 rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
+def refit_output(moments: Moments, prior: Optional[Tensor] = None, rho: float = 1e-3,
+                 biased: bool = True) -> Tuple[Tensor, Tensor]:
     """Weights that bring new inputs nearest to given targets, such as the dense layer's outputs.
 
     Args:
@@ -97,6 +97,8 @@ def refit_output(moments: Moments, prior: Optional[Tensor] = None,
         prior (Tensor, optional): W0, shape (*batch, m, k): the weights before, at the inputs that
             are left. Defaults to zeros.
         rho (float): Ridge, relative to the mean variance of the inputs. Defaults to 1e-3.
+        biased (bool): Whether there is a bias; without one moments about 0 count, and b' is 0.
+            Defaults to True.
 
     Returns:
         tuple[Tensor, Tensor]: W' (*batch, m, k) and b' (*batch, m), of the prior's dtype and
@@ -112,9 +114,13 @@ def refit_output(moments: Moments, prior: Optional[Tensor] = None,
         raise ValueError(f'expected a prior of shape {shape} for `{moments.name}`, found '
                          f'{tuple(prior.shape)}')
     covariance, cross = moments.covariance, moments.cross_covariance
+    if not biased:
+        covariance = moments.second_moment
+        cross = cross + moments.target_mean.unsqueeze(-1) * moments.mean.unsqueeze(-2)
     start = torch.zeros_like(cross) if prior is None else prior.to(cross)
     new = start + _solve_right(cross - start @ covariance, covariance, ridge(covariance, rho))
     bias = moments.target_mean - (new @ moments.mean.unsqueeze(-1)).squeeze(-1)
+    bias = bias if biased else torch.zeros_like(bias)
     return _like(cross if prior is None else prior, new, bias)
 
 

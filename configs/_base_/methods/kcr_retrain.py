@@ -8,5 +8,5 @@ compression = dict(
     regularizers=dict(kcr=dict(type='mmkcr.KernelComplexityLoss', rank_ratio=0.2, weight=0.2)),
     hooks=[
         dict(type='mmkcr.WarmupSwitchHook', begin='30%'),
-        dict(type='mmkcr.NystromRefreshHook', interval='10%', landmarks=50000),
+        dict(type='mmkcr.NystromRefreshHook', interval='10%'),
     ])

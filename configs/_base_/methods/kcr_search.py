@@ -19,5 +19,5 @@ compression = dict(
         # 4.5 x 0.95^200 = 1.6e-4 at the end, however long the run is
         dict(type='mmkcr.TemperatureDecayHook', initial=4.5, minimum=1.6e-4, until='100%'),
         dict(type='mmkcr.WarmupSwitchHook', begin='45%'),
-        dict(type='mmkcr.NystromRefreshHook', interval='15%', landmarks=50000),
+        dict(type='mmkcr.NystromRefreshHook', interval='15%'),
     ])
