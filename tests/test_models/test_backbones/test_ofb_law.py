@@ -16,6 +16,7 @@ from mmkcr.core import MacsModel
 from mmkcr.models import OFBResNet, OFBSwinTransformer, OFBVisionTransformer
 from mmkcr.registry import MODELS
 
+pytestmark = pytest.mark.usefixtures('exact_positions')
 GATES = dict(type='mmkcr.BiMaskGate')
 VIT = dict(arch=dict(embed_dims=36, num_layers=2, num_heads=3, feedforward_channels=48),
            img_size=32, patch_size=8)
