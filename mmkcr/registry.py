@@ -15,6 +15,7 @@ def _child(name: str, parent: Registry, location: str) -> Registry:
 
 MODELS = _child('model', root.MODELS, 'models')
 HOOKS = _child('hook', root.HOOKS, 'engine')
+RUNNERS = _child('runner', root.RUNNERS, 'engine')
 LOOPS = _child('loop', root.LOOPS, 'engine')
 OPTIM_WRAPPER_CONSTRUCTORS = _child('optimizer wrapper constructor',
                                     root.OPTIM_WRAPPER_CONSTRUCTORS, 'engine')

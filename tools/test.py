@@ -132,7 +132,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     predictions = args.out is not None and args.out_item != 'metrics'
     if predictions and not args.out.endswith(('.pkl', '.pickle')):
         raise ValueError(f'expected a .pkl file for predictions, found `--out {args.out}`')
-    config = load_config(args.config)
+    config = load_config(args.config, compressed=False)
     if config.get('test_cfg') is None:
         raise ValueError(f'expected a config with a `test_cfg`, found `{args.config}` without')
     if args.check and not config.get('expected'):

@@ -77,7 +77,7 @@ def merge_args(config: Config, args: Any) -> Config:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Check, build and train."""
     args = make_parser().parse_args(argv)
-    config = merge_args(load_config(args.config), args)
+    config = merge_args(load_config(args.config, compressed=False), args)
     if config.get('train_cfg') is None:
         raise ValueError(f'expected a config with a `train_cfg`, found `{args.config}` without')
     check_file(config.get('load_from'), 'a checkpoint')

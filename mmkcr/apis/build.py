@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.config import Config
@@ -10,18 +10,23 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import nn
 
+from mmkcr.engine.compressed_config import compressed_config, image_size
+
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
            'them with `pip install --no-cache-dir --force-reinstall --no-deps --no-build-isolation '
            'onedl-mmcv` (about 10 minutes)')
 
 
-def load_config(path: Union[str, Path], options: Optional[Mapping[str, Any]] = None) -> Config:
+def load_config(path: Union[str, Path], options: Optional[Mapping[str, Any]] = None,
+                compressed: bool = True) -> Config:
     """Read a config file, or a config of an installed library by reference.
 
     Args:
         path (str | Path): A file, or ``library::path`` such as
             ``mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py``.
         options (dict, optional): Entries to overwrite, as ``--cfg-options``.
+        compressed (bool): Give the config that its ``compression`` stands for, if it has one.
+            Defaults to True.
 
     Raises:
         FileNotFoundError: There is no such config.
@@ -35,7 +40,7 @@ def load_config(path: Union[str, Path], options: Optional[Mapping[str, Any]] = N
     config = Config.fromfile(file)
     if options:
         config.merge_from_dict(dict(options))
-    return config
+    return compressed_config(config) if compressed else config
 
 
 def _resolve(path: str) -> str:
@@ -166,32 +171,14 @@ def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:
         model (nn.Module): The built model.
 
     Returns:
-        tuple[int, int, int]: (C, H, W): the price's ``input_shape`` of a
-        search; for mmdet what the test images are resized to, at most 3 x 800 x 1280;
-        the data preprocessor's ``size`` or 3 x 512 x 512 for mmseg; the
-        backbone's ``img_size`` or 3 x 224 x 224.
+        tuple[int, int, int]: (C, H, W): the price's ``input_shape`` of a search, else see
+        :func:`~mmkcr.engine.compressed_config.image_size`.
     """
     priced = getattr(getattr(model, 'price', None), 'input_shape', None)
     if priced is not None:
         return tuple(priced)
     task = getattr(model, 'architecture', model)
-    scope = type(task).__module__.split('.')[0]
-    size: Any = None
-    if scope == 'mmdet':
-        size = min((800, 1280), *_resize_scales(config))
-    elif scope == 'mmseg':
-        size = getattr(task.data_preprocessor, 'size', None) or (512, 512)
-    else:
-        cfg = config.model.get('architecture', config.model)
-        size = dict(cfg.get('backbone') or cfg).get('img_size', 224)
-    height, width = (size, size) if isinstance(size, int) else size
-    return 3, int(height), int(width)
-
-
-def _resize_scales(config: Config) -> List[Tuple[int, int]]:
-    """(H, W) of the ``Resize`` of the test images, at most one."""
-    pipeline = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline') or []
-    return [tuple(step['scale'][::-1]) for step in pipeline if step['type'] == 'Resize'][:1]
+    return image_size(config, type(task).__module__.split('.')[0])
 
 
 def image_shape(shape: Sequence[int]) -> Tuple[int, int, int]:

@@ -45,7 +45,7 @@ class _Group(NamedTuple):
     size: int
 
 
-def _allowed_sizes(total: int, min_size: int, divisor: int) -> List[int]:
+def allowed_sizes(total: int, min_size: int, divisor: int) -> List[int]:
     """Sizes that a site may have: multiples of the divisor, and the full one."""
     first = min(-(-min_size // divisor) * divisor, total)
     return sorted({*range(first, total + 1, divisor), total})
@@ -61,7 +61,7 @@ def _groups(site: str, ordered: Tensor, sizes: List[int]) -> List[_Group]:
 
 def nearest_size(count: int, total: int, min_size: int, divisor: int) -> int:
     """The allowed size of a site nearest to ``count``, the larger of two."""
-    return min(_allowed_sizes(total, min_size, divisor), key=lambda size: (abs(size - count),
+    return min(allowed_sizes(total, min_size, divisor), key=lambda size: (abs(size - count),
                                                                           -size))
 
 
@@ -108,7 +108,7 @@ def solve_budget(scores: Mapping[str, Tensor],
         sizes = {site: nearest_size(int((score > 0).sum()), len(score), min_sizes.get(site, 1),
                                     divisor) for site, score in scores.items()}
     else:
-        allowed = {site: _allowed_sizes(len(score), min_sizes.get(site, 1), divisor)
+        allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), divisor)
                    for site, score in scores.items()}
         groups = [group for site, sizes in allowed.items()
                   for group in _groups(site, order[site].values, sizes)]

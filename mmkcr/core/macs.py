@@ -94,9 +94,9 @@ class MacsModel:
     product). A supernet that was sliced while it trains keeps the formula.
 
     Args:
-        model (nn.Module): The supernet, or a task model around it.
+        model (nn.Module): The supernet or dense host, or a task model around it.
         root (nn.Module): The host network; ``model`` or a descendant of it.
-        sites (Mapping[str, Site]): Its sites with gates, by name.
+        sites (Mapping[str, Site]): Its sites by name: those with gates, or all of a dense host.
         forward (Callable): Runs ``model`` once on a batch of one.
 
     ``dense`` is the count of the full sizes without the layers that a method adds and that the
@@ -110,15 +110,16 @@ class MacsModel:
                  forward: Callable[[], Any]) -> None:
         self.sites = dict(sites)
         if not self.sites:
-            raise ValueError('expected a backbone with gates, found no site in '
+            raise ValueError('expected a backbone with sites, found none in '
                              f'`{root.__class__.__name__}`')
         self.shapes: Dict[str, Tuple[int, ...]] = {}
         with ExitStack() as stack:
             for name, site in self.sites.items():
                 handle = site.owner.register_forward_pre_hook(self._recorder(name))
                 stack.callback(handle.remove)
-                stack.callback(setattr, site.gate, 'held_open', site.gate.held_open)
-                site.gate.held_open = True
+                if site.gate is not None:
+                    stack.callback(setattr, site.gate, 'held_open', site.gate.held_open)
+                    site.gate.held_open = True
             report = count_forward_macs(model, forward)
         missed = sorted(set(self.sites) - set(self.shapes))
         if missed:
@@ -154,7 +155,7 @@ class MacsModel:
             macs = own.get(path, 0) // (2 if part else 1)
             variable += macs
             for name in names:  # a supernet may have been sliced already
-                macs = macs * self.sites[name].total // self.sites[name].gate.present
+                macs = macs * self.sites[name].total // self.sites[name].present
             names = tuple(sorted(names))
             merged[names] = merged.get(names, 0) + macs
         for name in self._forms:

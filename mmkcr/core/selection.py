@@ -10,16 +10,16 @@ from .options import choose_options
 
 #: A network of options meets its target within this share below it.
 TOLERANCE = 0.03
+Gates = Mapping[str, BaseGate]
+Macs = Callable[[Mapping[str, float]], float]
 
 
-def select_units(gates: Mapping[str, BaseGate],
-                 macs: Callable[[Mapping[str, float]], float],
-                 target: Optional[int] = None,
+def select_units(gates: Gates, macs: Macs, target: Optional[int] = None,
                  divisor: int = 1) -> Dict[str, Tensor]:
     """Units that every gate keeps.
 
     Args:
-        gates (Mapping[str, BaseGate]): By site; all of free size, or all with options.
+        gates (Mapping[str, BaseGate]): By site; of free size, with options, or of both sorts.
         macs (Callable): MACs from the sizes of the gates' sites.
         target (int, optional): Most MACs. Defaults to None: what the hard gates keep.
         divisor (int): Sizes of free gates are multiples of it. Defaults to 1.
@@ -28,24 +28,57 @@ def select_units(gates: Mapping[str, BaseGate],
         dict[str, Tensor]: Kept units of every site, int64, ascending.
 
     Raises:
-        ValueError: The target is out of reach, or there is a ``divisor`` for gates with
+        ValueError: The target is out of reach, or there is a ``divisor`` for gates that all have
             options, whose sizes are given.
     """
-    options = {site: gate.options() for site, gate in gates.items()}
-    if not options:
+    if not gates:
         if target is not None and macs({}) > target:
             raise ValueError(f'expected a target of at least the {macs({}) / 1e9:.6g}G MACs that '
                              f'the search decided on, found {target / 1e9:.6g}G')
         return {}
-    if any(found is None for found in options.values()):
-        return solve_budget({site: gate.scores() for site, gate in gates.items()}, macs, target,
-                            divisor, {site: gate.min_size for site, gate in gates.items()})
-    if divisor != 1:
-        raise ValueError(f'expected `divisor` 1 for gates with options, found {divisor}')
+    free = {site: gate for site, gate in gates.items() if gate.options() is None}
+    given = {site: gate for site, gate in gates.items() if site not in free}
+    if not given:
+        return _select_free(free, macs, target, divisor)
+    if not free:
+        if divisor != 1:
+            raise ValueError(f'expected `divisor` 1 for gates with options, found {divisor}')
+        return _select_options(given, macs, target)
+    return _select_both(free, given, macs, target, divisor)
+
+
+def _select_free(gates: Gates, macs: Macs, target: Optional[int],
+                 divisor: int) -> Dict[str, Tensor]:
+    return solve_budget({site: gate.scores() for site, gate in gates.items()}, macs, target,
+                        divisor, {site: gate.min_size for site, gate in gates.items()})
+
+
+def _select_options(gates: Gates, macs: Macs, target: Optional[int]) -> Dict[str, Tensor]:
     if target is None:
         return {site: gate.selection() for site, gate in gates.items()}
+    found = {site: gate.options() for site, gate in gates.items()}
     chosen = choose_options(
-        {site: [size for size, _ in found] for site, found in options.items()},
-        {site: [logit for _, logit in found] for site, found in options.items()},
+        {site: [size for size, _ in options] for site, options in found.items()},
+        {site: [logit for _, logit in options] for site, options in found.items()},
         macs, int(target * (1 - TOLERANCE)) + 1, target)
     return {site: gates[site].selection(option) for site, option in chosen.items()}
+
+
+def _select_both(free: Gates, given: Gates, macs: Macs, target: Optional[int],
+                 divisor: int) -> Dict[str, Tensor]:
+    """Options first, as they were learned if the free sites can make up for them.
+
+    Where they cannot, options are chosen for free sites of a middle size; the free sites then fill
+    what is left of the budget.
+    """
+    kept = _select_options(given, macs, None)
+    if target is not None:
+        smallest, largest = ({site: size(gate) for site, gate in free.items()}
+                             for size in (lambda gate: gate.min_size, lambda gate: gate.total))
+        sizes = {site: len(units) for site, units in kept.items()}
+        if not macs({**sizes, **smallest}) <= target <= macs({**sizes, **largest}):
+            middle = {site: (smallest[site] + largest[site]) // 2 for site in free}
+            kept = _select_options(given, lambda others: macs({**middle, **others}), target)
+    sizes = {site: len(units) for site, units in kept.items()}
+    return {**kept, **_select_free(free, lambda others: macs({**sizes, **others}), target,
+                                   divisor)}

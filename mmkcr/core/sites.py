@@ -141,6 +141,13 @@ class Site:
         """Kept units of a subnet, or of a supernet that was sliced while it trained."""
         return getattr(self.holder if self.gate is None else self.gate, 'kept', None)
 
+    @property
+    def present(self) -> int:
+        """Units that are physically there."""
+        if self.gate is not None:
+            return self.gate.present
+        return self.total if self.kept is None else len(self.kept)
+
     # ---- what a kind says -----------------------------------------------------------------------
 
     def axes(self) -> List[Axis]:

@@ -74,9 +74,36 @@ class SearchSpace:
         if configs:
             self._add_gates(configs)
         host.search_space = self
-        host._register_load_state_dict_pre_hook(self._before_loading)
-        host.register_forward_pre_hook(self._begin)
-        host.register_forward_hook(self._finish)
+        self._handles = [host._register_load_state_dict_pre_hook(self._before_loading),
+                         host.register_forward_pre_hook(self._begin),
+                         host.register_forward_hook(self._finish)]
+
+    @classmethod
+    def of_dense(cls, host: nn.Module, kinds: Sequence[KindConfig]) -> 'SearchSpace':
+        """The search space of a dense host with some kinds, in the place of one that it has.
+
+        Args:
+            host (nn.Module): The network; its attribute ``search_space`` is set.
+            kinds (Sequence[str | dict]): Kinds of site.
+
+        Raises:
+            ValueError: The host is a supernet or a subnet, or does not have a kind.
+        """
+        before: Optional[SearchSpace] = getattr(host, 'search_space', None)
+        backbone = dict(type=f'{type(host).__module__}.{type(host).__qualname__}')
+        optional = r'$^'
+        if before is not None:
+            if before.state_name() != 'dense':
+                raise ValueError(f'expected a dense backbone, found a {before.state_name()}')
+            inner = before.backbone.get('backbone', before.backbone)
+            backbone, optional = inner, before.optional_keys
+        described = dict(type='mmkcr.Searchable', sites=list(kinds), backbone=backbone)
+        space = cls(host, kinds, described, method='+'.join(str(_kind(kind)) for kind in kinds),
+                    optional_keys=optional)
+        if before is not None:
+            for handle in before._handles:
+                handle.remove()
+        return space
 
     # ---- sites ----------------------------------------------------------------------------------
 

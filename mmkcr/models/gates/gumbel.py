@@ -1,6 +1,6 @@
 """Gumbel-sigmoid channel gate of KCR-Transformer, section 3.1."""
 
-from typing import Optional
+from typing import Any, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ class GumbelChannelGate(BaseGate):
             Defaults to 4.5.
         min_size (int): Fewest channels kept. Defaults to 8.
     """
+
+    #: Defaults for kinds of site whose units are few.
+    space: Mapping[str, Mapping[str, Any]] = dict(heads=dict(min_size=1))
 
     def __init__(self,
                  total: int,

@@ -3,9 +3,10 @@
 from contextlib import contextmanager
 from typing import Any, Iterator, Optional
 
+import torch
 from torch import Tensor, nn
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.utils import task_forward, unwrap
 
 
 def pool_features(output: Any) -> Tensor:
@@ -104,6 +105,30 @@ class FeatureTap:
 
     def _capture(self, module: nn.Module, args: tuple, output: Any) -> None:
         self._features = pool_features(args[:1] if self._takes_input else output)
+
+
+def feature_width(model: nn.Module, layer: str = 'backbone', size: int = 224) -> int:
+    """Width d of a layer's pooled features, found by one forward of zeros in eval mode.
+
+    Args:
+        model (nn.Module): A task model.
+        layer (str): As in :class:`FeatureTap`. Defaults to 'backbone'.
+        size (int): Height and width of the image, unless the backbone has an ``img_size``.
+            Defaults to 224.
+    """
+    found = getattr(getattr(model, 'backbone', None), 'img_size', size)
+    height, width = (found, found) if isinstance(found, int) else found
+    run = model.backbone if layer == 'backbone' else model
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), FeatureTap(model, layer) as tap:
+            images = next(model.parameters()).new_zeros(1, 3, int(height), int(width))
+            run(images) if run is not model else task_forward(model, images.shape[1:])()
+        return tap.features.shape[1]
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 @contextmanager

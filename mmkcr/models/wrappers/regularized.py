@@ -1,5 +1,6 @@
 """Training any task model with regularisers on its features."""
 
+import inspect
 from contextlib import ExitStack
 from typing import Any, Dict, List, Mapping, Optional, Union
 
@@ -8,7 +9,7 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from mmkcr.registry import MODELS
-from .feature_tap import FeatureTap
+from .feature_tap import FeatureTap, feature_width
 
 _PREFIX = 'architecture.'
 
@@ -26,7 +27,8 @@ class RegularizedModel(BaseModel):
     Args:
         architecture (dict | nn.Module): The task model.
         regularizers (dict[str, dict]): Regularisers by name, such as
-            ``dict(kcr=dict(type='mmkcr.KernelComplexityLoss'))``. Each is
+            ``dict(kcr=dict(type='mmkcr.KernelComplexityLoss'))``, whose ``num_features``
+            is found if it is not given. Each is
             called with features of shape (B, d) while its ``active`` is true,
             and after them with what it asks for: the model's inputs
             (``needs_inputs``), positions in the training set
@@ -57,12 +59,21 @@ class RegularizedModel(BaseModel):
         self.architecture = architecture
         self.feature_layer = feature_layer
         self.regularizers = nn.ModuleDict(
-            {name: MODELS.build(config) for name, config in (regularizers or {}).items()})
+            {name: self._built(config) for name, config in (regularizers or {}).items()})
         for term in self.regularizers.values():
             if hasattr(term, 'bind'):
                 term.bind(architecture)
         self._register_state_dict_hook(self._strip_prefix)
         self._register_load_state_dict_pre_hook(self._add_prefix)
+
+    def _built(self, config: Mapping[str, Any]) -> nn.Module:
+        """A regulariser; where the width of its features is asked for and not said, it is found."""
+        config = dict(config)
+        asked = inspect.signature(MODELS.get(config['type'])).parameters
+        if 'num_features' in asked and config.get('num_features') is None:
+            layer = config.get('feature_layer', self.feature_layer)
+            config['num_features'] = feature_width(self.architecture, layer)
+        return MODELS.build(config)
 
     def forward(self,
                 inputs: Tensor,

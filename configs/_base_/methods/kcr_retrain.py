@@ -1,0 +1,12 @@
+# The retraining of a subnet with the KCR term after 30 % of the run, on any host config:
+#   compression = dict(structure='.../structure.json', weights='.../subnet.pth')
+custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
+runner_type = 'mmkcr.CompressionRunner'
+compression = dict(
+    sites=['mlp_channels'],
+    wrapper='mmkcr.RegularizedModel',
+    regularizers=dict(kcr=dict(type='mmkcr.KernelComplexityLoss', rank_ratio=0.2, weight=0.2)),
+    hooks=[
+        dict(type='mmkcr.WarmupSwitchHook', begin='30%'),
+        dict(type='mmkcr.NystromRefreshHook', interval='10%'),
+    ])

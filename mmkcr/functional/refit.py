@@ -1,0 +1,205 @@
+"""Weights for what is left of a layer's units, in closed form (SPEC 9).
+
+Every refit is one ridge regression towards a prior. A consumer reads new inputs h' in the place
+of old ones and shall give the targets y:
+
+    W' = argmin  E ||W' h' + b' - y||^2 + rho ||W' - W0||^2
+       = W0 + (cov(y, h') - W0 cov(h')) (cov(h') + rho I)^-1,    b' = E y - W' E h'
+
+At W0 the ridge costs nothing, so **the refit's error is never above that of the prior with its
+best bias, for any rho**. The prior is plain selection, or what was there before: directions
+without data keep their old weights. SPEC's ``W' = W A`` is this with ``y = W h`` and the prior
+W[:, K]; its A has ``C[:, K] (C[K, K] + rho I)^-1`` in the rows of the removed units and the
+identity in those of the kept ones, which are known exactly: with all units kept the layer does
+not change.
+
+Shapes: d old units, k new ones, m outputs; ``*batch`` independent problems.
+"""
+
+from typing import Optional, Sequence, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .moments import Moments
+from .pivots import others, ridge, solve_psd
+
+Size = Union[int, Sequence[int]]
+
+
+def refit(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean: Tensor, kept: Tensor,
+          rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
+    """Weights of a consumer that reads only some of its units.
+
+    Removed units are replaced by their best linear prediction from the kept ones, and the biases
+    take the means. Without loss where removed units depend on kept ones linearly (rho 0).
+
+    Args:
+        weight (Tensor): W, shape (m, d).
+        bias (Tensor, optional): b, shape (m,).
+        covariance (Tensor): C of the units, shape (d, d).
+        mean (Tensor): mu of the units, shape (d,).
+        kept (Tensor): Indices of the kept units, (k,).
+        rho (float): Ridge, relative to the mean variance of all units. Defaults to 1e-3.
+
+    Returns:
+        tuple[Tensor, Tensor]: W' (m, k) and b' (m,), of the weight's dtype and device. There is a
+        bias even if there was none: the removed units' mean has no other place.
+
+    Raises:
+        ValueError: Shapes do not fit.
+    """
+    _check_consumer(weight, covariance, mean)
+    covariance, mean = covariance.double(), mean.to(covariance.device, torch.float64)
+    kept = kept.to(covariance.device)
+    old, rest = weight.to(covariance), others(kept, len(covariance))
+    given = covariance[kept][:, kept]
+    lost = old[:, rest] @ covariance[rest][:, kept]  # covariance of lost outputs and kept units
+    new = old[:, kept] + _solve_right(lost, given, ridge(covariance, rho))
+    return _like(weight, new, _bias(bias, old @ mean - new @ mean[kept]))
+
+
+def refit_mixed(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean: Tensor,
+                mixing: Tensor, prior: Tensor, rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
+    """Weights of a consumer that reads linear mixtures ``T h`` of its units.
+
+    Args:
+        weight (Tensor): W, shape (m, d).
+        bias (Tensor, optional): b, shape (m,).
+        covariance (Tensor): C of the units, shape (d, d).
+        mean (Tensor): mu of the units, shape (d,).
+        mixing (Tensor): T, shape (k, d).
+        prior (Tensor): W0, shape (m, k).
+        rho (float): Ridge, relative to the mean variance of the mixtures. Defaults to 1e-3.
+
+    Returns:
+        tuple[Tensor, Tensor]: W' (m, k) and b' (m,), of the weight's dtype and device.
+
+    Raises:
+        ValueError: Shapes do not fit.
+    """
+    _check_consumer(weight, covariance, mean)
+    covariance = covariance.double()
+    mean, old, mixing, prior = (x.to(covariance) for x in (mean, weight, mixing, prior))
+    mixed = mixing @ covariance @ mixing.T
+    cross = old @ covariance @ mixing.T
+    new = prior + _solve_right(cross - prior @ mixed, mixed, ridge(mixed, rho))
+    return _like(weight, new, _bias(bias, old @ mean - new @ (mixing @ mean)))
+
+
+def refit_output(moments: Moments, prior: Optional[Tensor] = None, rho: float = 1e-3,
+                 biased: bool = True) -> Tuple[Tensor, Tensor]:
+    """Weights that bring new inputs nearest to given targets, such as the dense layer's outputs.
+
+    Args:
+        moments (Moments): Of the new inputs, (*batch, k), with the targets, (*batch, m).
+        prior (Tensor, optional): W0, shape (*batch, m, k): the weights before, at the inputs that
+            are left. Defaults to zeros.
+        rho (float): Ridge, relative to the mean variance of the inputs. Defaults to 1e-3.
+        biased (bool): Whether there is a bias; without one moments about 0 count, and b' is 0.
+            Defaults to True.
+
+    Returns:
+        tuple[Tensor, Tensor]: W' (*batch, m, k) and b' (*batch, m), of the prior's dtype and
+        device; fp64 without one.
+
+    Raises:
+        ValueError: The moments have no targets, or the prior another shape.
+    """
+    shape = (*moments.batch, moments.num_targets, moments.num_features)
+    if moments.num_targets == 0:
+        raise ValueError(f'expected moments of `{moments.name}` with targets, found none')
+    if prior is not None and prior.shape != shape:
+        raise ValueError(f'expected a prior of shape {shape} for `{moments.name}`, found '
+                         f'{tuple(prior.shape)}')
+    covariance, cross = moments.covariance, moments.cross_covariance
+    if not biased:
+        covariance = moments.second_moment
+        cross = cross + moments.target_mean.unsqueeze(-1) * moments.mean.unsqueeze(-2)
+    start = torch.zeros_like(cross) if prior is None else prior.to(cross)
+    new = start + _solve_right(cross - start @ covariance, covariance, ridge(covariance, rho))
+    bias = moments.target_mean - (new @ moments.mean.unsqueeze(-1)).squeeze(-1)
+    bias = bias if biased else torch.zeros_like(bias)
+    return _like(cross if prior is None else prior, new, bias)
+
+
+def output_error(moments: Moments, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """Mean of ``||W h + b - y||^2`` over the rows that some moments have seen, (*batch,), fp64.
+
+    Args:
+        moments (Moments): Of inputs h, (*batch, k), with targets y, (*batch, m).
+        weight (Tensor): W, shape (*batch, m, k).
+        bias (Tensor, optional): b, shape (*batch, m). Defaults to the best one.
+    """
+    weight = weight.to(moments.covariance)
+    error = moments.target_variance.sum(-1) + \
+        (weight * (weight @ moments.covariance - 2 * moments.cross_covariance)).sum((-2, -1))
+    if bias is not None:
+        step = (weight @ moments.mean.unsqueeze(-1)).squeeze(-1) + bias.to(weight)
+        error = error + (step - moments.target_mean).square().sum(-1)
+    return error.clamp(min=0)
+
+
+def unfold_patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0,
+                   dilation: Size = 1) -> Tensor:
+    """What a convolution multiplies with its kernels, as rows for :class:`Moments`.
+
+    Args:
+        maps (Tensor): Inputs, shape (B, C, H, W).
+        kernel_size (int | Sequence[int]): kh and kw. The rest as of ``nn.Conv2d``, zero padding.
+
+    Returns:
+        Tensor: Shape (B * positions, C * kh * kw), the taps of a channel side by side: a unit of
+        ``pivot_order(..., groups=kh * kw)`` is an input channel.
+    """
+    columns = F.unfold(maps, kernel_size, dilation, padding, stride)
+    return columns.mT.flatten(0, 1)
+
+
+def refit_conv(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean: Tensor,
+               kept: Tensor, rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
+    """Kernels of a convolution that reads only some of its input channels.
+
+    It is a linear layer on :func:`unfold_patches`. A depthwise convolution needs no refit: its
+    channels leave with the units, and the consumer behind it is refitted. Batch norms are folded
+    before, or re-estimated after.
+
+    Args:
+        weight (Tensor): Kernels without groups, shape (O, C, kh, kw).
+        bias (Tensor, optional): Shape (O,).
+        covariance (Tensor): Of the unfolded inputs, shape (C * kh * kw,) squared.
+        mean (Tensor): Of the unfolded inputs.
+        kept (Tensor): Indices of the kept input channels, (k,).
+        rho (float): Relative ridge. Defaults to 1e-3.
+
+    Returns:
+        tuple[Tensor, Tensor]: Kernels (O, k, kh, kw) and biases (O,).
+    """
+    taps = weight[0, 0].numel()
+    features = (kept[:, None] * taps + torch.arange(taps, device=kept.device)).flatten()
+    new, new_bias = refit(weight.flatten(1), bias, covariance, mean, features, rho)
+    return new.unflatten(1, (len(kept), *weight.shape[2:])), new_bias
+
+
+def _solve_right(right: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
+    """``right (matrix + noise I)^-1`` of symmetric matrices (*batch, k, k)."""
+    matrix = matrix.clone()
+    matrix.diagonal(dim1=-2, dim2=-1).add_(noise.unsqueeze(-1))
+    return solve_psd(matrix, right.mT).mT
+
+
+def _bias(bias: Optional[Tensor], change: Tensor) -> Tensor:
+    return change if bias is None else bias.to(change) + change
+
+
+def _like(weight: Tensor, *values: Tensor) -> Tuple[Tensor, ...]:
+    return tuple(value.to(weight) for value in values)
+
+
+def _check_consumer(weight: Tensor, covariance: Tensor, mean: Tensor) -> None:
+    d = weight.shape[-1]
+    if weight.ndim != 2 or covariance.shape != (d, d) or mean.shape != (d, ):
+        raise ValueError('expected a weight (m, d) with a covariance (d, d) and a mean (d,), found '
+                         f'{tuple(weight.shape)}, {tuple(covariance.shape)} and '
+                         f'{tuple(mean.shape)}')

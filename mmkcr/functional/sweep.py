@@ -1,0 +1,210 @@
+"""Greedy choice of units, one after the other, on a pair of symmetric matrices.
+
+Both orders of :mod:`mmkcr.functional.pivots` are this sweep: forward selection of the pair (R, Q),
+backward elimination of (P, G). When unit S leaves, with the Cholesky factor ``A_SS = T T^T``,
+``u = T^-1 A_S:`` and ``v = T^-1 B_S:``, the pair becomes
+
+    A <- A - u^T u,   B <- B - u^T w - w^T u,   w = v - (v_S T^-T) u / 2
+
+and ``tr(A_SS^-1 B_SS)`` is what the sum of errors changes by. Only rows of chosen units are
+needed, so a panel of u and w is held back and multiplied out at once; chosen units leave the
+matrices now and then.
+
+Shapes: L pairs that share the units, m channels left, units of s channels.
+"""
+
+from typing import Callable, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+PANEL = 64
+"""Rows of u that are held back before they are multiplied out."""
+LOST = 1e-6
+"""The sweep starts afresh from exact matrices when diagonals have fallen by this factor."""
+
+# exact matrices of the channels that are left, given those and the chosen ones
+Restart = Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]
+
+
+def after_choosing(noisy: Tensor, gram: Tensor) -> Restart:
+    """(R, Q) of the channels that are left when others were chosen, exact."""
+    def restart(left: Tensor, chosen: Tensor) -> Tuple[Tensor, Tensor]:
+        residual = _block(noisy, left, left)
+        if len(chosen):
+            factor = torch.linalg.cholesky(_block(noisy, chosen, chosen))
+            half = torch.linalg.solve_triangular(factor, _block(noisy, chosen, left), upper=False)
+            residual = residual - half.mT @ half
+        return residual, residual @ _block(gram, left, left) @ residual
+    return restart
+
+
+def after_dropping(noisy: Tensor, gram: Tensor) -> Restart:
+    """(P, G) of the channels that are left when others were dropped, exact."""
+    def restart(left: Tensor, chosen: Tensor) -> Tuple[Tensor, Tensor]:
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(_block(noisy, left, left)))
+        refitted = _block(gram, left, left)
+        if len(chosen):  # A^T G A with A = [I; B], B the reconstruction of what was dropped
+            shares = _block(noisy, chosen, left) @ inverse
+            mixed = _block(gram, left, chosen) @ shares
+            refitted = refitted + mixed + mixed.mT + \
+                shares.mT @ _block(gram, chosen, chosen) @ shares
+        return inverse, refitted
+    return restart
+
+
+class Sweep:
+    """Chooses units one after the other by ``sign * (tr(A_SS^-1 B_SS) + extra)``, least first.
+
+    ``first`` and ``second`` are A and B (L, m, m) as of the last flush, for the units in
+    ``alive``: laid out one behind the other and padded to s channels each by dummies that are
+    coupled to nothing. ``panel`` (L, 2 PANEL, m) holds what changed since, s rows of u and s of w
+    by turns. ``a`` and ``b`` are the diagonal blocks as of now (L, m / s, s, s).
+    """
+
+    def __init__(self, restart: Restart, members: List[List[int]], extra: Tensor,
+                 sign: float) -> None:
+        self.restart, self.members, self.extra, self.sign = restart, members, extra, sign
+        self.size = max(map(len, members))
+        self.lengths = extra.new_tensor([len(group) for group in members])
+        self.alive = list(range(len(members)))
+        self.chosen: List[int] = []
+        self.changes: List[Tensor] = []
+
+    def run(self, fixed: List[int]) -> Tuple[List[int], Tensor]:
+        """Units in the order of choice, and what each changes, (n,)."""
+        n = len(self.members)
+        # fixed units are chosen first, or dropped last
+        forced = {step if self.sign < 0 else n - 1 - step: unit
+                  for step, unit in enumerate(fixed)}
+        self.held = torch.zeros(n, dtype=torch.bool, device=self.extra.device)
+        self.held[fixed] = self.sign > 0
+        self._start()
+        while len(self.chosen) < n:
+            if (self._largest() < LOST * self.scales).any():
+                self._start()
+            self._step(forced.get(len(self.chosen)))
+            if self.rows == self.panel.shape[1]:
+                self._flush()
+        return self.chosen, torch.stack(self.changes)
+
+    def _start(self) -> None:
+        """Exact matrices of the units that are left."""
+        chosen = set(self.chosen)
+        self.alive = [unit for unit in self.alive if unit not in chosen]
+        self.first, self.second = self.restart(self._channels(self.alive),
+                                               self._channels(self.chosen))
+        if any(len(self.members[unit]) < self.size for unit in self.alive):
+            places = torch.tensor([i * self.size + j for i, unit in enumerate(self.alive)
+                                   for j in range(len(self.members[unit]))])
+            width = len(self.alive) * self.size
+            least = self.first.diagonal(dim1=-2, dim2=-1).amin(-1)  # as no largest one hides
+            self.first = _put(least[:, None, None] * torch.eye(width).to(least), places, self.first)
+            self.second = _put(torch.zeros_like(self.first), places, self.second)
+        self.open = torch.ones(len(self.alive), dtype=torch.bool, device=self.first.device)
+        self._new_panel()
+        self.scales = self._largest()
+
+    def _channels(self, units: Sequence[int]) -> Tensor:
+        return torch.tensor([channel for unit in units for channel in self.members[unit]],
+                            dtype=torch.int64, device=self.extra.device)
+
+    def _new_panel(self) -> None:
+        s, m = self.size, self.first.shape[-1]
+        self.units = torch.tensor(self.alive, device=self.first.device)
+        self.a, self.b = (_diagonal_blocks(matrix, s) for matrix in (self.first, self.second))
+        self._close(~self.open)
+        self.panel = self.first.new_empty(len(self.first), 2 * s * max(PANEL // s, 1), m)
+        self.rows = 0  # of the panel that are in use
+
+    def _close(self, units: Union[Tensor, int]) -> None:
+        """Blocks of chosen units are of no use; they must not spoil what is done to all."""
+        self.a[:, units] = torch.eye(self.size).to(self.a)
+        self.b[:, units] = 0
+
+    def _largest(self) -> Tensor:
+        """Largest diagonal entries of A and B, (2, L), of the units that are open."""
+        return torch.stack([
+            blocks.diagonal(dim1=-2, dim2=-1).amax(-1).masked_fill(~self.open, 0).amax(-1)
+            for blocks in (self.a, self.b)])
+
+    def _changes_now(self) -> Tensor:
+        """What every unit would change, (units alive,)."""
+        if self.size == 1:
+            change = (self.b / self.a).sum(0)[:, 0, 0]
+        else:
+            inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.a))
+            change = (inverse * self.b).sum((0, 2, 3))
+        return change.clamp(min=0) + self.extra[self.units]
+
+    def _step(self, forced: Optional[int]) -> None:
+        """Choose one unit and hold back what it changes."""
+        s, change = self.size, self._changes_now()
+        if forced is None:
+            score = self.sign * change / self.lengths[self.units]
+            at = int(score.masked_fill(~self.open | self.held[self.units], float('inf')).argmin())
+        else:
+            at = self.alive.index(forced)
+        self.chosen.append(self.alive[at])
+        self.changes.append(change[at])
+        self.open[at] = False
+
+        # columns of the unit as of now (as rows: matrices are symmetric), less the panel's part:
+        # A_S: -= u_S^T u and B_S: -= w_S^T u + u_S^T w
+        here = slice(at * s, at * s + s)
+        panel = self.panel[:, :self.rows]
+        swapped = _swap(panel[:, :, here], s)
+        only_u = panel[:, :, here].clone()
+        only_u.unflatten(1, (-1, 2, s))[:, :, 1] = 0
+        columns = torch.cat([self.first[:, here], self.second[:, here]], 1)
+        columns -= torch.cat([only_u, swapped], 2).mT @ panel
+        a_here, b_here = columns[:, :s], columns[:, s:]
+        root = torch.linalg.cholesky(self.a[:, at])
+        u, v = (torch.linalg.solve_triangular(root, x, upper=False) for x in (a_here, b_here))
+        inner = torch.linalg.solve_triangular(root, v[:, :, here].mT, upper=False)
+        w = v - inner @ u / 2
+        self.panel[:, self.rows:self.rows + s] = u
+        self.panel[:, self.rows + s:self.rows + 2 * s] = w
+        self.rows += 2 * s
+
+        u, w = (x.mT.unflatten(1, (-1, s)) for x in (u, w))  # (L, m / s, s, s)
+        mixed = u @ w.mT
+        self.a -= u @ u.mT
+        self.b -= mixed + mixed.mT
+        self._close(at)
+
+    def _flush(self) -> None:
+        """Multiply the panel out."""
+        panel = self.panel[:, :self.rows]
+        us = panel.unflatten(1, (-1, 2, self.size))[:, :, 0].flatten(1, 2)
+        self.first.baddbmm_(us.mT, us, alpha=-1)
+        self.second.baddbmm_(panel.mT, _swap(panel, self.size), alpha=-1)
+        left = self.open.nonzero()[:, 0]
+        if len(left) < 0.9 * len(self.alive):
+            self.alive = [self.alive[at] for at in left.tolist()]
+            steps = torch.arange(self.size, device=left.device)
+            places = (left[:, None] * self.size + steps).flatten()
+            self.first = _block(self.first, places, places)
+            self.second = _block(self.second, places, places)
+            self.open = self.open[left]
+        self._new_panel()
+
+
+def _swap(panel: Tensor, size: int) -> Tensor:
+    """Rows of u and w (L, 2 s steps, m) exchanged."""
+    return panel.unflatten(1, (-1, 2, size)).flip(2).flatten(1, 3)
+
+
+def _block(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return matrix.index_select(-2, rows).index_select(-1, columns)
+
+
+def _put(wide: Tensor, places: Tensor, matrix: Tensor) -> Tensor:
+    wide[:, places[:, None], places] = matrix
+    return wide
+
+
+def _diagonal_blocks(matrix: Tensor, size: int) -> Tensor:
+    """Blocks (L, m / s, s, s) on the diagonal of (L, m, m)."""
+    blocks = matrix.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))
+    return blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).contiguous()

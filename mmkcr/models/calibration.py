@@ -1,0 +1,205 @@
+"""Statistics of a network's inner activations over calibration images (SPEC 9).
+
+A *reader* is a layer whose inputs are the units of a site: the output projection of an MLP or an
+attention, or what reads the channels of a stream. Everything that closed-form slimming needs is
+the moments of the readers' inputs, and how much the network's outputs depend on theirs.
+"""
+
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.core import Site
+from mmkcr.functional.moments import Moments
+from mmkcr.functional.refit import unfold_patches
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+class Reader(NamedTuple):
+    """A layer that reads the units of a site.
+
+    Args:
+        path (str): Of the layer, from the host.
+        inner (int): Consecutive input channels of one unit.
+    """
+
+    path: str
+    inner: int = 1
+
+
+def readers(site: Site) -> List[Reader]:
+    """The layers whose input channels are a site's units."""
+    paths = {module: path for path, module in site.host.named_modules()}
+    return [Reader(paths[axis.module], axis.inner) for axis in site.axes()
+            if axis.name == 'weight' and axis.dim == 1 and isinstance(
+                axis.module, (nn.Linear, nn.Conv2d))]
+
+
+def taps(layer: nn.Module) -> int:
+    """Entries of a weight's row for one input channel: 1, or the area of a kernel."""
+    return layer.weight[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1
+
+
+def input_rows(layer: nn.Module, x: Tensor) -> Tensor:
+    """Inputs of a linear layer or convolution as rows (n, features) of one matrix product."""
+    if not isinstance(layer, nn.Conv2d):
+        return x.flatten(0, -2)
+    if layer.kernel_size == (1, 1) and layer.stride == (1, 1):
+        return x.movedim(1, -1).flatten(0, -2)
+    return unfold_patches(x, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+
+
+def output_rows(layer: nn.Module, out: Tensor) -> Tensor:
+    """Outputs of a linear layer or convolution as rows (n, outputs)."""
+    return out.movedim(1, -1).flatten(0, -2) if isinstance(layer, nn.Conv2d) else out.flatten(0, -2)
+
+
+class _Reached(Exception):
+    """Raised to leave a forward whose rest is not needed."""
+
+
+@contextmanager
+def stop_after(module: Optional[nn.Module]) -> Iterator[None]:
+    """Within the block a forward ends behind ``module``; with None it runs through."""
+    def leave(*_: Any) -> None:
+        raise _Reached
+
+    handle = module.register_forward_hook(leave) if module is not None else None
+    try:
+        with suppress(_Reached):
+            yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def pick(rows: int, most: int, generator: torch.Generator) -> Optional[Tensor]:
+    """At most ``most`` of some rows, at random; None for all."""
+    if rows <= most:
+        return None
+    return torch.randperm(rows, generator=generator)[:most]
+
+
+class ReaderMoments:
+    """Moments of one reader: of its inputs, and of what its outputs do to the network's.
+
+    Args:
+        layer (nn.Module): The reader.
+        name (str): For messages.
+        rows (int): Most rows of a batch that are taken in.
+        sensitive (bool): Also collect the gradients of the outputs.
+    """
+
+    def __init__(self, layer: nn.Module, name: str, rows: int, sensitive: bool) -> None:
+        outputs, inputs = len(layer.weight), layer.weight[0].numel()
+        device = layer.weight.device
+        self.layer, self.rows, self.positions = layer, rows, 0.
+        self.inputs = Moments(inputs, device=device, name=name)
+        self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
+        self._generator = torch.Generator().manual_seed(0)
+
+    def hook(self, _: nn.Module, args: tuple, out: Tensor) -> None:
+        """Forward hook of the layer."""
+        rows = input_rows(self.layer, args[0].detach())
+        self.positions = len(rows) / len(args[0])
+        chosen = pick(len(rows), self.rows, self._generator)
+        self.inputs.add(rows if chosen is None else rows[chosen.to(rows.device)])
+        if self.gradients is not None and out.requires_grad:
+            out.register_hook(self._gradient)
+
+    def _gradient(self, gradient: Tensor) -> None:
+        self.gradients.add(output_rows(self.layer, gradient))
+
+
+def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
+            layers: Mapping[str, nn.Module], rows: int = 4096,
+            logits: Optional[bool] = None, last: Optional[nn.Module] = None,
+            seed: int = 0) -> Dict[str, ReaderMoments]:
+    """Moments of some readers over calibration batches.
+
+    With ``logits`` not None every batch is also run backward from a random projection of the
+    outputs: the gradients' second moments F say by how much an error of a reader's output changes
+    the network's, ``E |dz|^2 = positions * tr(F cov(dy))``. No label is read.
+
+    Args:
+        model (nn.Module): In eval mode.
+        batches (Iterable): What ``forward`` takes.
+        forward (Callable): Takes model and batch; gives tensors, in tuples or lists or alone.
+        layers (Mapping[str, nn.Module]): Readers by name.
+        rows (int): Most rows of a batch and reader. Defaults to 4096.
+        logits (bool, optional): Whether the outputs are class scores (B, C): their error is then
+            measured by Kullback and Leibler; else relative to the outputs. Defaults to None: no
+            gradients.
+        last (nn.Module, optional): Where a forward may end. Defaults to None.
+        seed (int): Of the projections. Defaults to 0.
+
+    Returns:
+        dict[str, ReaderMoments]: By name.
+    """
+    sensitive = logits is not None
+    found = {name: ReaderMoments(layer, name, rows, sensitive) for name, layer in layers.items()}
+    generator = torch.Generator().manual_seed(seed)
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            handle = layer.register_forward_hook(found[name].hook)
+            stack.callback(handle.remove)
+        if sensitive:
+            stack.enter_context(_gradients_of_activations(model))
+        for batch in batches:
+            if not sensitive:
+                with torch.no_grad(), stop_after(last):
+                    forward(model, batch)
+                continue
+            with torch.enable_grad():
+                outputs = flat_tensors(forward(model, batch))
+                _projected(outputs, logits, generator).backward()
+    return found
+
+
+@contextmanager
+def _gradients_of_activations(model: nn.Module) -> Iterator[None]:
+    """Within the block activations have gradients and parameters have none."""
+    wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    first = next(module for module in model.modules()
+                 if isinstance(module, (nn.Conv2d, nn.Linear)))
+    for parameter in wanted:
+        parameter.requires_grad_(False)
+    handle = first.register_forward_hook(
+        lambda _, __, out: out if out.requires_grad else out.requires_grad_())
+    try:
+        yield
+    finally:
+        handle.remove()
+        for parameter, before in wanted.items():
+            parameter.requires_grad_(before)
+
+
+def _projected(outputs: List[Tensor], logits: bool, generator: torch.Generator) -> Tensor:
+    """A scalar whose gradients have the outputs' sensitivity as second moments."""
+    if logits:
+        scores = outputs[-1].float()
+        chances = scores.detach().softmax(-1)
+        drawn = torch.multinomial(chances.cpu(), 1, generator=generator).to(scores.device)
+        return (scores * (torch.zeros_like(scores).scatter_(1, drawn, 1.) - chances)).sum()
+    total = 0.
+    for out in outputs:
+        energy = out.detach().flatten(1).square().sum(1).mean().clamp(min=1e-12).sqrt()
+        signs = torch.randint(0, 2, out.shape, generator=generator).to(out) * 2 - 1
+        total = total + (out * signs).sum() / energy
+    return total / len(outputs)**0.5
+
+
+def flat_tensors(outputs: Any) -> List[Tensor]:
+    """The floating point tensors in nested tuples, lists and dicts."""
+    if isinstance(outputs, Tensor):
+        return [outputs] if outputs.is_floating_point() else []
+    if isinstance(outputs, Mapping):
+        outputs = outputs.values()
+    if hasattr(outputs, 'to_tuple'):  # of Hugging Face
+        outputs = outputs.to_tuple()
+    if isinstance(outputs, (list, tuple)) or hasattr(outputs, '__iter__'):
+        return [tensor for part in outputs for tensor in flat_tensors(part)]
+    return []

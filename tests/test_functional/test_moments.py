@@ -1,0 +1,178 @@
+"""Streaming moments against NumPy, in any chunking."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.functional import moments as module
+from mmkcr.functional.moments import Moments, moments_of
+
+exactly = settings(derandomize=True, deadline=None, max_examples=40)
+
+
+READ = ('mean', 'covariance', 'target_mean', 'target_variance', 'cross_covariance')
+
+
+def close(first, second, scale=1.):
+    return torch.allclose(first, second, rtol=1e-11, atol=1e-11 * scale)
+
+
+def same(first, second):
+    """Whether two accumulators hold the same but for rounding."""
+    pairs = [(getattr(first, name), getattr(second, name)) for name in READ]
+    scale = max(float(value.abs().max()) for _, value in pairs if value.numel())
+    return first.count == second.count and all(close(*pair, scale) for pair in pairs)
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(0, 3), st.integers(0, 10**6))
+@exactly
+def test_moments_are_those_of_numpy(draw_rows, n, d, p, seed):
+    rows = draw_rows(n, d + p, d, seed)
+    features, targets = rows[:, :d], rows[:, d:]
+    moments = moments_of(features, targets if p else None)
+    expected = torch.from_numpy(np.cov(rows.T.numpy(), bias=True).reshape(d + p, d + p))
+    scale = float(expected.abs().max())
+    assert moments.count == n
+    assert close(moments.mean, features.mean(0))
+    assert close(moments.covariance, expected[:d, :d], scale)
+    assert close(moments.second_moment, features.T @ features / n, scale + 1)
+    assert close(moments.cross_covariance, expected[d:, :d], scale)
+    assert close(moments.target_variance, expected[d:, d:].diagonal(), scale)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), st.integers(0, 10**6),
+       st.data())
+@exactly
+def test_any_chunking_and_any_merging_equal_one_pass(draw_rows, sizes, seed, data):
+    rows = draw_rows(sum(sizes), 6, 6, seed)
+    whole = Moments(4, 2).add(rows[:, :4], rows[:, 4:])
+    parts = [Moments(4, 2).add(part[:, :4], part[:, 4:]) for part in rows.split(sizes)]
+    one_by_one = Moments(4, 2)
+    for part in rows.split(sizes):
+        one_by_one.add(part[:, :4], part[:, 4:])
+    merged = Moments(4, 2)
+    for part in data.draw(st.permutations(parts)):
+        merged.merge(part)
+    assert same(one_by_one, whole) and same(merged, whole)
+
+
+def test_blocks_and_chunks_do_not_matter(draw_rows, monkeypatch):
+    rows = draw_rows(50, 11, 11, 0)
+    whole = moments_of(rows)
+    monkeypatch.setattr(module, 'CHUNK', 7)
+    monkeypatch.setattr(module, 'BLOCK', 3)
+    assert same(moments_of(rows), whole)
+    assert torch.equal(whole.covariance, whole.covariance.T)
+
+
+def test_a_large_mean_costs_no_digits(draw_rows):
+    rows = draw_rows(200, 5, 5, 0, offset=0.)
+    shifted = (rows + 1e8) - 1e8  # what fp64 can hold of it beside 1e8
+    assert torch.allclose(moments_of(rows + 1e8).covariance, moments_of(shifted).covariance,
+                          rtol=1e-9)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32])
+def test_sums_are_fp64_whatever_the_dtype(dtype):
+    rows = torch.randn(30, 4).to(dtype)
+    assert moments_of(rows).covariance.dtype == torch.float64
+    assert same(moments_of(rows), moments_of(rows.double()))
+
+
+def test_leading_axes_are_rows_or_streams(draw_rows):
+    rows = draw_rows(24, 3, 3, 0)
+    assert same(Moments(3).add(rows.view(2, 3, 4, 3)), moments_of(rows))
+    streams = rows.view(2, 12, 3)
+    moments = Moments(3, 1, batch=(2, )).add(streams, streams[..., :1])
+    for i in range(2):
+        alone = moments_of(streams[i], streams[i, :, :1])
+        for name in ('mean', 'covariance', 'cross_covariance', 'target_mean', 'target_variance'):
+            assert close(getattr(moments, name)[i], getattr(alone, name))
+
+
+def test_resumed_from_a_state_dict(draw_rows):
+    rows = draw_rows(20, 4, 4, 0)
+    first = moments_of(rows[:9])
+    state = {name: value.clone() for name, value in first.state_dict().items()}
+    resumed = Moments(4).load_state_dict(state).add(rows[9:])
+    first.add(rows[9:])
+    assert all(torch.equal(value, resumed.state_dict()[name])
+               for name, value in first.state_dict().items())
+    assert int(state['count']) == 9, 'the state that was loaded changed'
+    with pytest.raises(ValueError, match=r'expected moments of the shapes .* found'):
+        Moments(5).load_state_dict(state)
+
+
+@pytest.mark.parametrize('bad', [float('nan'), float('inf'), -float('inf')])
+def test_values_that_are_not_finite_are_refused_and_leave_nothing(bad):
+    moments = Moments(3, 1, name='layers.0.ffn').add(torch.randn(5, 3), torch.randn(5, 1))
+    before = {name: value.clone() for name, value in moments.state_dict().items()}
+    rows, targets = torch.randn(3000, 3), torch.randn(3000, 1)
+    rows[2999, 1] = bad
+    with pytest.raises(ValueError, match='finite features of `layers.0.ffn`'):
+        moments.add(rows, targets)
+    targets[0] = bad
+    with pytest.raises(ValueError, match='finite targets of `layers.0.ffn`'):
+        moments.add(torch.randn(3000, 3), targets)
+    assert all(torch.equal(value, before[name]) for name, value in moments.state_dict().items())
+
+
+def test_wrong_input_is_refused():
+    with pytest.raises(ValueError, match=r'shape \(\.\.\., 3\).*found \(4, 2\)'):
+        Moments(3).add(torch.randn(4, 2))
+    with pytest.raises(ValueError, match=r'shape \(2, n, 3\).*found \(4, 3\)'):
+        Moments(3, batch=(2, )).add(torch.randn(4, 3))
+    with pytest.raises(ValueError, match='floating dtype'):
+        Moments(3).add(torch.ones(4, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match='expected no targets'):
+        Moments(3).add(torch.randn(4, 3), torch.randn(4, 1))
+    with pytest.raises(ValueError, match='expected targets'):
+        Moments(3, 1).add(torch.randn(4, 3))
+    with pytest.raises(ValueError, match='target for each of the 4 rows'):
+        Moments(3, 1).add(torch.randn(4, 3), torch.randn(5, 1))
+    with pytest.raises(ValueError, match='at least one row of `Moments`, found 0'):
+        Moments(3).covariance  # noqa: B018
+
+
+def _rank(rank, rows, sizes, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank,
+                            world_size=len(sizes))
+    part = rows.split(sizes)[rank]
+    moments = Moments(4, 2).add(part[:, :4], part[:, 4:]).all_reduce()
+    torch.save(moments.state_dict(), os.path.join(folder, f'{rank}.pt'))
+    dist.destroy_process_group()
+
+
+def _run_ranks(rows, sizes, folder):
+    mp.start_processes(_rank, (rows, sizes, str(folder)), len(sizes), start_method='fork')
+
+
+def test_two_ranks_hold_the_moments_of_all(draw_rows, tmp_path):
+    rows = draw_rows(30, 6, 6, 0, offset=100.)
+    _run_ranks(rows, [30, 0], tmp_path)  # a rank may have seen nothing
+    for name, value in Moments(4, 2).add(rows[:, :4], rows[:, 4:]).state_dict().items():
+        saved = [torch.load(tmp_path / f'{rank}.pt')[name] for rank in range(2)]
+        assert torch.equal(*saved), name
+        assert torch.allclose(saved[0].double(), value.double(), rtol=1e-10), name
+
+
+def test_all_ranks_weigh_as_much_as_they_saw(draw_rows, tmp_path):
+    rows = draw_rows(30, 6, 6, 1, offset=100.)
+    _run_ranks(rows, [11, 19], tmp_path)
+    expected = Moments(4, 2).add(rows[:, :4], rows[:, 4:])
+    state = torch.load(tmp_path / '0.pt')
+    assert same(Moments(4, 2).load_state_dict(state), expected)
+
+
+def test_without_ranks_all_reduce_changes_nothing(draw_rows):
+    moments = moments_of(draw_rows(10, 3, 3, 0))
+    before = {name: value.clone() for name, value in moments.state_dict().items()}
+    moments.all_reduce()
+    assert all(torch.equal(value, before[name]) for name, value in moments.state_dict().items())

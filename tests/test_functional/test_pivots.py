@@ -1,0 +1,251 @@
+"""Orders of units: every step greedy, every error as computed directly."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.functional import sweep
+from mmkcr.functional.moments import moments_of
+from mmkcr.functional.pivots import (
+    MIN_RHO,
+    allocation_curve,
+    channel_order,
+    gram_matrix,
+    pivot_order,
+    reconstruction_error,
+    ridge,
+    solve_psd,
+)
+
+exactly = settings(derandomize=True, deadline=None, max_examples=40)
+methods = pytest.mark.parametrize('method', ['forward', 'backward'])
+
+
+def directly(covariance, gram, kept, rho):
+    """tr(G (C' - C'[:, K] C'[K, K]^-1 C'[K, :])), C' = C + rho I (SPEC 9)."""
+    noisy = covariance + ridge(covariance, rho) * torch.eye(len(covariance))
+    left = noisy
+    if len(kept):
+        left = noisy - noisy[:, kept] @ torch.linalg.solve(noisy[kept][:, kept], noisy[kept])
+    return float((gram * left).sum())
+
+
+def problem(draw_rows, d, rank, seed, outputs=3):
+    covariance = moments_of(draw_rows(3 * d, d, rank, seed)).covariance
+    return covariance, gram_matrix(draw_rows(outputs, d, outputs, seed + 1))
+
+
+problems = st.tuples(st.integers(1, 14), st.integers(0, 10**6)).flatmap(
+    lambda case: st.tuples(st.just(case[0]), st.integers(1, case[0]), st.just(case[1])))
+
+
+@methods
+@pytest.mark.parametrize('size', [1, 3])
+@given(case=problems, rho=st.sampled_from([1e-8, 1e-3, .1]))
+@exactly
+def test_every_step_is_greedy_and_its_error_exact(draw_rows, method, size, case, rho):
+    covariance, gram = problem(draw_rows, *case)
+    order = pivot_order(covariance, gram, groups=size, rho=rho, method=method)
+    units = range(len(order.groups))
+    assert sorted(order.order.tolist()) == list(units)
+    start = directly(covariance, gram, [], rho)
+
+    def error(chosen):
+        kept = [channel for unit in chosen for channel in order.groups[unit].tolist()]
+        return directly(covariance, gram, kept, rho)
+
+    for k in units:
+        chosen, rest = order.order[:k].tolist(), order.order[k:].tolist()
+        here = error(chosen)
+        assert float(order.errors[k]) == pytest.approx(here, rel=1e-6, abs=1e-9 * start)
+        # the step between k and k + 1 units is the best one, by error a channel
+        after = error([*chosen, rest[0]])
+        others = rest if method == 'forward' else [*chosen, rest[0]]
+        for other in others:
+            width = len(order.groups[other])
+            if method == 'forward':
+                step = (here - error([*chosen, other])) / width
+                taken = (here - after) / len(order.groups[rest[0]])
+                assert taken >= step - 1e-6 * abs(step) - 1e-9 * start
+            else:
+                without = [unit for unit in others if unit != other]
+                step = (error(without) - after) / width
+                taken = (here - after) / len(order.groups[rest[0]])
+                assert taken <= step + 1e-6 * abs(step) + 1e-9 * start
+    assert float(order.errors[-1]) == 0
+
+
+@methods
+@pytest.mark.parametrize('groups', [None, 8, 64])
+@pytest.mark.parametrize('rho', [0., 1e-3])
+def test_curves_of_many_units(draw_rows, method, groups, rho):
+    """More units than a panel holds, several flushes, fresh starts as the residual dies."""
+    covariance, gram = problem(draw_rows, 300, 120, 0, outputs=40)
+    order = pivot_order(covariance, gram, groups=groups, rho=rho, method=method)
+    assert (order.errors.diff() <= 0).all() and order.errors[-1] == 0
+    counts = torch.linspace(0, len(order.order), 12).long().tolist()
+    for count in counts:
+        kept = order.kept(count)
+        noisy = directly(covariance, gram, kept, max(rho, MIN_RHO))
+        total = float(order.errors[0])
+        assert float(order.errors[count]) == pytest.approx(noisy, rel=1e-5, abs=1e-11 * total)
+        assert reconstruction_error(covariance, gram, kept, rho) <= \
+            float(order.errors[count]) + 1e-11 * total
+        # nested: a smaller choice is within a larger one
+        smaller = order.kept(count // 2)
+        assert set(smaller.tolist()) <= set(kept.tolist())
+        assert kept.tolist() == sorted(kept.tolist())
+
+
+@methods
+def test_panels_do_not_matter(draw_rows, method, monkeypatch):
+    covariance, gram = problem(draw_rows, 90, 60, 3, outputs=20)
+    expected = pivot_order(covariance, gram, groups=4, method=method)
+    monkeypatch.setattr(sweep, 'PANEL', 12)
+    order = pivot_order(covariance, gram, groups=4, method=method)
+    assert torch.equal(order.order, expected.order)
+    assert torch.allclose(order.errors, expected.errors, rtol=1e-8)
+
+
+@methods
+def test_dependent_units_come_last_and_cost_nothing(draw_rows, method):
+    covariance, gram = problem(draw_rows, 40, 7, 0, outputs=12)
+    order = pivot_order(covariance, gram, rho=0., method=method)
+    total = reconstruction_error(covariance, gram, order.kept(0))
+    assert reconstruction_error(covariance, gram, order.kept(7), 0.) < 1e-12 * total
+    assert reconstruction_error(covariance, gram, order.kept(6), 0.) > 1e-6 * total
+    assert float(order.errors[7]) < 1e-6 * total
+
+
+@methods
+def test_units_of_any_channels_and_of_several_sizes(draw_rows, method):
+    covariance, gram = problem(draw_rows, 9, 9, 0)
+    groups = [[8, 0], [3], [1, 2, 4], [5, 7, 6]]
+    order = pivot_order(covariance, gram, groups, method=method)
+    for k in range(5):
+        kept = [channel for unit in order.order[:k] for channel in groups[unit]]
+        assert order.kept(k).tolist() == sorted(kept)
+        expected = directly(covariance, gram, kept, 1e-3)
+        assert float(order.errors[k]) == pytest.approx(expected, abs=1e-9 * float(order.errors[0]))
+
+
+@methods
+def test_fixed_units_come_first(draw_rows, method):
+    covariance, gram = problem(draw_rows, 30, 30, 0)
+    order = pivot_order(covariance, gram, fixed=[11, 2, 29], method=method)
+    assert order.order[:3].tolist() == [11, 2, 29]
+    for k in (1, 3, 17):
+        expected = directly(covariance, gram, order.kept(k), 1e-3)
+        assert float(order.errors[k]) == pytest.approx(expected, rel=1e-8)
+
+
+@methods
+def test_consumers_with_inputs_of_their_own_add_up(draw_rows, method):
+    first, second = (problem(draw_rows, 12, 12, seed) for seed in (0, 5))
+    order = pivot_order(*(torch.stack(pair) for pair in zip(first, second)), method=method)
+    for k in range(12):
+        expected = sum(directly(*pair, order.kept(k), 1e-3) for pair in (first, second))
+        assert float(order.errors[k]) == pytest.approx(expected, abs=1e-9 * float(order.errors[0]))
+    same = pivot_order(torch.stack([first[0]] * 2), torch.stack([first[1]] * 2), method=method)
+    alone = pivot_order(*first, method=method)
+    assert torch.equal(same.order, alone.order)
+    assert torch.allclose(same.errors, 2 * alone.errors)
+
+
+@methods
+def test_extra_errors_are_counted(draw_rows, method):
+    covariance, gram = problem(draw_rows, 10, 10, 0)
+    extra = torch.rand(10, dtype=torch.float64) * gram.trace()
+    order = pivot_order(covariance, gram, extra=extra, method=method)
+    for k in range(11):
+        lost = float(extra[order.order[k:]].sum())
+        expected = directly(covariance, gram, order.kept(k), 1e-3) + lost
+        assert float(order.errors[k]) == pytest.approx(expected, rel=1e-8, abs=1e-12)
+
+
+def test_channels_read_and_written(draw_rows):
+    covariance, gram = problem(draw_rows, 10, 10, 0)
+    energy = torch.rand(10)
+    order = channel_order(covariance, gram, energy, balance=2., rho=1e-8)
+    assert float(order.errors[0]) == pytest.approx(3, rel=1e-6)
+    kept = order.kept(4)
+    rest = [unit for unit in range(10) if unit not in kept.tolist()]
+    expected = directly(covariance, gram, kept, 1e-8) / directly(covariance, gram, [], 1e-8) + \
+        2 * float(energy[rest].sum() / energy.sum())
+    assert float(order.errors[4]) == pytest.approx(expected, rel=1e-5)
+    dead = channel_order(covariance, torch.zeros(10, 10), energy)
+    assert torch.equal(dead.order, energy.argsort(descending=True))
+
+
+@methods
+def test_degenerate_problems_have_an_order(method):
+    nothing = torch.zeros(5, 5)
+    for covariance, gram in ((nothing, torch.eye(5)), (torch.eye(5), nothing), (nothing, nothing)):
+        order = pivot_order(covariance, gram, method=method)
+        assert sorted(order.order.tolist()) == list(range(5))
+        assert torch.isfinite(order.errors).all()
+
+
+@methods
+def test_variances_of_very_different_sizes(draw_rows, method):
+    """Massive activations: one unit with 1e6 times the others' variance."""
+    rows = draw_rows(400, 24, 24, 0)
+    rows[:, 5] *= 1e3
+    covariance = moments_of(rows).covariance
+    gram = gram_matrix(draw_rows(6, 24, 6, 1))
+    order = pivot_order(covariance, gram, rho=1e-8, method=method)
+    for k in (1, 8, 20):
+        expected = directly(covariance, gram, order.kept(k), 1e-8)
+        assert float(order.errors[k]) == pytest.approx(expected, rel=1e-4)
+
+
+@given(problems)
+@exactly
+def test_reconstruction_error_is_that_of_least_squares(draw_rows, case):
+    d, rank, seed = case
+    rows, weight = draw_rows(3 * d, d, rank, seed), draw_rows(3, d, 3, seed + 1)
+    kept = torch.randperm(d, generator=torch.Generator().manual_seed(seed))[:max(1, d // 2)]
+    centred = rows - rows.mean(0)
+    target = centred @ weight.T
+    best = torch.linalg.lstsq(centred[:, kept], target, driver='gelsd').solution
+    expected = float((target - centred[:, kept] @ best).square().sum(1).mean())
+    scale = float(target.square().sum(1).mean())
+    found = reconstruction_error(moments_of(rows).covariance, gram_matrix(weight), kept, 0.)
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-8 * scale)
+
+
+def test_solve_psd_takes_singular_systems():
+    root = torch.randn(3, 6, 4, dtype=torch.float64)
+    matrix = root @ root.mT
+    matrix[0] += torch.eye(6)
+    solution = torch.randn(3, 6, 2, dtype=torch.float64)
+    found = solve_psd(matrix, matrix @ solution)
+    assert torch.allclose(matrix @ found, matrix @ solution, rtol=1e-8)
+    assert (found.norm(dim=(1, 2))[1:] <= solution.norm(dim=(1, 2))[1:]).all()
+
+
+def test_allocation_curve_is_monotone_and_relative():
+    errors = torch.tensor([4., 2., 3., 1., 0.])
+    assert allocation_curve(errors).tolist() == [1., .5, .5, .25, 0.]
+    assert allocation_curve(errors, [0, 2, 4]).tolist() == [1., .75, 0.]
+    assert allocation_curve(torch.tensor([2., 5.]), [3, 4], total=4.).tolist() == [.5, .5]
+    assert allocation_curve(torch.zeros(3)).tolist() == [0., 0., 0.]
+
+
+def test_wrong_input_is_refused(draw_rows):
+    covariance, gram = problem(draw_rows, 6, 6, 0)
+    for match, arguments in {
+            'one shape': dict(gram=gram[:5, :5]),
+            'partition': dict(groups=[[0, 1], [2, 3], [3, 4, 5]]),
+            'distinct': dict(fixed=[1, 1]),
+            'within 0 and 5': dict(fixed=[6]),
+            'not negative in `extra`': dict(extra=-torch.ones(6)),
+            'finite `rho`': dict(rho=-1.),
+            "'forward' or 'backward'": dict(method='random'),
+            'found `nan`': dict(covariance=covariance * float('nan')),
+    }.items():
+        with pytest.raises(ValueError, match=match):
+            pivot_order(**{'covariance': covariance, 'gram': gram, **arguments})
+    with pytest.raises(ValueError, match='within 0 and 6, found `7`'):
+        pivot_order(covariance, gram).kept(7)

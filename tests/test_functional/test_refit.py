@@ -1,0 +1,277 @@
+"""Refits against fp64 least squares, and never worse than plain selection."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.functional.moments import Moments, moments_of
+from mmkcr.functional.pivots import gram_matrix, pivot_order, reconstruction_error, ridge
+from mmkcr.functional.refit import (
+    output_error,
+    refit,
+    refit_conv,
+    refit_mixed,
+    refit_output,
+    unfold_patches,
+)
+
+exactly = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+@st.composite
+def problems(draw):
+    """Rows, consumer, kept units."""
+    d = draw(st.integers(1, 12))
+    return dict(d=d, n=draw(st.integers(2, 60)), rank=draw(st.integers(1, d)),
+                m=draw(st.integers(1, 5)), k=draw(st.integers(1, d)),
+                offset=draw(st.sampled_from([0., 1., 100.])), seed=draw(st.integers(0, 10**6)))
+
+
+def build(draw_rows, d, n, rank, m, k, offset, seed):
+    rows = draw_rows(n, d, rank, seed, offset)
+    weight, bias = draw_rows(m, d, m, seed + 1), draw_rows(1, m, 1, seed + 2)[0]
+    kept = torch.randperm(d, generator=torch.Generator().manual_seed(seed))[:k].sort().values
+    return rows, weight, bias, kept
+
+
+def mean_error(outputs, targets):
+    return float((outputs - targets).square().sum(1).mean())
+
+
+def with_best_bias(outputs, targets):
+    return outputs + (targets - outputs).mean(0)
+
+
+def least_squares(inputs, targets, prior, noise):
+    """argmin of the mean ||x W^T + b - y||^2 + noise ||W - prior||^2, by a QR of the rows."""
+    n, k = inputs.shape
+    left = inputs - inputs.mean(0)
+    right = targets - targets.mean(0)
+    root = (n * noise)**.5
+    left = torch.cat([left, root * torch.eye(k, dtype=left.dtype)])
+    right = torch.cat([right, root * prior.T])
+    weight = torch.linalg.lstsq(left, right, driver='gelsd').solution.T
+    return weight, targets.mean(0) - weight @ inputs.mean(0)
+
+
+@given(problems(), st.sampled_from([1e-4, 1e-2, 1.]))
+@exactly
+def test_refit_is_the_ridge_regression_towards_selection(draw_rows, case, rho):
+    rows, weight, bias, kept = build(draw_rows, **case)
+    moments = moments_of(rows)
+    new, new_bias = refit(weight, bias, moments.covariance, moments.mean, kept, rho)
+    targets = rows @ weight.T + bias
+    noise = float(ridge(moments.covariance, rho))
+    expected, expected_bias = least_squares(rows[:, kept], targets, weight[:, kept], noise)
+    scale = float(weight.abs().max())
+    assert torch.allclose(new, expected, rtol=1e-6, atol=1e-7 * scale)
+    outputs = rows[:, kept] @ new.T + new_bias
+    expected_outputs = rows[:, kept] @ expected.T + expected_bias
+    assert torch.allclose(outputs, expected_outputs, atol=1e-7 * float(targets.abs().max() + 1))
+
+
+@given(problems())
+@exactly
+def test_without_ridge_it_is_least_squares(draw_rows, case):
+    rows, weight, bias, kept = build(draw_rows, **case)
+    moments = moments_of(rows)
+    new, new_bias = refit(weight, bias, moments.covariance, moments.mean, kept, 0.)
+    targets = rows @ weight.T + bias
+    best = with_best_bias(rows[:, kept] @ least_squares(
+        rows[:, kept], targets, weight[:, kept], 0.)[0].T, targets)
+    outputs = rows[:, kept] @ new.T + new_bias
+    scale = mean_error(targets, targets.mean(0))
+    assert mean_error(outputs, targets) == pytest.approx(
+        mean_error(best, targets), rel=1e-6, abs=1e-9 * scale)
+
+
+@given(problems(), st.sampled_from([0., 1e-6, 1e-3, .1, 10.]))
+@exactly
+def test_never_worse_than_selection_of_the_same_units(draw_rows, case, rho):
+    rows, weight, bias, kept = build(draw_rows, **case)
+    moments = moments_of(rows)
+    new, new_bias = refit(weight, bias, moments.covariance, moments.mean, kept, rho)
+    targets = rows @ weight.T + bias
+    refitted = mean_error(rows[:, kept] @ new.T + new_bias, targets)
+    selected = rows[:, kept] @ weight[:, kept].T
+    scale = 1e-12 * float(targets.square().sum(1).mean())
+    assert refitted <= mean_error(with_best_bias(selected, targets), targets) + scale
+    assert refitted <= mean_error(selected + bias, targets) + scale
+    gram = gram_matrix(weight)
+    assert refitted == pytest.approx(
+        reconstruction_error(moments.covariance, gram, kept, rho), rel=1e-6, abs=10 * scale)
+
+
+@given(problems(), st.sampled_from([0., 1e-3, 1.]))
+@exactly
+def test_all_units_change_nothing(draw_rows, case, rho):
+    rows, weight, bias, _ = build(draw_rows, **case)
+    moments = moments_of(rows)
+    new, new_bias = refit(weight, bias, moments.covariance, moments.mean,
+                          torch.arange(case['d']), rho)
+    assert torch.equal(new, weight)
+    assert torch.allclose(new_bias, bias, atol=1e-9 * float((rows @ weight.T).abs().max() + 1))
+
+
+@given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 10**6))
+@exactly
+def test_dependent_units_are_removed_without_loss(draw_rows, rank, dependent, seed):
+    d = rank + dependent
+    rows = draw_rows(40, d, rank, seed, offset=3.)
+    weight, bias = draw_rows(4, d, 4, seed + 1), torch.ones(4, dtype=torch.float64)
+    moments = moments_of(rows)
+    order = pivot_order(moments.covariance, gram_matrix(weight), rho=0.)
+    kept = order.kept(rank)
+    new, new_bias = refit(weight, bias, moments.covariance, moments.mean, kept, 0.)
+    targets = rows @ weight.T + bias
+    assert torch.allclose(rows[:, kept] @ new.T + new_bias, targets,
+                          atol=1e-6 * float(targets.abs().max()))
+
+
+def test_rows_of_the_spec(draw_rows):
+    """A = C[:, K] (C[K, K] + rho I)^-1 for removed units, as printed; kept ones are exact."""
+    rows, weight = draw_rows(50, 9, 9, 0), draw_rows(4, 9, 4, 1)
+    moments, kept, rest = moments_of(rows), torch.tensor([1, 2, 5, 8]), [0, 3, 4, 6, 7]
+    covariance = moments.covariance
+    noise = ridge(covariance, 1e-3) * torch.eye(4)
+    printed = covariance[:, kept] @ torch.linalg.inv(covariance[kept][:, kept] + noise)
+    new, bias = refit(weight, None, covariance, moments.mean, kept, 1e-3)
+    assert torch.allclose(new, weight[:, kept] + weight[:, rest] @ printed[rest], rtol=1e-9)
+    offset = (moments.mean - printed @ moments.mean[kept])[rest]
+    assert torch.allclose(bias, weight[:, rest] @ offset, rtol=1e-9)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.float32])
+def test_computed_in_fp64_and_given_back_as_it_came(draw_rows, dtype):
+    rows, weight = draw_rows(50, 9, 9, 0), draw_rows(4, 9, 4, 1).to(dtype)
+    moments, kept = moments_of(rows), torch.tensor([0, 4, 7])
+    arguments = (moments.covariance, moments.mean, kept)
+    found = refit(weight, None, *arguments)
+    expected = refit(weight.double(), None, *arguments)
+    for value, exact in zip(found, expected):
+        assert value.dtype == dtype and torch.equal(value, exact.to(dtype))
+
+
+@given(problems(), st.sampled_from([1e-4, 1e-2, 1.]), st.booleans())
+@exactly
+def test_outputs_refitted_to_targets(draw_rows, case, rho, with_prior):
+    rows, weight, _, _ = build(draw_rows, **case)
+    targets = draw_rows(case['n'], case['m'], case['m'], case['seed'] + 3) + torch.tanh(
+        rows @ weight.T)
+    moments = moments_of(rows, targets)
+    new, bias = refit_output(moments, weight if with_prior else None, rho)
+    prior = weight if with_prior else torch.zeros_like(weight)
+    noise = float(ridge(moments.covariance, rho))
+    expected, expected_bias = least_squares(rows, targets, prior, noise)
+    scale = float(targets.abs().max() + weight.abs().max())
+    assert torch.allclose(new, expected, rtol=1e-6, atol=1e-7 * scale)
+    error = mean_error(rows @ new.T + bias, targets)
+    tolerance = 1e-9 * mean_error(rows @ prior.T, targets)
+    assert float(output_error(moments, new, bias)) == pytest.approx(error, rel=1e-6, abs=tolerance)
+    assert float(output_error(moments, new)) == pytest.approx(error, rel=1e-6, abs=tolerance)
+    assert error <= mean_error(with_best_bias(rows @ prior.T, targets), targets) + tolerance
+    assert error <= mean_error(rows @ prior.T + expected_bias, targets) + tolerance
+
+
+def test_directions_without_data_keep_their_weights(draw_rows):
+    rows = draw_rows(40, 6, 6, 0)
+    rows[:, 4:] = 2.  # constant: no covariance
+    targets, prior = draw_rows(40, 3, 3, 1), draw_rows(3, 6, 3, 2)
+    new, _ = refit_output(moments_of(rows, targets), prior, 1e-9)
+    assert torch.allclose(new[:, 4:], prior[:, 4:], rtol=1e-9)
+    assert not torch.allclose(new[:, :4], prior[:, :4], rtol=.1)
+
+
+def test_independent_problems_at_once(draw_rows):
+    rows, targets = draw_rows(60, 4, 4, 0).view(2, 30, 4), draw_rows(60, 3, 3, 1).view(2, 30, 3)
+    prior = draw_rows(6, 4, 4, 2).view(2, 3, 4)
+    moments = Moments(4, 3, batch=(2, )).add(rows, targets)
+    weights, biases = refit_output(moments, prior, 1e-2)
+    errors = output_error(moments, weights, biases)
+    for i in range(2):
+        alone = moments_of(rows[i], targets[i])
+        weight, bias = refit_output(alone, prior[i], 1e-2)
+        assert torch.allclose(weights[i], weight) and torch.allclose(biases[i], bias)
+        assert torch.allclose(errors[i], output_error(alone, weight, bias))
+
+
+@given(problems(), st.sampled_from([0., 1e-3, 1.]))
+@exactly
+def test_mixtures_are_refitted_and_never_worse_than_their_prior(draw_rows, case, rho):
+    rows, weight, bias, _ = build(draw_rows, **case)
+    mixing = draw_rows(case['k'], case['d'], case['k'], case['seed'] + 5)
+    prior = draw_rows(case['m'], case['k'], case['m'], case['seed'] + 6)
+    moments = moments_of(rows)
+    new, new_bias = refit_mixed(weight, bias, moments.covariance, moments.mean, mixing, prior, rho)
+    targets, mixed = rows @ weight.T + bias, rows @ mixing.T
+    error = mean_error(mixed @ new.T + new_bias, targets)
+    scale = mean_error(mixed @ prior.T, targets) + mean_error(targets, 0 * targets)
+    assert error <= mean_error(with_best_bias(mixed @ prior.T, targets), targets) + 1e-9 * scale
+    if rho:
+        expected, expected_bias = least_squares(
+            mixed, targets, prior, float(ridge(moments_of(mixed).covariance, rho)))
+        best = mean_error(mixed @ expected.T + expected_bias, targets)
+        assert error == pytest.approx(best, rel=1e-6, abs=1e-9 * scale)
+
+
+def test_selection_is_a_mixture(draw_rows):
+    rows, weight = draw_rows(50, 9, 9, 0), draw_rows(4, 9, 4, 1)
+    moments, kept = moments_of(rows), torch.tensor([1, 3, 4])
+    selected = refit(weight, None, moments.covariance, moments.mean, kept, 0.)
+    mixed = refit_mixed(weight, None, moments.covariance, moments.mean,
+                        torch.eye(9, dtype=torch.float64)[kept], weight[:, kept], 0.)
+    for first, second in zip(selected, mixed):
+        assert torch.allclose(first, second)
+
+
+convolutions = st.fixed_dictionaries(dict(
+    channels=st.integers(1, 5), side=st.sampled_from([1, 2, 3]), stride=st.integers(1, 2),
+    padding=st.integers(0, 1), dilation=st.integers(1, 2), seed=st.integers(0, 10**6)))
+
+
+@given(convolutions, st.sampled_from([0., 1e-3]))
+@exactly
+def test_convolutions_are_linear_layers_on_patches(case, rho):
+    generator = torch.Generator().manual_seed(case['seed'])
+
+    def normal(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    channels, side = case['channels'], case['side']
+    options = dict(stride=case['stride'], padding=case['padding'], dilation=case['dilation'])
+    maps, kernels, bias = normal(3, channels, 8, 7) + 1, normal(4, channels, side, side), normal(4)
+    maps[:, -1] = maps[:, 0] * 2  # dependent, at the padding as well
+    rows = unfold_patches(maps, side, **options)
+    targets = F.conv2d(maps, kernels, bias, **options)
+    assert torch.allclose(rows @ kernels.flatten(1).T + bias,
+                          targets.permute(0, 2, 3, 1).flatten(0, 2))
+    moments = moments_of(rows)
+    order = pivot_order(moments.covariance, gram_matrix(kernels.flatten(1)), groups=side**2)
+    count = max(1, channels // 2)
+    kept = order.order[:count].sort().values
+    new, new_bias = refit_conv(kernels, bias, moments.covariance, moments.mean, kept, rho)
+    outputs = F.conv2d(maps[:, kept], new, new_bias, **options)
+
+    def error(found):
+        return float((found - targets).square().sum(1).mean())
+
+    selected = F.conv2d(maps[:, kept], kernels[:, kept], **options)
+    selected = selected + (targets - selected).mean((0, 2, 3), keepdim=True)
+    scale = float(targets.square().sum(1).mean())
+    assert error(outputs) <= error(selected) + 1e-9 * scale
+    if rho == 1e-3:  # that of the order
+        assert error(outputs) <= float(order.errors[count]) * (1 + 1e-6) + 1e-9 * scale
+    elif channels == 2:
+        assert error(outputs) < 1e-9 * scale
+
+
+def test_wrong_input_is_refused(draw_rows):
+    moments = moments_of(draw_rows(9, 4, 4, 0), draw_rows(9, 2, 2, 1))
+    with pytest.raises(ValueError, match=r'weight \(m, d\).*found \(3, 5\), \(4, 4\) and \(4,\)'):
+        refit(torch.zeros(3, 5), None, moments.covariance, moments.mean, torch.arange(2))
+    with pytest.raises(ValueError, match=r'prior of shape \(2, 4\) .* found \(4, 2\)'):
+        refit_output(moments, torch.zeros(4, 2))
+    with pytest.raises(ValueError, match='with targets, found none'):
+        refit_output(moments_of(draw_rows(9, 4, 4, 0)))

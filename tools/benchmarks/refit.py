@@ -1,0 +1,198 @@
+"""Seconds and memory of the closed-form refit of one layer: moments, order of units, weights.
+
+Of random activations through a ReLU, as wide as the streams of ViT-S and ViT-B and the hidden
+layers of ViT-B and ViT-L; the consumer has a quarter of the width, and half of the units stay.
+Moments are timed for a share of the rows and given for all. Memory is the process's peak (of the
+device on CUDA), so widths are measured in ascending order. The file is written after each width.
+With --compare, errors of backward elimination over those of forward selection instead.
+
+examples:
+  python tools/benchmarks/refit.py --widths 384 768
+  python tools/benchmarks/refit.py --groups 8 --device cuda
+  python tools/benchmarks/refit.py --compare 384
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.machine import machine_info
+from mmkcr.apis.cli import Parser, command
+from mmkcr.core import atomic_write
+from mmkcr.functional.moments import CHUNK, Moments, moments_of
+from mmkcr.functional.pivots import gram_matrix, pivot_order, reconstruction_error
+from mmkcr.functional.refit import refit
+from mmkcr.visualization import format_table
+
+SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
+SEEDS = 3
+
+
+def _decaying(n: int, d: int) -> torch.Tensor:
+    rotation = torch.linalg.qr(torch.randn(d, d)).Q
+    return torch.randn(n, d) * torch.arange(1., d + 1)**-0.75 @ rotation
+
+
+def _mixed(n: int, d: int) -> torch.Tensor:
+    return torch.randn(n, max(1, d // 4)) @ torch.randn(max(1, d // 4), d)
+
+
+#: Draws of activations (n, d).
+PROBLEMS: Dict[str, Callable[[int, int], torch.Tensor]] = {
+    'independent units': torch.randn,
+    'decaying spectrum': _decaying,
+    'low rank and noise': lambda n, d: _mixed(n, d) + 0.3 * torch.randn(n, d),
+    'ReLU of low rank': lambda n, d: torch.relu(_mixed(n, d) / d**0.5 - 0.15)}
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('--widths', type=int, nargs='+', default=[384, 768, 3072, 4096],
+                        help='units of the layer (%(default)s)')
+    parser.add_argument('--tokens', type=int, default=25000,
+                        help='rows of activations (%(default)s: a quarter of those of 512 images '
+                        'of 14 x 14 patches)')
+    parser.add_argument('--groups', type=int, default=1,
+                        help='channels of a unit (%(default)s)')
+    parser.add_argument('--keep', type=float, default=0.5, help='share of units (%(default)s)')
+    parser.add_argument('--compare', type=int, metavar='UNITS',
+                        help='compare the two orders on random problems of so many units (at least '
+                        '16)')
+    parser.add_argument('--threads', type=int, help="of the CPU; default: torch's own choice")
+    parser.add_argument('--device', default='cpu', help='cpu or cuda (%(default)s)')
+    parser.add_argument('--clock', choices=('wall', 'cpu'), default='wall',
+                        help='cpu: time of the calling thread, for --threads 1 on a busy machine '
+                        '(%(default)s)')
+    parser.add_argument('--out', metavar='FILE', default='work_dirs/benchmarks/refit.json',
+                        help='(%(default)s)')
+    return parser
+
+
+def timed(function: Callable[[], Any], device: torch.device,
+          clock: Callable[[], float]) -> Tuple[Any, float]:
+    """What a function returns, and its seconds."""
+    def now() -> float:
+        if device.type == 'cuda':
+            torch.cuda.synchronize(device)
+        return clock()
+
+    start = now()
+    result = function()
+    return result, now() - start
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at the peak: of the device, or of the process on a CPU."""
+    if device.type == 'cuda':
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def measure(width: int, tokens: int, groups: int, keep: float, device: torch.device,
+            clock: Callable[[], float]) -> Dict[str, Any]:
+    """One width: seconds of every part, and the share of the output's variance that is lost."""
+    torch.manual_seed(0)
+    sample = min(tokens, max(2 * width, CHUNK))
+    inputs = torch.randn(sample, max(1, width // 4), device=device)
+    mix = torch.randn(width, inputs.shape[1], device=device) / inputs.shape[1]**0.5
+    rows = torch.relu(inputs @ mix.T)
+    weight = torch.randn(max(1, width // 4), width, device=device)
+    moments, seconds = timed(lambda: Moments(width, device=device).add(rows), device, clock)
+    row = dict(width=width, moments=seconds * tokens / sample)
+    covariance, gram = moments.covariance, gram_matrix(weight)
+    for method in ('forward', 'backward'):
+        order, row[method] = timed(
+            lambda method=method: pivot_order(covariance, gram, groups, method=method), device,
+            clock)
+    count = max(1, round(keep * len(order.order)))
+    _, row['refit'] = timed(
+        lambda: refit(weight, None, covariance, moments.mean, order.kept(count)), device,
+        clock)
+    return dict(row, kept=count, lost=float(order.errors[count] / order.errors[0]),
+                memory=peak_memory(device))
+
+
+def compare(units: int) -> List[Dict[str, Any]]:
+    """Mean relative errors of both orders on every kind of random problem, over the seeds."""
+    rows = []
+    for name, draw in PROBLEMS.items():
+        errors = {method: torch.zeros(len(SHARES)) for method in ('forward', 'backward')}
+        for seed in range(SEEDS):
+            torch.manual_seed(seed)
+            covariance = moments_of(draw(8 * units, units)).covariance
+            gram = gram_matrix(torch.randn(max(1, units // 4), units))
+            total = float((covariance * gram).sum())
+            for method, sums in errors.items():
+                order = pivot_order(covariance, gram, method=method)
+                sums += torch.tensor([
+                    reconstruction_error(covariance, gram, order.kept(round(share * units)))
+                    for share in SHARES]) / (total * SEEDS)
+        ratios = errors['backward'] / errors['forward']
+        rows.append(dict(problem=name, errors=errors['backward'].tolist(), ratios=ratios.tolist()))
+    return rows
+
+
+def comparison_table(rows: List[Dict[str, Any]]) -> str:
+    """One line a problem: backward's relative error, and its ratio to forward's."""
+    return format_table(
+        ('problem', *(f'{share:.0%} kept' for share in SHARES)),
+        [(row['problem'], *(f'{error:.2e} ({ratio:.3f})' for error, ratio in zip(
+            row['errors'], row['ratios']))) for row in rows])
+
+
+def table(rows: List[Dict[str, Any]]) -> str:
+    """One line a width."""
+    return format_table(
+        ('units', 'moments (s)', 'order, forward (s)', 'order, backward (s)', 'refit (s)',
+         'peak memory (MB)'),
+        [(row['width'], *(f'{row[part]:.2f}' for part in ('moments', 'forward', 'backward',
+                                                          'refit')),
+          f'{row["memory"] / 1e6:.0f}') for row in rows])
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Measure, print and write."""
+    args = make_parser().parse_args(argv)
+    if min(*args.widths, args.tokens, args.groups) < 1 or not 0 < args.keep <= 1 or \
+            (args.compare is not None and args.compare < 16):
+        raise ValueError('expected widths, tokens and groups of at least 1, a share to keep within '
+                         f'0 and 1 and at least 16 units to compare, found {args.widths}, '
+                         f'{args.tokens}, {args.groups}, {args.keep} and {args.compare}')
+    device = torch.device(args.device)
+    if device.type == 'cuda' and not torch.cuda.is_available():
+        raise ValueError(f'expected a CUDA device for `--device` {args.device}, found none')
+    if args.clock == 'cpu' and (args.threads != 1 or device.type != 'cpu'):
+        raise ValueError('expected `--threads 1` on the CPU for `--clock cpu`, found threads '
+                         f'{args.threads} on {args.device}')
+    clock = time.thread_time if args.clock == 'cpu' else time.perf_counter
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    rows: List[Dict[str, Any]] = []
+
+    def write() -> None:
+        with atomic_write(Path(args.out)) as path:
+            path.write_text(json.dumps(dict(arguments=vars(args), machine=machine_info(),
+                                            rows=rows), indent=1) + '\n')
+
+    if args.compare is not None:
+        rows.extend(compare(args.compare))
+        write()
+        print(comparison_table(rows))
+        return
+    for width in sorted(args.widths):
+        rows.append(measure(width, args.tokens, args.groups, args.keep, device, clock))
+        write()
+    print(table(rows))
+
+
+if __name__ == '__main__':
+    main()
