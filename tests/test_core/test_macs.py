@@ -282,7 +282,7 @@ def test_a_supernet_that_was_sliced_keeps_the_formula():
 
 def test_missing_and_unreached_sites_are_refused():
     dense = KCRVisionTransformer(**VIT)
-    with pytest.raises(ValueError, match='a backbone with gates, found no site in `KCRVision'):
+    with pytest.raises(ValueError, match='a backbone with sites, found none in `KCRVision'):
         MacsModel(dense, dense, dense.search_space.gated_sites(), lambda: None)
     model = KCRVisionTransformer(**VIT, gates=ANY_SIZE)
     with pytest.raises(ValueError, match='site `layers.0.ffn.mlp_channels` was not'):
