@@ -254,7 +254,11 @@ class Site:
             self.slice_units(units)
             self.resized(len(kept))
         self.detach()
-        self.owner.add_module(self.kind, SiteHolder(kept=kept))
+        self.hold(kept)
+
+    def hold(self, kept: Tensor) -> None:
+        """Record what a subnet keeps."""
+        self.owner.add_module(self.kind, SiteHolder(kept=kept).train(self.owner.training))
 
 
 def holders(root: nn.Module) -> Dict[str, SiteHolder]:

@@ -1,6 +1,8 @@
 """MACs: closed forms per operator, published models, and the differentiable count."""
 
 import math
+from functools import partial
+from typing import Callable, NamedTuple
 
 import pytest
 import torch
@@ -12,9 +14,8 @@ from torch import nn
 
 from mmkcr.apis import count_macs, macs_report
 from mmkcr.core import MacsModel, count_forward_macs, count_params
-from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer, Searchable
 
-GATES = dict(type='mmkcr.GumbelChannelGate', min_size=1)
 VIT = dict(arch=dict(embed_dims=24, num_layers=3, num_heads=2, feedforward_channels=40),
            img_size=32, patch_size=8)
 SWIN = dict(arch=dict(embed_dims=12, depths=[1, 2, 1], num_heads=[2, 2, 4]), img_size=32,
@@ -149,58 +150,140 @@ def test_wrong_shape_is_refused(shape):
 
 # ---- MACs as a function of the gates ----------------------------------------------------------
 
+BI_MASK = dict(type='mmkcr.BiMaskGate')
+ANY_SIZE = dict(type='mmkcr.GumbelChannelGate', min_size=1)
+
+
+class Case(NamedTuple):
+    """A supernet beside what builds its subnets."""
+
+    build: Callable  # takes gates or structure
+    size: tuple  # odd for ViT, padded for Swin
+
+
+def searchable(host, kinds, **arguments):
+    config = dict(arguments, type=f'mmpretrain.{host}')
+    return lambda **state: Searchable(config, sites=kinds, **state)
+
+
+CASES = {
+    'kcr-vit': Case(partial(KCRVisionTransformer, **VIT), (40, 24)),
+    'kcr-swin': Case(partial(KCRSwinTransformer, **SWIN, pad_small_map=True), (29, 37)),
+    'vit, hidden and heads': Case(searchable('VisionTransformer', ['mlp_hidden', 'heads'], **VIT),
+                                  (40, 24)),
+    'vit, three kinds': Case(searchable(
+        'VisionTransformer', ['embedding', 'heads', 'mlp_hidden'], **VIT), (32, 32)),
+    'vit, channels and hidden': Case(searchable(
+        'VisionTransformer', ['mlp_channels', 'mlp_hidden', 'heads'], **VIT), (32, 40)),
+    'swin, three kinds': Case(searchable(
+        'SwinTransformer', ['embedding', 'heads', 'mlp_hidden'], **SWIN, pad_small_map=True),
+        (29, 37)),
+}
+every_case = pytest.mark.parametrize('name', CASES)
+
 
 @pytest.fixture(scope='module')
 def supernets():
-    """Supernet, arguments and MACs model by class; an odd image for ViT and a padded one."""
+    """Supernet, (C, H, W) and MACs model by case."""
     found = {}
-    for cls, kwargs, size in ((KCRVisionTransformer, VIT, (40, 24)),
-                              (KCRSwinTransformer, dict(SWIN, pad_small_map=True), (29, 37))):
-        model = cls(**kwargs, gates=GATES)
-        image = torch.zeros(1, 3, *size)
-        macs = MacsModel(model, model, lambda model=model, image=image: model(image))
-        found[cls] = model, kwargs, (3, *size), macs
+    for name, (build, size) in CASES.items():
+        model, image = build(gates=ANY_SIZE), torch.zeros(1, 3, *size)
+        macs = MacsModel(model, model, model.search_space.gated_sites(), partial(model, image))
+        found[name] = model, (3, *size), macs
     return found
 
 
-@pytest.mark.parametrize('cls', [KCRVisionTransformer, KCRSwinTransformer])
+def draw_sizes(data, model, below=0):
+    return {site: data.draw(st.integers(1, total - below))
+            for site, total in model.search_space.totals().items()}
+
+
+@every_case
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_equals_the_count_of_the_built_subnet(supernets, cls, data):
-    model, kwargs, shape, macs = supernets[cls]
-    sizes = {site: data.draw(st.integers(1, width)) for site, width in model.sites().items()}
-    structure = model.structure_for({site: torch.arange(size) for site, size in sizes.items()})
-    subnet = cls(**kwargs, structure=structure)
+def test_equals_the_count_of_the_built_subnet(supernets, name, data):
+    model, shape, macs = supernets[name]
+    sizes = draw_sizes(data, model)
+    structure = model.search_space.structure_for(
+        {site: torch.arange(size) for site, size in sizes.items()})
     assert type(macs(sizes)) is int
-    assert macs(sizes) == count_macs(subnet, shape)
+    assert macs(sizes) == count_macs(CASES[name].build(structure=structure), shape)
 
 
-@pytest.mark.parametrize('cls', [KCRVisionTransformer, KCRSwinTransformer])
-def test_full_sizes_are_the_dense_model(supernets, cls):
-    model, kwargs, shape, macs = supernets[cls]
-    assert macs(model.sites()) == macs.dense == count_macs(cls(**kwargs), shape)
+@every_case
+def test_full_sizes_are_the_dense_model(supernets, name):
+    model, shape, macs = supernets[name]
+    assert macs(model.search_space.totals()) == macs.dense == count_macs(
+        CASES[name].build(), shape)
 
 
-@pytest.mark.parametrize('cls', [KCRVisionTransformer, KCRSwinTransformer])
+@every_case
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_gradient_is_the_finite_difference(supernets, cls, data):
-    """The count is linear in each size, so a difference of one unit is exact."""
-    model, _, _, macs = supernets[cls]
-    sizes = {site: data.draw(st.integers(1, width - 1)) for site, width in model.sites().items()}
+def test_gradient_is_the_finite_difference(supernets, name, data):
+    """The count is linear in each size where no site meets itself, and a difference exact."""
+    model, _, macs = supernets[name]
+    sizes = draw_sizes(data, model, 1)
     points = {site: torch.tensor(float(size), dtype=torch.float64, requires_grad=True)
               for site, size in sizes.items()}
     expected = macs(points)
-    assert float(expected) == macs(sizes)
+    assert float(expected) == pytest.approx(macs(sizes), rel=1e-14)
     gradients = torch.autograd.grad(expected, list(points.values()))
     for site, gradient in zip(sizes, gradients):
-        assert float(gradient) == macs({**sizes, site: sizes[site] + 1}) - macs(sizes) > 0
+        difference = macs({**sizes, site: sizes[site] + 1}) - macs(sizes)
+        assert float(gradient) == pytest.approx(difference, rel=1e-12) and difference > 0
+
+
+def test_closed_form_of_products_of_sizes(supernets):
+    """ViT, N tokens, width e, h heads of d, hidden m: ``N e (4 h d + 2 m) + 2 N^2 h d`` a block."""
+    model, _, macs = supernets['vit, three kinds']
+    sizes = {'patch_embed.embedding': 7}
+    expected = 16 * 3 * 8**2 * 7  # the patch embedding
+    for block, (heads, hidden) in enumerate([(1, 13), (2, 5), (1, 40)]):
+        sizes[f'layers.{block}.attn.heads'] = heads
+        sizes[f'layers.{block}.ffn.mlp_hidden'] = hidden
+        expected += 17 * 7 * (4 * heads * 12 + 2 * hidden) + 2 * 17**2 * heads * 12
+    assert set(sizes) == set(model.search_space.sites) and macs(sizes) == expected
+
+
+def test_closed_form_of_channels_times_hidden_units(supernets):
+    """Both kinds lie along both layers of an MLP: ``2 N c m``."""
+    model, shape, macs = supernets['vit, channels and hidden']
+    full, tokens = model.search_space.totals(), 4 * 5 + 1
+    for channels, hidden in ((1, 1), (5, 17), (24, 40)):
+        sizes = {**full, 'layers.1.ffn.mlp_channels': channels, 'layers.1.ffn.mlp_hidden': hidden}
+        assert macs.dense - macs(sizes) == 2 * tokens * (24 * 40 - channels * hidden)
+        site = macs.site_macs('layers.1.ffn.mlp_channels', sizes)
+        assert site == macs.site_macs('layers.1.ffn.mlp_hidden', sizes) == \
+            2 * tokens * channels * hidden
+
+
+def test_a_supernet_that_was_sliced_keeps_the_formula():
+    """Before and after the slicing, at every size that is still possible."""
+    build = searchable('VisionTransformer', ['embedding', 'head_channels', 'mlp_hidden'], **VIT)
+    model, image = build(gates=BI_MASK), torch.zeros(1, 3, 32, 32)
+    space = model.search_space
+
+    def macs_model():
+        return MacsModel(model, model, space.gated_sites(), lambda: model(image))
+
+    before = macs_model()
+    for gate in space.gates().values():
+        alive = gate.alive.clone()
+        alive[-1, -1] = alive[0, -1] = False
+        gate.restrict(alive)
+    assert space.settle()
+    after = macs_model()
+    assert after.dense == before.dense
+    for option in range(3):
+        sizes = {name: gate.options()[option][0] for name, gate in space.gates().items()}
+        assert after(sizes) == before(sizes)
 
 
 def test_missing_and_unreached_sites_are_refused():
     dense = KCRVisionTransformer(**VIT)
-    with pytest.raises(ValueError, match='a backbone with gates, found no searchable layer'):
-        MacsModel(dense, dense, lambda: None)
-    model = KCRVisionTransformer(**VIT, gates=GATES)
-    with pytest.raises(ValueError, match='site `layers.0.ffn` was not'):
-        MacsModel(model, model, lambda: None)
+    with pytest.raises(ValueError, match='a backbone with sites, found none in `KCRVision'):
+        MacsModel(dense, dense, dense.search_space.gated_sites(), lambda: None)
+    model = KCRVisionTransformer(**VIT, gates=ANY_SIZE)
+    with pytest.raises(ValueError, match='site `layers.0.ffn.mlp_channels` was not'):
+        MacsModel(model, model, model.search_space.gated_sites(), lambda: None)

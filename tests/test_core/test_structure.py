@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from mmkcr.core import Structure, atomic_write
 
-WIDTHS = {'layers.0.ffn': 12, 'layers.1.ffn': 8}
+FFN_0, FFN_1 = (f'layers.{i}.ffn.mlp_channels' for i in range(2))
+WIDTHS = {FFN_0: 12, FFN_1: 8}
 GOOD = dict(
     format_version=1,
     method='kcr',
     backbone=dict(type='mmkcr.KCRVisionTransformer', arch='base'),
-    sites={'layers.0.ffn': dict(total=12, kept=[0, 3, 11]),
-           'layers.1.ffn': dict(total=8, kept=[1, 2])},
+    sites={FFN_0: dict(total=12, kept=[0, 3, 11]),
+           FFN_1: dict(total=8, kept=[1, 2])},
     macs=dict(dense=10, subnet=5, input_shape=[3, 32, 32]))
 
 
@@ -23,7 +24,7 @@ def test_round_trip(tmp_path):
     structure = Structure.load(GOOD)
     structure.save(tmp_path / 'deep' / 's.json')
     again = Structure.load(str(tmp_path / 'deep' / 's.json'))
-    assert again == structure and again.sizes() == {'layers.0.ffn': 3, 'layers.1.ffn': 2}
+    assert again == structure and again.sizes() == {FFN_0: 3, FFN_1: 2}
     lines = (tmp_path / 'deep' / 's.json').read_text().splitlines()
     assert sum('"kept"' in line for line in lines) == 2  # a line a site
     again.validate(WIDTHS, 'KCRVisionTransformer')
@@ -31,26 +32,26 @@ def test_round_trip(tmp_path):
 
 def test_count_stands_for_the_first_units():
     data = copy.deepcopy(GOOD)
-    data['sites']['layers.0.ffn']['kept'] = 4
-    assert Structure.load(data).sites['layers.0.ffn'].kept == [0, 1, 2, 3]
+    data['sites'][FFN_0]['kept'] = 4
+    assert Structure.load(data).sites[FFN_0].kept == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize('kept', [[], [2, 5], 0, 8])
 def test_an_operator_may_compute_what_is_not_kept(kept, tmp_path):
     data = copy.deepcopy(GOOD)
-    data['sites']['layers.1.ffn'] = dict(total=8, kept=kept, operator='other')
+    data['sites'][FFN_1] = dict(total=8, kept=kept, operator='other')
     Structure.load(data).save(tmp_path / 's.json')
     again = Structure.load(tmp_path / 's.json')
-    assert again.sites['layers.1.ffn'].operator == 'other'
-    assert again.sizes()['layers.1.ffn'] == (kept if isinstance(kept, int) else len(kept))
-    assert json.loads(again.dumps())['sites']['layers.0.ffn'] == dict(total=12, kept=[0, 3, 11])
+    assert again.sites[FFN_1].operator == 'other'
+    assert again.sizes()[FFN_1] == (kept if isinstance(kept, int) else len(kept))
+    assert json.loads(again.dumps())['sites'][FFN_0] == dict(total=12, kept=[0, 3, 11])
 
 
 def test_diff():
     other = copy.deepcopy(GOOD)
-    other['sites']['layers.1.ffn']['kept'] = [2, 5, 6]
+    other['sites'][FFN_1]['kept'] = [2, 5, 6]
     found = Structure.load(GOOD).diff(Structure.load(other))
-    assert found == {'layers.1.ffn': dict(removed=[1], added=[5, 6])}
+    assert found == {FFN_1: dict(removed=[1], added=[5, 6])}
 
 
 bad_kept = st.one_of(
@@ -114,13 +115,24 @@ def test_not_a_dict(tmp_path):
 
 
 @pytest.mark.parametrize('widths, name', [
-    ({**WIDTHS, 'layers.1.ffn': 9}, 'layers.1.ffn'),
-    ({'layers.0.ffn': 12}, 'layers.1.ffn'),
-    ({**WIDTHS, 'layers.2.ffn': 4}, 'layers.2.ffn'),
+    ({**WIDTHS, FFN_1: 9}, FFN_1),
+    ({FFN_0: 12}, FFN_1),
+    ({**WIDTHS, 'layers.2.ffn.mlp_channels': 4}, 'layers.2.ffn.mlp_channels'),
 ])
 def test_foreign_backbone_is_refused_by_site(widths, name):
     with pytest.raises(ValueError, match=f'site `{name}`'):
         Structure.load(GOOD).validate(widths)
+
+
+def test_names_of_0_1_are_module_paths():
+    """Renamed where a module has one kind of site; a structure of today's is left as it is."""
+    today = Structure.load(GOOD)
+    old = dict(GOOD, sites={name.rpartition('.')[0]: site for name, site in GOOD['sites'].items()})
+    assert Structure.load(old).renamed(WIDTHS) == today
+    assert today.renamed(WIDTHS) is today
+    both = [*WIDTHS, 'layers.0.ffn.mlp_hidden']  # which of the two is meant, nobody knows
+    with pytest.raises(ValueError, match='site `layers.0.ffn` only in the structure'):
+        Structure.load(old).renamed(both).validate({**WIDTHS, 'layers.0.ffn.mlp_hidden': 48})
 
 
 def test_foreign_type():
@@ -131,8 +143,8 @@ def test_foreign_type():
 
 def test_invalid_structure_writes_nothing(tmp_path):
     structure = Structure.load(GOOD)
-    structure.sites['layers.0.ffn'].kept = [3, 1]
-    with pytest.raises(ValueError, match='layers.0.ffn'):
+    structure.sites[FFN_0].kept = [3, 1]
+    with pytest.raises(ValueError, match=FFN_0):
         structure.save(tmp_path / 's.json')
     assert not list(tmp_path.iterdir())
 

@@ -55,7 +55,7 @@ class KCRVisionTransformer(SearchableBackbone, VisionTransformer):
 
 
 @MODELS.register_module()
-class KCRSwinTransformer(SearchableBackbone, UpgradedSwinKeys, SwinTransformer):
+class KCRSwinTransformer(UpgradedSwinKeys, SearchableBackbone, SwinTransformer):
     """mmpretrain's ``SwinTransformer`` with KCR-Transformer blocks.
 
     With ``pad_small_map=True`` and ``out_indices=(0, 1, 2, 3)`` it is a backbone for mmdet and
@@ -207,7 +207,7 @@ class OFBVisionTransformer(_WithTokens, SearchableBackbone, VisionTransformer):
 
 
 @MODELS.register_module()
-class OFBSwinTransformer(_WithTokens, SearchableBackbone, UpgradedSwinKeys, SwinTransformer):
+class OFBSwinTransformer(_WithTokens, UpgradedSwinKeys, SearchableBackbone, SwinTransformer):
     """mmpretrain's ``SwinTransformer`` with the search space of Once-for-Both.
 
     Sites: the width of every stage, heads and their channels with the heads' position biases, and

@@ -148,12 +148,12 @@ def _sites_of(host: nn.Module, cls: Type[HostSite],
 
 def _nothing_found(host: nn.Module, kind: str, reasons: List[str]) -> str:
     name, possible = type(host).__name__, [other for other in KINDS if not why_not(host, other)]
+    reason = f' ({reasons[0]})' if reasons else ''
     if possible:
-        reason = f' ({reasons[0]})' if reasons else ''
         return (f'expected a kind of site that `{name}` has, of {possible}, found '
                 f'`{kind}`{reason}')
     return (f'expected a backbone with MLPs or attention that an adapter knows (such as those of '
-            f'{", ".join(known_hosts())}), found `{name}`')
+            f'{", ".join(known_hosts())}), found `{name}`{reason}')
 
 
 def _check_axes(sites: Mapping[str, HostSite]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, BaseGate, MaskPoint, SiteHolder, Unsupported
+from mmkcr.core import Axis, BaseGate, MaskPoint, Unsupported
 from mmkcr.core.sites import Cost
 from mmkcr.models.layers.head_operators import OPERATORS, head_operator
 from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
@@ -89,7 +89,7 @@ class HeadOperatorSite(AttentionSite):
         owner = self.owner
         self.detach()
         self._exchange(OperatorAttention(owner, kept, operator or self.operator, self.grid))
-        self.owner.add_module(self.kind, SiteHolder(kept=kept))
+        self.hold(kept)
 
     def _exchange(self, attention: nn.Module) -> None:
         parent, _, name = self.path.rpartition('.')

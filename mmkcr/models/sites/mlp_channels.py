@@ -91,7 +91,7 @@ class MLPChannels(MLPSite):
 
     def _set(self, path: str, module: nn.Module) -> None:
         owner, _, name = path.rpartition('.')
-        setattr(self.module(owner), name, module)
+        setattr(self.module(owner), name, module.train(self.module(path).training))
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """``l (2 size^2 + size)`` with l = 2 layers (KCR, section 3.3).

@@ -1,10 +1,9 @@
 """The three states of MobileViT and EfficientViT: dense = host, supernet with hard gates = subnet.
 
 The mask on queries and keys is a step function of its input: rounding that differs between two
-networks may flip an entry. So the law is tested in fp64 for random gates, in fp32 for fixed ones.
+networks may flip an entry. So the law is tested in fp64.
 """
 
-import copy
 import json
 
 import pytest
@@ -15,8 +14,9 @@ from mmpretrain.models import MobileViT
 from torch import nn
 
 from mmkcr.apis import count_macs, slim
-from mmkcr.core import MacsModel, Structure, count_params, searchable_layers
+from mmkcr.core import MacsModel, Structure, count_params
 from mmkcr.core.added import added_layers
+from mmkcr.core.sites import holders
 from mmkcr.models import DCSEfficientViT, DCSMobileViT, EfficientViT, KCREfficientViT
 from mmkcr.models.utils import task_forward
 from mmkcr.registry import MODELS
@@ -65,10 +65,10 @@ def randomise(model, seed=0):
 
 def outputs(model, x):
     with torch.no_grad():
-        return model(x)
+        return model(x.to(next(model.parameters())))
 
 
-def assert_same(one, two, tolerance=1e-5):
+def assert_same(one, two, tolerance=1e-12):
     assert len(one) == len(two) > 0
     for a, b in zip(one, two):
         assert a.shape == b.shape and torch.isfinite(a).all()
@@ -99,23 +99,17 @@ def test_supernet_with_hard_gates_equals_subnet(cls, kwargs, size, seed, divisor
     subnet, structure = slim(model, None, divisor, (3, *size))
     for site, gate in model.gates().items():
         gate.alpha.data.fill_(-1.)[structure.sites[site].kept] = 1.
-    assert_same(outputs(model.double(), x), outputs(subnet.double(), x), 1e-12)
+    assert_same(outputs(model.double(), x), outputs(subnet.double(), x))
     assert sum(structure.sizes().values()) < sum(s.total for s in structure.sites.values())
 
 
 @pytest.mark.parametrize('cls, kwargs, size', CASES)
-def test_law_in_fp32_at_several_sizes(cls, kwargs, size):
-    model = randomise(cls(**kwargs, gates=GATES), 3)
+def test_law_at_several_sizes(cls, kwargs, size):
+    model = randomise(cls(**kwargs, gates=GATES), 3).double()
     subnet, structure = slim(model, None, 1, (3, *size))
-    exact = copy.deepcopy(model).double()
     for height, width in (size, (32, 64), (33, 47)):
         x = torch.randn(2, 3, height, width)
-        # of random weights, normalisers of the linear attention may be near zero: one network
-        # and image in twelve is farther than 1e-5 from itself in fp64
-        expected, found = outputs(exact, x.double()), outputs(model, x)
-        rounding = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected))
-        assert rounding < 1e-4
-        assert_same(found, outputs(subnet, x), 1e-5 + 4 * rounding)
+        assert_same(outputs(model, x), outputs(subnet, x))
     assert structure.method == ('kcr' if cls is KCREfficientViT else 'dcs')
 
 
@@ -127,16 +121,17 @@ def test_inference_is_deterministic_and_the_same_alone_and_in_a_batch(cls, kwarg
         assert torch.equal(a, b)
     subnet, x = subnet.double(), x.double()
     alone = [outputs(subnet, image[None]) for image in x]
-    assert_same(outputs(subnet, x), [torch.cat(level) for level in zip(*alone)], 1e-12)
+    assert_same(outputs(subnet, x), [torch.cat(level) for level in zip(*alone)])
 
 
 @pytest.mark.parametrize('cls, kwargs, size', CASES)
 def test_macs_are_exact_and_count_the_mask(cls, kwargs, size):
     model = randomise(cls(**kwargs, gates=GATES), 2)
-    macs = MacsModel(model, model, task_forward(model, (3, *size)))
+    macs = MacsModel(model, model, model.search_space.gated_sites(),
+                     task_forward(model, (3, *size)))
     dense = cls(**kwargs)
     assert macs.dense == count_macs(dense, (3, *size))
-    masks = getattr(model, 'masks', dict)()
+    masks = model.masks()
     assert bool(masks) == (cls is not KCREfficientViT and kwargs.get('qk_mask', 1) is not None)
     subnet, structure = slim(model, None, 1, (3, *size))
     assert macs(structure.sizes()) == count_macs(subnet, (3, *size)) == structure.macs['subnet']
@@ -154,8 +149,8 @@ def test_macs_are_exact_and_count_the_mask(cls, kwargs, size):
                 for name, x in positions.items())
     assert added == macs.added
     if masks:  # the paper's own cost is there too, and grows with the size
-        for name, layer in macs.layers.items():
-            costs = [layer.paper_cost(count, macs.shapes[name]) for count in (1, 2, 4)]
+        for name, site in macs.sites.items():
+            costs = [site.paper_cost(count, macs.shapes[name]) for count in (1, 2, 4)]
             assert costs == sorted(costs) and costs[0] > 0
 
 
@@ -168,8 +163,9 @@ def test_subnet_from_its_file_and_state_dict(cls, kwargs, size, tmp_path):
     again.load_state_dict(subnet.state_dict(), strict=True)
     again.train(False)
     x = torch.randn(1, 3, *size)
-    assert_same(outputs(subnet, x), outputs(again, x))
-    assert not searchable_layers(again)
+    for a, b in zip(outputs(subnet, x), outputs(again, x)):
+        assert torch.equal(a, b)
+    assert not holders(again)
     data = json.loads((tmp_path / 's.json').read_text())
     own = MODELS.build(dict(data['backbone'], structure=Structure.load(data)))
     assert list(own.state_dict()) == list(subnet.state_dict())
@@ -193,10 +189,11 @@ def test_arch1_has_masks_and_nothing_to_search(cls, kwargs):
     model = randomise(cls(**kwargs, outputs=False))
     x = torch.randn(2, 3, 40, 40)
     assert len(model.masks()) == 3 and not model.gates()
+    model.double()
     masked = outputs(model, x)
-    for fast, slow in zip(masked, model(x)):  # with gradients, the mask is a tensor
-        assert torch.equal(fast, slow)
-    opened = cls(**kwargs)
+    for a, b in zip(masked, model(x.double())):  # with gradients, the mask has one too
+        assert torch.equal(a, b)
+    opened = cls(**kwargs).double()
     opened.load_state_dict({key: value for key, value in model.state_dict().items()
                             if '.mask.' not in key})
     opened.train(False)

@@ -97,10 +97,10 @@ def test_search_with_reconstruction(keep_position):
         assert not [name for name, p in model.named_parameters()
                     if p.requires_grad and (p.grad is None or not p.grad.isfinite().all())]
         assert model.reconstruction.mask_token.grad.abs().sum() > 0
-        width = model.gates()['patch_embed']
+        width = model.gates()['patch_embed.embedding']
         alive = torch.arange(17).view(1, 17) < 9
         width.restrict(alive)
-        model.architecture.backbone.settle()
+        model.architecture.backbone.search_space.settle()
         assert width.present == 24  # of 32
     plain = model(torch.randn(2, *SHAPE), mode='tensor')
     assert plain.shape == (2, 10)

@@ -1,4 +1,4 @@
-"""Heads replaced by operators: every conversion that can be exact is."""
+"""Heads replaced by operators: every conversion that can be exact is, in fp64."""
 
 import copy
 
@@ -11,10 +11,11 @@ from mmpretrain.models.utils import MultiheadAttention
 from torch import nn
 
 from mmkcr.apis import count_macs
-from mmkcr.core import count_params
+from mmkcr.core import SiteHolder, count_params
 from mmkcr.models.gates import GumbelChannelGate, RelaxedTopKGate
-from mmkcr.models.layers import GatedAttention, OperatorAttention, TokenGrid
+from mmkcr.models.layers import MixedAttention, OperatorAttention, TokenGrid
 from mmkcr.models.layers.head_operators import OPERATORS, border_sums, gaussian_taps
+from mmkcr.models.sites import find_sites
 
 D, H = 12, 3
 NAMES = sorted(OPERATORS)
@@ -25,13 +26,29 @@ def dense(seed=0, bias=True, **kwargs):
     attn = MultiheadAttention(D, H, qkv_bias=bias, layer_scale_init_value=0.3, **kwargs)
     for parameter in attn.parameters():
         nn.init.normal_(parameter, std=0.5)
-    return attn.eval()
+    return attn.double().eval()
 
 
 def convert(attn, kept, operator='dwconv', hw=(4, 5), extra=0):
     module = OperatorAttention.convert_from(copy.deepcopy(attn), kept, operator,
                                             TokenGrid(extra, hw))
     return module.eval()
+
+
+def mixed(attn, gate, name, grid=None):
+    """A supernet's layer with its gate, as a site of a backbone puts it there."""
+    module = MixedAttention(attn, name, grid or TokenGrid()).to(attn.proj.weight.dtype)
+    module.head_operator = SiteHolder(gate=gate)
+    return module
+
+
+def macs_of(attn, name, grid):
+    """The closed form of a site on one layer."""
+    host = nn.ModuleDict(dict(attn=attn))
+    host.grid, host.num_extra_tokens, host.patch_embed = grid, grid.extra, nn.Identity()
+    site = find_sites(host, [dict(kind='head_operator', operator=name)])['attn.head_operator']
+    site.attach(GumbelChannelGate(H, min_size=1))
+    return site.macs
 
 
 def shake(module, seed=0):
@@ -44,25 +61,25 @@ def shake(module, seed=0):
 
 
 def tokens(hw, extra=0, batch=2, seed=0):
-    return torch.randn(batch, extra + hw[0] * hw[1], D,
+    return torch.randn(batch, extra + hw[0] * hw[1], D, dtype=torch.float64,
                        generator=torch.Generator().manual_seed(seed))
 
 
 def close(one, two):
     torch.testing.assert_close(one, two, rtol=0,
-                               atol=1e-5 * max(1., float(two.detach().abs().max())))
+                               atol=1e-12 * max(1., float(two.detach().abs().max())))
 
 
 def local_attention(kernel, hw):
     """The attention matrix (N, N) that is a 3 x 3 convolution with zero padding."""
-    maps = torch.eye(hw[0] * hw[1]).reshape(-1, 1, *hw)
+    maps = torch.eye(hw[0] * hw[1]).to(kernel).reshape(-1, 1, *hw)
     return F.conv2d(maps, kernel.flip(0, 1)[None, None], padding=1).flatten(1)
 
 
 @pytest.mark.parametrize('hw', [(4, 5), (1, 7), (3, 3)])
 @pytest.mark.parametrize('bias', [True, False])
 def test_attention_forced_to_a_local_kernel_is_the_depthwise_convolution(hw, bias):
-    attn, kernels = dense(bias=bias), torch.randn(H, 3, 3)
+    attn, kernels = dense(bias=bias), torch.randn(H, 3, 3).double()
     module, x = convert(attn, [], hw=hw), tokens(hw)
     module.operator.conv.weight.data.copy_(kernels.repeat_interleave(D // H, 0)[:, None])
     maps = torch.stack([local_attention(kernel, hw) for kernel in kernels])
@@ -113,7 +130,7 @@ def test_scattered_without_a_kept_head_equals_blockwise_and_none_is_attention(na
     attn, x = dense(), tokens((4, 5), extra)
     blockwise = shake(convert(attn, [], name, extra=extra))
     gate = GumbelChannelGate(H, min_size=1)
-    gated = GatedAttention(copy.deepcopy(attn), gate, name, TokenGrid(extra, (4, 5))).eval()
+    gated = mixed(copy.deepcopy(attn), gate, name, TokenGrid(extra, (4, 5))).eval()
     gated.operator.load_state_dict(blockwise.operator.state_dict())
     gate.selection = lambda: torch.tensor([]).long()
     close(gated(x), blockwise(x))
@@ -127,12 +144,11 @@ def test_scattered_without_a_kept_head_equals_blockwise_and_none_is_attention(na
 def test_hard_gates_equal_the_static_module(name, kept, seed, extra, hw, bias):
     gate = RelaxedTopKGate(H, count=H - len(kept), blockwise=False)
     gate.alpha.data.copy_(torch.tensor([0. if h in kept else 1. for h in range(H)]))
-    gated = shake(GatedAttention(dense(seed, bias), gate, name, TokenGrid(extra, hw)), seed).eval()
+    gated = shake(mixed(dense(seed, bias), gate, name, TokenGrid(extra, hw)), seed).eval()
     x = tokens(hw, extra, seed=seed)
     expected = gated(x)
     static = OperatorAttention.convert_from(copy.deepcopy(gated), kept, name, gated.grid)
     close(static(x), expected)
-    assert 'kept' in static.state_dict()
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -143,7 +159,7 @@ def test_soft_gates_give_finite_gradients_to_all(name, blockwise):
     for one in (gate, other):
         one.join([gate, other])
         one.resample(torch.Generator().manual_seed(3))
-    module = GatedAttention(dense(), gate, name, TokenGrid(1, (4, 5))).train()
+    module = mixed(dense(), gate, name, TokenGrid(1, (4, 5))).train()
     module.operator.exchange.to_patches.data.fill_(0.1)
     module(tokens((4, 5), 1)).square().sum().backward()
     missing = [key for key, p in module.named_parameters() if p.grad is None or not p.grad.any()
@@ -166,13 +182,11 @@ def test_fold_changes_nothing_and_ends_with_training(name, kept):
 @pytest.mark.parametrize('extra', [0, 2])
 def test_macs_of_the_static_module_are_the_closed_form(name, extra):
     for size in range(H + 1):
-        gated = GatedAttention(dense(), GumbelChannelGate(H, min_size=1), name,
-                               TokenGrid(extra, (4, 5)))
-        module = convert(gated, range(size), name, extra=extra).fold()
-        counted = Counted(module, 20 + extra)
-        assert count_macs(counted, (3, 8, 8)) == gated.macs(size, (1, 20 + extra, D))
-        soft = gated.macs(torch.tensor(float(size)), (1, 20 + extra, D))
-        assert float(soft) == gated.macs(size, (1, 20 + extra, D))
+        closed_form = macs_of(dense(), name, TokenGrid(extra, (4, 5)))
+        module = convert(dense(), range(size), name, extra=extra).fold()
+        expected = closed_form(size, (1, 20 + extra, D))
+        assert count_macs(Counted(module, 20 + extra), (3, 8, 8)) == expected
+        assert float(closed_form(torch.tensor(float(size)), (1, 20 + extra, D))) == expected
 
 
 class Counted(nn.Module):
@@ -248,8 +262,8 @@ def test_operator_of_a_frozen_attention_learns_and_has_its_type():
     (lambda: convert(dense(), [], 'dw'), ValueError, "among .*'dwconv'.*, found 'dw'"),
     (lambda: OperatorAttention.convert_from(dense(), [])(tokens((4, 5))), RuntimeError,
      'found no height and width'),
-    (lambda: convert(GatedAttention(dense(), GumbelChannelGate(H, min_size=1), 'conv',
-                                    TokenGrid()), [], 'dwconv'), ValueError, 'by `conv`'),
+    (lambda: convert(MixedAttention(dense(), 'conv', TokenGrid()), [], 'dwconv'), ValueError,
+     'by `conv`'),
 ])
 def test_refusals(build, error, message):
     with pytest.raises(error, match=message):

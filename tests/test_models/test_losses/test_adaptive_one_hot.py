@@ -24,7 +24,8 @@ def supernet(seed):
         alive[0, 0] = True
         gate.restrict(alive)
     image = torch.zeros(1, 3, 16, 16, dtype=torch.float64)
-    return model, MacsModel(model, model, lambda: model(image))
+    return model, MacsModel(model, model, model.search_space.gated_sites(),
+                            lambda: model(image))
 
 
 def softmax(alpha):
@@ -46,13 +47,13 @@ def naive(model, macs, preset):
         ratio = np.clip(variance / ((d - 1) / d**2), 1e-3, 1 - 1e-3)
         tangent = np.tan(np.pi / 2 - np.pi * ratio)
         one_hot += -(p * np.log(p)).sum() + tangent / (d if preset == 'reference' else 1)
-        weight = 2e-5 if preset == 'paper' else 4e-4 if site.endswith('attn') else 1e-4
+        weight = 2e-5 if preset == 'paper' else 4e-4 if site.endswith('attn.head_channels') else 1e-4
         sigmoid = 1 / (1 + np.exp(-gate.importance.detach().numpy().astype(float)))
         importance += weight * sigmoid.sum()
-    width, tokens = sizes['patch_embed'], 5
+    width, tokens = sizes['patch_embed.embedding'], 5
     cost = 4 * 3 * 64 * width + sum(
-        4 * tokens * width * sizes[s] + 2 * tokens**2 * sizes[s] for s in ['layers.0.attn'])
-    cost += 2 * tokens * width * sizes['layers.0.ffn']
+        4 * tokens * width * sizes[s] + 2 * tokens**2 * sizes[s] for s in ['layers.0.attn.head_channels'])
+    cost += 2 * tokens * width * sizes['layers.0.ffn.mlp_hidden']
     dense = 4 * 3 * 64 * 16 + 4 * 5 * 16 * 16 + 2 * 25 * 16 + 2 * 5 * 16 * 32
     budget = 5 * ((cost - 0.5 * dense) / dense)**2 if preset == 'reference' else \
         1e2 * abs(cost - int(0.5 * dense)) / 1e9

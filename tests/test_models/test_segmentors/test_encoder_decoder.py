@@ -164,14 +164,14 @@ def test_hand_over_from_a_classifier_and_back_to_its_structure(tmp_path):
 
 
 def test_structure_of_another_backbone():
-    sites = {'layers.0.ffn': dict(total=12, kept=4)}
+    sites = {'layers.0.ffn.mlp_channels': dict(total=12, kept=4)}
     structure = dict(format_version=1, backbone=dict(type='mmkcr.KCRVisionTransformer'),
                      sites=sites)
     with pytest.raises(ValueError, match='structure for `KCRSwinTransformer`, found one for '
                                          '`KCRVisionTransformer`'):
         segmentor(dict(OURS, structure=structure))
     structure['backbone']['type'] = 'mmkcr.KCRSwinTransformer'
-    with pytest.raises(ValueError, match='the 8 sites of the backbone .* site `layers.0.ffn`'):
+    with pytest.raises(ValueError, match='the 8 sites of the backbone .* site `layers.0.ffn'):
         segmentor(dict(OURS, structure=structure))
 
 

@@ -22,6 +22,12 @@ MODELS = dict(
 LAYERS = dict(vit=2, mobilevit=2, swin=3, dcs_mobilevit=2)
 
 
+def traces(model):
+    """Attributes and hooks of all modules."""
+    return ([set(vars(module)) for module in model.modules()],
+            [dict(module._forward_hooks) for module in model.modules()])
+
+
 @pytest.mark.parametrize('name', MODELS)
 def test_rows_sum_to_one_and_outputs_do_not_change(name):
     torch.manual_seed(0)
@@ -30,13 +36,12 @@ def test_rows_sum_to_one_and_outputs_do_not_change(name):
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         expected = model(x)[-1]
-        keys = [set(vars(module)) for module in model.modules()]
+        keys, hooks = traces(model)
         with AttentionTap(model) as tap:
             found = model(x)[-1]
         assert torch.equal(found, expected)
         assert torch.equal(model(x)[-1], expected)
-    assert [set(vars(module)) for module in model.modules()] == keys
-    assert not any(module._forward_hooks for module in model.modules())
+    assert traces(model) == (keys, hooks)
     assert len(tap.attention) == LAYERS.get(name, len(tap.layers)) and tap.attention
     for attention in tap.attention.values():
         rows, expected = attention.weights.sum(-1), torch.tensor(1.)

@@ -8,7 +8,7 @@ from mmengine.runner import save_checkpoint
 
 from mmkcr.apis import slim
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
-from mmkcr.models.backbones.pretrained import read_backbone, split_pretrained
+from mmkcr.models.loading import read_backbone, split_pretrained
 
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
 SWIN = dict(arch=dict(embed_dims=12, depths=[2, 2], num_heads=[2, 2]), img_size=32, window_size=4,
@@ -101,7 +101,7 @@ def test_all_wrong_keys_are_listed_for_a_debugger(checkpoint):
     with pytest.raises(ValueError, match='the dense .*unexpected .*mis-shaped') as error:
         start(checkpoint)
     notes = '\n'.join(error.value.__notes__)
-    assert all(f'stages.{s}.blocks.{b}.ffn.kept' in notes for s in (0, 1) for b in (0, 1))
+    assert all(f'stages.{s}.blocks.{b}.ffn.mlp_channels.kept' in notes for s in (0, 1) for b in (0, 1))
 
 
 def test_refusals(trained, checkpoint, tmp_path):
