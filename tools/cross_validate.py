@@ -19,12 +19,12 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from mmengine.config import Config, DictAction
 
+from lab.cross_validate import Score, best, cross_validate
+from lab.folds import Deal
+from lab.grids import PRESETS, parse_grid, preset_grid
 from mmkcr.apis.build import load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.cross_validate import Score, best, cross_validate
-from mmkcr.apis.folds import Deal
-from mmkcr.apis.grids import PRESETS, parse_grid, preset_grid
-from mmkcr.compression import atomic_write
+from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
 
 

@@ -17,13 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Optional, Sequence
 
+from lab.digits import write_digits
+from lab.quickstart_config import QuickstartOptions
+from lab.quickstart_jobs import measure_latencies, run_pipelines
+from lab.quickstart_report import plot_all, summarise, table, verdict, write_summary
+from lab.run_settings import add_run_arguments, check_run_arguments
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.quickstart_config import QuickstartOptions
-from mmkcr.apis.quickstart_jobs import measure_latencies, run_pipelines
-from mmkcr.apis.quickstart_report import plot_all, summarise, table, verdict, write_summary
-from mmkcr.apis.run_settings import add_run_arguments, check_run_arguments
-from mmkcr.compression import atomic_write
-from mmkcr.datasets.digits import write_digits
+from mmkcr.core import atomic_write
 
 CONFIGS = Path(__file__).resolve().parents[1] / 'configs'
 

@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
 
+from lab.digits import write_digits
+from lab.jobs import Job, run_jobs
+from lab.run_settings import add_run_arguments, check_run_arguments
+from lab.study import Study, StudyOptions
+from lab.study_pipeline import StudyPipeline, run_study
+from lab.study_report import summarise, table, write_study
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.jobs import Job, run_jobs
-from mmkcr.apis.run_settings import add_run_arguments, check_run_arguments
-from mmkcr.apis.study import Study, StudyOptions
-from mmkcr.apis.study_pipeline import StudyPipeline, run_study
-from mmkcr.apis.study_report import summarise, table, write_study
-from mmkcr.datasets.digits import write_digits
 
 
 def make_parser() -> Parser:

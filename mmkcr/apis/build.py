@@ -206,6 +206,14 @@ def image_shape(shape: Sequence[int]) -> Tuple[int, int, int]:
     return 3, shape[0], shape[-1]
 
 
+def set_structure(config: Config, structure: str) -> None:
+    """Put a structure file into the config's backbone, bare or inside our wrappers."""
+    model = config.model
+    while 'architecture' in model:
+        model = model.architecture
+    model.backbone.structure = structure
+
+
 def file_sha256(path: Union[str, Path]) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with open(path, 'rb') as file:

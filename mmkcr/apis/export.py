@@ -16,7 +16,7 @@ from mmcv.cnn.bricks.transformer import AdaptivePadding
 from mmpretrain.models.utils import ShiftWindowMSA
 from torch import Tensor, nn
 
-from mmkcr.compression import atomic_write, searchable_layers
+from mmkcr.core import atomic_write, searchable_layers
 from .positions import bake_positions
 from .tensor_model import TensorModel
 from .traceable import traceable

@@ -10,8 +10,7 @@ from mmengine.config import Config
 
 import mmkcr
 from mmkcr.engine.hooks.checkpoint_guard import check_weights
-from .build import load_config, read_checkpoint
-from .pipeline import set_structure
+from .build import load_config, read_checkpoint, set_structure
 
 
 def list_models(pattern: str = '*') -> List[str]:

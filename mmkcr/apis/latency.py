@@ -10,9 +10,9 @@ import torch
 from mmcv.cnn import ConvModule
 from torch import Tensor, nn
 
-from mmkcr.compression import Structure
+from mmkcr.core import Structure
 from mmkcr.models.utils import find_backbone
-from .macs import count_macs
+from .count import count_macs
 from .tensor_model import TensorModel
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}

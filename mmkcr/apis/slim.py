@@ -5,10 +5,10 @@ from typing import Optional, Sequence, Tuple, Union
 
 from torch import nn
 
-from mmkcr.compression import MacsModel, Structure, count_params, parse_target, select_units
-from mmkcr.compression.added import added_layers
+from mmkcr.core import MacsModel, Structure, count_params, parse_target, select_units
+from mmkcr.core.added import added_layers
 from mmkcr.models.utils import counted_part, find_backbone, find_task, task_forward, unwrap
-from .macs import count_macs
+from .count import count_macs
 
 
 def slim(model: nn.Module,
@@ -23,7 +23,7 @@ def slim(model: nn.Module,
             ``SearchModel``. It is left as it is.
         target_macs (str | int | float, optional): Most MACs of the built
             subnet, such as ``'12.6G'`` or ``0.8`` of the dense model, see
-            :func:`~mmkcr.compression.parse_target`. Defaults to None: the
+            :func:`~mmkcr.core.parse_target`. Defaults to None: the
             channels whose gates are open.
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
         input_shape (Sequence[int]): (C, H, W) of the image that the MACs are

@@ -9,8 +9,8 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.compression import Structure, atomic_write
-from mmkcr.compression.added import added_layers
+from mmkcr.core import Structure, atomic_write
+from mmkcr.core.added import added_layers
 from mmkcr.models.utils import find_backbone
 from mmkcr.version import __version__
 from .build import build_model, default_shape, file_sha256, load_config, load_weights, state_bytes

@@ -16,7 +16,7 @@ from mmengine.utils import track_iter_progress
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mmkcr.models.algorithms.feature_tap import features_on_samples
+from mmkcr.models.wrappers.feature_tap import features_on_samples
 from .features import find_pipeline, share_of_rank, undisturbed, with_pipeline
 from .metrics import KernelComplexityMetric
 
@@ -57,7 +57,7 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str = 'backbo
     Args:
         model (BaseModel): A classifier whose data samples have ``pred_score``.
         loader (DataLoader): As of :func:`split_loader`.
-        layer (str): As in :class:`mmkcr.models.algorithms.FeatureTap`. Defaults to
+        layer (str): As in :class:`mmkcr.models.wrappers.FeatureTap`. Defaults to
             'backbone'.
         landmarks (int, optional): Expected number of landmarks of A-KC. Defaults to a tenth.
         progress (bool): Show a progress bar on stderr. Defaults to False.

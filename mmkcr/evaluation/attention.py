@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mmkcr.models.algorithms.attention_tap import Attention, AttentionTap
 from mmkcr.models.utils import unwrap
+from mmkcr.models.wrappers.attention_tap import Attention, AttentionTap
 from .features import undisturbed
 
 

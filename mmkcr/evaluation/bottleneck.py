@@ -10,12 +10,17 @@ from mmengine.dist import all_reduce, broadcast, get_dist_info
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mmkcr.models.algorithms.regularized import labels_of
+from mmkcr.functional.clusters import (
+    SAMPLES_PER_CLUSTER,
+    fit_clusters,
+    flat_inputs,
+    stream_clusters,
+)
+from mmkcr.functional.information import InformationAccumulator, log_assignments
 from mmkcr.models.losses import InformationBottleneckLoss
 from mmkcr.models.utils import unwrap
-from .clusters import SAMPLES_PER_CLUSTER, fit_clusters, flat_inputs, stream_clusters
+from mmkcr.models.wrappers.regularized import labels_of
 from .features import feature_batches, share_of_rank, undisturbed
-from .information import InformationAccumulator, log_assignments
 
 
 class _Remembering:
@@ -37,7 +42,7 @@ def labelled_batches(model: nn.Module, loader: DataLoader,
     Args:
         model (BaseModel): The task model, or a wrapper around it.
         loader (DataLoader): Its samples have labels.
-        layer (str): As in :class:`mmkcr.models.algorithms.FeatureTap`.
+        layer (str): As in :class:`mmkcr.models.wrappers.FeatureTap`.
     """
     loader = _Remembering(loader)
     for features in feature_batches(model, loader, layer):
@@ -62,7 +67,7 @@ class BottleneckPass:
         dataset (Dataset): With test transforms and labels.
         like (DataLoader): See :func:`~mmkcr.evaluation.features.share_of_rank`.
         layer (str): Layer of the features. Defaults to 'backbone'.
-        algorithm (str): See :func:`~mmkcr.evaluation.clusters.fit_clusters`. Defaults to
+        algorithm (str): See :func:`~mmkcr.functional.clusters.fit_clusters`. Defaults to
             'minibatch'.
     """
 
@@ -84,7 +89,7 @@ class BottleneckPass:
 
         Returns:
             dict[str, float]: See
-            :meth:`~mmkcr.evaluation.information.InformationAccumulator.values`.
+            :meth:`~mmkcr.functional.information.InformationAccumulator.values`.
         """
         loss = self.loss
         if loss.input_features is not None and not loss.input_refreshed:
@@ -179,7 +184,7 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
 
     Returns:
         dict[str, float]: See
-        :meth:`~mmkcr.evaluation.information.InformationAccumulator.values`.
+        :meth:`~mmkcr.functional.information.InformationAccumulator.values`.
     """
     with undisturbed(model):
         one = share_of_rank(loader.dataset, [0], loader, distributed=False)

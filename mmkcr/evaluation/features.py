@@ -1,7 +1,7 @@
 """Features of a data set under a model: eval mode, test transforms, nothing disturbed.
 
 Not imported by the package's ``__init__``: it needs :mod:`mmkcr.models`, which needs
-:mod:`mmkcr.evaluation.kernel`.
+:mod:`mmkcr.functional.kernel`.
 """
 
 import copy
@@ -15,8 +15,8 @@ from mmengine.dist import get_dist_info
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from mmkcr.models.algorithms.feature_tap import FeatureTap, find_layer
 from mmkcr.models.utils import unwrap
+from mmkcr.models.wrappers.feature_tap import FeatureTap, find_layer
 
 
 def find_pipeline(dataset: Any) -> Any:
@@ -101,7 +101,7 @@ def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterato
     Args:
         model (BaseModel): The task model, or a wrapper around it.
         loader (DataLoader): Batches as the model's data preprocessor takes them.
-        layer (str): As in :class:`mmkcr.models.algorithms.feature_tap.FeatureTap`.
+        layer (str): As in :class:`mmkcr.models.wrappers.feature_tap.FeatureTap`.
     """
     model = unwrap(model)
     with FeatureTap(model, layer) as tap, _ending_after(model, layer):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from mmengine.dist import all_reduce
 from torch import Tensor, nn
 
-from mmkcr.models.algorithms.feature_tap import unwrap
+from mmkcr.models.wrappers.feature_tap import unwrap
 from .features import undisturbed
 
 REDUCTIONS = ('sum', 'mean', 'relative')

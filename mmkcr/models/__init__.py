@@ -1,7 +1,7 @@
 """Backbones, gates, layers, losses and algorithms."""
 
-from .algorithms import *  # noqa: F401,F403
 from .backbones import *  # noqa: F401,F403
 from .gates import *  # noqa: F401,F403
 from .heads import *  # noqa: F401,F403
 from .losses import *  # noqa: F401,F403
+from .wrappers import *  # noqa: F401,F403

@@ -6,7 +6,7 @@ from typing import Dict, List, Mapping, Sequence, Tuple, Union
 import numpy as np
 from matplotlib import colormaps
 
-from mmkcr.compression import Structure
+from mmkcr.core import Structure
 from .figures import saved_figure
 
 Numbers = Sequence[float]

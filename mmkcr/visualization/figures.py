@@ -7,7 +7,7 @@ from typing import Any, Iterator, Tuple, Union
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from mmkcr.compression import atomic_write
+from mmkcr.core import atomic_write
 
 FORMATS = ('.png', '.jpg', '.pdf', '.svg')
 

@@ -5,7 +5,7 @@ from typing import Dict, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 
-from mmkcr.compression import Structure
+from mmkcr.core import Structure
 from .figures import saved_figure
 
 Masks = Union[Structure, Mapping[str, Sequence[float]]]

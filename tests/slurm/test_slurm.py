@@ -64,7 +64,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope='module')
 def runs(cluster, tmp_path_factory):
     """Work directories by kind of job: of one process, and of the two tasks of a job."""
-    from mmkcr.datasets.digits import DigitsOptions, write_digits
+    from lab.digits import DigitsOptions, write_digits
     root = tmp_path_factory.mktemp('jobs')
     names = dict(data=str(root / 'digits'), slim=str(root / 'slim'))
     write_digits(names['data'], DigitsOptions(train_scenes=1, val_scenes=1))

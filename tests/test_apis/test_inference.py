@@ -25,7 +25,7 @@ DIGITS = tuple('0123456789')
 @pytest.fixture(scope='module')
 def scenes(tmp_path_factory):
     """Folder with digits and two scenes."""
-    from mmkcr.datasets.digits import DigitsOptions, write_digits
+    from lab.digits import DigitsOptions, write_digits
     root = tmp_path_factory.mktemp('scenes') / 'digits'
     write_digits(root, DigitsOptions(train_scenes=1, val_scenes=2))
     return root

@@ -1,7 +1,5 @@
 """Pairs, their ratio and the share of the MAC saving; nothing here depends on real time."""
 
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -132,34 +130,6 @@ def test_a_subnet_compiles_without_a_graph_break(cls, kwargs):
     with torch.no_grad():
         compiled = torch.compile(subnet, fullgraph=True, backend='eager')(x)[-1]
         torch.testing.assert_close(compiled, subnet(x)[-1])
-
-
-FAULTS = """
-import resource, torch
-from mmkcr.apis.jobs import _start
-from mmkcr.apis.machine import keep_freed_memory
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(5):
-        tensors = [torch.zeros(48 * 2**18) for _ in range(2)]  # 48 MiB each
-        del tensors
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-system = faults()
-assert {call} in (None, True)
-faults()
-print(system, faults())
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='glibc')
-@pytest.mark.parametrize('call', ['keep_freed_memory()', '_start(None, 1)'],
-                         ids=['called', 'in a job'])
-def test_kept_memory_is_not_faulted_in_again(call):
-    run = subprocess.run([sys.executable, '-c', FAULTS.replace('{call}', call)], check=True,
-                         text=True, capture_output=True)
-    system, kept = map(int, run.stdout.split()[-2:])
-    assert kept < 200 < system / 10
 
 
 # ---- the layers that shrink --------------------------------------------------------------------

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from mmengine.config import Config
 from torch import nn
 
+from lab.model_zoo import model_size, uniform_subnet, uninitialized
 from mmkcr.apis import count_macs
-from mmkcr.apis.model_zoo import model_size, uniform_subnet, uninitialized
 
 SHAPE = (3, 32, 32)
 

@@ -15,8 +15,8 @@ from mmengine.registry import TRANSFORMS, init_default_scope
 from mmpretrain.registry import DATASETS
 from torch.utils.data import Dataset
 
-from mmkcr.apis.model_zoo import task_config, uninitialized
-from mmkcr.compression import Structure
+from lab.model_zoo import task_config, uninitialized
+from mmkcr.core import Structure
 from mmkcr.registry import MODELS
 
 SAMPLES = dict(ImageNet=1281167, ClassSubset=126000, Flowers102=2040, OxfordIIITPet=3680,
@@ -89,7 +89,7 @@ def structure_of(load, tmp_path_factory):
 @pytest.fixture(scope='session')
 def digits(tmp_path_factory):
     """The digits on disk."""
-    from mmkcr.datasets.digits import DigitsOptions, write_digits
+    from lab.digits import DigitsOptions, write_digits
     folder = tmp_path_factory.mktemp('data') / 'digits'
     write_digits(folder, DigitsOptions())
     return folder

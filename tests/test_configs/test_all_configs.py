@@ -12,8 +12,8 @@ from mmengine.config import Config
 from mmengine.runner import Runner, save_checkpoint
 from mmpretrain.structures import DataSample
 
+from lab.model_zoo import uninitialized
 from mmkcr.apis.build import build_model
-from mmkcr.apis.model_zoo import uninitialized
 from mmkcr.models import DistillationLoss, InformationBottleneckLoss, KernelComplexityLoss
 from mmkcr.models.utils import find_backbone, find_task
 

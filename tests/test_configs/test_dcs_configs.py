@@ -13,7 +13,7 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData
 
-from mmkcr.apis.model_zoo import uninitialized
+from lab.model_zoo import uninitialized
 from mmkcr.models.utils import find_backbone, find_task
 
 DCS = [path for path in CONFIGS if path.startswith('configs/dcs/')]

@@ -19,8 +19,8 @@ from mmdet.structures.mask import BitmapMasks
 from mmengine.model import revert_sync_batchnorm
 from mmengine.runner import Runner
 
+from lab.model_zoo import uninitialized
 from mmkcr.apis.build import default_shape
-from mmkcr.apis.model_zoo import uninitialized
 from mmkcr.models import KernelComplexityLoss
 from mmkcr.models.utils import find_backbone, find_task
 

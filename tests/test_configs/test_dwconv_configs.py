@@ -9,8 +9,8 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 
-from mmkcr.apis.model_zoo import task_config, uninitialized
-from mmkcr.apis.study import Study
+from lab.model_zoo import task_config, uninitialized
+from lab.study import Study
 from mmkcr.engine.hooks.class_check import check_classes
 from mmkcr.models.layers import GatedAttention, OperatorAttention
 from mmkcr.models.utils import find_backbone, find_task
@@ -113,7 +113,7 @@ def test_second_fine_tuning_is_half_as_long(path, load):
 @pytest.mark.parametrize('path', SMALL, ids=lambda path: Path(path).stem)
 def test_small_runs_are_built_with_optimizers_and_hooks(path, load, replaced, tmp_path, digits,
                                                         monkeypatch):
-    from mmkcr.apis.run_settings import move_data
+    from lab.run_settings import move_data
     monkeypatch.setattr(Config, 'pretty_text', property(lambda self: repr(self.to_dict())))
     config = load(path)
     replaced(config, path)

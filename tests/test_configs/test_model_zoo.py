@@ -7,7 +7,7 @@ import pytest
 import yaml
 from config_files import CONFIGS, ROOT
 
-from mmkcr.apis.model_zoo import model_size
+from lab.model_zoo import model_size
 
 
 def tool(name):

@@ -15,9 +15,9 @@ from mmengine.structures import InstanceData, PixelData
 from mmpretrain.structures import DataSample
 from mmseg.structures import SegDataSample
 
+from lab.model_zoo import uninitialized
+from lab.study import Study
 from mmkcr.apis.build import build_model
-from mmkcr.apis.model_zoo import uninitialized
-from mmkcr.apis.study import Study
 from mmkcr.models.utils import find_backbone, find_task
 
 OFB = [path for path in CONFIGS if path.startswith('configs/ofb/')]

@@ -12,7 +12,7 @@ from mmengine.structures import PixelData
 from mmseg.datasets import ADE20KDataset
 from mmseg.structures import SegDataSample
 
-from mmkcr.apis.model_zoo import uninitialized
+from lab.model_zoo import uninitialized
 from mmkcr.models import KernelComplexityLoss
 from mmkcr.models.utils import find_backbone, find_task
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmkcr.datasets.digits import DigitsOptions, write_digits
+from lab.digits import DigitsOptions, write_digits
 
 OPTIONS = DigitsOptions(train_scenes=10, val_scenes=10)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.digits import write_digits
+from lab.pipeline import Start, deployed
+from lab.scenes_job import EXPECTED, TASKS, ScenesOptions, ScenesPipeline
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import load_config, load_weights
-from mmkcr.apis.digit_scenes import EXPECTED, TASKS, ScenesOptions, ScenesPipeline
 from mmkcr.apis.expected import check_expected
-from mmkcr.apis.pipeline import Start, deployed
-from mmkcr.compression import Structure, count_params
-from mmkcr.datasets.digits import write_digits
+from mmkcr.core import Structure, count_params
 
 REPO = Path(__file__).parents[2]
 SHAPE = (3, 128, 128)

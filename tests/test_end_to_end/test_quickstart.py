@@ -10,15 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
+from lab.digits import DigitsOptions, write_digits
+from lab.quickstart import MODELS, TRAININGS, Pipeline, structure_of
+from lab.quickstart_config import QuickstartOptions
+from lab.quickstart_report import table
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import load_weights
-from mmkcr.apis.quickstart import MODELS, TRAININGS, Pipeline, structure_of
-from mmkcr.apis.quickstart_config import QuickstartOptions
-from mmkcr.apis.quickstart_report import table
-from mmkcr.compression import count_params
-from mmkcr.datasets.digits import DigitsOptions, write_digits
+from mmkcr.core import count_params
 from mmkcr.evaluation.analysis import split_loader
-from mmkcr.models.algorithms import FeatureTap
+from mmkcr.models.wrappers import FeatureTap
 
 REPO = Path(__file__).parents[2]
 ARCHS = ('vit-mini', 'swin-mini')

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name('train_jobs.py')
 @pytest.fixture(scope='session')
 def digits_root(tmp_path_factory):
     """A folder with the embedded digits."""
-    from mmkcr.datasets.digits import write_digits
+    from lab.digits import write_digits
     root = tmp_path_factory.mktemp('data') / 'digits'
     write_digits(root)
     return str(root)

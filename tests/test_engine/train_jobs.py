@@ -30,7 +30,7 @@ from mmengine.runner import Runner
 from mmpretrain.models import ClsDataPreprocessor
 
 from mmkcr.apis.build import load_config
-from mmkcr.apis.run_settings import move_data
+from lab.run_settings import move_data
 from mmkcr.registry import MODELS
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkcr.evaluation.attention import AttentionStatistics, row_entropy
-from mmkcr.models.algorithms.attention_tap import Attention
+from mmkcr.models.wrappers.attention_tap import Attention
 
 
 def attention(seed, b=3, h=2, n=5, d=2):

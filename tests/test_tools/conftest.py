@@ -39,7 +39,7 @@ model = dict(
 @pytest.fixture(scope='session')
 def small_digits(tmp_path_factory):
     """A folder with the digits, and one scene each."""
-    from mmkcr.datasets.digits import DigitsOptions, write_digits
+    from lab.digits import DigitsOptions, write_digits
     folder = tmp_path_factory.mktemp('digits_data') / 'digits'
     write_digits(folder, DigitsOptions(train_scenes=1, val_scenes=1))
     return folder

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from mmkcr.apis.attention_profile import SIZES, PeakMemory, attention_block, replaced_blocks
+from lab.attention_profile import SIZES, PeakMemory, attention_block, replaced_blocks
 from mmkcr.models import DWConvVisionTransformer
 
 ARGUMENTS = ['--sizes', 'small', '--grid', '12', '--repeats', '2', '--warmup', '0', '--threads',

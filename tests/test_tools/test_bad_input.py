@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkcr.compression import Structure
+from mmkcr.core import Structure
 
 REPO = Path(__file__).parents[2]
 BACKBONE = "model['architecture']['backbone']"

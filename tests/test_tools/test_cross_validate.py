@@ -5,9 +5,9 @@ import statistics
 import pytest
 from mmengine.config import Config
 
-from mmkcr.apis import cross_validate as library
+from lab import cross_validate as library
+from lab.folds import Deal, fold_config, run_fold
 from mmkcr.apis.build import load_config
-from mmkcr.apis.folds import Deal, fold_config, run_fold
 from mmkcr.engine.loops import BilevelTrainLoop
 
 STUDY = ('--grid', 'model.price.weight=0.1,0.4', '--folds', 2, '--fraction', 0.2)

@@ -9,7 +9,7 @@ import torch
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.compression import Structure
+from mmkcr.core import Structure
 from mmkcr.models.utils import find_backbone
 
 REPO = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import pytest
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.compression import count_params
+from mmkcr.core import count_params
 
 TOOL = 'analysis_tools/get_flops'
 

@@ -4,7 +4,7 @@ import pytest
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import load_config
-from mmkcr.compression import count_params
+from mmkcr.core import count_params
 
 TOOL = 'benchmarks/latency'
 FAST = ('--repeats', 3, '--warmup', 1, '--threads', 1, '--batch-size', 2, '--memory', 'system')

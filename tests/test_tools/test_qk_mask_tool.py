@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmkcr.apis.build import load_config
-from mmkcr.compression import count_params
+from mmkcr.core import count_params
 
 REPO = Path(__file__).parents[2]
 CONFIG = str(REPO / 'configs/dcs/digits/dcs-search_efficientvit-mini_1xb64_digits.py')

@@ -12,9 +12,9 @@ import pytest
 import torch
 from mmengine.runner import save_checkpoint
 
+from lab.replace_heads import select_heads
 from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.replace_heads import select_heads
-from mmkcr.compression import Structure
+from mmkcr.core import Structure
 
 REPO = Path(__file__).parents[2]
 CONFIG = str(REPO / 'configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py')
@@ -106,7 +106,7 @@ def test_bad_input_is_one_sentence(load_tool, arguments, message, roots, dense, 
 
 
 def test_too_many_are_refused_before_the_data_is_read(load_tool, roots, dense, monkeypatch, capsys):
-    monkeypatch.setattr('mmkcr.apis.replace_heads.split_loader', None)
+    monkeypatch.setattr('lab.replace_heads.split_loader', None)
     with pytest.raises(SystemExit):
         load_tool('analysis_tools/score_heads').main(
             [CONFIG, dense[1], '--replace', '33', '--scattered', '--cfg-options',

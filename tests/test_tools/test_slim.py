@@ -15,7 +15,7 @@ from mmengine.runner import load_checkpoint
 import mmkcr
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.compression import Structure, count_params
+from mmkcr.core import Structure, count_params
 
 SHAPE = (3, 32, 32)
 

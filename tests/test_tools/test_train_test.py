@@ -73,7 +73,7 @@ def tools():
 @pytest.fixture(scope='module')
 def config_path(tmp_path_factory):
     """A complete config of a tiny model on the digits."""
-    from mmkcr.datasets.digits import write_digits
+    from lab.digits import write_digits
     folder = tmp_path_factory.mktemp('tools')
     write_digits(folder / 'digits')
     path = folder / 'tiny.py'

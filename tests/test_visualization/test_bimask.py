@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from mmkcr.compression import Structure
+from lab.search_speed import plot_search_speed, read_scalars, search_phases
+from mmkcr.core import Structure
 from mmkcr.visualization.bimask import head_widths, plot_mask_descent, plot_widths
-from mmkcr.visualization.search_speed import plot_search_speed, read_scalars, search_phases
 
 STRUCTURE = Structure.load(dict(
     format_version=1, backbone=dict(type='mmkcr.OFBVisionTransformer'), sites={

@@ -4,7 +4,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from mmkcr.compression import Structure
+from mmkcr.core import Structure
 from mmkcr.visualization import (
     figures,
     format_table,

@@ -11,23 +11,26 @@ examples:
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
-from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.side_by_side import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.side_by_side import (
     Trained,
     add_model_arguments,
     pictures,
     read_models,
     spread_loader,
 )
-from mmkcr.compression import atomic_write
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.core import atomic_write
 from mmkcr.evaluation.attention import attention_statistics
-from mmkcr.models.algorithms.attention_tap import AttentionTap
+from mmkcr.models.wrappers.attention_tap import AttentionTap
 from mmkcr.visualization import format_table
 from mmkcr.visualization.attention import as_map, guess_grid, plot_entropy, plot_maps
 

@@ -11,18 +11,21 @@ Examples:
 """
 
 import copy
+import sys
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.search_speed import plot_search_speed, read_scalars, search_phases
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.compression import Structure
+from mmkcr.core import Structure
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.utils import find_backbone
 from mmkcr.registry import MODELS
 from mmkcr.visualization import format_table
 from mmkcr.visualization.bimask import head_widths, plot_mask_descent, plot_widths
-from mmkcr.visualization.search_speed import plot_search_speed, read_scalars, search_phases
 
 
 def make_parser() -> Parser:

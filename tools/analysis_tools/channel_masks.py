@@ -17,7 +17,7 @@ from mmengine.config import Config
 
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.compression import Structure
+from mmkcr.core import Structure
 from mmkcr.engine.hooks import TemperatureDecayHook
 from mmkcr.models.utils import find_backbone
 from mmkcr.registry import HOOKS

@@ -20,7 +20,7 @@ from mmengine.config import DictAction
 from mmkcr.apis import macs_report
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.compression import MacsReport, count_params
+from mmkcr.core import MacsReport, count_params
 from mmkcr.visualization import format_table
 
 

@@ -17,7 +17,7 @@ from mmengine.config import DictAction
 
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, command
-from mmkcr.compression.files import atomic_write
+from mmkcr.core.io import atomic_write
 from mmkcr.evaluation.analysis import epoch_of, kernel_statistics, plot_curve, split_loader
 
 COLUMNS = ('epoch', 'n', 'landmarks', 'kc', 'a_kc', 'tnn', 'squared_error', 'kcr_lower',

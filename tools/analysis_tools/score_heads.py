@@ -16,6 +16,7 @@ examples:
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
 
@@ -24,18 +25,20 @@ from mmengine.config import DictAction
 from mmengine.dist import init_dist, is_distributed, is_main_process
 from mmengine.registry import init_default_scope
 
-from mmkcr.apis.build import build_model, default_shape, image_shape, load_config, load_weights
-from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.processes import join_processes
-from mmkcr.apis.replace_heads import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.replace_heads import (
     SELECTIONS,
     replaceable_backbone,
     score_heads,
     select_heads,
     write_replaced,
 )
+from mmkcr.apis.build import build_model, default_shape, image_shape, load_config, load_weights
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.processes import join_processes
 from mmkcr.apis.slim_files import provenance
-from mmkcr.compression import atomic_write
+from mmkcr.core import atomic_write
 from mmkcr.datasets import check_data_folders
 from mmkcr.evaluation.head_scores import REDUCTIONS
 from mmkcr.models.layers.head_operators import OPERATORS

@@ -13,6 +13,7 @@ examples:
 """
 
 import json
+import sys
 import time
 from itertools import product
 from pathlib import Path
@@ -20,11 +21,13 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import torch
 
-from mmkcr.apis.attention_profile import MODES, SIZES, profile_backbone, profile_block
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.attention_profile import MODES, SIZES, profile_backbone, profile_block
+from lab.machine import machine_info
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.latency import AMP_DTYPES
-from mmkcr.apis.machine import keep_freed_memory, machine_info
-from mmkcr.compression import atomic_write
+from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
 
 SHARES = (0., 1 / 4, 1 / 2, 2 / 3)
@@ -99,7 +102,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                          f'threads {args.threads} on {args.device}')
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    keep_freed_memory()
     torch.manual_seed(0)
     common = dict(batch_size=args.batch_size, device=args.device, dtype=args.dtype,
                   compile=args.compile, repeats=args.repeats, warmup=args.warmup,

@@ -23,9 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from mmkcr.apis.build import load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.digit_scenes import (
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.digits import write_digits
+from lab.jobs import Job, run_jobs
+from lab.machine import machine_info
+from lab.scenes_job import (
     EXPECTED,
     TASKS,
     ScenesOptions,
@@ -33,12 +36,11 @@ from mmkcr.apis.digit_scenes import (
     run_backbone,
     run_task,
 )
+from mmkcr.apis.build import load_config
+from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.expected import check_expected
-from mmkcr.apis.jobs import Job, run_jobs
 from mmkcr.apis.launch import check_file
-from mmkcr.apis.machine import machine_info
-from mmkcr.compression import atomic_write
-from mmkcr.datasets.digits import write_digits
+from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'

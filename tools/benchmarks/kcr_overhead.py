@@ -18,16 +18,19 @@ import multiprocessing
 import os
 import resource
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.machine import machine_info
 from mmkcr.apis.cli import Parser, command
-from mmkcr.apis.machine import machine_info
-from mmkcr.compression.files import atomic_write
-from mmkcr.evaluation.kernel import MomentAccumulator, leading_basis, truncation_rank
+from mmkcr.core.io import atomic_write
+from mmkcr.functional.kernel import MomentAccumulator, leading_basis, truncation_rank
 
 FULL = dict(batch=16, pairs=20, refresh=(50000, 768), paper=(20000, 3000, 384, 64))
 QUICK = dict(batch=1, pairs=2, refresh=(2000, 96), paper=(500, 100, 48, 8))

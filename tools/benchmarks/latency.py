@@ -14,10 +14,6 @@ The subnet is that of a second config, of --structure, of the config's own
 structure or, before any search, of --target-macs: one keep ratio everywhere,
 the channels at random. Weights are random.
 
-Freed memory stays in the process (--memory keep), as under jemalloc or
-tcmalloc: glibc gives the hidden layers back to the system after every block,
-and the page faults then cost more than the saved MACs.
-
 Examples:
     python tools/benchmarks/latency.py configs/kcr/search/kcr-search_swin-tiny_8xb64_in1k-100.py \\
         --target-macs 3.9G --divisor 8
@@ -37,6 +33,10 @@ import torch
 from mmengine.config import Config, DictAction
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.machine import machine_info
+from lab.model_zoo import task_config
 from mmkcr.apis import slim
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
@@ -49,9 +49,7 @@ from mmkcr.apis.latency import (
     measure_pair,
     scatter_gates,
 )
-from mmkcr.apis.machine import keep_freed_memory, machine_info
-from mmkcr.apis.model_zoo import task_config
-from mmkcr.compression import atomic_write
+from mmkcr.core import atomic_write
 from mmkcr.models.utils import find_backbone
 from mmkcr.visualization import format_table
 
@@ -84,9 +82,6 @@ def make_parser() -> Parser:
     parser.add_argument('--warmup', type=int, default=3, help='pairs before (%(default)s)')
     parser.add_argument('--clock', choices=('wall', 'cpu'), default='wall',
                         help='cpu: time of the calling thread, for --threads 1 on a busy machine '
-                        '(%(default)s)')
-    parser.add_argument('--memory', choices=('keep', 'system'), default='keep',
-                        help='keep freed memory in the process, or leave it to the C library '
                         '(%(default)s)')
     parser.add_argument('--out', metavar='FILE', help='JSON file '
                         '(work_dirs/benchmarks/latency_<config name>.json)')
@@ -184,7 +179,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                          f'{" --compile" if args.compile else ""}')
     if torch.device(args.device).type == 'cuda' and not torch.cuda.is_available():
         raise ValueError(f'expected a CUDA device for `--device` {args.device}, found none')
-    kept = args.memory == 'keep' and keep_freed_memory()
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         dense, subnet, shape = build_pair(args)
@@ -200,7 +194,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         config=args.config, slim_config=args.slim_config, structure=args.structure,
         target_macs=args.target_macs, divisor=args.divisor, dense=args.dense,
         input_shape=list(shape), batch_size=args.batch_size, compile=args.compile, amp=args.amp,
-        device=args.device, clock=args.clock, memory='keep' if kept else 'system',
+        device=args.device, clock=args.clock,
         machine=machine_info(), keep_ratio=keep_share(structure) if structure else None,
         layers=layers and layers.to_dict(), **timing.to_dict())
     print(report(timing, name, args.batch_size))

@@ -9,6 +9,7 @@ Example:
 """
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
@@ -17,13 +18,15 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.machine import machine_info
+from lab.model_zoo import task_config
 from mmkcr.apis.build import build_model, default_shape, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.latency import measure_pair, scatter_gates
-from mmkcr.apis.machine import keep_freed_memory, machine_info
-from mmkcr.apis.model_zoo import task_config
 from mmkcr.apis.slim import slim
-from mmkcr.compression import atomic_write
+from mmkcr.core import atomic_write
 from mmkcr.models.utils import find_backbone
 from mmkcr.visualization import format_table
 
@@ -66,7 +69,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                         '(work_dirs/benchmarks/qk_mask_<config name>.json)')
     args = parser.parse_args(argv)
     quiet_hosts()
-    kept = keep_freed_memory()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     config = load_config(args.config)
@@ -77,7 +79,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     content = timing.to_dict()
     result = dict(config=args.config, target_macs=args.target_macs, batch_size=args.batch_size,
                   threads=args.threads, clock='cpu' if args.threads == 1 else 'wall',
-                  memory='keep' if kept else 'system', machine=machine_info(), **content)
+                  machine=machine_info(), **content)
     low, high = content['ratio_quartiles']
     rows = [(side, f'{content["macs"][key] / 1e9:.3f}', f'{content["seconds"][key] * 1e3:.1f}')
             for side, key in (('without', 'dense'), ('with', 'slim'))]

@@ -16,6 +16,7 @@ Example:
 
 import copy
 import json
+import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -26,10 +27,12 @@ from mmpretrain.structures import DataSample
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.machine import machine_info
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.machine import keep_freed_memory, machine_info
-from mmkcr.compression import TOLERANCE, atomic_write, choose_options
+from mmkcr.core import TOLERANCE, atomic_write, choose_options
 from mmkcr.engine.optimizers import JointOptimWrapperConstructor
 from mmkcr.models.utils import find_backbone
 from mmkcr.visualization import format_table
@@ -163,7 +166,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         raise ValueError(f'expected `--threads 1` for `--clock cpu`, found {args.threads}')
     quiet_hosts()
     torch.set_num_threads(args.threads)
-    keep_freed_memory()
     config = load_config(args.config)
     if config.model.get('price', {}).get('type') != 'mmkcr.AdaptiveOneHotLoss':
         raise ValueError(f'expected the config of a search with `mmkcr.AdaptiveOneHotLoss`, found '

@@ -7,8 +7,11 @@ Example:
 import argparse
 import sys
 from dataclasses import fields
+from pathlib import Path
 
-from mmkcr.datasets.digits import DigitsOptions, write_digits
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.digits import DigitsOptions, write_digits
 
 
 def parse_args() -> argparse.Namespace:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmkcr.apis.cli import Parser, command
-from mmkcr.compression.files import atomic_write
+from mmkcr.core.io import atomic_write
 from mmkcr.models import EfficientViT, EfficientViTClsHead
 
 _RULES = (

@@ -17,10 +17,12 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.model_zoo import model_size, task_config
 from mmkcr.apis.build import load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.model_zoo import model_size, task_config
-from mmkcr.compression.files import atomic_write
+from mmkcr.core.io import atomic_write
 
 ROOT = Path(__file__).resolve().parents[2]
 

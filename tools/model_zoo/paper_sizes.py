@@ -14,14 +14,17 @@ Example:
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.model_zoo import model_size
 from mmkcr.apis.build import load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.model_zoo import model_size
 from mmkcr.visualization import format_table
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence
 import yaml
 
 from mmkcr.apis.cli import Parser, command
-from mmkcr.compression.files import atomic_write
+from mmkcr.core.io import atomic_write
 
 ROOT = Path(__file__).resolve().parents[2]
 _TABLE = re.compile(r'(<!-- table: (\S+) -->\n)(.*?)(<!-- /table -->)', re.DOTALL)

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 from mmengine.hooks import Hook
 
-from mmkcr.models.algorithms.feature_tap import features_on_samples
+from mmkcr.models.wrappers.feature_tap import features_on_samples
 from mmkcr.registry import HOOKS
 
 
@@ -18,7 +18,7 @@ class FeatureTapHook(Hook):
 
     Args:
         layer (str): Tapped layer, as in
-            :class:`mmkcr.models.algorithms.feature_tap.FeatureTap`. Defaults to 'backbone'.
+            :class:`mmkcr.models.wrappers.feature_tap.FeatureTap`. Defaults to 'backbone'.
         key (str): Field of the data samples that receives the vector (d,). A second
             hook with ``layer='head.fc', key='logits'`` hands on logits.
             Defaults to 'features'.

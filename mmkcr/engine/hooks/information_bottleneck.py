@@ -6,7 +6,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.evaluation.bottleneck import BottleneckPass
-from mmkcr.evaluation.clusters import SAMPLES_PER_CLUSTER
+from mmkcr.functional.clusters import SAMPLES_PER_CLUSTER
 from mmkcr.models.losses import InformationBottleneckLoss
 from mmkcr.models.utils import unwrap
 from mmkcr.registry import HOOKS
@@ -33,7 +33,7 @@ class InformationBottleneckHook(RefreshHook):
         samples (int, optional): Features that k-means sees, drawn without replacement,
             seeded by the step. Defaults to None: 256 a cluster, or all if there are fewer.
         algorithm (str): 'minibatch' or 'lloyd', see
-            :func:`~mmkcr.evaluation.clusters.fit_clusters`. Defaults to 'minibatch'.
+            :func:`~mmkcr.functional.clusters.fit_clusters`. Defaults to 'minibatch'.
         loss (str): Name in ``RegularizedModel.regularizers``. Defaults to 'ib'.
         **kwargs: See :class:`RefreshHook`.
 

@@ -7,7 +7,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmkcr.evaluation.features import feature_batches, share_of_rank
-from mmkcr.evaluation.kernel import MomentAccumulator, truncation_rank
+from mmkcr.functional.kernel import MomentAccumulator, truncation_rank
 from mmkcr.models.utils import unwrap
 from mmkcr.registry import HOOKS
 from .refresh import RefreshHook

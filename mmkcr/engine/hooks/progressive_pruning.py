@@ -11,7 +11,7 @@ from mmengine.runner import Runner
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mmkcr.compression import TOLERANCE, MacsModel, choose_options, parse_target
+from mmkcr.core import TOLERANCE, MacsModel, choose_options, parse_target
 from mmkcr.models.backbones.bimask_sites import BiMaskSites
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.utils import find_backbone, unwrap
@@ -34,7 +34,7 @@ class ProgressivePruningHook(Hook):
     The budget is that of the model's price. An option dies only if the others
     still hold a network within [0.97, 1] of the target, and at the end of the
     search, ``share``, such a one is chosen among those alive, near the learned
-    probabilities (:func:`~mmkcr.compression.choose_options`): the search
+    probabilities (:func:`~mmkcr.core.choose_options`): the search
     cannot miss its target, and a target that no options meet is refused before
     training starts. What is alive and there is in the gates' buffers; a
     supernet takes that shape before a checkpoint is loaded into it.

@@ -6,9 +6,9 @@ import torch
 from mmengine.evaluator import BaseMetric
 from torch import Tensor
 
+from mmkcr.functional.clusters import fit_clusters, flat_inputs
+from mmkcr.functional.information import InformationAccumulator, log_assignments
 from mmkcr.registry import METRICS
-from ..clusters import fit_clusters, flat_inputs
-from ..information import InformationAccumulator, log_assignments
 
 _CHUNK = 4096
 

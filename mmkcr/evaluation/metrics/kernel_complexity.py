@@ -8,8 +8,7 @@ from mmengine.dist import all_reduce, get_dist_info
 from mmengine.evaluator import BaseMetric
 from torch import Tensor
 
-from mmkcr.registry import METRICS
-from ..kernel import (
+from mmkcr.functional.kernel import (
     MomentAccumulator,
     approximate_tnn,
     kernel_complexity,
@@ -18,6 +17,7 @@ from ..kernel import (
     tnn,
     truncation_rank,
 )
+from mmkcr.registry import METRICS
 
 
 def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mmkcr.compression import Member, count_params, scale_members, slice_members
+from mmkcr.core import Member, count_params, scale_members, slice_members
 from mmkcr.models.gates import BiMaskGate
-from mmkcr.models.layers.selection import widen
+from mmkcr.models.layers.selection import put
 from .searchable import SearchableBackbone
 
 
@@ -38,7 +38,7 @@ class BiMaskSites(SearchableBackbone):
       head that it keeps. The gate of a residual width sits at the layer that
       embeds or merges patches.
     - :meth:`_members`: the parameters that a site's units lie along
-      (:class:`~mmkcr.compression.Member`), of whatever state the backbone is
+      (:class:`~mmkcr.core.Member`), of whatever state the backbone is
       in. ``folds`` marks those that the mask multiplies; together they must
       scale the unit's value exactly once.
     - :meth:`_gate_site` and :meth:`_ungate_site`: exchange the host's layers
@@ -241,4 +241,4 @@ class BiMaskSites(SearchableBackbone):
             shape[dim] = -1
             x = x * gate.supported().view(shape)
         total = self.site_descriptions()[site].total
-        return x if kept is None or len(kept) == total else widen(x, kept, total, dim)
+        return x if kept is None or len(kept) == total else put(x, kept, total, dim)

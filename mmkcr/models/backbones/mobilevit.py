@@ -7,7 +7,7 @@ from mmpretrain.models import MobileViT
 from mmpretrain.models.utils import MultiheadAttention
 from torch import nn
 
-from mmkcr.compression.sites import Count
+from mmkcr.core.sites import Count
 from mmkcr.models.gates import BaseGate
 from mmkcr.models.layers import GatedFFN, MaskedAttention
 from mmkcr.registry import MODELS

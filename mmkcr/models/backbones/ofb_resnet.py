@@ -6,7 +6,7 @@ from mmpretrain.models import ResNet
 from mmpretrain.models.backbones.resnet import Bottleneck
 from torch import Tensor, nn
 
-from mmkcr.compression import Member
+from mmkcr.core import Member
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.layers.bimask import take_over
 from mmkcr.models.layers.bimask_conv import GatedConv, MaskedBatchNorm

@@ -6,7 +6,7 @@ from mmcv.cnn.bricks.transformer import FFN, PatchEmbed
 from mmpretrain.models import SwinTransformer
 from torch import Tensor, nn
 
-from mmkcr.compression import Member
+from mmkcr.core import Member
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.layers.bimask import (
     GatedHiddenFFN,

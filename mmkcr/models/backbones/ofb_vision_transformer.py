@@ -7,7 +7,7 @@ from mmpretrain.models import VisionTransformer
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 
-from mmkcr.compression import Member
+from mmkcr.core import Member
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.layers.bimask import (
     GatedAttention,

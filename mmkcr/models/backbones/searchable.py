@@ -9,12 +9,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 import torch
 from torch import Tensor, nn
 
-from mmkcr.compression import Site, Structure, searchable_layers
-from mmkcr.compression.added import added_layers
+from mmkcr.core import Site, Structure, searchable_layers
+from mmkcr.core.added import added_layers
 from mmkcr.models.gates import BaseGate
-from mmkcr.models.layers.blocks import use_eager_blocks
-from mmkcr.models.layers.conv import use_one_pass_convs
-from mmkcr.models.layers.linear import use_one_pass
 from mmkcr.registry import MODELS
 from .pretrained import load_pretrained, split_pretrained
 
@@ -192,8 +189,7 @@ class SearchableBackbone:
     def slice_to(self, structure: Structure) -> None:
         """Slice the dense backbone or the supernet to a structure, in place.
 
-        Weights are inherited: the kept entries stay as they are. Linear layers, convolutions and
-        blocks become those that eager inference on a CPU runs in fewer passes.
+        Weights are inherited: the kept entries stay as they are.
 
         Args:
             structure (Structure): Of this backbone.
@@ -213,9 +209,6 @@ class SearchableBackbone:
                 raise ValueError(f'expected site `{name}` as the supernet has it, found another in '
                                  f'the structure')
         self.structure, self._gated = structure, False
-        use_one_pass(self)
-        use_one_pass_convs(self)
-        use_eager_blocks(self)
 
     def _slice(self, name: str, site: Site) -> None:
         if site.operator is None:

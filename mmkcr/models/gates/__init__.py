@@ -1,9 +1,8 @@
 """Relaxations of discrete choices."""
 
-from .base import BaseGate
+from mmkcr.core.gate import BaseGate, NoisyGate
 from .bimask import BiMaskGate
 from .gumbel import GumbelChannelGate
-from .noise import NoisyGate
 from .qk_mask import QKMask
 from .top_k import RelaxedTopKGate
 

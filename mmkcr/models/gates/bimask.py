@@ -5,9 +5,9 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from mmkcr.compression import allowed_ratio_sizes
+from mmkcr.core import allowed_ratio_sizes
+from mmkcr.core.gate import BaseGate
 from mmkcr.registry import MODELS
-from .base import BaseGate
 
 
 @MODELS.register_module()

@@ -5,9 +5,8 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from mmkcr.core.gate import BaseGate, logistic_noise
 from mmkcr.registry import MODELS
-from .base import BaseGate
-from .noise import logistic_noise
 
 
 @MODELS.register_module()

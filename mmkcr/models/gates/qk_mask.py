@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.compression.added import AddedLayer
-from mmkcr.models.execution import eager_inference
+from mmkcr.core.added import AddedLayer
+from mmkcr.core.gate import NoisyGate, logistic_noise
 from mmkcr.registry import MODELS
-from .noise import NoisyGate, logistic_noise
 
 
 @MODELS.register_module()
@@ -85,10 +84,7 @@ class QKMask(NoisyGate, AddedLayer):
             Tensor: (B, N, R, D), or (B, R, D, H, W) with ``maps``; R is 1, or 2 with
             ``separate``, so that it broadcasts to queries and keys.
         """
-        if self.maps and eager_inference(x):  # channels first, whatever the layout of x
-            theta = torch.baddbmm(self.bias[:, None], self.weight.expand(len(x), -1, -1),
-                                  x.flatten(2)).unflatten(2, x.shape[2:])
-        elif self.maps:
+        if self.maps:
             theta = F.conv2d(x, self.weight[..., None, None], self.bias)
         else:
             theta = F.linear(x, self.weight, self.bias)

@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Optional, Sequence
 import torch
 from torch import Tensor, nn
 
+from mmkcr.core.gate import BaseGate
 from mmkcr.registry import MODELS
-from .base import BaseGate
 
 
 def relaxed_top_k(logits: Tensor, count: int, temperature: float) -> Tensor:

@@ -14,8 +14,8 @@ from mmcv.cnn.bricks.transformer import FFN, PatchEmbed
 from mmpretrain.models.utils import MultiheadAttention, WindowMSA
 from torch import Tensor, nn
 
-from mmkcr.compression import SearchableLayer
-from mmkcr.compression.sites import Count
+from mmkcr.core import SearchableLayer
+from mmkcr.core.sites import Count
 from mmkcr.models.gates import BiMaskGate
 
 Layer = TypeVar('Layer', bound=nn.Module)

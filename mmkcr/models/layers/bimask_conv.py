@@ -4,8 +4,8 @@ from typing import Sequence, Tuple
 
 from torch import Tensor, nn
 
-from mmkcr.compression import SearchableLayer
-from mmkcr.compression.sites import Count
+from mmkcr.core import SearchableLayer
+from mmkcr.core.sites import Count
 from mmkcr.models.gates import BiMaskGate
 
 

@@ -1,19 +1,16 @@
 """The MLP with gated, or sliced, input and output channels (KCR, section 3.1)."""
 
 import math
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
-import torch
 import torch.nn.functional as F
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mmkcr.compression import SearchableLayer, slice_linear, slice_norm, slice_parameter
-from mmkcr.compression.sites import Count
-from mmkcr.models.execution import eager_on_cpu
+from mmkcr.core import SearchableLayer, slice_linear, slice_norm, slice_parameter
+from mmkcr.core.sites import Count
 from mmkcr.models.gates import BaseGate
-from .exchange import DerivedWeights, DerivesWeights
 from .selection import add, take
 
 
@@ -75,7 +72,7 @@ class GatedFFN(_FFNParts, SearchableLayer):
         return self.num_fcs * (2 * size * size + size)
 
 
-class SlicedLayerNorm(DerivesWeights, nn.LayerNorm):
+class SlicedLayerNorm(nn.LayerNorm):
     """Layer norm with full-width statistics that outputs only the kept channels.
 
     Args:
@@ -90,39 +87,17 @@ class SlicedLayerNorm(DerivesWeights, nn.LayerNorm):
         if not isinstance(norm, nn.LayerNorm):
             raise TypeError(f'expected a `LayerNorm` to slice, found `{norm.__class__.__name__}`')
         super().__init__(norm.normalized_shape, norm.eps, norm.elementwise_affine)
-        self._derived = DerivedWeights()
         self.total = norm.normalized_shape[0]
         self.weight, self.bias = norm.weight, norm.bias
         slice_norm(self, kept)
         self.register_buffer('kept', kept.clone(), persistent=False)  # the FFN's is saved
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (..., D) and return the kept channels (..., D~).
-
-        In eager mode on a CPU the affine part is free inside ``layer_norm``. A compiler or ONNX
-        Runtime fuses the other form better.
-        """
-        if eager_on_cpu(x):
-            return take(F.layer_norm(x, (self.total, ), *self._affine(), self.eps), self.kept)
+        """Normalise (..., D) and return the kept channels (..., D~)."""
         x = take(F.layer_norm(x, (self.total, ), eps=self.eps), self.kept)
         if self.weight is not None:
             x = x * self.weight
         return x if self.bias is None else x + self.bias
-
-    def _affine(self) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-        """Weight and bias of all channels, kept while nothing is learned."""
-        def widened() -> Tuple[Optional[Tensor], Optional[Tensor]]:
-            return self._full(self.weight), self._full(self.bias)
-
-        if torch.is_grad_enabled():
-            return widened()
-        return self._derived.get([*self.parameters()], widened)
-
-    def _full(self, sliced: Optional[Tensor]) -> Optional[Tensor]:
-        """A parameter at the kept channels, zero elsewhere; shape (D,)."""
-        if sliced is None:
-            return None
-        return sliced.new_zeros(self.total).index_copy(0, self.kept, sliced)
 
 
 class SlicedFFN(_FFNParts):
@@ -144,9 +119,5 @@ class SlicedFFN(_FFNParts):
         self.register_buffer('kept', kept.clone())
 
     def forward(self, x: Tensor, identity: Tensor) -> Tensor:
-        """Add the MLP of ``x`` (..., D~) to the kept channels of ``identity`` (..., D).
-
-        Without gradients, in eager mode, the sum is written into ``identity``,
-        which the blocks compute anew before their FFN and do not use after it.
-        """
+        """Add the MLP of ``x`` (..., D~) to the kept channels of ``identity`` (..., D)."""
         return add(identity, self.kept, self.dropout_layer(self.gamma2(self.layers(x))))

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.compression import slice_conv, slice_parameter
-from mmkcr.compression.added import AddedLayer
-from mmkcr.compression.sites import Count
+from mmkcr.core import slice_conv, slice_parameter
+from mmkcr.core.added import AddedLayer
+from mmkcr.core.sites import Count
 
 #: Softmax temperature of the ensembles over heads.
 ENSEMBLE_TEMPERATURE = 0.01

@@ -12,12 +12,9 @@ from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mmkcr.compression import SearchableLayer, slice_conv
-from mmkcr.compression.sites import Count
-from mmkcr.models.execution import eager_inference, exporting
+from mmkcr.core import SearchableLayer, slice_conv
+from mmkcr.core.sites import Count
 from mmkcr.models.gates import BaseGate, QKMask
-from .conv import plus
-from .masked_attention import select
 from .selection import take
 
 
@@ -87,7 +84,7 @@ class LiteMLA(BaseModule):
         theta = None if self.mask is None else self.mask(x)
         out = self.attend(*self.queries_keys_values(self.qkv(x), theta))
         out = out.reshape(x.shape[0], self.features, *x.shape[2:])
-        return plus(x, self.proj, self._select(out))
+        return x + self.proj(self._select(out))
 
     def queries_keys_values(self, qkv: Tensor,
                             theta: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
@@ -101,17 +98,13 @@ class LiteMLA(BaseModule):
             tuple[Tensor, Tensor, Tensor]: (B, S H, d, N) each.
         """
         scales = [qkv, *(convs(qkv) for convs in self.aggreg)]
-        alone = eager_inference(qkv)  # nobody else reads qk
-        # one-pass convolutions give channels last, but heads of 16 are short runs
-        out = qkv.new_empty(qkv.shape[0], 3 * self.features, *qkv.shape[2:]) if alone else None
-        scales = torch.cat(scales, 1, out=out)
-        heads = scales.flatten(2).unflatten(1, (-1, 3, self.head_dim))
+        heads = torch.cat(scales, 1).flatten(2).unflatten(1, (-1, 3, self.head_dim))
         qk, v = heads.split([2, 1], 2)
         if theta is not None:
             theta = theta.flatten(3).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
             qk = qk.unflatten(1, (1 + len(self.aggreg), -1))
-            qk = select(qk, self.mask, theta[:, None]).flatten(1, 2)
-        q, k = F.relu(qk, inplace=alone).unbind(2)
+            qk = (qk * self.mask.binarize(theta[:, None])).flatten(1, 2)
+        q, k = F.relu(qk).unbind(2)
         return q, k, v.squeeze(2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -124,11 +117,9 @@ class LiteMLA(BaseModule):
                 out = v @ (weights / (weights.sum(-2, keepdim=True) + self.eps))
             else:
                 keys = k.transpose(-1, -2)
-                # a sum, counted as the product that it is published as; N of ones would be fixed
-                sums = k.sum(-1).unsqueeze(-2) if exporting() else k.new_ones(1, k.shape[-1]) @ keys
-                total = sums @ q + self.eps
-                out = v @ keys @ q
-                out = out.div_(total) if eager_inference(out) else out / total
+                # the sum of the keys, as a product because it is published (and counted) as one
+                sums = torch.ones_like(k[:, :, :1]) @ keys
+                out = v @ keys @ q / (sums @ q + self.eps)
         return out.to(dtype)
 
     def _select(self, features: Tensor) -> Tensor:

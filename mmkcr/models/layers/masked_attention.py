@@ -5,30 +5,11 @@ B batch, N tokens, D channels, H heads, d head width (D = H d).
 
 from typing import Tuple
 
-import torch
 from mmengine.model import BaseModule
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor
 
-from mmkcr.models.execution import eager_inference
 from mmkcr.models.gates import QKMask
-
-
-def select(values: Tensor, mask: QKMask, theta: Tensor) -> Tensor:
-    """``values * M``; in eager inference on a CPU in place, in one kernel and without M.
-
-    Args:
-        values (Tensor): Queries and keys, computed for this call alone.
-        mask (QKMask): Gives M.
-        theta (Tensor): The mask's output, in a shape that broadcasts to ``values``.
-
-    Returns:
-        Tensor: Of the shape of ``values``.
-    """
-    if eager_inference(values):
-        return torch.ops.aten.threshold_backward.grad_input(
-            values, theta, 0, grad_input=values)  # what it was where theta > 0, else 0
-    return values * mask.binarize(theta)
 
 
 class MaskedAttention(BaseModule):
@@ -71,7 +52,7 @@ class MaskedAttention(BaseModule):
             tuple[Tensor, Tensor, Tensor]: (B, H, N, d) each.
         """
         qk, v = self.qkv(x).unflatten(-1, (3, self.embed_dims)).split([2, 1], -2)
-        q, k = select(qk, self.mask, self.mask(x)).unbind(-2)
+        q, k = (qk * self.mask.binarize(self.mask(x))).unbind(-2)
         return tuple(part.unflatten(-1, (self.num_heads, self.head_dims)).transpose(1, 2)
                      for part in (q, k, v.squeeze(-2)))
 

@@ -10,10 +10,9 @@ from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mmkcr.compression import SearchableLayer, slice_conv, slice_norm
-from mmkcr.compression.sites import Count
+from mmkcr.core import SearchableLayer, slice_conv, slice_norm
+from mmkcr.core.sites import Count
 from mmkcr.models.gates import BaseGate
-from .conv import plus
 from .selection import add, take
 
 
@@ -45,7 +44,8 @@ class DSConv(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C', H', W')."""
         out = self.depth_conv(x)
-        return plus(x, self.point_conv, out) if self.residual else self.point_conv(out)
+        out = self.point_conv(out)
+        return x + out if self.residual else out
 
 
 class MBConv(BaseModule):
@@ -86,9 +86,8 @@ class MBConv(BaseModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C', H', W')."""
-        if not self.residual:
-            return self.transform(x)
-        return plus(x, self.point_conv, self.depth_conv(self.inverted_conv(x)))
+        out = self.transform(x)
+        return x + out if self.residual else out
 
 
 class _MBConvParts(MBConv):
@@ -156,11 +155,7 @@ class SlicedMBConv(_MBConvParts):
         self.register_buffer('kept', kept.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to the same shape.
-
-        Without gradients, in eager mode, the sum is written into ``x``, which
-        the attention before computes anew and nothing else reads.
-        """
+        """(B, C, H, W) to the same shape."""
         return add(x, self.kept, self.transform(take(x, self.kept, 1)), 1)
 
 

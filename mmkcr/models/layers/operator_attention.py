@@ -13,8 +13,8 @@ from mmengine.model import BaseModule
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 
-from mmkcr.compression import SearchableLayer, slice_linear
-from mmkcr.compression.sites import Count
+from mmkcr.core import SearchableLayer, slice_linear
+from mmkcr.core.sites import Count
 from mmkcr.models.gates import BaseGate
 from .head_operators import Derived, HeadOperator, _channels, head_operator
 

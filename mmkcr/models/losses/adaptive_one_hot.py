@@ -6,7 +6,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from mmkcr.compression import MacsModel, parse_target
+from mmkcr.core import MacsModel, parse_target
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.gates.bimask import entropy_of
 from mmkcr.registry import MODELS
@@ -48,7 +48,7 @@ class AdaptiveOneHotLoss(nn.Module):
 
     over the sites that have more than one option left; g is the exact count of
     the multiply-accumulates at the expected sizes. It takes the place of the
-    price in a :class:`~mmkcr.models.algorithms.SearchModel`.
+    price in a :class:`~mmkcr.models.wrappers.SearchModel`.
 
     ``preset='paper'``: :math:`\mu` 0.5, 1e2, 2e-5, d the distance in G.
     ``preset='reference'``, the public code's: 0.5, 5, 4e-4 for attention and
@@ -57,7 +57,7 @@ class AdaptiveOneHotLoss(nn.Module):
 
     Args:
         target (str | int | float): :math:`\tau`, see
-            :func:`~mmkcr.compression.parse_target`.
+            :func:`~mmkcr.core.parse_target`.
         preset (str): ``'paper'`` or ``'reference'``. Defaults to ``'reference'``.
         one_hot (float, optional): :math:`\mu_1`. Defaults to the preset's.
         budget (float, optional): :math:`\mu_2`. Defaults to the preset's.

@@ -5,7 +5,7 @@ from typing import Dict, Optional
 import torch
 from torch import Tensor, nn
 
-from mmkcr.evaluation.information import log_assignments
+from mmkcr.functional.information import log_assignments
 from mmkcr.registry import MODELS
 
 

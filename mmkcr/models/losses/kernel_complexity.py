@@ -5,7 +5,7 @@ from typing import Dict, Optional
 import torch
 from torch import Tensor, nn
 
-from mmkcr.evaluation.kernel import leading_basis, moment_of, orthonormalise, truncation_rank
+from mmkcr.functional.kernel import leading_basis, moment_of, orthonormalise, truncation_rank
 from mmkcr.registry import MODELS
 
 

@@ -5,7 +5,7 @@ from typing import Dict, Optional, Sequence, Union
 import torch
 from torch import Tensor, nn
 
-from mmkcr.compression import MacsModel, parse_target
+from mmkcr.core import MacsModel, parse_target
 from mmkcr.registry import MODELS
 
 
@@ -26,7 +26,7 @@ class MacsPrice(nn.Module):
             with the sampled masks, which ignores tokens and hidden width.
             Defaults to ``'macs'``.
         target (str | int | float, optional): As in
-            :func:`~mmkcr.compression.parse_target`; a share for
+            :func:`~mmkcr.core.parse_target`; a share for
             ``cost='paper'``. Defaults to None.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch, which is

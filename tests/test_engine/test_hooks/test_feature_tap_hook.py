@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmkcr.evaluation.kernel import kernel_complexity, moment_of, spectrum, tails
+from mmkcr.functional.kernel import kernel_complexity, moment_of, spectrum, tails
 
 
 def no_hooks_left(model):

@@ -5,8 +5,8 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 
-from mmkcr.evaluation.clusters import fit_clusters
-from mmkcr.evaluation.information import InformationAccumulator
+from mmkcr.functional.clusters import fit_clusters
+from mmkcr.functional.information import InformationAccumulator
 from mmkcr.models.losses import InformationBottleneckLoss
 
 

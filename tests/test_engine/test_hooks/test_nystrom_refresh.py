@@ -12,7 +12,7 @@ import torch
 from mmengine.hooks import Hook
 from torch.utils.data import Subset
 
-from mmkcr.evaluation.kernel import leading_basis, moment_of
+from mmkcr.functional.kernel import leading_basis, moment_of
 
 
 class Recorder(Hook):

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmkcr.apis import count_macs, slim
 from mmkcr.apis.build import state_bytes
 from mmkcr.apis.slim_files import slim_files
-from mmkcr.compression import count_params
+from mmkcr.core import count_params
 from mmkcr.models.utils import find_backbone
 from mmkcr.registry import HOOKS, MODELS
 

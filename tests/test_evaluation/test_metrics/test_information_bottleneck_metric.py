@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mmkcr.evaluation import InformationBottleneckMetric
-from mmkcr.evaluation.clusters import fit_clusters
-from mmkcr.evaluation.information import InformationAccumulator, log_assignments
+from mmkcr.functional.clusters import fit_clusters
+from mmkcr.functional.information import InformationAccumulator, log_assignments
 
 MEAN, STD = [100., 120., 90.], [50., 60., 70.]
 

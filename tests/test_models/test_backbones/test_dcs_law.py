@@ -15,8 +15,8 @@ from mmpretrain.models import MobileViT
 from torch import nn
 
 from mmkcr.apis import count_macs, slim
-from mmkcr.compression import MacsModel, Structure, count_params, searchable_layers
-from mmkcr.compression.added import added_layers
+from mmkcr.core import MacsModel, Structure, count_params, searchable_layers
+from mmkcr.core.added import added_layers
 from mmkcr.models import DCSEfficientViT, DCSMobileViT, EfficientViT, KCREfficientViT
 from mmkcr.models.utils import task_forward
 from mmkcr.registry import MODELS

@@ -14,7 +14,7 @@ from mmpretrain.models.utils import resize_pos_embed
 from mmkcr.apis import count_macs, slim
 from mmkcr.apis.export import export_onnx
 from mmkcr.apis.positions import bake_positions
-from mmkcr.compression import MacsModel, Structure, searchable_layers
+from mmkcr.core import MacsModel, Structure, searchable_layers
 from mmkcr.models import DWConvVisionTransformer, KCRDWConvVisionTransformer
 from mmkcr.models.layers import OperatorAttention
 from mmkcr.models.utils import task_forward
@@ -293,7 +293,7 @@ def published():
 
 @pytest.mark.parametrize('arch', published())
 def test_published_architectures(arch):
-    from mmkcr.apis.model_zoo import uninitialized
+    from lab.model_zoo import uninitialized
     kwargs = published()[arch]
     with uninitialized():
         model = DWConvVisionTransformer(arch=arch, **kwargs)

@@ -10,7 +10,7 @@ from mmpretrain.models import ImageClassifier
 from torch import nn
 
 from mmkcr.apis import count_macs
-from mmkcr.compression import count_params
+from mmkcr.core import count_params
 from mmkcr.models import EfficientViT, EfficientViTClsHead, KCREfficientViT
 
 HEADS = dict(b0=(1024, 1280), b1=(1536, 1600), b2=(2304, 2560), b3=(2304, 2560))

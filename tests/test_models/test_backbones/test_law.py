@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mmengine.runner import load_state_dict
 
 from mmkcr.apis import slim
-from mmkcr.compression import Structure, searchable_layers
+from mmkcr.core import Structure, searchable_layers
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers import SlicedFFN, SlicedLayerNorm
 from mmkcr.registry import MODELS

@@ -11,7 +11,7 @@ from mmpretrain.models.utils import MultiheadAttention
 from torch import nn
 
 from mmkcr.apis import count_macs
-from mmkcr.compression import count_params
+from mmkcr.core import count_params
 from mmkcr.models.gates import GumbelChannelGate, RelaxedTopKGate
 from mmkcr.models.layers import GatedAttention, OperatorAttention, TokenGrid
 from mmkcr.models.layers.head_operators import OPERATORS, border_sums, gaussian_taps
@@ -193,7 +193,7 @@ PROFILE = [('mhsa', 6.19, 4.2), ('conv', 12.08, 2.1), ('dwconv', 2.43, 2.11),
 
 @pytest.mark.parametrize('name, flops, params', PROFILE)
 def test_profile_table_of_the_paper(name, flops, params):
-    from mmkcr.apis.model_zoo import uninitialized
+    from lab.model_zoo import uninitialized
     with uninitialized():
         module = MultiheadAttention(1024, 16)
         if name != 'mhsa':

@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmkcr.models.layers.selection import add, spread, take, widen
+from mmkcr.models.layers.selection import add, put, take
 
 LAYOUTS = {
     'tokens': ((2, 5, 6), -1, lambda x: x),
@@ -18,6 +19,14 @@ LAYOUTS = {
     'one token': ((6, ), -1, lambda x: x),
     'no image': ((0, 6, 3, 4), 1, lambda x: x),
 }
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that run."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names = [*getattr(self, 'names', []), str(func)]
+        return func(*args, **(kwargs or {}))
 
 
 def assert_same_gradients(found, expected, leaf):
@@ -45,47 +54,34 @@ def test_take_equals_indexing(data, layout, learn):
 
 
 @settings(max_examples=80, deadline=None)
-@given(data=st.data(), layout=st.sampled_from(sorted(LAYOUTS)), other=st.sampled_from(
-    ['maps', 'maps, channels last']), learn=st.booleans())
-def test_add_equals_the_sum_with_zeros(data, layout, other, learn):
-    shape, dim, arrange = LAYOUTS[layout]
-    kept = places(data.draw)
-    leaf = torch.randn(shape, dtype=torch.float64).requires_grad_(learn)
-    x = arrange(leaf)
-    out = take(torch.randn(shape, dtype=torch.float64), kept, dim).float()
-    out = LAYOUTS[other][2](out) if out.ndim == 4 else out
-    expected = x + spread(out, kept, 6, dim)
-    before = x.detach().clone()
-    with torch.set_grad_enabled(learn):
-        found = add(x, kept, out, dim)
-    torch.testing.assert_close(found, expected, atol=0, rtol=0)
-    assert found.dtype == torch.float64
-    # where autograd may need the input, nothing is written into it
-    torch.testing.assert_close(x.detach(), before if learn else expected, atol=0, rtol=0)
-
-
-@settings(max_examples=80, deadline=None)
 @given(data=st.data(), layout=st.sampled_from(sorted(LAYOUTS)), learn=st.booleans())
-def test_widen_equals_ordinary_operators(data, layout, learn):
+def test_put_and_add_equal_a_product_with_the_selection(data, layout, learn):
+    """``put`` is the transpose of ``take``: x -> S^T x with the selection matrix S (K, D)."""
     shape, dim, arrange = LAYOUTS[layout]
     kept = places(data.draw)
     leaf = torch.randn(shape, dtype=torch.float64).requires_grad_(learn)
     x = take(arrange(leaf), kept, dim)
-    expected, found = spread(x, kept, 6, dim), widen(x, kept, 6, dim)
+    matrix = torch.eye(6, dtype=torch.float64)[kept]
+    expected = (x.movedim(dim, -1) @ matrix).movedim(-1, dim)
+    found = put(x, kept, 6, dim)
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    base = torch.randn(shape, dtype=torch.float64)
+    before = base.clone()
+    torch.testing.assert_close(add(base, kept, x.float(), dim), base + expected.float(),
+                               check_dtype=False)
+    assert torch.equal(base, before)
     if learn:
         assert_same_gradients(found, expected, leaf)
 
 
-@pytest.mark.parametrize('layout', ['maps', 'maps, channels last'])
-def test_layout_stays_in_eager_inference(layout):
+@pytest.mark.parametrize('layout', ['tokens', 'maps'])
+def test_an_exporter_sees_no_scatter(layout, monkeypatch):
     shape, dim, arrange = LAYOUTS[layout]
-    x, kept = arrange(torch.randn(shape)), torch.tensor([0, 2, 5])
-    with torch.no_grad():
-        taken = take(x, kept, dim)
-        assert taken.movedim(dim, -1).is_contiguous() == x.movedim(dim, -1).is_contiguous()
-        expected = x + spread(taken, kept, 6, dim)
-        found = add(x, kept, taken, dim)
-    assert found is x  # in place
-    torch.testing.assert_close(found, expected)
-    assert take(x, torch.arange(6), dim) is x
+    kept = torch.tensor([0, 2, 5])
+    x = take(arrange(torch.randn(shape)), kept, dim)
+    expected = put(x, kept, 6, dim)
+    monkeypatch.setattr(torch.compiler, 'is_exporting', lambda: True)
+    with Operators() as operators:
+        found = put(x, kept, 6, dim)
+    assert torch.equal(found, expected)
+    assert not [name for name in operators.names if 'index_copy' in name or 'scatter' in name]

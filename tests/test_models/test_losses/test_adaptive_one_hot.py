@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.compression import MacsModel
+from mmkcr.core import MacsModel
 from mmkcr.models import OFBVisionTransformer
 from mmkcr.models.losses.adaptive_one_hot import one_hot_terms
 from mmkcr.registry import MODELS

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.evaluation.clusters import fit_clusters
-from mmkcr.evaluation.information import InformationAccumulator
+from mmkcr.functional.clusters import fit_clusters
+from mmkcr.functional.information import InformationAccumulator
 from mmkcr.registry import MODELS
 
 

@@ -1,0 +1,143 @@
+"""From scores to a selection that meets a budget by construction."""
+
+import re
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Union
+
+import torch
+from torch import Tensor
+
+Target = Union[str, int, float]
+_UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
+
+
+def parse_target(target: Target, dense: int) -> int:
+    """Read a MACs target.
+
+    Args:
+        target (str | int | float): MACs (``12600000000``, ``'12.6G'``,
+            ``'450M'``), or a share of the dense model (``0.8``, ``'80%'``): a
+            number of at most 1 is a share.
+        dense (int): MACs of the dense model.
+
+    Returns:
+        int: The target in MACs.
+
+    Raises:
+        ValueError: Anything else.
+    """
+    match = re.fullmatch(r'\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT%]?)\s*', str(target), re.IGNORECASE)
+    value = float(match[1]) if match else 0.
+    if value <= 0:
+        raise ValueError('expected a MACs target such as `12.6G`, `80%` or `0.8`, '
+                         f'found {target!r}')
+    unit = match[2].upper()
+    if unit == '%' or (unit == '' and value <= 1):
+        return int(dense * (value / 100 if unit == '%' else value))
+    return int(value * _UNITS[unit])
+
+
+class _Group(NamedTuple):
+    """Channels of a site that enter a selection together."""
+
+    key: float
+    site: str
+    rank: int
+    size: int
+
+
+def _allowed_sizes(total: int, min_size: int, divisor: int) -> List[int]:
+    """Sizes that a site may have: multiples of the divisor, and the full one."""
+    first = min(-(-min_size // divisor) * divisor, total)
+    return sorted({*range(first, total + 1, divisor), total})
+
+
+def _groups(site: str, ordered: Tensor, sizes: List[int]) -> List[_Group]:
+    """Steps between allowed sizes, keyed by the mean score of what they add."""
+    return [
+        _Group(float(ordered[low:high].mean()), site, rank, high)
+        for rank, (low, high) in enumerate(zip(sizes, sizes[1:]))
+    ]
+
+
+def nearest_size(count: int, total: int, min_size: int, divisor: int) -> int:
+    """The allowed size of a site nearest to ``count``, the larger of two."""
+    return min(_allowed_sizes(total, min_size, divisor), key=lambda size: (abs(size - count),
+                                                                          -size))
+
+
+def solve_budget(scores: Mapping[str, Tensor],
+                 macs: Callable[[Mapping[str, int]], int],
+                 target: Optional[int],
+                 divisor: int = 1,
+                 min_sizes: Optional[Mapping[str, int]] = None) -> Dict[str, Tensor]:
+    """Choose the units of every site under one global threshold.
+
+    Units enter in descending order of score, in groups of ``divisor`` that are
+    ranked over all sites by their mean score; the longest prefix of that order
+    that costs at most ``target`` is found by bisection, then single groups of
+    later rank fill what room is left. So no site can grow by one more group
+    without exceeding the target.
+
+    Args:
+        scores (Mapping[str, Tensor]): Preference of every unit by site, shape
+            (total,) each.
+        macs (Callable): MACs of the subnet from the sizes of its sites, such
+            as :class:`~mmkcr.core.macs.MacsModel`; must not fall when a
+            size grows.
+        target (int, optional): Most MACs. ``None`` keeps the units of positive
+            score, with the divisor's nearest size.
+        divisor (int): Sizes are multiples of it, or full. Defaults to 1.
+        min_sizes (Mapping[str, int], optional): Fewest units by site.
+            Defaults to 1 each.
+
+    Returns:
+        dict[str, Tensor]: Kept units of every site, int64, ascending.
+
+    Raises:
+        ValueError: ``divisor`` below 1, or a target below the cost of the
+            smallest subnet or above that of the dense one; the message gives
+            the reachable range.
+    """
+    if divisor < 1:
+        raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
+    min_sizes = min_sizes or {}
+    scores = {site: score.detach().double().cpu() for site, score in scores.items()}
+    order = {site: torch.sort(score, descending=True, stable=True)
+             for site, score in scores.items()}
+    if target is None:
+        sizes = {site: nearest_size(int((score > 0).sum()), len(score), min_sizes.get(site, 1),
+                                    divisor) for site, score in scores.items()}
+    else:
+        allowed = {site: _allowed_sizes(len(score), min_sizes.get(site, 1), divisor)
+                   for site, score in scores.items()}
+        groups = [group for site, sizes in allowed.items()
+                  for group in _groups(site, order[site].values, sizes)]
+        sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()},
+                                sorted(groups, key=lambda g: (-g.key, g.rank)), macs, target)
+    return {site: order[site].indices[:size].sort().values for site, size in sizes.items()}
+
+
+def _largest_within(smallest: Dict[str, int], groups: List[_Group],
+                    macs: Callable[[Mapping[str, int]], int], target: int) -> Dict[str, int]:
+    def prefix(count: int) -> Dict[str, int]:
+        return {**smallest, **{group.site: group.size for group in groups[:count]}}
+
+    low, high = 0, len(groups)
+    lowest, highest = macs(prefix(low)), macs(prefix(high))
+    if not lowest <= target <= highest:
+        raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
+                         f'{highest / 1e9:.6g}G MACs, found {target / 1e9:.6g}G')
+    while low < high:
+        middle = (low + high + 1) // 2
+        if macs(prefix(middle)) <= target:
+            low = middle
+        else:
+            high = middle - 1
+    sizes, full = prefix(low), set()
+    for group in groups[low:]:
+        grown = {**sizes, group.site: group.size}
+        if group.site in full or macs(grown) > target:
+            full.add(group.site)
+        else:
+            sizes = grown
+    return sizes

@@ -1,0 +1,222 @@
+"""The structure file: which units of which dimension a subnet keeps.
+
+One JSON dialect for every method, readable, editable and diffable: a line a
+site. A subnet is such a file and a plain state_dict.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Union
+
+from .io import atomic_write
+
+FORMAT_VERSION = 1
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass
+class Site:
+    """A searchable dimension and what is kept of it.
+
+    Args:
+        total (int): Units of the dense dimension.
+        kept (list[int]): Kept units, ascending.
+        operator (str, optional): What computes the units that are not kept;
+            then none need be kept. Defaults to None: they are removed.
+    """
+
+    total: int
+    kept: List[int]
+    operator: Optional[str] = None
+
+    @classmethod
+    def from_dict(cls, name: str, data: Any) -> 'Site':
+        """Check one entry of ``sites``.
+
+        Args:
+            name (str): The site's name, for the message.
+            data (dict): ``total``, ``kept`` and optionally ``operator``;
+                ``kept`` may be a count, which stands for the first that many
+                units.
+
+        Raises:
+            ValueError: Another key, another type, or units that are not
+                ascending within [0, total).
+        """
+        if not isinstance(data, Mapping) or set(data) - {'operator'} != {'total', 'kept'}:
+            found = sorted(data) if isinstance(data, Mapping) else data
+            raise ValueError(f'expected the keys `total` and `kept` (and `operator`) at site '
+                             f'`{name}`, found {found!r}')
+        total, found, operator = data['total'], data['kept'], data.get('operator')
+        if operator is not None and not (isinstance(operator, str) and operator):
+            raise ValueError(f'expected `operator` at site `{name}` to be a name, found '
+                             f'{operator!r}')
+        if not _is_count(total) or total < 1:
+            raise ValueError(f'expected a positive integer `total` at site `{name}`, '
+                             f'found {total!r}')
+        kept = list(range(found)) if _is_count(found) and found <= total else found
+        valid = (isinstance(kept, (list, tuple)) and len(kept) + (operator is not None) > 0
+                 and all(_is_count(unit) and 0 <= unit < total for unit in kept)
+                 and all(a < b for a, b in zip(kept, kept[1:])))
+        if not valid:
+            raise ValueError(f'expected `kept` at site `{name}` to be ascending unit indices '
+                             f'within [0, {total}), found {str(found):.80}')
+        return cls(total, list(kept), operator)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """The site as plain JSON types, without an operator where there is none."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+@dataclass
+class Structure:
+    """A subnet's structure.
+
+    Args:
+        backbone (dict): ``type`` (registered name) and the arguments that the
+            searched backbone was built with.
+        sites (dict[str, Site]): Kept units by site; a site's name is the
+            module path of its layer within the backbone.
+        method (str): Name of the method. Defaults to ''.
+        macs (dict): Multiply-accumulates for one image, ``dense``, ``subnet``
+            and the ``input_shape`` (C, H, W) of the count.
+        params (dict): Parameters, ``dense`` and ``subnet``.
+        provenance (dict): Config, checkpoint hash, seed, epoch, versions.
+        format_version (int): Of this file format.
+    """
+
+    backbone: Dict[str, Any]
+    sites: Dict[str, Site]
+    method: str = ''
+    macs: Dict[str, Any] = field(default_factory=dict)
+    params: Dict[str, int] = field(default_factory=dict)
+    provenance: Dict[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    @classmethod
+    def load(cls, source: Union[str, Path, Mapping, 'Structure']) -> 'Structure':
+        """Read and check a structure.
+
+        Args:
+            source (str | Path | dict | Structure): A JSON file, its parsed
+                content, or a structure, which is returned as it is.
+
+        Raises:
+            FileNotFoundError: No such file.
+            ValueError: The file is no JSON, or its content is no structure;
+                the message names the site.
+        """
+        if isinstance(source, cls):
+            return source
+        if isinstance(source, Mapping):
+            return cls._from_dict(source, 'the given dict')
+        path = Path(source)
+        if not path.is_file():
+            raise FileNotFoundError(f'expected a structure file at `{path}`, found none')
+        try:
+            data = json.loads(path.read_text(encoding='utf8'))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f'expected a JSON structure file, found `{path}` that does not '
+                             f'parse ({error})') from error
+        return cls._from_dict(data, f'`{path}`')
+
+    @classmethod
+    def _from_dict(cls, data: Any, where: str) -> 'Structure':
+        names = set(cls.__dataclass_fields__)
+        required = {'format_version', 'backbone', 'sites'}
+        found = set(data) if isinstance(data, Mapping) else set()
+        if not required <= found <= names:
+            raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
+                             f'{sorted(names - required)}), found {sorted(found)} in {where}')
+        if data['format_version'] != FORMAT_VERSION:
+            raise ValueError(f'expected structure `format_version` {FORMAT_VERSION}, found '
+                             f'{data["format_version"]!r} in {where}')
+        for key, kind in dict(backbone=Mapping, sites=Mapping, macs=Mapping, params=Mapping,
+                              provenance=Mapping, method=str).items():
+            if not isinstance(data.get(key, kind() if kind is str else {}), kind):
+                raise ValueError(f'expected `{key}` of a structure to be a '
+                                 f'{"string" if kind is str else "dict"}, found '
+                                 f'{str(data[key]):.60} in {where}')
+        if not isinstance(data['backbone'].get('type'), str) or not data['sites']:
+            raise ValueError('expected a structure with a backbone `type` and at least one site, '
+                             f'found backbone {str(data["backbone"]):.80} and '
+                             f'{len(data["sites"])} sites in {where}')
+        sites = {name: Site.from_dict(name, site) for name, site in data['sites'].items()}
+        return cls(**{**data, 'sites': sites})
+
+    def to_dict(self) -> Dict[str, Any]:
+        """The structure as plain JSON types."""
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data['sites'] = {name: site.to_dict() for name, site in self.sites.items()}
+        return {'format_version': data.pop('format_version'), **data}
+
+    def dumps(self) -> str:
+        """The file's text: a line a key, and within ``sites`` a line a site."""
+        lines = []
+        for key, value in self.to_dict().items():
+            if key == 'sites':
+                body = ',\n'.join(f'    {json.dumps(name)}: {json.dumps(site)}'
+                                  for name, site in value.items())
+                text = f'{{\n{body}\n  }}'
+            else:
+                text = json.dumps(value, default=str)
+            lines.append(f'  {json.dumps(key)}: {text}')
+        return '{\n' + ',\n'.join(lines) + '\n}\n'
+
+    def save(self, path: Union[str, Path]) -> None:
+        """Write the file, by a temporary file and a rename.
+
+        Raises:
+            ValueError: The structure is not valid; nothing is written.
+        """
+        self._from_dict(self.to_dict(), 'the structure to save')
+        with atomic_write(path) as temporary:
+            temporary.write_text(self.dumps(), encoding='utf8')
+
+    def validate(self, widths: Mapping[str, int], backbone: Optional[str] = None) -> None:
+        """Check that the structure belongs to a backbone.
+
+        Args:
+            widths (Mapping[str, int]): Units of every site of the backbone.
+            backbone (str, optional): The backbone's registered type name.
+
+        Raises:
+            ValueError: Another backbone type, a site that the backbone does
+                not have or that the structure lacks, or another width.
+        """
+        found = self.backbone['type'].split('.')[-1]
+        if backbone is not None and found != backbone:
+            raise ValueError(f'expected a structure for `{backbone}`, found one for `{found}`')
+        for name in sorted(set(widths) | set(self.sites)):
+            here, there = widths.get(name), self.sites.get(name)
+            if here is None or there is None:
+                raise ValueError(
+                    f'expected the {len(widths)} sites of the backbone in the structure, found '
+                    f'site `{name}` only in the {"structure" if here is None else "backbone"}')
+            if here != there.total:
+                raise ValueError(f'expected {here} units at site `{name}`, found a structure '
+                                 f'for {there.total}')
+
+    def sizes(self) -> Dict[str, int]:
+        """Number of kept units by site."""
+        return {name: len(site.kept) for name, site in self.sites.items()}
+
+    def diff(self, other: 'Structure') -> Dict[str, Dict[str, List[int]]]:
+        """Units kept by only one of two structures.
+
+        Returns:
+            dict: By site, the units ``removed`` (kept here only) and
+            ``added`` (kept in ``other`` only); sites that keep the same are
+            left out, whatever their operator.
+        """
+        result = {}
+        for name in sorted(set(self.sites) | set(other.sites)):
+            here, there = (set(s.sites[name].kept) if name in s.sites else set()
+                           for s in (self, other))
+            if here != there:
+                result[name] = dict(removed=sorted(here - there), added=sorted(there - here))
+        return result

@@ -1,0 +1,146 @@
+"""Training any task model with regularisers on its features."""
+
+from contextlib import ExitStack
+from typing import Any, Dict, List, Mapping, Optional, Union
+
+import torch
+from mmengine.model import BaseModel
+from torch import Tensor, nn
+
+from mmkcr.registry import MODELS
+from .feature_tap import FeatureTap
+
+_PREFIX = 'architecture.'
+
+
+@MODELS.register_module()
+class RegularizedModel(BaseModel):
+    """A task model (classifier, detector, segmentor) with regularisers.
+
+    The losses of the task model are kept as they are, and each active
+    regulariser adds ``loss_<name>`` on the features of the same forward.
+    Checkpoints hold the task model under its own keys, without a prefix, so
+    that an ordinary config of the task model loads them; state of the
+    regularisers is beside it under ``regularizers.<name>``.
+
+    Args:
+        architecture (dict | nn.Module): The task model.
+        regularizers (dict[str, dict]): Regularisers by name, such as
+            ``dict(kcr=dict(type='mmkcr.KernelComplexityLoss'))``. Each is
+            called with features of shape (B, d) while its ``active`` is true,
+            and after them with what it asks for: the model's inputs
+            (``needs_inputs``), positions in the training set
+            (``needs_indices``), labels (``needs_labels``, see
+            :func:`labels_of`). Defaults to none.
+        feature_layer (str): Layer whose features are regularised, see
+            :class:`~mmkcr.models.wrappers.FeatureTap`. Defaults to
+            ``'backbone'``: the pooled last output, which is what a linear
+            classification head reads. A regulariser with an attribute
+            ``feature_layer`` has a layer of its own.
+        data_preprocessor (dict, optional): Given to the task model if it has
+            none.
+        init_cfg (dict, optional): See ``BaseModule``.
+    """
+
+    def __init__(self,
+                 architecture: Union[Dict, nn.Module],
+                 regularizers: Optional[Mapping[str, Dict]] = None,
+                 feature_layer: str = 'backbone',
+                 data_preprocessor: Optional[Dict] = None,
+                 init_cfg: Optional[Dict] = None) -> None:
+        if not isinstance(architecture, nn.Module):
+            architecture = dict(architecture)
+            if data_preprocessor is not None:
+                architecture.setdefault('data_preprocessor', data_preprocessor)
+            architecture = MODELS.build(architecture)
+        super().__init__(architecture.data_preprocessor, init_cfg)
+        self.architecture = architecture
+        self.feature_layer = feature_layer
+        self.regularizers = nn.ModuleDict(
+            {name: MODELS.build(config) for name, config in (regularizers or {}).items()})
+        for term in self.regularizers.values():
+            if hasattr(term, 'bind'):
+                term.bind(architecture)
+        self._register_state_dict_hook(self._strip_prefix)
+        self._register_load_state_dict_pre_hook(self._add_prefix)
+
+    def forward(self,
+                inputs: Tensor,
+                data_samples: Optional[List] = None,
+                mode: str = 'tensor') -> Any:
+        """Run the task model; in mode ``'loss'`` add the regularisers.
+
+        Args:
+            inputs (Tensor): Images, shape (B, C, H, W).
+            data_samples (list, optional): The task's data samples.
+            mode (str): ``'tensor'``, ``'predict'`` or ``'loss'``.
+
+        Returns:
+            Any: What the task model returns; with ``'loss'`` its losses and
+            ``loss_<name>`` of every active regulariser.
+        """
+        if mode != 'loss':
+            return self.architecture(inputs, data_samples, mode=mode)
+        active = {name: term for name, term in self.regularizers.items() if term.active}
+        if not active:
+            return self.architecture(inputs, data_samples, mode='loss')
+        layers = {name: getattr(term, 'feature_layer', self.feature_layer)
+                  for name, term in active.items()}
+        with ExitStack() as stack:
+            taps = {layer: stack.enter_context(FeatureTap(self.architecture, layer))
+                    for layer in set(layers.values())}
+            losses = self.architecture(inputs, data_samples, mode='loss')
+        for name, term in active.items():
+            losses[f'loss_{name}'] = term(taps[layers[name]].features,
+                                          *self._needed(term, inputs, data_samples))
+            logged = term.log_vars() if hasattr(term, 'log_vars') else {}
+            losses.update({f'{name}_{key}': torch.as_tensor(value)
+                           for key, value in logged.items()})
+        return losses
+
+    @staticmethod
+    def _needed(term: nn.Module, inputs: Tensor, data_samples: Optional[List]) -> List[Tensor]:
+        """What a regulariser asks for beside the features."""
+        needed = []
+        if getattr(term, 'needs_inputs', False):
+            needed.append(inputs)
+        if getattr(term, 'needs_indices', False):
+            needed.append(torch.tensor([sample.get('sample_idx') for sample in data_samples]))
+        if getattr(term, 'needs_labels', False):
+            needed.append(labels_of(data_samples))
+        return needed
+
+    @staticmethod
+    def _strip_prefix(module: 'RegularizedModel', state_dict: Dict[str, Tensor], prefix: str,
+                      *_: Any) -> None:
+        start = prefix + _PREFIX
+        for mapping in (state_dict, getattr(state_dict, '_metadata', {})):
+            for key in list(mapping):
+                name = prefix + key[len(start):] if key.startswith(start) else key
+                mapping[name] = mapping.pop(key)
+
+    def _add_prefix(self, state_dict: Dict[str, Tensor], prefix: str, *_: Any) -> None:
+        own = {*self._modules, *self._buffers, '_extra_state'} - {'data_preprocessor'}
+        for key in [k for k in state_dict if k.startswith(prefix)]:
+            if key[len(prefix):].split('.')[0] not in own:
+                state_dict[f'{prefix}{_PREFIX}{key[len(prefix):]}'] = state_dict.pop(key)
+
+
+def labels_of(data_samples: Optional[List]) -> Tensor:
+    """The classes of a batch of images.
+
+    Args:
+        data_samples (list): With ``gt_label``, or ``gt_score`` of mixed images.
+
+    Returns:
+        Tensor: Labels (B,), or scores (B, C) where the samples have them.
+
+    Raises:
+        ValueError: They have neither.
+    """
+    for key in ('gt_score', 'gt_label'):
+        if data_samples and all(key in sample for sample in data_samples):
+            values = torch.stack([getattr(sample, key) for sample in data_samples])
+            return values if key == 'gt_score' else values.flatten()
+    raise ValueError('expected data samples with a `gt_label` or a `gt_score`, found '
+                     f'{sorted(data_samples[0].keys()) if data_samples else "none"}')

@@ -1,0 +1,110 @@
+"""The search: a supernet with its price and regularisers."""
+
+from typing import Any, Dict, List, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.core import MacsModel
+from mmkcr.models.gates import NoisyGate
+from mmkcr.models.utils import counted_part, find_backbone, task_forward
+from mmkcr.registry import MODELS
+from .regularized import RegularizedModel
+
+
+@MODELS.register_module()
+class SearchModel(RegularizedModel):
+    """A task model whose backbone carries gates (KCR, section 3.3).
+
+    To the task's losses it adds ``loss_price``, ``loss_entropy`` if asked for,
+    and the regularisers. The gates' noise is a function of a seed and a step
+    counter, both in the checkpoint, so that it is the same on every rank and
+    goes on after a resume as if nothing had happened.
+
+    Args:
+        architecture (dict | nn.Module): The task model; its backbone is in the
+            supernet state (``gates=...``).
+        price (dict): See :class:`~mmkcr.models.losses.MacsPrice`. Defaults to
+            ``dict(type='mmkcr.MacsPrice')``.
+        entropy_weight (float): Weight of the gates' mean binary entropy in
+            nats, which pushes them to 0 or 1. The paper mentions the term and
+            gives no weight. Defaults to 0.
+        **kwargs: See :class:`RegularizedModel`.
+
+    Raises:
+        ValueError: No searchable backbone, or one without gates.
+    """
+
+    def __init__(self,
+                 architecture: Union[Dict, nn.Module],
+                 price: Optional[Dict] = None,
+                 entropy_weight: float = 0.,
+                 **kwargs: Any) -> None:
+        super().__init__(architecture, **kwargs)
+        if not self.gates():
+            raise ValueError('expected a backbone with gates to search on (`gates=dict(type='
+                             '"mmkcr.GumbelChannelGate")`), found a '
+                             f'`{find_backbone(self.architecture).__class__.__name__}` without')
+        self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
+        self.entropy_weight = entropy_weight
+        self._noise_state = [torch.initial_seed() % 2**31, 0]
+        self._macs: Optional[MacsModel] = None
+
+    def gates(self) -> Dict[str, nn.Module]:
+        """The gates by site."""
+        return find_backbone(self.architecture).gates()
+
+    def gate_parameters(self) -> List[nn.Parameter]:
+        """Parameters of the gates (the paper's alpha)."""
+        return [p for gate in self.gates().values() for p in gate.parameters()]
+
+    def weight_parameters(self) -> List[nn.Parameter]:
+        """All other parameters."""
+        gates = set(self.gate_parameters())
+        return [p for p in self.parameters() if p not in gates]
+
+    def macs_model(self, input_shape: Optional[tuple] = None) -> MacsModel:
+        """MACs of the task model, or of its backbone, as a function of the gates' sizes.
+
+        Args:
+            input_shape (tuple, optional): (C, H, W), used by the first call
+                unless the price has its own.
+        """
+        if self._macs is None:
+            shape = self.price.input_shape or input_shape
+            counted = counted_part(self.architecture, self.price.part)
+            self._macs = MacsModel(counted, find_backbone(self.architecture),
+                                   task_forward(counted, shape))
+        return self._macs
+
+    def forward(self,
+                inputs: Tensor,
+                data_samples: Optional[List] = None,
+                mode: str = 'tensor') -> Any:
+        """As :meth:`RegularizedModel.forward`, with the price in mode ``'loss'``."""
+        if mode == 'loss':
+            macs = self.macs_model(tuple(inputs.shape[1:]))
+            self._resample()
+        outputs = super().forward(inputs, data_samples, mode)
+        if mode == 'loss':
+            outputs.update(self.price(macs))
+            if self.entropy_weight:
+                entropy = torch.stack([gate.entropy() for gate in self.gates().values()])
+                outputs['loss_entropy'] = self.entropy_weight * entropy.mean()
+        return outputs
+
+    def _resample(self) -> None:
+        seed, step = self._noise_state
+        generator = torch.Generator().manual_seed(seed * 2**31 + step)
+        for gate in self.architecture.modules():
+            if isinstance(gate, NoisyGate):
+                gate.resample(generator)
+        self._noise_state[1] = step + 1
+
+    def get_extra_state(self) -> Tensor:
+        """Seed and step of the gates' noise, for the checkpoint."""
+        return torch.tensor(self._noise_state)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore seed and step of the gates' noise."""
+        self._noise_state = state.tolist()

@@ -1,0 +1,96 @@
+"""The budget is met by construction."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.core import parse_target, solve_budget
+
+COSTS = {'a': 7, 'b': 3, 'c': 11}
+FIXED = 100
+
+
+def macs(sizes):
+    return FIXED + sum(COSTS[site] * size for site, size in sizes.items())
+
+
+@st.composite
+def problems(draw):
+    seed = draw(st.integers(0, 2**31))
+    generator = torch.Generator().manual_seed(seed)
+    widths = {site: draw(st.integers(4, 40)) for site in COSTS}
+    scores = {site: torch.randn(width, generator=generator) for site, width in widths.items()}
+    if draw(st.booleans()):  # ties
+        scores = {site: score.round() for site, score in scores.items()}
+    mins = {site: draw(st.integers(1, width)) for site, width in widths.items()}
+    divisor = draw(st.sampled_from([1, 2, 4, 8]))
+    return scores, mins, divisor, draw(st.floats(0, 1))
+
+
+def sizes_of(kept):
+    return {site: len(index) for site, index in kept.items()}
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_at_most_the_target_and_within_one_group(problem):
+    scores, mins, divisor, where = problem
+    lowest = macs({s: min(-(-mins[s] // divisor) * divisor, len(v)) for s, v in scores.items()})
+    highest = macs({s: len(v) for s, v in scores.items()})
+    target = int(lowest + where * (highest - lowest))
+    kept = solve_budget(scores, macs, target, divisor, mins)
+    sizes = sizes_of(kept)
+    assert lowest <= macs(sizes) <= target
+    for site, score in scores.items():
+        total, size = len(score), sizes[site]
+        assert size >= mins[site] and (size % divisor == 0 or size == total)
+        assert kept[site].tolist() == sorted(set(kept[site].tolist()))
+        inside = torch.zeros(total, dtype=torch.bool)
+        inside[kept[site]] = True
+        if size < total:  # the best are kept, and no further group of this site fits
+            assert score[inside].min() >= score[~inside].max()
+            grown = min((size // divisor + 1) * divisor, total)
+            assert macs({**sizes, site: grown}) > target
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems(), st.booleans())
+def test_out_of_range_names_the_range(problem, above):
+    scores, mins, divisor, _ = problem
+    target = macs({s: len(v) for s, v in scores.items()}) + 1 if above else FIXED
+    with pytest.raises(ValueError, match='reachable .*G to .*G MACs, found'):
+        solve_budget(scores, macs, target, divisor, mins)
+
+
+def test_without_target_keeps_open_gates():
+    scores = dict(a=torch.tensor([1., -1., 2., 3., -5., 0.5, 1., 1., 1., -1.]))
+    assert solve_budget(scores, macs, None)['a'].tolist() == [0, 2, 3, 5, 6, 7, 8]
+    assert len(solve_budget(scores, macs, None, divisor=4)['a']) == 8
+    assert len(solve_budget(dict(a=-torch.ones(10)), macs, None, 1, dict(a=3))['a']) == 3
+
+
+def test_one_threshold_over_all_sites():
+    scores = dict(a=torch.linspace(0, 1, 20), b=torch.linspace(0, 0.5, 20))
+    kept = solve_budget(scores, lambda s: s['a'] + s['b'], 20)
+    chosen = torch.cat([scores[s][kept[s]] for s in scores])
+    rest = torch.cat([scores[s][[i for i in range(20) if i not in kept[s]]] for s in scores])
+    assert chosen.min() >= rest.max()
+
+
+@pytest.mark.parametrize('text, macs_', [('12.6G', 12_600_000_000), ('450m', 450_000_000),
+                                         (0.5, 500), ('80%', 800), (1, 1000), (12345, 12345),
+                                         (2e9, 2_000_000_000)])
+def test_parse_target(text, macs_):
+    assert parse_target(text, 1000) == macs_
+
+
+@pytest.mark.parametrize('text', ['', 'G', '-1', '0', '1.2X', None, 'nan', -0.5])
+def test_parse_target_refuses(text):
+    with pytest.raises(ValueError, match='expected a MACs target'):
+        parse_target(text, 1000)
+
+
+def test_divisor_below_one():
+    with pytest.raises(ValueError, match='`divisor` of at least 1, found 0'):
+        solve_budget(dict(a=torch.ones(4)), macs, None, 0)

@@ -1,0 +1,61 @@
+"""Options within a window: complete, inside, near the probabilities; refusals with the range."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.core import allowed_ratio_sizes, choose_options
+
+
+def cost(sizes):
+    """A width that meets every other site, and a site of its own square: not separable."""
+    width = sizes['width']
+    return 10 * width + width * sum(v for name, v in sizes.items() if name != 'width') + 7
+
+
+sizes_of_a_site = st.lists(st.integers(1, 30), min_size=1, max_size=4, unique=True)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_complete_and_inside(data):
+    """Finds a choice exactly if there is one, and then one inside the window."""
+    names = ['width', 'a', 'b', 'c'][:data.draw(st.integers(1, 4))]
+    options = {name: sorted(data.draw(sizes_of_a_site)) for name in names}
+    scores = {name: [data.draw(st.floats(-5, 5)) for _ in found]
+              for name, found in options.items()}
+    low = data.draw(st.integers(1, 1500))
+    high = low + data.draw(st.integers(0, 60))
+    costs = [cost(dict(zip(options, chosen))) for chosen in itertools.product(*options.values())]
+    if any(low <= value <= high for value in costs):
+        chosen = choose_options(options, scores, cost, low, high)
+        found = cost({name: options[name][index] for name, index in chosen.items()})
+        assert low <= found <= high
+    else:
+        with pytest.raises(ValueError, match='within the reachable'):
+            choose_options(options, scores, cost, low, high)
+
+
+def test_prefers_what_is_likely():
+    """With room for one large site out of three, it is the one that wants it."""
+    options = {'width': [10], **{name: [4, 16] for name in 'abc'}}
+    for favourite in 'abc':
+        scores = {name: [0., 3. if name == favourite else 0.] for name in 'abc'}
+        chosen = choose_options(options, dict(scores, width=[0.]), cost, 340, 350)
+        assert {name: chosen[name] for name in 'abc'} == {n: int(n == favourite) for n in 'abc'}
+
+
+def test_limit():
+    options = {'width': [1], **{str(i): [2, 4, 6] for i in range(12)}}
+    scores = {name: [0.] * len(found) for name, found in options.items()}
+    with pytest.raises(ValueError, match='within the reachable'):  # odd, all others are even
+        choose_options(options, scores, cost, 64, 64, limit=50)
+
+
+@pytest.mark.parametrize('total, start, step, expected', [
+    (64, 0.25, 0.125, (16, 24, 32, 40, 48, 56, 64)), (3, 0.25, 0.125, (1, 2, 3)),
+    (10, 1., 0.5, (10, )), (7, 0.5, 0.25, (4, 5, 7))])
+def test_ratio_sizes(total, start, step, expected):
+    assert allowed_ratio_sizes(total, start, step) == expected

@@ -1,0 +1,147 @@
+"""The structure file: round trips, edits, refusals."""
+
+import copy
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmkcr.core import Structure, atomic_write
+
+WIDTHS = {'layers.0.ffn': 12, 'layers.1.ffn': 8}
+GOOD = dict(
+    format_version=1,
+    method='kcr',
+    backbone=dict(type='mmkcr.KCRVisionTransformer', arch='base'),
+    sites={'layers.0.ffn': dict(total=12, kept=[0, 3, 11]),
+           'layers.1.ffn': dict(total=8, kept=[1, 2])},
+    macs=dict(dense=10, subnet=5, input_shape=[3, 32, 32]))
+
+
+def test_round_trip(tmp_path):
+    structure = Structure.load(GOOD)
+    structure.save(tmp_path / 'deep' / 's.json')
+    again = Structure.load(str(tmp_path / 'deep' / 's.json'))
+    assert again == structure and again.sizes() == {'layers.0.ffn': 3, 'layers.1.ffn': 2}
+    lines = (tmp_path / 'deep' / 's.json').read_text().splitlines()
+    assert sum('"kept"' in line for line in lines) == 2  # a line a site
+    again.validate(WIDTHS, 'KCRVisionTransformer')
+
+
+def test_count_stands_for_the_first_units():
+    data = copy.deepcopy(GOOD)
+    data['sites']['layers.0.ffn']['kept'] = 4
+    assert Structure.load(data).sites['layers.0.ffn'].kept == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize('kept', [[], [2, 5], 0, 8])
+def test_an_operator_may_compute_what_is_not_kept(kept, tmp_path):
+    data = copy.deepcopy(GOOD)
+    data['sites']['layers.1.ffn'] = dict(total=8, kept=kept, operator='other')
+    Structure.load(data).save(tmp_path / 's.json')
+    again = Structure.load(tmp_path / 's.json')
+    assert again.sites['layers.1.ffn'].operator == 'other'
+    assert again.sizes()['layers.1.ffn'] == (kept if isinstance(kept, int) else len(kept))
+    assert json.loads(again.dumps())['sites']['layers.0.ffn'] == dict(total=12, kept=[0, 3, 11])
+
+
+def test_diff():
+    other = copy.deepcopy(GOOD)
+    other['sites']['layers.1.ffn']['kept'] = [2, 5, 6]
+    found = Structure.load(GOOD).diff(Structure.load(other))
+    assert found == {'layers.1.ffn': dict(removed=[1], added=[5, 6])}
+
+
+bad_kept = st.one_of(
+    st.lists(st.integers(0, 7), min_size=2, max_size=8).filter(
+        lambda kept: any(a >= b for a, b in zip(kept, kept[1:]))),  # not ascending
+    st.lists(st.integers(-20, 20), min_size=1).filter(
+        lambda kept: any(unit < 0 or unit >= 8 for unit in kept)),
+    st.just([]), st.just(0), st.integers(9, 99), st.integers(max_value=-1), st.none(),
+    st.booleans(), st.text(max_size=3), st.just([1.0]), st.just([True, 2]))
+bad_site = st.one_of(
+    bad_kept.map(lambda kept: dict(total=8, kept=kept)),
+    st.one_of(st.integers(max_value=0), st.none(), st.text(max_size=2), st.just(8.0)).map(
+        lambda total: dict(total=total, kept=[0])),
+    st.just(dict(total=8)), st.just(dict(kept=[1])), st.just([]), st.just(7),
+    st.just(dict(total=8, kept=[1], extra=0)),
+    st.sampled_from([3, '', [], True]).map(lambda op: dict(total=8, kept=[1], operator=op)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(bad_site, st.sampled_from(sorted(WIDTHS)))
+def test_edited_site_is_refused_by_name(site, name):
+    data = copy.deepcopy(GOOD)
+    data['sites'][name] = site
+    with pytest.raises(ValueError, match=f'at site `{name}`'):
+        Structure.load(data)
+
+
+@settings(max_examples=100, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_corrupted_file_is_refused(tmp_path, data):
+    text = Structure.load(GOOD).dumps()
+    cut = data.draw(st.integers(0, len(text) - 4))
+    path = tmp_path / 'cut.json'
+    path.write_text(text[:cut])
+    with pytest.raises(ValueError, match='that does not parse'):
+        Structure.load(path)
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(format_version=2), '`format_version` 1, found 2'),
+    (dict(format_version=None), '`format_version` 1'),
+    (dict(unknown=1), 'found .*unknown'),
+    (dict(sites={}), 'at least one site'),
+    (dict(sites=[1]), '`sites` of a structure to be a dict'),
+    (dict(backbone=dict(arch='base')), 'a backbone `type`'),
+    (dict(macs=3), '`macs` of a structure to be a dict'),
+    (dict(method=3), '`method` of a structure to be a string'),
+])
+def test_wrong_keys(change, message):
+    with pytest.raises(ValueError, match=message):
+        Structure.load({**copy.deepcopy(GOOD), **change})
+
+
+def test_not_a_dict(tmp_path):
+    (tmp_path / 's.json').write_text('[1]')
+    with pytest.raises(ValueError, match='found \\[\\] in'):
+        Structure.load(tmp_path / 's.json')
+    with pytest.raises(FileNotFoundError, match='none.json'):
+        Structure.load(tmp_path / 'none.json')
+
+
+@pytest.mark.parametrize('widths, name', [
+    ({**WIDTHS, 'layers.1.ffn': 9}, 'layers.1.ffn'),
+    ({'layers.0.ffn': 12}, 'layers.1.ffn'),
+    ({**WIDTHS, 'layers.2.ffn': 4}, 'layers.2.ffn'),
+])
+def test_foreign_backbone_is_refused_by_site(widths, name):
+    with pytest.raises(ValueError, match=f'site `{name}`'):
+        Structure.load(GOOD).validate(widths)
+
+
+def test_foreign_type():
+    with pytest.raises(ValueError, match='for `KCRSwinTransformer`, found one for '
+                       '`KCRVisionTransformer`'):
+        Structure.load(GOOD).validate(WIDTHS, 'KCRSwinTransformer')
+
+
+def test_invalid_structure_writes_nothing(tmp_path):
+    structure = Structure.load(GOOD)
+    structure.sites['layers.0.ffn'].kept = [3, 1]
+    with pytest.raises(ValueError, match='layers.0.ffn'):
+        structure.save(tmp_path / 's.json')
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupted_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / 's.json'
+    Structure.load(GOOD).save(path)
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as temporary:
+        temporary.write_text('half')
+        raise KeyboardInterrupt
+    assert json.loads(path.read_text())['method'] == 'kcr'
+    assert [p.name for p in tmp_path.iterdir()] == ['s.json']

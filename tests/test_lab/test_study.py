@@ -1,0 +1,193 @@
+"""A study of two variants on 240 digits: table, reuse, resume, calls, refusals."""
+
+import importlib.util
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from mmengine.config import Config
+
+from lab.digits import DigitsOptions, write_digits
+from lab.run_settings import move_data
+from lab.study import Study, StudyOptions
+from lab.study_pipeline import StudyPipeline
+from lab.study_report import summarise, table
+from mmkcr.apis import count_macs
+from mmkcr.apis.build import build_model, file_sha256
+
+REPO = Path(__file__).parents[2]
+DENSE = 'kcr-dense_{net}_1xb64_digits.py'
+CONTENT = dict(
+    title='A study', configs=str(REPO / 'configs/kcr/digits'), nets=['swin-mini'],
+    input_shape=[3, 48, 48],
+    stages=dict(
+        dense=dict(train=DENSE),
+        heavy=dict(train=DENSE, overrides={'optim_wrapper.optimizer.weight_decay': 0.5}),
+        search=dict(train='kcr-search_{net}_1xb64_digits.py',
+                    overrides={'model.architecture.backbone.gates.init': 0.25}),
+        slim=dict(slim='search', target=0.8, divisor=8),
+        noted=dict(call='json:dumps', config=DENSE, start='slim'),
+        again=dict(train='kcr-retrain_{net}_no-kcr_1xb32_digits.py', start='slim',
+                   from_scratch=True)),
+    rows=dict(dense=dict(label='plain', config=DENSE, weights='dense'),
+              heavy=dict(config=DENSE, weights='heavy'),
+              slim=dict(config='kcr-deploy_{net}_1xb64_digits.py', weights='again')),
+    columns={'accuracy/top1': 'top-1 (%)'})
+
+
+def count_images(call):
+    """The function of a call stage."""
+    (call.folder / 'note.txt').write_text('made')
+    return dict(structure=call.start.structure, times=call.arguments['times'],
+                root=call.config.train_dataloader.dataset.data_root)
+
+
+def write(path, **changes):
+    path.write_text(yaml.safe_dump({**CONTENT, **changes}, sort_keys=False))
+    return path
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp('study')
+    write_digits(root / 'digits', DigitsOptions(train_scenes=1, val_scenes=1))
+    for part, count in (('train', 24), ('val', 4)):
+        for label in (root / 'digits' / part).iterdir():
+            for file in sorted(label.iterdir())[count:]:
+                file.unlink()
+    return root
+
+
+@pytest.fixture(scope='module')
+def study(folder, request):
+    stages = dict(CONTENT['stages'])
+    stages['noted'] = dict(stages['noted'], call=f'{__name__}:count_images',
+                           arguments=dict(times=3))
+    return Study(write(folder / 'study.yml', stages=stages))
+
+
+@pytest.fixture(scope='module')
+def options(folder):
+    return StudyOptions(str(folder / 'work'), str(folder / 'digits'), epochs_factor=0.0625)
+
+
+@pytest.fixture(scope='module')
+def results(study, options):
+    return [StudyPipeline(study, 'swin-mini', seed, options).run() for seed in (0, 1)]
+
+
+def test_rows_have_mean_and_deviation_over_the_seeds(study, results):
+    rows = {row['row']: row for row in summarise(study, results)}
+    assert list(rows) == ['dense', 'heavy', 'slim'] and rows['heavy']['label'] == 'heavy'
+    for name, row in rows.items():
+        top1 = [result['rows'][name]['metrics']['accuracy/top1'] for result in results]
+        assert row['seeds'] == [0, 1] and row['by_seed']['accuracy/top1'] == top1
+        assert row['mean']['accuracy/top1'] == pytest.approx(sum(top1) / 2)
+        assert row['std']['accuracy/top1'] == pytest.approx(statistics.stdev(top1))
+    assert rows['slim']['mean']['macs'] <= 0.8 * rows['dense']['mean']['macs']
+    assert rows['dense']['mean']['macs'] == count_macs(build_model(Config.fromfile(
+        f"{CONTENT['configs']}/{DENSE.replace('{net}', 'swin-mini')}")), (3, 48, 48))
+    assert rows['dense']['mean']['params'] == rows['heavy']['mean']['params'] \
+        > rows['slim']['mean']['params']
+    markdown = table(study, list(rows.values()), markdown=True)
+    mean, macs = (rows['dense']['mean'][key] for key in ('accuracy/top1', 'macs'))
+    assert f'| swin-mini | plain | 306.3 | {macs / 1e6:.2f} | {mean:.2f} ± ' in markdown
+    assert 'A study; seeds [0, 1]' in table(study, list(rows.values()))
+
+
+def test_overrides_and_starts_reach_the_trainings(study, options, results, folder):
+    stages = results[0]['stages']
+    hashes = {name: file_sha256(stages[name]['checkpoint']) for name in ('dense', 'heavy')}
+    assert hashes['dense'] != hashes['heavy']
+    search = torch.load(stages['search']['checkpoint'], weights_only=False)
+    alpha = [value for key, value in search['state_dict'].items() if key.endswith('alpha')]
+    assert alpha and all((value - 0.25).abs().max() < 0.1 for value in alpha)  # 0.5 otherwise
+    work = folder / 'work' / 'swin-mini' / 'seed0'
+    assert stages['noted'] == dict(structure=str(work / 'slim' / 'structure.json'), times=3,
+                                   root=str(folder / 'digits'))
+    assert (work / 'noted' / 'note.txt').is_file()
+    record = json.loads((work / 'again' / 'stage.json').read_text())
+    assert record['inputs']['start'] == stages['slim']['digests'][:1]  # structure, no weights
+
+
+def test_a_second_run_reuses_and_a_stopped_one_goes_on(study, options, results, folder):
+    said = []
+    record = folder / 'work' / 'swin-mini' / 'seed0' / 'heavy' / 'stage.json'
+    content = json.loads(record.read_text())
+    record.write_text(json.dumps({key: content[key] for key in ('key', 'inputs')}))
+    found = StudyPipeline(study, 'swin-mini', 0, options, lambda *news: said.append(news)).run()
+    assert found['rows'] == results[0]['rows']
+    assert [news[1] for news in said if news[4] is None] == [
+        *CONTENT['stages'], *(f'evaluate-{name}' for name in CONTENT['rows'])]
+    assert not [news for news in said if news[4] is not None], 'an epoch was trained again'
+
+
+def test_the_command(folder, study, results, capfd):
+    spec = importlib.util.spec_from_file_location('study', REPO / 'tools' / 'study.py')
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    file = write(folder / 'one.yml')
+    tool.main([str(file), '--work-dir', str(folder / 'work'), '--data-root',
+               str(folder / 'digits'), '--epochs-factor', '0.0625', '--jobs', '1',
+               '--rows', 'dense'])
+    summary = json.loads((folder / 'work' / 'summary.json').read_text())
+    assert summary['rows'][0]['std']['accuracy/top1'] is None
+    assert summary['runs'][0]['rows']['dense'] == results[0]['rows']['dense']
+    assert summary['machine']['torch'] == torch.__version__ and summary['study'] == 'one.yml'
+    assert (folder / 'work' / 'table.md').read_text().count('\n') == 3
+    assert 'plain' in capfd.readouterr().out
+
+
+def test_some_rows_have_the_stages_that_they_need(study, options, results):
+    assert list(Study(study.path, ['slim', 'dense']).stages) == ['dense', 'search', 'slim', 'again']
+    some = Study(study.path, ['slim'])
+    assert list(some.stages) == ['search', 'slim', 'again']
+    # they are those of the whole study: nothing is done again
+    said = []
+    found = StudyPipeline(some, 'swin-mini', 0, options, lambda *news: said.append(news)).run()
+    assert found['rows'] == {'slim': results[0]['rows']['slim']} and said
+    assert not [news for news in said if news[4] is not None], 'an epoch was trained again'
+    for rows, wrong in ((['slim', 'no'], '`no`'), ([], 'none')):
+        with pytest.raises(ValueError, match=f'rows among .*heavy.* found {wrong}'):
+            Study(study.path, rows)
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(stages=dict(a=dict(train=DENSE, start='b'), b=dict(train=DENSE))),
+     r'expected `start` of stage `a` among the stages \[\] before it, found `b`'),
+    (dict(stages=dict(a=dict(start='b'))), r"one of \['call', 'slim', 'train'\] in stage `a`"),
+    (dict(stages=dict(a=dict(train=DENSE, lr=1))), 'with `lr`'),
+    (dict(rows=dict(a=dict(weights='dense'))), 'without `config`'),
+    (dict(rows=dict(a=dict(config=DENSE, weights='kcr'))), 'found `kcr`'),
+    (dict(measures=['speed']), 'measures among .* found `speed`'),
+])
+def test_refusals(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        Study(write(tmp_path / 'bad.yml', **changes))
+
+
+FILES = sorted(p for p in (REPO / 'configs').rglob('*.yml') if p.name != 'metafile.yml')
+
+
+@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+def test_studies_of_the_project_name_configs_that_are_there(path):
+    study = Study(path)
+    entries = [*study.stages.values(), *study.rows.values()]
+    names = {entry[key] for entry in entries for key in ('train', 'config') if key in entry}
+    assert names and study.nets
+    for net in study.nets:
+        for name in names:
+            assert (study.configs / name.replace('{net}', net)).is_file(), name
+
+
+def test_there_are_studies():
+    assert {'dcs-study_ablation_digits', 'dcs-study_eta_digits'} <= {p.stem for p in FILES}
+
+
+def test_paths_are_moved():
+    config = dict(a='data/digits/scenes/', b=['data/digits', ('data/digitsx', 1)])
+    assert move_data(config, 'data/digits', '/tmp/x') == dict(
+        a='/tmp/x/scenes/', b=['/tmp/x', ('data/digitsx', 1)])

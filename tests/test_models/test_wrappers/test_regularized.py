@@ -1,0 +1,265 @@
+"""Training wrappers: their losses, their keys, their noise."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from mmengine.model import ExponentialMovingAverage
+from mmengine.optim import OptimWrapper
+from mmengine.registry import DefaultScope
+from mmengine.runner import load_state_dict
+from mmpretrain.structures import DataSample
+
+from mmkcr.apis import count_macs, slim
+from mmkcr.models.utils import find_backbone
+from mmkcr.models.wrappers.regularized import labels_of
+from mmkcr.registry import MODELS
+
+GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
+KCR = dict(type='mmkcr.KernelComplexityLoss', num_features=24, weight=0.5)
+
+
+@pytest.fixture(autouse=True)
+def _scope():
+    DefaultScope.get_instance('test', scope_name='mmpretrain')
+
+
+def classifier(**backbone):
+    return dict(
+        type='ImageClassifier',
+        backbone=dict(type='mmkcr.KCRVisionTransformer', img_size=16, patch_size=8,
+                      arch=dict(embed_dims=24, num_layers=2, num_heads=2,
+                                feedforward_channels=48), **backbone),
+        head=dict(type='VisionTransformerClsHead', num_classes=5, in_channels=24))
+
+
+def build(kind='RegularizedModel', gates=None, **kwargs):
+    return MODELS.build(dict(type=f'mmkcr.{kind}', architecture=classifier(gates=gates), **kwargs))
+
+
+def batch(n=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    samples = [DataSample(metainfo=dict(sample_idx=i)).set_gt_label(i % 5) for i in range(n)]
+    return torch.randn(n, 3, 16, 16, generator=generator), samples
+
+
+def test_regulariser_sees_the_features_of_the_same_forward():
+    model = build(regularizers=dict(kcr=KCR))
+    term = model.regularizers['kcr']
+    term.set_basis(torch.linalg.qr(torch.randn(24, 5))[0])
+    inputs, samples = batch()
+    losses = model(inputs, samples, mode='loss')
+    features = model.architecture.backbone(inputs)[-1].detach().double().numpy()
+    basis = term.basis.double().numpy()
+    residual = features - features @ basis @ basis.T
+    expected = 0.5 * np.mean(np.sum(residual**2, axis=1))
+    assert float(losses['loss_kcr']) == pytest.approx(expected, rel=1e-5)
+    assert float(losses['kcr_energy_outside']) == pytest.approx(
+        (residual**2).sum() / (features**2).sum(), rel=1e-5)
+    total, logs = model.parse_losses(losses)
+    assert float(total) == pytest.approx(float(losses['loss'] + losses['loss_kcr']))
+    # what is switched off costs and changes nothing
+    term.active = False
+    plain = model(inputs, samples, mode='loss')
+    assert set(plain) == {'loss'} and plain['loss'] == losses['loss']
+
+
+def test_sample_form_gets_the_indices():
+    model = build(regularizers=dict(kcr=dict(KCR, form='sample', num_samples=6)))
+    inputs, samples = batch()
+    with torch.no_grad():
+        features = model.architecture.backbone(inputs)[-1]
+    model.regularizers['kcr'].refresh_from_features(features)
+    projection = MODELS.build(KCR)
+    projection.refresh_from_features(features)
+    loss = model(inputs, samples[::-1], mode='loss')['loss_kcr']
+    assert float(loss) != pytest.approx(float(projection(features)), rel=1e-3)
+    loss = model(inputs, samples, mode='loss')['loss_kcr']
+    assert float(loss) == pytest.approx(float(projection(features)), rel=1e-4)
+
+
+@pytest.mark.parametrize('kind, gates', [('RegularizedModel', None), ('SearchModel', GATES)])
+def test_checkpoint_has_the_keys_of_the_task_model(kind, gates):
+    model = build(kind, gates, regularizers=dict(kcr=KCR))
+    state = model.state_dict()
+    task = MODELS.build(classifier(gates=gates))
+    own = {k for k in state if k.startswith(('regularizers.kcr.', '_extra_state'))}
+    assert set(state) - own == set(task.state_dict())
+    load_state_dict(task, {k: v for k, v in state.items() if k not in own}, strict=True)
+    again = build(kind, gates, regularizers=dict(kcr=KCR))
+    load_state_dict(again, copy.copy(state), strict=True)
+    for (name, a), (_, b) in zip(again.named_parameters(), model.named_parameters()):
+        assert torch.equal(a, b), name
+    # the bare task model's checkpoint loads too, as do averaged weights
+    again = build(kind, gates)
+    missing, unexpected = again.load_state_dict(task.state_dict(), strict=False)
+    assert not unexpected and not [k for k in missing if k != '_extra_state']
+    average = ExponentialMovingAverage(model)
+    keys = {k for k in average.state_dict() if k.startswith('module.')}
+    assert {k[len('module.'):] for k in keys} == set(state)
+
+
+def test_metadata_follows_the_keys():
+    metadata = build().state_dict()._metadata
+    task = MODELS.build(classifier()).state_dict()._metadata
+    assert set(task) <= set(metadata) and not [k for k in metadata if k.startswith('architecture.')]
+
+
+def test_price_against_its_formulas():
+    inputs, samples = batch()
+    for cost in ('macs', 'paper'):
+        for target in (None, 0.7):
+            model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', weight=0.3,
+                                                           cost=cost, target=target))
+            for gate in find_backbone(model).gates().values():
+                gate.alpha.data.normal_()
+            losses = model(inputs, samples, mode='loss')
+            gates = list(model.gates().values())
+            dense = count_macs(MODELS.build(classifier()), (3, 16, 16))
+            expected = [float(torch.sigmoid(g.alpha / 4.5).sum()) for g in gates]
+            macs = dense - sum(2 * 5 * 48 * (24 - size) for size in expected)
+            if cost == 'paper':
+                sizes = [float(torch.sigmoid((g.alpha + g.noise) / 4.5).sum()) for g in gates]
+                value = sum(2 * (2 * size**2 + size) for size in sizes) / (2 * 2 * (2 * 24**2 + 24))
+            else:
+                value = macs / dense
+            price = math.log(value) if target is None else abs(math.log(value / target))
+            assert float(losses['loss_price']) == pytest.approx(0.3 * price, rel=1e-3)
+            assert float(losses['macs']) == pytest.approx(macs / 1e9, rel=1e-5)
+            kept = sum(int((g.alpha > 0).sum()) for g in gates) / 48
+            assert float(losses['kept']) == pytest.approx(kept)
+            model.parse_losses(losses)[0].backward()
+            assert all(g.alpha.grad.abs().min() > 0 for g in gates)
+
+
+def test_price_pulls_towards_its_target():
+    """Gradient descent on the price alone ends at the target from both sides."""
+    for start in (3., -3.):
+        model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', weight=1.,
+                                                       target='85%'))
+        gates = model.gates().values()
+        for gate in gates:
+            gate.alpha.data.fill_(start)
+            gate.temperature = 0.5
+        macs = model.macs_model((3, 16, 16))
+        optimizer = torch.optim.Adam(model.gate_parameters(), lr=0.05)
+        for _ in range(300):
+            optimizer.zero_grad()
+            out = model.price(macs)
+            out['loss_price'].backward()
+            optimizer.step()
+        assert float(out['macs']) * 1e9 == pytest.approx(0.85 * macs.dense, rel=0.02)
+
+
+def test_noise_goes_on_after_a_resume_and_differs_each_step():
+    model = build('SearchModel', GATES)
+    inputs, samples = batch()
+
+    def noises(net, steps):
+        out = []
+        for _ in range(steps):
+            net(inputs, samples, mode='loss')
+            out.append(torch.cat([g.noise for g in net.gates().values()]))
+        return out
+
+    noises(model, 2)
+    state = copy.deepcopy(model.state_dict())
+    unbroken = noises(model, 3)
+    torch.manual_seed(123)
+    resumed = build('SearchModel', GATES)
+    resumed.load_state_dict(state)
+    for a, b in zip(unbroken, noises(resumed, 3)):
+        assert torch.equal(a, b)
+    assert not torch.equal(unbroken[0], unbroken[1])
+    assert not torch.equal(unbroken[0][:24], unbroken[0][24:])
+    other = build('SearchModel', GATES)  # another seed, other noise
+    assert other._noise_state != [state['_extra_state'].tolist()[0], 0]
+    assert not torch.equal(noises(other, 3)[2], unbroken[0])
+
+
+def test_entropy_term_and_parameter_groups():
+    model = build('SearchModel', GATES, entropy_weight=2.)
+    inputs, samples = batch()
+    p = 1 / (1 + math.exp(-2.))
+    entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
+    losses = model(inputs, samples, mode='loss')
+    assert float(losses['loss_entropy']) == pytest.approx(2 * entropy, rel=1e-5)
+    gates, weights = model.gate_parameters(), model.weight_parameters()
+    assert len(gates) == 2 and len(gates) + len(weights) == len(list(model.parameters()))
+    assert not {id(p) for p in gates} & {id(p) for p in weights}
+
+
+def test_train_step_and_prediction():
+    model = build('SearchModel', GATES)
+    optimizer = OptimWrapper(torch.optim.AdamW(model.parameters(), lr=0.01))
+    inputs, samples = batch()
+    before = model.gate_parameters()[0].clone()
+    log = model.train_step(dict(inputs=list(inputs), data_samples=samples), optimizer)
+    assert {'loss', 'loss_price', 'macs', 'kept'} <= set(log)
+    assert not torch.equal(before, model.gate_parameters()[0])
+    predictions = model.val_step(dict(inputs=list(inputs), data_samples=samples))
+    assert len(predictions) == 6 and predictions[0].pred_score.shape == (5, )
+
+
+def test_slim_takes_the_wrapper_and_gives_the_bare_task_model():
+    model = build('SearchModel', GATES)
+    for gate in model.gates().values():
+        gate.alpha.data.normal_()
+    subnet, structure = slim(model, 0.85, 4, (3, 16, 16))
+    assert type(subnet).__name__ == 'ImageClassifier'
+    macs = structure.macs
+    assert macs['subnet'] == count_macs(subnet, (3, 16, 16)) <= 0.85 * macs['dense']
+    assert macs['dense'] == count_macs(MODELS.build(classifier()), (3, 16, 16))
+    assert structure.params['dense'] == sum(
+        p.numel() for p in MODELS.build(classifier()).parameters())
+    assert find_backbone(model).gates()  # the supernet is left as it was
+    deploy = MODELS.build(classifier(structure=structure))
+    load_state_dict(deploy, subnet.state_dict(), strict=True)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match='a backbone with gates to search on .* without'):
+        build('SearchModel', None)
+    plain = dict(type='ImageClassifier', backbone=dict(type='VisionTransformer', arch='deit-tiny'),
+                 head=dict(type='VisionTransformerClsHead', num_classes=5, in_channels=192))
+    with pytest.raises(ValueError, match='expected one searchable backbone .* found 0'):
+        MODELS.build(dict(type='mmkcr.SearchModel', architecture=plain))
+    with pytest.raises(ValueError, match="`cost` of a price to be `macs` or `paper`, found 'x'"):
+        build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', cost='x'))
+    with pytest.raises(ValueError, match='no searchable layer'):
+        slim(MODELS.build(classifier()), 0.8, input_shape=(3, 16, 16))
+
+
+IB = dict(type='mmkcr.InformationBottleneckLoss', num_features=24, num_classes=5, weight=3.)
+
+
+@pytest.mark.parametrize('kind', ['RegularizedModel', 'SearchModel'])
+def test_regularisers_ask_for_labels_and_have_layers_of_their_own(kind):
+    gates = GATES if kind == 'SearchModel' else None
+    model = build(kind, gates, regularizers=dict(kcr=KCR, ib=IB))
+    model.regularizers['kcr'].set_basis(torch.linalg.qr(torch.randn(24, 5))[0])
+    term = model.regularizers['ib']
+    term.refresh(torch.randn(5, 24), torch.randn(5, 5).log_softmax(1))
+    term.feature_layer = 'head.layers.head:input'
+    inputs, samples = batch()
+    labels = torch.tensor([int(sample.gt_label) for sample in samples])
+    model.eval()
+    losses = model(inputs, samples, mode='loss')
+    features = model.architecture.head.pre_logits(model.architecture.backbone(inputs))
+    assert float(losses['loss_ib']) == pytest.approx(float(term(features, labels)), rel=1e-5)
+    assert {'loss', 'loss_kcr', 'loss_ib', 'ib_variational'} <= set(losses)
+    total, logs = model.parse_losses(losses)
+    assert float(total.detach()) == pytest.approx(sum(
+        float(value.detach()) for key, value in losses.items() if 'loss' in key), rel=1e-5)
+
+
+def test_labels_are_scores_where_the_samples_have_them_and_refused_where_there_are_none():
+    samples = [DataSample().set_gt_label(i) for i in (3, 1)]
+    assert labels_of(samples).tolist() == [3, 1]
+    mixed = [sample.set_gt_score(torch.eye(4)[i]) for i, sample in enumerate(samples)]
+    assert torch.equal(labels_of(mixed), torch.eye(4)[:2])
+    for none in ([DataSample()], None, []):
+        with pytest.raises(ValueError, match='a `gt_label` or a `gt_score`, found'):
+            labels_of(none)

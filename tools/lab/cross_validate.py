@@ -1,0 +1,170 @@
+"""Cross-validation of hyper-parameters on a share of the training set (KCR v2, section 4.1)."""
+
+import copy
+import hashlib
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+from mmengine.config import Config
+from mmengine.registry import init_default_scope
+
+from mmkcr.apis.build import build_model
+from mmkcr.core import atomic_write
+from mmkcr.datasets import check_data_folders
+from mmkcr.datasets.fold_part import fold_indices, labels_of
+from mmkcr.registry import DATASETS
+from .folds import Deal, fold_config, run_fold
+from .grids import combinations, with_values
+
+RESULTS = 'results.json'
+
+
+class Score(NamedTuple):
+    """Result of one combination of values.
+
+    Args:
+        values (dict): Value by config path.
+        folds (list[float]): The metric by fold.
+        mean (float): Over folds.
+        std (float): Sample standard deviation over folds.
+    """
+
+    values: Dict[str, Any]
+    folds: List[float]
+    mean: float
+    std: float
+
+
+def cross_validate(config: Config,
+                   grids: Mapping[str, Sequence[Any]],
+                   work_dir: Union[str, Path],
+                   deal: Deal = Deal(),  # noqa: B008
+                   metric: Optional[str] = None,
+                   report: Callable[[str], Any] = print) -> List[Score]:
+    """Train and validate every combination of values on every fold.
+
+    The validation set of the config is never touched: a fold is validated on
+    the part of the training set that it holds out, with the validation
+    transforms. Finished folds are kept in ``results.json`` and not run again;
+    a fold that was interrupted goes on from its last checkpoint.
+
+    Args:
+        config (Config): A training config: a search, a retraining or any other
+            with a classification data set.
+        grids (dict[str, Sequence]): Values by config path, see
+            :func:`~lab.grids.parse_grid`.
+        work_dir (str | Path): Folder of results and runs.
+        deal (Deal): Share, folds and seed.
+        metric (str, optional): Such as ``'accuracy/top1'``. Defaults to the
+            first that the evaluator gives.
+        report (Callable): Takes a line of progress. Defaults to ``print``.
+
+    Returns:
+        list[Score]: In the order of the grid; see :func:`best`.
+
+    Raises:
+        FileNotFoundError: The data is not on disk.
+        ValueError: A path that the config does not have, folds that cannot be
+            dealt, or results of other settings in ``work_dir``; nothing is
+            written then. An unknown metric, after the first fold, which is
+            kept.
+    """
+    work_dir, tried = Path(work_dir), list(combinations(grids))
+    counts = _check(config, tried, deal)
+    results = _Results(work_dir / RESULTS, _fingerprint(config, deal))
+    jobs = [(values, fold) for values in tried for fold in range(deal.folds)]
+    for number, (values, fold) in enumerate(jobs, 1):
+        if results.get(values, fold) is None:
+            folder = work_dir / _slug(values) / f'fold_{fold}'
+            run = fold_config(with_values(config, values), deal, fold, counts[fold])
+            results.add(values, fold, run_fold(run, folder))
+            done = folder.parent if fold == deal.folds - 1 else folder
+            shutil.rmtree(done, ignore_errors=True)
+        report(f'[{number}/{len(jobs)}] {_slug(values)} fold {fold}: '
+               f'{_pick(results.get(values, fold), metric):.4f}')
+    return [_score(values, [_pick(results.get(values, fold), metric)
+                            for fold in range(deal.folds)]) for values in tried]
+
+
+def best(scores: Sequence[Score], minimize: bool = False) -> Score:
+    """The combination of the best mean, the first of equal ones.
+
+    Args:
+        scores (Sequence[Score]): From :func:`cross_validate`.
+        minimize (bool): A lower metric is better. Defaults to False.
+    """
+    return min(scores, key=lambda score: score.mean if minimize else -score.mean)
+
+
+class _Results:
+    """Metrics by values and fold, kept in a file."""
+
+    def __init__(self, path: Path, settings: Dict[str, Any]) -> None:
+        self.path = path
+        self.content = dict(settings=settings, results=[])
+        if path.is_file():
+            self.content = json.loads(path.read_text(encoding='utf8'))
+            for key, value in settings.items():
+                if self.content['settings'].get(key) != value:
+                    raise ValueError(
+                        f'expected results of the same settings in `{path}`, found others '
+                        f'(`{key}` is {str(self.content["settings"].get(key))[:12]}, now '
+                        f'{str(value)[:12]}): choose another folder')
+
+    def get(self, values: Mapping[str, Any], fold: int) -> Optional[Dict[str, float]]:
+        """The metrics of a finished fold."""
+        return next((row['metrics'] for row in self.content['results']
+                     if row['values'] == values and row['fold'] == fold), None)
+
+    def add(self, values: Mapping[str, Any], fold: int, metrics: Dict[str, float]) -> None:
+        """Keep the metrics of a fold."""
+        self.content['results'].append(dict(values=values, fold=fold, metrics=metrics))
+        with atomic_write(self.path) as temporary:
+            temporary.write_text(json.dumps(self.content, indent=1), encoding='utf8')
+
+
+def _fingerprint(config: Config, deal: Deal) -> Dict[str, Any]:
+    text = json.dumps(config._cfg_dict.to_dict(), sort_keys=True, default=str)
+    return dict(deal._asdict(), config_sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def _check(config: Config, tried: Sequence[Mapping], deal: Deal) -> List[int]:
+    """Refuse what would fail later; gives the size of every fold's training side."""
+    if not any(tried):
+        raise ValueError('expected at least one grid with a value, found none')
+    for key in ('train_dataloader', 'val_dataloader', 'train_cfg', 'val_evaluator'):
+        if not config.get(key):
+            raise ValueError(f'expected a training config with `{key}`, found none')
+    check_data_folders(config, ('train_dataloader', ))
+    for values in tried:
+        build_model(with_values(config, values))
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    dataset = DATASETS.build(copy.deepcopy(dict(config.train_dataloader.dataset)))
+    if hasattr(dataset, 'full_init'):
+        dataset.full_init()
+    labels = labels_of(dataset)
+    return [len(fold_indices(labels, *deal[:2], fold, deal.seed)[0])
+            for fold in range(deal.folds)]
+
+
+def _pick(metrics: Mapping[str, float], name: Optional[str]) -> float:
+    if not metrics or (name is not None and name not in metrics):
+        raise ValueError(f'expected the metric `{name or "any"}` of the evaluator, found '
+                         f'{sorted(metrics)}')
+    return metrics[name] if name is not None else next(iter(metrics.values()))
+
+
+def _score(values: Dict[str, Any], folds: List[float]) -> Score:
+    mean = math.fsum(folds) / len(folds)
+    return Score(values, folds, mean, math.sqrt(
+        math.fsum((value - mean)**2 for value in folds) / (len(folds) - 1)))
+
+
+def _slug(values: Mapping[str, Any]) -> str:
+    """A folder's name, and a label: ``price.weight=0.1``."""
+    text = '_'.join(f'{".".join(path.split(".")[-2:])}={value}' for path, value in values.items())
+    return re.sub(r'[^\w.=-]', '-', text)

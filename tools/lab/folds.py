@@ -1,0 +1,120 @@
+"""One fold of a cross-validation: its config, and its run."""
+
+import copy
+import hashlib
+from pathlib import Path
+from typing import Any, Dict, Iterator, Mapping, NamedTuple
+
+from mmengine.config import Config
+from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.utils import ManagerMeta, ManagerMixin
+
+from mmkcr.apis.launch import nothing_written_before_start, set_dataloader_defaults
+
+
+class Deal(NamedTuple):
+    """How the training set is dealt.
+
+    Args:
+        fraction (float): Share of the training set. Defaults to 0.1.
+        folds (int): Defaults to 5.
+        seed (int): Defaults to 0.
+    """
+
+    fraction: float = 0.1
+    folds: int = 5
+    seed: int = 0
+
+
+def fold_config(config: Config, deal: Deal, fold: int, train_size: int) -> Config:
+    """The config of one fold.
+
+    Args:
+        config (Config): With the values to try.
+        deal (Deal): How the training set is dealt.
+        fold (int): The fold that is held out.
+        train_size (int): Samples on the training side; an explicit number of
+            landmarks above what the fold trains on becomes the default.
+    """
+    config = Config(config._cfg_dict.to_dict())
+    part = dict(type='mmkcr.FoldPart', fold=fold, **deal._asdict())
+    train = config.train_dataloader.dataset
+    held_out = _with_pipeline(train, _pipeline(config.val_dataloader.dataset))
+    config.train_dataloader['dataset'] = dict(part, dataset=train)
+    config.val_dataloader['dataset'] = dict(part, dataset=held_out, held_out=True)
+    config.test_dataloader = config.test_cfg = config.test_evaluator = None
+    loop = config.train_cfg
+    loop['val_begin'] = 1
+    loop['val_interval'] = loop.get('max_epochs') or loop.get('max_iters')
+    config.auto_scale_lr, config.log_level = None, 'ERROR'
+    used = int(train_size * (1 - loop.get('architecture_fraction', 0.3))) \
+        if 'Bilevel' in str(loop.get('type')) else train_size
+    set_dataloader_defaults(config, ('train_dataloader', 'val_dataloader'),
+                            pin_memory=True, persistent_workers=True)
+    for hook in config.get('custom_hooks') or []:
+        if hook.get('landmarks') is not None and hook['landmarks'] > used:
+            hook['landmarks'] = None
+    return config
+
+
+def run_fold(config: Config, folder: Path) -> Dict[str, float]:
+    """Train one fold, from its last checkpoint if there is one, and validate it.
+
+    Args:
+        config (Config): From :func:`fold_config`.
+        folder (Path): Work directory of the run.
+
+    Returns:
+        dict[str, float]: The metrics of the last validation.
+    """
+    latest = find_latest_checkpoint(str(folder)) if folder.is_dir() else None
+    config = Config(config._cfg_dict.to_dict())
+    config.work_dir = str(folder)
+    config.experiment_name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    if latest is not None:
+        config.load_from, config.resume = latest, True
+    with _fresh_instances(), nothing_written_before_start(str(folder)) as start:
+        runner = Runner.from_cfg(config)
+        runner.register_hook(start)
+        runner.train()
+        scalars = runner.message_hub.log_scalars
+        return {name[len('val/'):]: float(buffer.current()) for name, buffer in scalars.items()
+                if name.startswith('val/') and not name.endswith('time')}
+
+
+def _managers() -> Iterator[ManagerMeta]:
+    """The classes whose instances MMEngine keeps by name, each in a registry of its own."""
+    waiting = [ManagerMixin]
+    while waiting:
+        manager = waiting.pop()
+        waiting += manager.__subclasses__()
+        yield manager
+
+
+class _fresh_instances:
+    """Drops what a Runner leaves behind in the process: hubs, loggers and their files."""
+
+    def __enter__(self) -> None:
+        self._before = {manager: set(manager._instance_dict) for manager in _managers()}
+
+    def __exit__(self, *exc: Any) -> None:
+        for manager in _managers():
+            for name in set(manager._instance_dict) - self._before.get(manager, set()):
+                instance = manager._instance_dict.pop(name)
+                for handler in list(getattr(instance, 'handlers', ())):
+                    handler.close()
+
+
+def _pipeline(dataset: Mapping) -> Any:
+    if 'pipeline' in dataset:
+        return dataset['pipeline']
+    if isinstance(dataset.get('dataset'), Mapping):
+        return _pipeline(dataset['dataset'])
+    raise ValueError('expected a validation set with a `pipeline` for the held-out folds, found '
+                     f'`{dataset.get("type")}` without')
+
+
+def _with_pipeline(dataset: Mapping, pipeline: Any) -> Dict[str, Any]:
+    if 'pipeline' not in dataset and isinstance(dataset.get('dataset'), Mapping):
+        return {**dataset, 'dataset': _with_pipeline(dataset['dataset'], pipeline)}
+    return {**dataset, 'pipeline': copy.deepcopy(pipeline)}

@@ -1,0 +1,162 @@
+"""Which heads to replace, from scores to a structure file and weights (section 3.3)."""
+
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
+
+import torch
+from mmengine.dist import get_world_size
+from torch import Tensor, nn
+
+from mmkcr.apis.build import build_model, default_shape, file_sha256, load_weights
+from mmkcr.apis.count import count_macs
+from mmkcr.apis.slim_files import STRUCTURE, write_subnet
+from mmkcr.core import Structure, count_params
+from mmkcr.evaluation.analysis import split_loader
+from mmkcr.evaluation.features import share_of_rank
+from mmkcr.evaluation.head_scores import HeadStatistics, head_statistics
+from mmkcr.models.backbones.attention_heads import AttentionHeadSites
+from mmkcr.models.utils import find_backbone, find_task
+
+SELECTIONS = ('lowest', 'highest', 'random')
+
+
+def replaceable_backbone(model: nn.Module) -> AttentionHeadSites:
+    """The dense backbone of a model whose heads can be replaced.
+
+    Raises:
+        ValueError: Another backbone, or one that is a supernet or a subnet.
+    """
+    backbone = find_backbone(model)
+    if not isinstance(backbone, AttentionHeadSites):
+        raise ValueError('expected a backbone with replaceable heads (`DWConvVisionTransformer`), '
+                         f'found `{type(backbone).__name__}`')
+    if backbone.gates() or backbone.structure is not None:
+        raise ValueError(f'expected a dense `{type(backbone).__name__}`, found one with gates or '
+                         'with a structure')
+    return backbone
+
+
+def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, seed: int = 0,
+                distributed: bool = False) -> HeadStatistics:
+    """Moments of the attention maps over training images, with test transforms.
+
+    Args:
+        model (nn.Module): Dense task model.
+        config (Config): With its data.
+        images (int, optional): Drawn at random without replacement; None for all. Defaults to
+            1000, as the paper.
+        seed (int): Of the draw. Defaults to 0.
+        distributed (bool): Every rank takes its share. Defaults to False.
+
+    Raises:
+        ValueError: As :func:`replaceable_backbone`, fewer than two images, or fewer than
+            processes.
+    """
+    backbone, loader = replaceable_backbone(model), split_loader(config, 'train')
+    total = len(loader.dataset)
+    if images is not None and images < 2:
+        raise ValueError(f'expected at least two images to score, found {images}')
+    count = total if images is None else min(images, total)
+    world = get_world_size() if distributed else 1
+    if count < world:
+        raise ValueError(f'expected at least one image for each of {world} processes, found '
+                         f'{count}')
+    drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
+    batches = share_of_rank(loader.dataset, sorted(drawn), loader, distributed)
+    return head_statistics(model, backbone.attentions(), batches, distributed)
+
+
+def select_heads(scores: Mapping[str, Tensor], count: int, which: str = 'lowest',
+                 blockwise: bool = True, seed: int = 0) -> Dict[str, Tensor]:
+    """Heads that stay attention when so many blocks, or single heads, are replaced.
+
+    Args:
+        scores (Mapping[str, Tensor]): By site, shape (H,).
+        count (int): Blocks, or heads, to replace.
+        which (str): ``'lowest'`` scores, ``'highest'`` or ``'random'``. Defaults to ``'lowest'``.
+        blockwise (bool): A block's score is its heads' mean. Defaults to True.
+        seed (int): Of ``'random'``. Defaults to 0.
+
+    Returns:
+        dict[str, Tensor]: Kept heads by site, int64, ascending.
+
+    Raises:
+        ValueError: Another selection, or more than there are.
+    """
+    if which not in SELECTIONS:
+        raise ValueError(f'expected a selection among {SELECTIONS}, found {which!r}')
+    units = torch.cat([score.mean()[None] if blockwise else score for score in scores.values()])
+    if not 0 <= count <= len(units):
+        raise ValueError(f'expected from 0 to {len(units)} {"blocks" if blockwise else "heads"} to '
+                         f'replace, found {count}')
+    if which == 'random':
+        units = torch.rand(len(units), generator=torch.Generator().manual_seed(seed))
+    order = units.sort(descending=which == 'highest', stable=True).indices
+    replaced = torch.zeros(len(units), dtype=torch.bool).index_fill_(0, order[:count], True)
+    parts = replaced.split([1 if blockwise else len(score) for score in scores.values()])
+    return {site: (~part.expand(len(score))).nonzero().flatten()
+            for (site, score), part in zip(scores.items(), parts)}
+
+
+def replace_heads(model: nn.Module, structure: Structure,
+                  input_shape: Sequence[int] = (3, 224, 224)) -> Structure:
+    """Replace the heads of a dense task model in place, with its weights.
+
+    Args:
+        model (nn.Module): Changed.
+        structure (Structure): Which heads, and by what.
+        input_shape (Sequence[int]): (C, H, W) that MACs are counted for. Defaults to
+            (3, 224, 224).
+
+    Returns:
+        Structure: With MACs and parameters before and after.
+    """
+    before = dict(macs=count_macs(model, input_shape), params=count_params(model))
+    replaceable_backbone(model).slice_to(structure)
+    structure.macs = dict(dense=before['macs'], subnet=count_macs(model, input_shape),
+                          input_shape=list(input_shape))
+    structure.params = dict(dense=before['params'], subnet=count_params(model))
+    return structure
+
+
+def write_replaced(model: nn.Module, structure: Structure, folder: Union[str, Path],
+                   shape: Sequence[int], content: Optional[Mapping[str, Any]] = None) -> Structure:
+    """Replace, and write ``structure.json`` and ``subnet.pth`` as slimming does."""
+    task = find_task(model)
+    structure = replace_heads(task, structure, shape)
+    write_subnet(task, structure, (content or {}).get('meta') or {}, Path(folder))
+    return structure
+
+
+def replace_stage(call: Any) -> Dict[str, Any]:
+    """Stage of a study (:mod:`lab.study`): dense checkpoint in, replaced subnet out.
+
+    Arguments of the study: ``count``, ``which``, ``blockwise``, ``operator`` and ``images``; or
+    ``weights``, the stage with the dense checkpoint, and then the structure is that of the
+    stage that this one starts from: a learned selection for a new fine-tuning.
+    """
+    arguments = dict(call.arguments)
+    model = build_model(call.config)
+    dense = arguments.pop('weights', None)
+    checkpoint = call.start.weights if dense is None else _last(call.folder.parent / dense)
+    content, scores = load_weights(model, checkpoint), {}
+    backbone = replaceable_backbone(model)
+    if dense is None:
+        operator = arguments.pop('operator', backbone.operator)
+        statistics = score_heads(model, call.config, arguments.pop('images', 1000), call.seed)
+        scores = statistics.scores()
+        backbone.operator = operator
+        structure = backbone.structure_for(select_heads(scores, seed=call.seed, **arguments))
+    else:
+        structure = Structure.load(call.start.structure)
+    structure.provenance = dict(checkpoint_sha256=file_sha256(checkpoint), **arguments)
+    structure = write_replaced(model, structure, call.folder, default_shape(call.config, model),
+                               content)
+    return dict(scores={site: score.tolist() for site, score in scores.items()},
+                kept={site: value.kept for site, value in structure.sites.items()},
+                macs=structure.macs, structure=STRUCTURE)
+
+
+def _last(stage: Path) -> str:
+    from mmengine.runner import find_latest_checkpoint
+    return find_latest_checkpoint(stage)

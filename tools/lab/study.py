@@ -1,0 +1,176 @@
+"""Studies: named variants of a training, over networks and seeds, in one table.
+
+A study is a YAML file::
+
+    title: What the mask brings
+    configs: .                      # folder of the configs, relative to this file
+    nets: [swin-mini, vit-mini]     # replaces {net} everywhere
+    input_shape: [3, 32, 32]        # that MACs are counted for (what the configs say)
+    stages:
+      dense: {train: kcr-dense_{net}_1xb64_digits.py}
+      search: {train: kcr-search_{net}_1xb64_digits.py, overrides: {model.price.weight: 0.4}}
+      slim: {slim: search, target: 0.8, divisor: 8}
+      made: {call: 'package.module:function', config: dense.py, start: dense, arguments: {k: 3}}
+      kcr: {train: kcr-retrain_{net}_1xb64_digits.py, start: slim}
+    rows:
+      dense: {label: dense, config: kcr-dense_{net}_1xb64_digits.py, weights: dense}
+      kcr: {label: with KCR, config: kcr-deploy_{net}_1xb64_digits.py, weights: kcr}
+    measures: [kernel]
+    columns: {accuracy/top1: top-1 (%), kernel/kc: KC}
+
+A stage is run once a network and seed, whatever number of rows read it. ``start`` names an
+earlier stage to begin with: its weights, and the structure that it wrote or started from itself;
+``from_scratch: true`` takes the structure alone. ``overrides`` are config entries by path, as of
+``tools/cross_validate.py``. A ``call`` stage runs a function that takes a :class:`Call`; it may
+write ``structure.json`` and ``subnet.pth`` into its folder, which then is a start as a slimming
+is.
+"""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from mmengine.config import Config
+
+from mmkcr.apis.build import load_config
+from .pipeline import Measure, Start
+
+#: Measures of a trained model by name: module and function (:data:`~.pipeline.Measure`).
+MEASURES = dict(kernel='lab.measures:kernel_measure',
+                information='lab.measures:information_measure')
+_KINDS = dict(train={'overrides', 'start', 'from_scratch'}, slim={'target', 'divisor'},
+              call={'config', 'overrides', 'start', 'arguments'})
+_ROW = {'label', 'config', 'weights', 'overrides'}
+_STUDY = {'title', 'configs', 'nets', 'input_shape', 'stages', 'rows', 'measures', 'columns'}
+
+
+class Call(NamedTuple):
+    """What the function of a ``call`` stage is given; it returns a dict of JSON types.
+
+    Args:
+        config (Config): Prepared, with overrides.
+        start (Start, optional): Files of the stage that it starts from.
+        folder (Path): For its files.
+        seed (int): Of everything random.
+        arguments (dict): As the study has them.
+    """
+
+    config: Config
+    start: Optional[Start]
+    folder: Path
+    seed: int
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """How a study is run.
+
+    Args:
+        work_dir (str): Folder for everything that is written.
+        data_root (str): Takes the place of ``data/digits`` in every config.
+            Defaults to ``'data/digits'``.
+        epochs_factor (float): Schedules are stretched by it. Defaults to 1.
+        train_slice (bool): See :func:`~lab.run_settings.hold_out_of_train`.
+            Defaults to False.
+        rows (tuple[str], optional): See :class:`Study`. Defaults to None: all.
+    """
+
+    work_dir: str
+    data_root: str = 'data/digits'
+    epochs_factor: float = 1.
+    train_slice: bool = False
+    rows: Optional[Tuple[str, ...]] = None
+
+
+class Study:
+    """A study file, checked.
+
+    Args:
+        path (str | Path): The file.
+        rows (Sequence[str], optional): Some of its rows; only stages that they
+            need are left. Defaults to None: all.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: Unknown keys, stages, measures or rows, or a stage that
+            starts from a later one.
+    """
+
+    def __init__(self, path: Path, rows: Optional[Sequence[str]] = None) -> None:
+        content = load_config(path)._cfg_dict.to_dict()
+        _check_keys(content, _STUDY, 'the study', {'nets', 'stages', 'rows'})
+        self.path = Path(path)
+        self.title = content.get('title', self.path.stem)
+        self.configs = self.path.parent / content.get('configs', '.')
+        self.nets: List[str] = content['nets']
+        self.input_shape: Optional[List[int]] = content.get('input_shape')
+        self.stages: Dict[str, Dict] = content['stages']
+        self.rows: Dict[str, Dict] = content['rows']
+        self.columns: Dict[str, str] = content.get('columns', {'accuracy/top1': 'top-1 (%)'})
+        self.measures = {name: self._measure(name) for name in content.get('measures', [])}
+        for number, (name, stage) in enumerate(self.stages.items()):
+            _check_keys(stage, _KINDS[self.kind(name)] | {self.kind(name)}, f'stage `{name}`')
+            self._check_references(f'stage `{name}`', stage, list(self.stages)[:number])
+        for name, row in self.rows.items():
+            _check_keys(row, _ROW, f'row `{name}`', {'config', 'weights'})
+            self._check_references(f'row `{name}`', row, list(self.stages))
+        if rows is not None:
+            self._keep(rows)
+
+    def kind(self, stage: str) -> str:
+        """'train', 'slim' or 'call'."""
+        kinds = [kind for kind in _KINDS if kind in self.stages[stage]]
+        if len(kinds) != 1:
+            raise ValueError(f'expected one of {sorted(_KINDS)} in stage `{stage}` of '
+                             f'{self.path}, found {sorted(self.stages[stage])}')
+        return kinds[0]
+
+    def steps(self) -> int:
+        """Stages and evaluations of one network with one seed."""
+        return len(self.stages) + len(self.rows)
+
+    def _keep(self, rows: Sequence[str]) -> None:
+        unknown = sorted(set(rows) - set(self.rows))
+        if unknown or not rows:
+            raise ValueError(f'expected rows among {list(self.rows)} of {self.path}, found '
+                             + (f'`{unknown[0]}`' if unknown else 'none'))
+        self.rows = {name: row for name, row in self.rows.items() if name in rows}
+        needed = {row['weights'] for row in self.rows.values()}
+        for name in reversed(list(self.stages)):  # a stage begins with earlier ones
+            if name in needed:
+                needed |= {self.stages[name].get(key) for key in ('start', 'slim')}
+        self.stages = {name: stage for name, stage in self.stages.items() if name in needed}
+
+    def _check_references(self, where: str, entry: Mapping, known: Sequence[str]) -> None:
+        for key in ('start', 'slim', 'weights'):
+            if key in entry and entry[key] not in known:
+                raise ValueError(f'expected `{key}` of {where} among the stages {list(known)} '
+                                 f'before it, found `{entry[key]}`')
+
+    def _measure(self, name: str) -> Measure:
+        if name not in MEASURES:
+            raise ValueError(f'expected measures among {sorted(MEASURES)}, found `{name}` in '
+                             f'{self.path}')
+        return import_function(MEASURES[name])
+
+
+def import_function(name: str) -> Callable:
+    """The function of ``'package.module:name'``."""
+    module, _, function = name.partition(':')
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f'expected a function `package.module:name`, found `{name}` '
+                         f'({error})') from error
+
+
+def _check_keys(entry: Any, known: set, where: str, required: Sequence[str] = ()) -> None:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f'expected keys and values in {where}, found `{entry}`')
+    unknown = sorted(set(entry) - set(known)) or sorted(set(required) - set(entry))
+    if unknown:
+        what = 'without' if unknown[0] in required else 'with'
+        raise ValueError(f'expected {where} with keys among {sorted(known)}, found one {what} '
+                         f'`{unknown[0]}`')

@@ -1,0 +1,115 @@
+"""The stages of a study, run."""
+
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional
+
+from mmengine.config import Config
+
+from mmkcr.apis.build import load_config
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
+from .grids import resolve_path, with_values
+from .jobs import Say
+from .pipeline import StagedPipeline, Start
+from .run_settings import move_data, prepare_run
+from .study import Call, Study, StudyOptions, import_function
+
+
+class StudyPipeline(StagedPipeline):
+    """All stages and rows of a study for one network and seed.
+
+    Args:
+        study (Study): What.
+        net (str): Among the study's.
+        seed (int): Of everything random.
+        options (StudyOptions): How.
+        say (Callable): See :data:`~lab.jobs.Say`. Defaults to silence.
+    """
+
+    def __init__(self, study: Study, net: str, seed: int, options: StudyOptions,
+                 say: Say = lambda *_: None) -> None:
+        super().__init__(f'{net} seed {seed}', seed,
+                         Path(options.work_dir) / net / f'seed{seed}', say)
+        self.study, self.net, self.options = study, net, options
+        self.results: Dict[str, Dict] = {}
+
+    def run(self) -> Dict[str, Any]:
+        """Run what is not finished.
+
+        Returns:
+            dict: ``net``, ``seed``, results of all ``stages`` and numbers of
+            all ``rows``.
+        """
+        for name in self.study.stages:
+            self.results[name] = getattr(self, f'_{self.study.kind(name)}_stage')(name)
+        rows = {name: self._row(name) for name in self.study.rows}
+        return dict(net=self.net, seed=self.seed, stages=self.results, rows=rows)
+
+    def config(self, name: str, overrides: Optional[Mapping[str, Any]] = None) -> Config:
+        """A config of the study as it is run."""
+        config = with_values(load_config(self._file(name)), overrides or {})
+        move_data(config._cfg_dict, 'data/digits', self.options.data_root)
+        return prepare_run(config, self.seed, self.options.epochs_factor,
+                           self.options.train_slice)
+
+    def start(self, stage: Optional[str]) -> Optional[Start]:
+        """What a stage left for others to start from; None for none.
+
+        Raises:
+            ValueError: The stage wrote neither a checkpoint nor a subnet.
+        """
+        if stage is None:
+            return None
+        weights = Path(self.results[stage].get('checkpoint', self.folder / stage / WEIGHTS))
+        if not weights.is_file():
+            raise ValueError(f'expected weights of the stage `{stage}` to start from, found none')
+        return Start(str(weights), self._structure(stage))
+
+    def _structure(self, stage: str) -> Optional[str]:
+        file, before = self.folder / stage / STRUCTURE, self.study.stages[stage].get('start')
+        if file.is_file():
+            return str(file)
+        return None if before is None else self._structure(before)
+
+    def _file(self, name: str) -> Path:
+        return self.study.configs / name.replace('{net}', self.net)
+
+    def _train_stage(self, name: str) -> Dict[str, Any]:
+        stage = self.study.stages[name]
+        start = self.start(stage.get('start'))
+        if start is not None and stage.get('from_scratch'):
+            start = Start(None, start.structure)
+        return self.train(name, self.config(stage['train'], stage.get('overrides')), start)
+
+    def _slim_stage(self, name: str) -> Dict[str, Any]:
+        stage = self.study.stages[name]
+        search = self.study.stages[stage['slim']]
+        file = self._file(search['train'])
+        config, options = load_config(file), search.get('overrides') or {}
+        options = {resolve_path(config, key): value for key, value in options.items()}
+        start = self.start(search.get('start'))
+        if start is not None and start.structure is not None:  # fixed beside the gates
+            options['model.architecture.backbone.structure'] = start.structure
+        return self.slim(name, file, self.results[stage['slim']]['checkpoint'],
+                         stage.get('target'), stage.get('divisor', 1), options,
+                         self.study.input_shape)
+
+    def _call_stage(self, name: str) -> Dict[str, Any]:
+        stage = self.study.stages[name]
+        config, start = self.config(stage['config'], stage.get('overrides')), \
+            self.start(stage.get('start'))
+        arguments = stage.get('arguments', {})
+        inputs = dict(call=stage['call'], config=config.to_dict(), arguments=arguments,
+                      start=start and start.digests())
+        return self.stage(name, inputs, lambda folder: import_function(stage['call'])(
+            Call(config, start, folder, self.seed, arguments)))
+
+    def _row(self, name: str) -> Dict[str, Any]:
+        row = self.study.rows[name]
+        return self.evaluate(f'evaluate-{name}', self.config(row['config'], row.get('overrides')),
+                             self.start(row['weights']), self.study.measures,
+                             self.study.input_shape)
+
+
+def run_study(path: str, net: str, seed: int, options: StudyOptions, say: Say) -> Dict[str, Any]:
+    """Run one network and seed of a study; see :class:`StudyPipeline`."""
+    return StudyPipeline(Study(path, options.rows), net, seed, options, say).run()
