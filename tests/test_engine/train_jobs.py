@@ -30,8 +30,11 @@ from mmengine.runner import Runner
 from mmpretrain.models import ClsDataPreprocessor
 
 from mmkcr.apis.build import load_config
-from lab.run_settings import move_data
 from mmkcr.registry import MODELS
+
+sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))  # for its lab
+
+from lab.run_settings import move_data  # noqa: E402
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 
