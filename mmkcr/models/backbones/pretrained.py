@@ -1,11 +1,12 @@
 """The hand-over: a backbone that starts from the checkpoint of another task's model."""
 
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from mmengine.model import PretrainedInit, update_init_info
-from mmengine.runner.checkpoint import CheckpointLoader, load_state_dict
+from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
+
+from mmkcr.safe_load import read_checkpoint
 
 BACKBONE = 'backbone.'
 InitCfg = Union[Mapping[str, Any], List[Mapping[str, Any]], None]
@@ -47,15 +48,8 @@ def read_backbone(checkpoint: str, prefix: Optional[str] = None,
         FileNotFoundError: There is no such file.
         ValueError: It is no checkpoint, or has no key with the prefix.
     """
-    if '://' not in checkpoint and not Path(checkpoint).expanduser().is_file():
-        raise FileNotFoundError(f'expected a checkpoint for the backbone at `{checkpoint}`, found '
-                                'none')
-    try:
-        content = CheckpointLoader.load_checkpoint(checkpoint, map_location, logger='silent')
-    except Exception as error:  # pickle, zip and torch each have their own
-        raise ValueError(f'expected a checkpoint at `{checkpoint}`, found a file that cannot be '
-                         f'read ({type(error).__name__})') from error
-    state = content.get('state_dict', content) if isinstance(content, Mapping) else {}
+    content = read_checkpoint(checkpoint, map_location)
+    state = content.get('state_dict', content)
     if prefix is None:
         prefix = BACKBONE if any(key.startswith(BACKBONE) for key in state) else ''
     prefix = prefix.rstrip('.') + '.' if prefix else ''

@@ -1,0 +1,178 @@
+"""Loading a checkpoint into a model: whole, or not at all."""
+
+import re
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from .utils import find_task
+
+#: State that training wrappers keep beside the task model's: no task model needs it.
+TRAINING_STATE = ('regularizers.', 'price.', 'reconstruction.', '_extra_state')
+_SIZE = re.compile(r'size mismatch for (\S+): copying a param with shape torch\.Size\((.*?)\) from '
+                   r'checkpoint, the shape in current model is torch\.Size\((.*?)\)\.')
+
+
+def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -> Dict[str, Tensor]:
+    """The ``state_dict`` of a checkpoint.
+
+    Beside MMEngine's ``EMAHook``, ``state_dict`` holds the averaged weights and
+    ``ema_state_dict`` those that the optimizer works on: the hook swaps the two when it saves.
+
+    Args:
+        checkpoint (Mapping): What was read from a file.
+        path (str): The file, for the message.
+        online (bool): Take the optimizer's weights, not their average. Defaults to False.
+
+    Raises:
+        ValueError: There is no average beside the weights although ``online`` asks for the latter.
+    """
+    prefix = 'module.'
+    if not online:
+        state = checkpoint.get('state_dict', checkpoint)
+        return {key.removeprefix(prefix): value for key, value in state.items()}
+    if 'ema_state_dict' not in checkpoint:
+        raise ValueError('expected a checkpoint with averaged and online weights (`EMAHook`), '
+                         f'found `{path}` without `ema_state_dict`')
+    return {key[len(prefix):]: value for key, value in checkpoint['ema_state_dict'].items()
+            if key.startswith(prefix)}
+
+
+def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
+    """Load the task model: every entry in its shape, and nothing in excess.
+
+    A training wrapper around the model keeps its own state, and that of a wrapper in the
+    checkpoint is passed over: so whatever was searched or retrained loads under its own config,
+    under the deployed model's, and the other way round. What the model's own loading converts (old
+    keys, position embeddings of another size) is converted.
+
+    Args:
+        model (nn.Module): A task model, possibly wrapped.
+        state (Mapping[str, Tensor]): See :func:`weights_of`.
+        path (str): The file, for the message.
+
+    Raises:
+        ValueError: It does not fit, or holds values that are not finite; the message names the
+            first entry.
+    """
+    task = find_task(_unwrapped(model))
+    kept = {key: value for key, value in state.items() if not key.startswith(TRAINING_STATE)}
+    if _has_gates(task.state_dict()) and not _has_gates(kept):
+        raise ValueError(f'expected a checkpoint of a search, as the config is one, found `{path}` '
+                         'without gates')
+    missing, surplus, shaped = _try(task, kept, path)
+    optional = re.compile(r'backbone\.(?:' + getattr(  # such as output norms of other levels
+        getattr(task, 'backbone', None), 'optional_keys', r'$^') + ')')
+    _refuse(task, path, missing, shaped, [key for key in surplus if not optional.match(key)])
+
+
+def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
+    """Load all of a run's model, the state of its training wrapper included.
+
+    Args:
+        model (nn.Module): As the run's config builds it.
+        state (Mapping[str, Tensor]): See :func:`weights_of`.
+        path (str): The file, for the message.
+
+    Raises:
+        ValueError: As of :func:`load_task`.
+    """
+    model = _unwrapped(model)
+    missing, _, shaped = _try(model, state, path)
+    _refuse(find_task(model), path, missing, shaped)
+
+
+def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
+    """Load what a training begins with (``load_from``).
+
+    The backbone's entries must be there in their shapes; a head for other classes may differ, and
+    what is missing keeps its initial values, as the hosts do it.
+
+    Args:
+        model (nn.Module): A task model, possibly wrapped.
+        state (Mapping[str, Tensor]): See :func:`weights_of`.
+        path (str): The file, for the message.
+
+    Raises:
+        ValueError: An entry of the backbone has another shape, none of them is there, or there
+            are values that are not finite.
+    """
+    model = _unwrapped(model)
+    task = find_task(model)
+    names = [name for name in task.state_dict() if name.startswith('backbone.')]
+    names = names or list(task.state_dict())
+    if not set(names) & set(state):
+        raise ValueError(f'expected weights to start from for the {type(task).__name__} in '
+                         f'`{path}`, found none of its {len(names)} entries such as `{names[0]}` '
+                         f'but `{next(iter(state), "nothing")}`')
+    *_, shaped = _try(model, state, path)
+    _refuse(task, path, (), [entry for entry in shaped if entry[0].startswith('backbone.')])
+
+
+def check_finite(state: Mapping[str, Tensor], path: str,
+                 own: Optional[Mapping[str, Tensor]] = None) -> None:
+    """Refuse weights that are not finite.
+
+    Args:
+        state (Mapping[str, Tensor]): Weights and buffers.
+        path (str): Where they come from, for the message.
+        own (Mapping[str, Tensor], optional): Of a model as it is built: entries that are not
+            finite there either are not looked at. Defaults to None: all are.
+
+    Raises:
+        ValueError: There are some; the message names the first entry and how many values.
+    """
+    for name, value in state.items():
+        given = value if own is None else own.get(name)
+        if given is None or not torch.is_tensor(value) or not value.is_floating_point():
+            continue
+        bad = value.numel() - int(torch.isfinite(value).sum())
+        if bad and (own is None or torch.isfinite(given).all()):
+            raise ValueError(f'expected finite weights in `{path}`, found {bad} of '
+                             f'{value.numel()} values of `{name}` that are not')
+
+
+def _has_gates(state: Iterable[str]) -> bool:
+    return any('.gate.' in key for key in state)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    return getattr(model, 'module', model)  # of several processes, or for test-time augmentation
+
+
+def _try(model: nn.Module, state: Mapping[str, Tensor],
+         path: str) -> Tuple[List[str], List[str], List[Tuple[str, str, str]]]:
+    """Load what fits; names of what is missing and in excess; name and shapes of what differs."""
+    check_finite(state, path, model.state_dict())
+    missing, surplus, shaped = [], [], []
+    try:
+        missing, surplus = model.load_state_dict(dict(state), strict=False)
+    except ValueError as error:  # a searchable backbone says itself what is wrong
+        error.args = (f'{error} of `{path}`', )
+        raise
+    except RuntimeError as error:
+        shaped = _SIZE.findall(str(error))
+        if not shaped:
+            raise ValueError(f'expected a checkpoint of the {type(find_task(model)).__name__}, '
+                             f'found `{path}` of another ({" ".join(str(error).split()):.300})'
+                             ) from error
+    bare = 'architecture.'  # of our wrappers, not in checkpoints
+    return ([name.removeprefix(bare) for name in missing], surplus,
+            [(name.removeprefix(bare), *shapes) for name, *shapes in shaped])
+
+
+def _refuse(task: nn.Module, path: str, missing: Iterable[str],
+            shaped: Iterable[Tuple[str, str, str]], surplus: Iterable[str] = ()) -> None:
+    where = f'{type(task).__name__} in `{path}`'
+    missing, shaped, surplus = list(missing), list(shaped), list(surplus)
+    if shaped:
+        name, shape, wanted = shaped[0]
+        raise ValueError(f'expected a checkpoint of the {where}, found `{name}` of shape '
+                         f'{shape}, not {wanted}, and {len(shaped) - 1} more that differ')
+    if missing:
+        raise ValueError(f'expected a checkpoint of the {where}, found none of its entry '
+                         f'`{missing[0]}` and of {len(missing) - 1} others')
+    if surplus:
+        raise ValueError(f'expected a checkpoint of the {where}, found the entry `{surplus[0]}` '
+                         f'and {len(surplus) - 1} others that it does not have')
