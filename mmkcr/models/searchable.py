@@ -25,7 +25,7 @@ from mmkcr.core import (
     slice_axes,
 )
 from mmkcr.registry import MODELS
-from .loading import check_state, load_pretrained, renamed_keys, split_pretrained
+from .backbone_loading import check_state, load_pretrained, renamed_keys, split_pretrained
 from .sites import Embedding, QKMaskSite, find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
