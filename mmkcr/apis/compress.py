@@ -90,9 +90,11 @@ class CompressOptions:
             4096.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show how far it is. Defaults to True.
-        choose (Callable, optional): Takes a site and a generator and gives an order of its units
-            in the place of the closed form's: for controls. Defaults to None.
-        refit (bool): Refit the readers; False is for controls. Defaults to True.
+        refit (str): What readers get: ``'least-squares'``, or for controls ``'mean'`` (the bias
+            alone takes the means) or ``'none'``. Defaults to ``'least-squares'``.
+        choose (Callable, optional): For controls: takes a site, the moments of its first reader
+            and a generator, and gives an order of its units in the place of the closed form's.
+            Defaults to None.
         seed (int): Of everything drawn. Defaults to 0.
     """
 
@@ -103,8 +105,8 @@ class CompressOptions:
     rows: int = 4096
     logits: bool = False
     progress: bool = True
-    choose: Optional[Callable[[HostSite, torch.Generator], Tensor]] = None
-    refit: bool = True
+    refit: str = 'least-squares'
+    choose: Optional[Callable[[HostSite, Moments, torch.Generator], Tensor]] = None
     seed: int = 0
 
 
@@ -152,6 +154,9 @@ def compress(model: nn.Module,
         >>> result.model(images)
     """
     settings = CompressOptions(**options)
+    if settings.refit not in ('least-squares', 'mean', 'none'):
+        raise ValueError("expected `refit` 'least-squares', 'mean' or 'none', found "
+                         f'{settings.refit!r}')
     forward = forward or (lambda network, batch: network(batch))
     batches, held_out = _batches(images, held_out)
     dense = copy.deepcopy(model)
@@ -267,7 +272,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
                             extra=extra)
         if settings.choose is not None:
-            order = dataclasses.replace(order, order=settings.choose(site, generator))
+            inputs = found[f'{name}:{readers(site)[0].path}'].inputs
+            order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
         profiles[name] = SiteProfile(order, order.errors)
     return profiles
 
@@ -361,11 +367,11 @@ def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: S
                 site = space.sites[name]
                 kept = torch.tensor(structure.sites[name].kept)
                 site.slice_to(kept.to(next(site.owner.parameters()).device))
-                if settings.refit:
+                if settings.refit != 'none':
                     _refit(runs, {reader.path: None for reader in readers(site)}, settings)
                     for path in site.lost_outputs():  # its inputs come from what was refitted
                         _refit(runs, {path: kept}, settings)
-            if settings.refit:
+            if settings.refit != 'none':
                 for run in runs:
                     run.finish(block)
     finally:
@@ -399,8 +405,13 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
                 rows, wanted = rows[chosen.to(rows.device)], wanted[chosen.to(rows.device)]
             moments[path].add(rows, wanted)
     for path, layer in new.items():
-        weight, bias = refit_output(moments[path], layer.weight.detach().flatten(1), settings.rho,
-                                    biased=layer.bias is not None)
+        before = layer.weight.detach().flatten(1)
+        if settings.refit == 'mean':
+            weight = before.double()
+            bias = moments[path].target_mean - weight @ moments[path].mean
+        else:
+            weight, bias = refit_output(moments[path], before, settings.rho,
+                                        biased=layer.bias is not None)
         layer.weight.data.copy_(weight.view_as(layer.weight))
         if layer.bias is not None:
             layer.bias.data.copy_(bias)

@@ -108,12 +108,13 @@ def test_refitted_is_nearer_than_selected_and_selected_than_random(build):
                           **controls)
         return result.agreement['error']
 
-    def at_random(site, generator):
+    def at_random(site, moments, generator):
         return torch.randperm(site.total, generator=generator)
 
-    refitted, selected = error(uniform=True), error(uniform=True, refit=False)
-    random = error(uniform=True, refit=False, choose=at_random)
-    assert refitted < selected < random
+    refitted, shifted, selected = (error(uniform=True, refit=refit)
+                                   for refit in ('least-squares', 'mean', 'none'))
+    random = error(uniform=True, refit='none', choose=at_random)
+    assert refitted < shifted < selected < random
 
 
 def test_shared_out_is_not_worse_than_uniform_in_predicted_loss():
