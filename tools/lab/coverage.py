@@ -190,6 +190,8 @@ FAMILIES: Dict[str, Family] = {
                          sr_ratios=(2, 1), mlp_ratios=(2, 2)),
     'HF ViT': _transformers('ViTModel', 'ViTConfig', **_HF_VIT),
     'HF DINOv2': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2, **_HF_VIT),
+    'HF DINOv2 (SwiGLU)': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2,
+                                        use_swiglu_ffn=True, **_HF_VIT),
     'HF DINOv3': _transformers('DINOv3ViTModel', 'DINOv3ViTConfig', **_HF_VIT),
     'HF SigLIP': _transformers('SiglipVisionModel', 'SiglipVisionConfig', **_HF_VIT),
     'HF CLIP': _transformers('CLIPVisionModel', 'CLIPVisionConfig', **_HF_VIT),
