@@ -96,8 +96,8 @@ class HeadStatistics:
         attentions (Mapping[str, MultiheadAttention]): By name.
 
     Example:
-        >>> with HeadStatistics(backbone.attentions()) as statistics:
-        ...     model(images)
+        >>> with HeadStatistics({'layers.0.attn': backbone.layers[0].attn}) as statistics:
+        ...     backbone(images)
         >>> statistics.scores()['layers.0.attn']  # (H,)
     """
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mmengine.config.utils
 import pytest
+import torch
 from config_files import CONFIGS, ROOT
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose
@@ -78,7 +79,7 @@ def structure_of(load, tmp_path_factory):
             backbone = MODELS.build(task_config(config).backbone)
         sites = {site: dict(total=total, kept=list(range(0, total, 2)))
                  for site, total in backbone.sites().items()}
-        empty = backbone.structure_for({site: backbone._index([0]) for site in sites})
+        empty = backbone.structure_for({site: torch.tensor([0]) for site in sites})
         file = folder / f'{name}.json'
         Structure.load(dict(empty.to_dict(), sites=sites)).save(file)
         return str(file)

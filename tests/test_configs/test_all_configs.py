@@ -149,7 +149,7 @@ def test_every_parameter_gets_a_gradient(path, prepared):
 def test_transfer_starts_from_the_retrained_backbone(load, tmp_path):
     """The backbone of a retraining checkpoint is loaded whole, the head is new."""
     arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
-    sites = {f'layers.{i}.ffn': dict(total=32, kept=20) for i in range(2)}
+    sites = {f'layers.{i}.ffn.mlp_channels': dict(total=32, kept=20) for i in range(2)}
     structure = dict(format_version=1, sites=sites, backbone=dict(type='KCRVisionTransformer'))
     retrain = load('configs/kcr/retrain/kcr-retrain_vit-base_8xb64_in1k.py')
     transfer = load('configs/kcr/transfer/kcr-transfer_vit-base_8xb64_pets.py')

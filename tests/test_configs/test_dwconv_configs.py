@@ -12,8 +12,8 @@ from mmengine.runner import Runner
 from lab.model_zoo import task_config, uninitialized
 from lab.study import Study
 from mmkcr.engine.hooks.class_check import check_classes
-from mmkcr.models.layers import GatedAttention, OperatorAttention
-from mmkcr.models.utils import find_backbone, find_task
+from mmkcr.models.layers import MixedAttention, OperatorAttention
+from mmkcr.models.utils import find_backbone, find_task, search_space
 from mmkcr.registry import MODELS
 
 DWCONV = [path for path in CONFIGS if path.startswith('configs/dwconv/')]
@@ -50,7 +50,7 @@ def replaced(load, tmp_path):
         with uninitialized():
             backbone = MODELS.build({k: v for k, v in kind.items() if k != 'init_cfg'})
         sites = list(backbone.sites().items())
-        kept = {site: torch.arange(total // 2 if site.endswith('ffn') else
+        kept = {site: torch.arange(total // 2 if site.endswith('mlp_channels') else
                                    0 if i < len(sites) // 2 else total)
                 for i, (site, total) in enumerate(sites)}
         task.backbone.structure = backbone.structure_for(kept).to_dict()
@@ -75,11 +75,12 @@ def test_model_is_in_the_state_of_its_stage(path, load, replaced):
     assert bool(backbone.gates()) == searched
     assert (backbone.structure is not None) == (stage in ('replace', 'deploy', 'retrain'))
     assert type(model).__name__ == ('SearchModel' if searched else type(task).__name__)
-    kinds = [type(module) for module in backbone.attentions().values()]
+    kinds = [type(site.owner) for site in search_space(model).sites.values()
+             if site.kind == 'head_operator']
     if stage in ('replace', 'deploy', 'retrain'):
         assert kinds.count(OperatorAttention) == len(kinds)
     elif searched and 'kcr-' not in path:
-        assert kinds.count(GatedAttention) == len(kinds)
+        assert kinds.count(MixedAttention) == len(kinds)
         gate = next(iter(backbone.gates().values()))
         assert gate.count == len(kinds) // 2
     if 'linear' in path:

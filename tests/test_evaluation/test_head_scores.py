@@ -78,8 +78,12 @@ def backbone():
     return model
 
 
+def attentions(model):
+    return {name: site.owner for name, site in model.search_space.sites.items()}
+
+
 def scores_of(backbone, images, batch, reduction='sum'):
-    with HeadStatistics(backbone.attentions()) as statistics, torch.no_grad():
+    with HeadStatistics(attentions(backbone)) as statistics, torch.no_grad():
         for part in images.split(batch):
             backbone(part)
     return statistics.scores(reduction)
@@ -94,12 +98,13 @@ def test_score_of_a_network_against_all_maps_at_once(backbone, batch):
             attention_map(module, tokens).detach() for tokens in inputs[0])
 
     handles = [module.register_forward_pre_hook(keep(name))
-               for name, module in backbone.attentions().items()]
+               for name, module in attentions(backbone).items()]
     backbone(images)
     for handle in handles:
         handle.remove()
     found = scores_of(backbone, images, batch)
-    assert list(found) == list(maps) == ['layers.0.attn', 'layers.1.attn']
+    assert list(found) == list(maps) == [
+        f'layers.{i}.attn.head_operator' for i in range(2)]
     for name, score in found.items():
         np.testing.assert_allclose(score.numpy(), two_pass(maps[name]).sum((1, 2)), rtol=1e-5)
     for reduction, divisor in (('mean', 17 * 17), ('relative', 17)):
@@ -114,7 +119,7 @@ def test_memory_does_not_grow_with_the_images(backbone):
     def peak(count):
         images = torch.randn(4, 3, 32, 32)
         tracemalloc.start()
-        with HeadStatistics(backbone.attentions()) as statistics, torch.no_grad():
+        with HeadStatistics(attentions(backbone)) as statistics, torch.no_grad():
             for _ in range(count):
                 backbone(images)
         held = sum(t.numel() * t.element_size() for m in statistics.moments.values()
@@ -134,7 +139,7 @@ def rank_job(rank, port, path):
     model = DWConvVisionTransformer(**VIT)
     model.load_state_dict(torch.load(f'{path}/model.pt'))
     model.eval()
-    with HeadStatistics(model.attentions()) as statistics, torch.no_grad():
+    with HeadStatistics(attentions(model)) as statistics, torch.no_grad():
         model(images[rank::2])
     scores = statistics.reduce().scores()
     with open(f'{path}/{rank}.json', 'w') as file:

@@ -103,7 +103,7 @@ def test_dense_state_gives_the_outputs_of_the_hosts_swin_bit_for_bit(base, size)
 
 @pytest.fixture(scope='module')
 def pair(base):
-    """Supernet in eval mode, and its subnet."""
+    """A supernet and its subnet."""
     model = build(base, dict(OURS, gates=GATES))
     for number, gate in enumerate(model.backbone.gates().values()):
         gate.alpha.data.normal_(0.3, 1., generator=torch.Generator().manual_seed(number))
@@ -114,17 +114,16 @@ def pair(base):
 
 
 @pytest.mark.parametrize('size', SIZES)
-def test_supernet_with_hard_gates_equals_subnet(pair, size):
-    for model in pair:  # eval mode: hard gates, also in the losses
-        model.eval()
+def test_supernet_with_hard_gates_equals_subnet(pair, size, with_exact_features):
+    pair = [with_exact_features(copy.deepcopy(model)).eval() for model in pair]  # hard gates
     first, second = (losses(model, size) for model in pair)
     assert first.keys() == second.keys()
     for name in first:
-        torch.testing.assert_close(first[name], second[name], rtol=1e-5, atol=1e-5, msg=name)
+        torch.testing.assert_close(first[name], second[name], rtol=1e-6, atol=1e-6, msg=name)
     for one, two in zip(*(predictions(model, size) for model in pair)):
         assert len(one) == len(two) == 20 and torch.equal(one.labels, two.labels)
-        torch.testing.assert_close(one.scores, two.scores, rtol=0, atol=1e-5)
-        torch.testing.assert_close(one.bboxes, two.bboxes, rtol=0, atol=1e-5 * max(size))
+        torch.testing.assert_close(one.scores, two.scores, rtol=0, atol=1e-6)
+        torch.testing.assert_close(one.bboxes, two.bboxes, rtol=0, atol=1e-6 * max(size))
         assert (one.masks == two.masks).float().mean() > 0.9999
 
 

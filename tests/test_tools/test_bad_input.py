@@ -67,7 +67,7 @@ def swin_structure(tmp_path_factory):
     path = tmp_path_factory.mktemp('swin') / 'structure.json'
     Structure.load(dict(
         format_version=1, method='kcr', backbone=dict(type='mmkcr.KCRSwinTransformer'),
-        sites={'stages.0.blocks.0.ffn': dict(total=32, kept=[1, 2])})).save(path)
+        sites={'stages.0.blocks.0.ffn.mlp_channels': dict(total=32, kept=[1, 2])})).save(path)
     return path
 
 
@@ -86,7 +86,7 @@ def test_structure_of_another_width(refused, run_tool, write_config, search_conf
     wide = f"{BACKBONE}['arch']['embed_dims'] = 48\nmodel['architecture']['head'] = dict(" \
            f"in_channels=48)\n{BACKBONE}['gates'] = None\n{BACKBONE}['structure'] = {path!r}\n"
     line = refused('analysis_tools/get_flops', write_config(wide))
-    assert 'expected 48 units at site `layers.0.ffn`, found a structure for 32' in line
+    assert '48 units at site `layers.0.ffn.mlp_channels`, found a structure for 32' in line
 
 
 def test_checkpoint_of_another_width(refused, write_config, checkpoint):

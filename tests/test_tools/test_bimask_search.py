@@ -39,7 +39,7 @@ def test_search_and_structure(run_tool, refused, config, tmp_path):
     torch.save(dict(state_dict=model.state_dict()), tmp_path / 'epoch_1.pth')
     for gate in model.gates().values():  # the second checkpoint is of a sliced network
         gate.restrict(gate.only(1))
-    model.architecture.backbone.settle()
+    model.architecture.backbone.search_space.settle()
     torch.save(dict(state_dict=model.state_dict()), tmp_path / 'epoch_2.pth')
     structure = slim(model, None, 1, (3, 16, 16))[1]
     structure.save(tmp_path / 'structure.json')
@@ -47,7 +47,7 @@ def test_search_and_structure(run_tool, refused, config, tmp_path):
                        str(tmp_path / 'epoch_2.pth'), '--structure',
                        str(tmp_path / 'structure.json'), '--out', str(tmp_path / 'out'))
     assert sorted(path.stem for path in (tmp_path / 'out').iterdir()) == ['masks', 'widths']
-    kept = len(structure.sites['layers.0.attn'].kept)
+    kept = len(structure.sites['layers.0.attn.head_channels'].kept)
     assert f'{kept} / 16' in printed and 'channels of each head' in printed
     assert 'found none' in refused(TOOL)
 

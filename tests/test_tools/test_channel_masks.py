@@ -20,7 +20,7 @@ def test_checkpoints_of_a_search(run_tool, make_checkpoint, search_config, tmp_p
     out = tmp_path / 'work_dirs' / 'tiny-search' / 'channel_masks'
     assert sorted(path.stem for path in out.iterdir()) == [
         'channel_masks', 'evolution', 'gate_histogram', 'kept_shares', 'temperature']
-    assert shares(printed) == {f'layers.{i}.ffn': ['100.0%', '0.0%'] for i in range(2)}
+    assert shares(printed) == {f'layers.{i}.ffn.mlp_channels': ['100.0%', '0.0%'] for i in range(2)}
 
 
 def test_temperature_is_that_of_the_last_trained_epoch(run_tool, load_tool, make_checkpoint,

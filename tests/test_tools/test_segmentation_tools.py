@@ -85,7 +85,7 @@ def test_search_slim_train_test_export(run_tool, config_of, rates_by_layer, scal
     run_tool('train', slim, '--work-dir', tmp_path / 'run', *rates_by_layer(0.5))
     checkpoint = torch.load(tmp_path / 'run' / 'iter_2.pth', weights_only=False)
     trained = checkpoint['state_dict']
-    kept = find_backbone(model).get_buffer('stages.0.blocks.0.ffn.kept')
+    kept = find_backbone(model).get_buffer('stages.0.blocks.0.ffn.mlp_channels.kept')
     assert torch.equal(trained['backbone.stages.0.blocks.0.ffn.kept'], kept)
     assert scales_of(checkpoint) == {0.5**depth for depth in range(6)}  # stem, 4 blocks, heads
     found = {}
@@ -163,10 +163,11 @@ def test_masks_with_labels_out_of_range(refused, config_of, scenes, tmp_path_fac
 
 def test_structure_of_another_width(refused, config_of, tmp_path_factory):
     folder = tmp_path_factory.mktemp('structure')
-    sites = {f'stages.{s}.blocks.{b}.ffn': dict(total=32 * 2**s, kept=8)
+    sites = {f'stages.{s}.blocks.{b}.ffn.mlp_channels': dict(total=32 * 2**s, kept=8)
              for s in range(2) for b in range(2)}
     (folder / 's.json').write_text(json.dumps(dict(
         format_version=1, backbone=dict(type='mmkcr.KCRSwinTransformer'), sites=sites)))
     line = refused('train', config_of(
         'dense', f"model['backbone']['structure'] = {str(folder / 's.json')!r}\n"))
-    assert 'expected 48 units at site `stages.0.blocks.0.ffn`, found a structure for 32' in line
+    site = 'stages.0.blocks.0.ffn.mlp_channels'
+    assert f'expected 48 units at site `{site}`, found a structure for 32' in line

@@ -10,14 +10,14 @@ from mmkcr.visualization.bimask import head_widths, plot_mask_descent, plot_widt
 
 STRUCTURE = Structure.load(dict(
     format_version=1, backbone=dict(type='mmkcr.OFBVisionTransformer'), sites={
-        'patch_embed': dict(total=12, kept=8),
-        'layers.0.attn': dict(total=12, kept=[0, 3, 8, 9]),
-        'layers.0.ffn': dict(total=24, kept=6)}))
-GROUPS = {'patch_embed': 1, 'layers.0.attn': 3, 'layers.0.ffn': 1}
+        'patch_embed.embedding': dict(total=12, kept=8),
+        'layers.0.attn.head_channels': dict(total=12, kept=[0, 3, 8, 9]),
+        'layers.0.ffn.mlp_hidden': dict(total=24, kept=6)}))
+GROUPS = {name: 3 if name.endswith('head_channels') else 1 for name in STRUCTURE.sites}
 
 
 def test_head_widths():
-    assert head_widths(STRUCTURE, GROUPS) == {'layers.0.attn': [2, 0, 2]}
+    assert head_widths(STRUCTURE, GROUPS) == {'layers.0.attn.head_channels': [2, 0, 2]}
 
 
 def test_figures_are_written(tmp_path):

@@ -6,6 +6,7 @@ gives the outputs of the sliced subnet.
 
 import copy
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from unittest import mock
 
 import torch
 from mmengine.registry import MODELS
@@ -75,11 +76,13 @@ _SWIN = dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4])
 _HF_VIT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
                image_size=64, patch_size=16)
 
-def _hivit() -> nn.Module:
-    """HiViT-tiny with one of its ten main blocks; a dict of its sizes is not taken by the host."""
-    model = MODELS.build(dict(type='mmpretrain.HiViT', arch='tiny', img_size=64))
-    model.blocks, model.num_main_blocks = model.blocks[:-9], 1
-    return model
+
+def _levit() -> nn.Module:
+    """LeViT takes no dict of sizes: they stand among its own while it is built."""
+    sizes = dict(embed_dims=[16, 24, 32], num_heads=[2, 2, 4], depths=[1, 1, 1], key_dims=[8] * 3)
+    with mock.patch.dict(MODELS.get('mmpretrain.LeViT').arch_zoo, small=sizes):
+        return MODELS.build(dict(type='mmpretrain.LeViT', arch='small', img_size=64))
+
 
 
 #: By a short name. Small, so that the whole matrix runs in a minute or two.
@@ -119,7 +122,7 @@ FAMILIES: Dict[str, Family] = {
         out_indices=(2, )),
     'XCiT': _mm('mmpretrain', 'XCiT', img_size=64, patch_size=16, embed_dims=32, depth=2,
                 num_heads=4, mlp_ratio=2, qkv_bias=True),
-    'LeViT': _mm('mmpretrain', 'LeViT', arch='128s', size=224),
+    'LeViT': Family('mmpretrain', _levit),
     'EdgeNeXt': _mm('mmpretrain', 'EdgeNeXt', arch=dict(
         channels=[16, 24, 32, 48], depths=[1, 2, 2, 2], num_heads=[4, 4, 4, 4]), size=64),
     'EfficientFormer': _mm('mmpretrain', 'EfficientFormer', arch=dict(
@@ -132,7 +135,7 @@ FAMILIES: Dict[str, Family] = {
         layers=[1, 1, 1, 1], embed_dims=[8, 16, 20, 24], mlp_ratios=[2, 2, 2, 2],
         layer_scale_init_value=1e-5), out_indices=[0, 2, 4, 6]),
     'Conformer': _mm('mmpretrain', 'Conformer', arch=dict(
-        embed_dims=32, channel_ratio=1, num_heads=4, depths=12), base_channels=8),
+        embed_dims=32, channel_ratio=1, num_heads=4, depths=6), base_channels=8),
     'DaViT': _mm('mmpretrain', 'DaViT', arch=dict(
         embed_dims=16, depths=[1, 1], num_heads=[2, 4]), window_size=4, out_indices=(1, )),
     'MixMIM': _mm('mmpretrain', 'MixMIMTransformer', arch=dict(
@@ -149,7 +152,8 @@ FAMILIES: Dict[str, Family] = {
                    patch_size=16, out_channels=32, window_size=2),
     'VAN': _mm('mmpretrain', 'VAN', arch=dict(
         embed_dims=[16, 24], depths=[1, 1], ffn_ratios=[2, 2]), out_indices=(1, )),
-    'HiViT': Family('mmpretrain', _hivit),
+    'HiViT': _mm('mmpretrain', 'HiViT', arch=dict(embed_dims=32, depths=[1, 1, 7], num_heads=4),
+                 img_size=64, out_indices=[6]),
     'HorNet': _mm('mmpretrain', 'HorNet', arch=dict(
         base_dim=16, depths=[1, 1, 1, 1], orders=[2, 2, 2, 2], dw_cfg=[dict(
             type='DW', kernel_size=7)] * 4)),
@@ -190,6 +194,8 @@ FAMILIES: Dict[str, Family] = {
                          sr_ratios=(2, 1), mlp_ratios=(2, 2)),
     'HF ViT': _transformers('ViTModel', 'ViTConfig', **_HF_VIT),
     'HF DINOv2': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2, **_HF_VIT),
+    'HF DINOv2 (SwiGLU)': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2,
+                                        use_swiglu_ffn=True, **_HF_VIT),
     'HF DINOv3': _transformers('DINOv3ViTModel', 'DINOv3ViTConfig', **_HF_VIT),
     'HF SigLIP': _transformers('SiglipVisionModel', 'SiglipVisionConfig', **_HF_VIT),
     'HF CLIP': _transformers('CLIPVisionModel', 'CLIPVisionConfig', **_HF_VIT),

@@ -15,7 +15,7 @@ model = dict(
         backbone=dict(
             type='mmkcr.KCRDWConvVisionTransformer',
             structure='work_dirs/dwconv-dense_vit-octo_1xb64_digits/slim/structure.json',
-            gates=dict(ffn=dict(type='mmkcr.GumbelChannelGate', init=0.5)))),
+            gates=dict(mlp_channels=dict(type='mmkcr.GumbelChannelGate', init=0.5)))),
     # lambda x |log(MACs / target)|: it stops to pull at the target, so lambda can be large
     price=dict(weight=0.3, target=0.7, input_shape=(3, 32, 32)))
 custom_hooks = [

@@ -15,6 +15,7 @@ from mmkcr.core import Axis, Unsupported
 from mmkcr.models.layers.sized_attention import (
     SizedBEiTAttention,
     SizedEvaAttention,
+    SizedHuggingFaceAttention,
     SizedTimmBEiTAttention,
     SizedWindowAttentionV2,
     SizedWindowMSA,
@@ -166,14 +167,35 @@ def timm_window_attention(module: nn.Module) -> Dict[str, Any]:
                    f'{_HF}.siglip2.modeling_siglip2.Siglip2Attention')
 def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
     """Attention of Hugging Face's vision encoders, with projections of their own."""
+    if 'q_proj' not in module._modules:
+        return _nested_attention(module)
     rotary = 'DINOv3' in type(module).__name__
     output = 'o_proj' if 'o_proj' in module._modules else 'out_proj'
     heads = module.q_proj.out_features // module.head_dim
     names = [name for name in ('num_heads', 'num_attention_heads') if hasattr(module, name)]
+    resize = _attributes(**dict.fromkeys(names, 1), head_dim=0)
+    if hasattr(module, 'embed_dim') and not rotary:  # before v5: heads fill the input's width
+        resize = _exchanged(SizedHuggingFaceAttention)
     return dict(projections=('q_proj', 'k_proj', 'v_proj'), fused=1, output=output, heads=heads,
-                width=module.head_dim,
-                resize=_attributes(**dict.fromkeys(names, 1), head_dim=0),
+                width=module.head_dim, resize=resize,
                 why_no_width='rotary positions pair the channels of a head' if rotary else '')
+
+
+@attention_adapter(f'{_HF}.flava.modeling_flava.FlavaAttention')
+def _nested_attention(module: nn.Module) -> Dict[str, Any]:
+    """FLAVA's attention, and before v5 that of ViT and DINOv2: a module of its own, then a layer."""
+    inner = module.attention
+    scaled = not hasattr(inner, 'scaling')
+
+    def resize(layer: nn.Module, heads: int, width: int) -> nn.Module:
+        layer.num_attention_heads, layer.attention_head_size = heads, width
+        layer.all_head_size = heads * width
+        return layer
+
+    return dict(path='attention', fused=1, output='output.dense', heads=inner.num_attention_heads,
+                projections=('attention.query', 'attention.key', 'attention.value'),
+                width=inner.attention_head_size, resize=resize,
+                why_no_width='its scale is that of the sliced width' if scaled else '')
 
 
 def _fused(module: nn.Module, width: int = 0) -> Dict[str, Any]:

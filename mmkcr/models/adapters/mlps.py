@@ -109,14 +109,13 @@ def _has(module: nn.Module, path: str) -> bool:
     return any(name == path for name, _ in module.named_modules())
 
 
-@mlp_adapter('transformers.models.vit.modeling_vit.ViTMLP',
-             'transformers.models.dinov2.modeling_dinov2.Dinov2MLP',
-             'transformers.models.clip.modeling_clip.CLIPMLP',
-             'transformers.models.siglip2.modeling_siglip2.Siglip2MLP',
-             'transformers.models.siglip.modeling_siglip.SiglipMLP',
-             'transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTMLP',
-             'transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP',
-             'transformers.models.dinov2.modeling_dinov2.Dinov2SwiGLUFFN')
+@mlp_adapter(f'{_HF}.vit.modeling_vit.ViTMLP',
+             f'{_HF}.dinov2.modeling_dinov2.Dinov2MLP',
+             f'{_HF}.clip.modeling_clip.CLIPMLP',
+             f'{_HF}.siglip2.modeling_siglip2.Siglip2MLP',
+             f'{_HF}.siglip.modeling_siglip.SiglipMLP',
+             f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTMLP',
+             f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP')
 def hugging_face_mlp(module: nn.Module) -> Dict[str, Any]:
     """MLPs of Hugging Face's vision encoders, gated or not."""
     names = [name for name in ('fc1', 'gate_proj', 'up_proj') if name in module._modules]
@@ -124,8 +123,14 @@ def hugging_face_mlp(module: nn.Module) -> Dict[str, Any]:
                 why_no_channels='nothing stands behind its last layer')
 
 
-@mlp_adapter('transformers.models.flava.modeling_flava.FlavaLayer')
-def flava_mlp(module: nn.Module) -> Dict[str, Any]:
-    """FLAVA's MLP, whose two layers are modules of their own in the block."""
+simple_mlp(f'{_HF}.dinov2.modeling_dinov2.Dinov2SwiGLUFFN', inputs=('weights_in', ), parts=2,
+           output='weights_out', why_no_channels='nothing stands behind its last layer')
+
+
+@mlp_adapter(f'{_HF}.flava.modeling_flava.FlavaLayer', f'{_HF}.vit.modeling_vit.ViTLayer')
+def split_mlp(module: nn.Module) -> Any:
+    """FLAVA's MLP, and before v5 ViT's, whose two layers are modules of their own in the block."""
+    if 'intermediate' not in module._modules:
+        return []
     return dict(inputs=('intermediate.dense', ), output='output.dense',
                 norm='layernorm_after', after='output.dropout', why_no_channels='')

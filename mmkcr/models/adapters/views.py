@@ -235,8 +235,9 @@ def attention_views(host: nn.Module) -> List[Any]:
             views.append(Unsupported(f'{reason} at `{path}`'))
             continue
         local.update(projections=_absolute(path, local['projections']),
-                     output=_absolute(path, local['output']))
-        views.append(AttentionView(path=path, **local))
+                     output=_absolute(path, local['output']),
+                     path=_absolute(path, local.get('path', '')) or path)
+        views.append(AttentionView(**local))
     return views
 
 

@@ -12,6 +12,7 @@ from mmengine.model import BaseModule
 from torch import Tensor, nn
 
 from mmkcr.models.gates import QKMask
+from .selection import exporting
 
 
 class LiteMLA(BaseModule):
@@ -114,7 +115,9 @@ class LiteMLA(BaseModule):
                 out = v @ (weights / (weights.sum(-2, keepdim=True) + self.eps))
             else:
                 keys = k.transpose(-1, -2)
-                # the sum of the keys, as a product because it is published (and counted) as one
-                sums = torch.ones_like(k[:, :, :1]) @ keys
+                # a sum, counted as the product that it is published as; ONNX Runtime fuses that
+                # product wrongly
+                sums = k.sum(-1).unsqueeze(-2) if exporting() else \
+                    torch.ones_like(k[:, :, :1]) @ keys
                 out = v @ keys @ q / (sums @ q + self.eps)
         return out.to(dtype)

@@ -5,6 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def exporting() -> bool:
+    """Whether a graph is being recorded for another runtime."""
+    return torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting()
+
+
 def take(x: Tensor, kept: Tensor, dim: int = -1) -> Tensor:
     """The kept channels.
 
@@ -32,7 +37,7 @@ def put(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
         Tensor: With ``total`` channels along ``dim``.
     """
     dim = dim % x.ndim
-    if torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting():
+    if exporting():
         # runtimes gather faster than they scatter: place K holds the zero that is padded on
         inverse = torch.full((total, ), len(kept))
         inverse[kept] = torch.arange(len(kept))

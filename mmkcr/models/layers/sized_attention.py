@@ -121,6 +121,22 @@ class SizedTimmBEiTAttention(SizedAttention):
         return self._attend(x, shared_rel_pos_bias)
 
 
+class SizedHuggingFaceAttention(nn.Module):
+    """Hugging Face's attention of CLIP and SigLIP, before v5 of ``transformers``."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Optional[Tensor] = None,
+                causal_attention_mask: Optional[Tensor] = None,
+                **_: Any) -> Tuple[Tensor, None]:
+        """Attend among tokens (B, N, C); the weights are not returned."""
+        q, k, v = (layer(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                   for layer in (self.q_proj, self.k_proj, self.v_proj))
+        masks = [mask for mask in (attention_mask, causal_attention_mask) if mask is not None]
+        out = F.scaled_dot_product_attention(q, k, v, sum(masks) if masks else None,
+                                             self.dropout if self.training else 0.,
+                                             scale=self.scale)
+        return self.out_proj(out.transpose(1, 2).flatten(2)), None
+
+
 class SizedEvaAttention(SizedAttention):
     """timm's ``EvaAttention``: rotary positions, fused projections or three."""
 

@@ -2,11 +2,11 @@
 
 from typing import Optional
 
-import torch
 import torch.nn.functional as F
 from mmpretrain.models.utils import WindowMSA
 from torch import Tensor, nn
 
+from .selection import exporting
 from .take_over import take_over
 
 
@@ -26,7 +26,7 @@ class FusedWindowMSA(WindowMSA):
             x (Tensor): Shape (windows * B, N, C).
             mask (Tensor, optional): Shape (windows, N, N), within (-inf, 0].
         """
-        if not self.fused or torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting():
+        if not self.fused or exporting():
             return super().forward(x, mask)
         tokens = x.shape[1]
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)

@@ -11,7 +11,7 @@ from mmkcr.apis import count_macs, slim
 from mmkcr.apis.build import state_bytes
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import count_params
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.utils import search_space
 from mmkcr.registry import HOOKS, MODELS
 
 SHAPE = (3, 32, 32)
@@ -167,10 +167,10 @@ def test_events_keep_a_network_within_the_budget():
     left = []
     for _ in range(6):
         hook._prune(model)
-        find_backbone(model).settle()
+        search_space(model).settle()
         left.append(sum(int(gate.alive.sum()) for gate in model.gates().values()))
         hook._choose(model, hook._alive(model))
     assert left[-1] > len(model.gates()) and left[0] < 17 + 2 * 2 * 7
-    hook._decide(model), find_backbone(model).settle()
+    hook._decide(model), search_space(model).settle()
     share = count_macs(model.architecture, SHAPE) / model.macs_model().dense
     assert 0.97 * 0.5 <= share <= 0.5

@@ -55,8 +55,9 @@ def test_weights_of_timm_give_outputs_of_timm(arch, tmp_path):
     torch.save(theirs.state_dict(), tmp_path / 'timm.pth')
     tool.main([str(tmp_path / 'timm.pth'), str(tmp_path / 'ours.pth')])
     ours.load_state_dict(torch.load(tmp_path / 'ours.pth')['state_dict'], strict=True)
+    ours, theirs = ours.double(), theirs.double()
     for size in ((64, 64), (52, 99)) if arch == 'b1' else ((64, 64), ):
-        x = torch.randn(2, 3, *size)
+        x = torch.randn(2, 3, *size).double()
         with torch.no_grad():
             expected, found = theirs(x), ours(x)
             torch.testing.assert_close(found, expected, rtol=0,

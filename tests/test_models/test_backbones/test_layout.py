@@ -49,7 +49,7 @@ def subnet(request):
         nn.init.normal_(parameter, std=.3)
     found, _ = slim(supernet, None, 1, (3, 32, 32))
     found.train(False)
-    return found
+    return found.double()
 
 
 def maps(outs):
@@ -59,30 +59,30 @@ def maps(outs):
 
 
 def test_channels_first_in_and_out(subnet):
-    x = torch.randn(2, 3, 32, 32)
+    x = torch.randn(2, 3, 32, 32).double()
     with torch.no_grad():
         found = maps(subnet(x))
     for a, b in zip(found, maps(subnet(x)), strict=True):  # with gradients: the hosts' operators
         assert a.is_contiguous() and b.is_contiguous()
-        torch.testing.assert_close(a, b, atol=1e-4 * float(b.detach().abs().max()), rtol=0)
+        torch.testing.assert_close(a, b, atol=1e-12 * float(b.detach().abs().max()), rtol=0)
 
 
 def test_boxes_see_the_same_features(subnet):
     ops = pytest.importorskip('mmcv.ops')
     align = ops.RoIAlign(3, .25, 0)
-    boxes = torch.tensor([[0, 2., 3., 20., 25.], [1, 8., 0., 30., 11.]])
-    x = torch.randn(2, 3, 32, 32)
+    boxes = torch.tensor([[0, 2., 3., 20., 25.], [1, 8., 0., 30., 11.]]).double()
+    x = torch.randn(2, 3, 32, 32).double()
     with torch.no_grad():
         found = [align(level, boxes) for level in maps(subnet(x))]
     for a, level in zip(found, maps(subnet(x)), strict=True):
         b = align(level.detach().contiguous(), boxes)
-        torch.testing.assert_close(a, b, atol=1e-4 * float(b.abs().max()), rtol=0)
+        torch.testing.assert_close(a, b, atol=1e-12 * float(b.abs().max()), rtol=0)
 
 
 def test_values_do_not_depend_on_the_layout(subnet):
-    x = torch.randn(2, 3, 32, 32)
+    x = torch.randn(2, 3, 32, 32).double()
     with torch.no_grad():
         first = maps(subnet(x))
         last = maps(subnet(x.to(memory_format=torch.channels_last)))
     for a, b in zip(first, last, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4 * float(b.abs().max()), rtol=0)
+        torch.testing.assert_close(a, b, atol=1e-12 * float(b.abs().max()), rtol=0)

@@ -31,7 +31,7 @@ def pair(shift=2, window=4, **kwargs):
     """The host's layer and ours with the same weights, large enough for every term to show."""
     torch.manual_seed(0)
     layers = torch.nn.ModuleList(
-        ShiftWindowMSA(12, 2, window, shift, **kwargs) for _ in range(2))
+        ShiftWindowMSA(12, 2, window, shift, **kwargs) for _ in range(2)).double()
     for parameter in layers[0].parameters():
         parameter.data.normal_()
     layers[1].load_state_dict(layers[0].state_dict())
@@ -42,7 +42,7 @@ def pair(shift=2, window=4, **kwargs):
     return layers[0].eval(), ours[0].eval()
 
 
-def assert_near(found, expected, tolerance=1e-5):
+def assert_near(found, expected, tolerance=1e-12):
     assert found.shape == expected.shape and torch.isfinite(found).all()
     torch.testing.assert_close(found, expected, rtol=0,
                                atol=tolerance * float(expected.detach().abs().max()))
@@ -53,7 +53,7 @@ def assert_near(found, expected, tolerance=1e-5):
        shift=st.integers(0, 3), grad=st.booleans())
 def test_equals_the_host_at_any_size(batch, height, width, shift, grad):
     host, ours = pair(shift, pad_small_map=True)
-    x = torch.randn(batch, height * width, 12)
+    x = torch.randn(batch, height * width, 12).double()
     with torch.set_grad_enabled(grad):
         expected = host(x, (height, width))
         assert_near(ours(x, (height, width)), expected)
@@ -63,7 +63,7 @@ def test_equals_the_host_at_any_size(batch, height, width, shift, grad):
 
 
 def test_gradients_are_the_hosts():
-    layers, x = pair(), torch.randn(2, 7 * 9, 12)
+    layers, x = pair(), torch.randn(2, 7 * 9, 12).double()
     gradients = []
     for layer in layers:
         layer.train()
@@ -77,7 +77,7 @@ def test_gradients_are_the_hosts():
 
 def test_dropout_of_the_weights_is_applied_in_training_only():
     _, ours = pair(attn_drop=0.5)
-    x = torch.randn(1, 64, 12)
+    x = torch.randn(1, 64, 12).double()
     assert torch.equal(ours(x, (8, 8)), ours(x, (8, 8)))
     ours.train()
     assert not torch.equal(ours(x, (8, 8)), ours(x, (8, 8)))
@@ -88,7 +88,7 @@ def test_dropout_of_the_weights_is_applied_in_training_only():
 def test_refuses_what_the_host_refuses(size, message):
     _, ours = pair()
     with torch.no_grad(), pytest.raises(AssertionError, match=message):
-        ours(torch.randn(1, 24 if size[0] == 3 else 64, 12), size)
+        ours(torch.randn(1, 24 if size[0] == 3 else 64, 12).double(), size)
 
 
 @pytest.mark.parametrize('size', [(56, 56), (61, 83)])
@@ -108,9 +108,11 @@ def test_every_state_of_the_backbone(state, size):
     host, ours = build(False), build(True)
     x = torch.randn(2, 3, *size)
     with torch.no_grad():
-        pairs = [*zip(host(x), ours(x)), *zip(host(x[:1]), ours(x[:1]))]
         with torch.autocast('cpu', torch.bfloat16):
             half = ours(x)
+        host.double(), ours.double()
+        x = x.double()
+        pairs = [*zip(host(x), ours(x)), *zip(host(x[:1]), ours(x[:1]))]
     for expected, found in pairs:
         assert_near(found, expected)
     assert all(torch.isfinite(out).all() for out in half)
@@ -119,9 +121,9 @@ def test_every_state_of_the_backbone(state, size):
 
 
 def test_attention_can_be_read():
-    model = KCRSwinTransformer(**SWIN, fused_attention=True)
+    model = KCRSwinTransformer(**SWIN, fused_attention=True).double()
     model.eval()
-    x = torch.randn(1, 3, 64, 64)
+    x = torch.randn(1, 3, 64, 64).double()
     with torch.no_grad():
         expected = model(x)
         with AttentionTap(model) as tap:
@@ -130,4 +132,4 @@ def test_attention_can_be_read():
     assert_near(found[-1], expected[-1])
     assert len(tap.attention) == 4
     for attention in tap.attention.values():
-        assert_near(attention.weights.sum(-1), torch.ones(attention.weights.shape[:-1]))
+        assert_near(attention.weights.sum(-1), torch.ones(attention.weights.shape[:-1]).double())
