@@ -2,6 +2,7 @@
 
 from .axes import Member, scale_members, slice_members, sync_sizes
 from .budget import parse_target, solve_budget
+from .finite import check_finite, check_finite_gates
 from .io import atomic_write
 from .macs import MacsModel, MacsReport, count_forward_macs, count_params
 from .options import allowed_ratio_sizes, choose_options
@@ -12,8 +13,8 @@ from .structure import Site, Structure
 
 __all__ = [
     'MacsModel', 'MacsReport', 'Member', 'SearchableLayer', 'Site', 'Structure', 'TOLERANCE',
-    'allowed_ratio_sizes', 'atomic_write', 'choose_options', 'count_forward_macs', 'count_params',
-    'parse_target', 'scale_members', 'searchable_layers', 'select_units', 'slice_conv',
-    'slice_linear', 'slice_members', 'slice_norm', 'slice_parameter', 'solve_budget',
-    'sync_sizes', 'take'
+    'allowed_ratio_sizes', 'atomic_write', 'check_finite', 'check_finite_gates',
+    'choose_options', 'count_forward_macs', 'count_params', 'parse_target', 'scale_members',
+    'searchable_layers', 'select_units', 'slice_conv', 'slice_linear', 'slice_members',
+    'slice_norm', 'slice_parameter', 'solve_budget', 'sync_sizes', 'take'
 ]

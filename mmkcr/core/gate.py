@@ -93,7 +93,11 @@ class BaseGate(NoisyGate):
 
     @abstractmethod
     def expected_size(self) -> Tensor:
-        """Differentiable number of units kept, a scalar without noise."""
+        """Expected number of units that the hard gate keeps, over its noise.
+
+        Returns:
+            Tensor: A differentiable scalar, at least ``min_size``.
+        """
 
     @abstractmethod
     def entropy(self) -> Tensor:

@@ -23,7 +23,8 @@ class MacsPrice(nn.Module):
         cost (str): ``'macs'``, the exact count of the whole network's
             multiply-accumulates at the expected sizes, or ``'paper'``,
             :math:`\sum_j l_j (2 \tilde D_j^2 + \tilde D_j)` over the blocks
-            with the sampled masks, which ignores tokens and hidden width.
+            with the sampled masks (at least ``min_size`` channels of each),
+            which ignores tokens and hidden width.
             Defaults to ``'macs'``.
         target (str | int | float, optional): As in
             :func:`~mmkcr.core.parse_target`; a share for
@@ -75,8 +76,11 @@ class MacsPrice(nn.Module):
         if self.cost == 'macs':
             cost, dense = expected, macs.dense
         else:
-            cost = sum(macs.layers[name].paper_cost(gate.soft_mask().sum(), macs.shapes[name])
-                       for name, gate in gates.items())
+            # all masks of a sample may underflow to 0, whose logarithm has no gradient
+            sizes = {name: gate.soft_mask().sum().clamp(min=gate.min_size)
+                     for name, gate in gates.items()}
+            cost = sum(macs.layers[name].paper_cost(size, macs.shapes[name])
+                       for name, size in sizes.items())
             dense = sum(macs.layers[name].paper_cost(gate.total, macs.shapes[name])
                         for name, gate in gates.items())
         if self.target is None:

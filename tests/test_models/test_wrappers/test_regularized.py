@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from mmengine.logging import MessageHub
 from mmengine.model import ExponentialMovingAverage
 from mmengine.optim import OptimWrapper
 from mmengine.registry import DefaultScope
@@ -118,7 +119,8 @@ def test_price_against_its_formulas():
             losses = model(inputs, samples, mode='loss')
             gates = list(model.gates().values())
             dense = count_macs(MODELS.build(classifier()), (3, 16, 16))
-            expected = [float(torch.sigmoid(g.alpha / 4.5).sum()) for g in gates]
+            # 12 of 24 are far from the floor of 4
+            expected = [float(torch.sigmoid(g.alpha).sum()) for g in gates]
             macs = dense - sum(2 * 5 * 48 * (24 - size) for size in expected)
             if cost == 'paper':
                 sizes = [float(torch.sigmoid((g.alpha + g.noise) / 4.5).sum()) for g in gates]
@@ -151,6 +153,50 @@ def test_price_pulls_towards_its_target():
             out['loss_price'].backward()
             optimizer.step()
         assert float(out['macs']) * 1e9 == pytest.approx(0.85 * macs.dense, rel=0.02)
+
+
+def test_paper_cost_when_all_masks_underflow():
+    """At the end of the published schedule a whole sample of masks can be 0."""
+    model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', cost='paper'))
+    for gate in model.gates().values():
+        gate.alpha.data.fill_(-6)
+        gate.temperature = 4.5 * 0.95**199
+    losses = model(*batch(), mode='loss')
+    assert all(float(gate.soft_mask().sum()) == 0 for gate in model.gates().values())
+    floor, dense = 2 * 4**2 + 4, 2 * 24**2 + 24
+    assert float(losses['loss_price']) == pytest.approx(0.2 * math.log(floor / dense))
+    model.parse_losses(losses)[0].backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize('kind', ['gate', 'price', 'loss'])
+def test_what_is_not_finite_stops_the_run(kind):
+    model = build('SearchModel', GATES)
+    MessageHub.get_current_instance().update_info('iter', 11)
+    losses = model(*batch(), mode='loss')
+    model.parse_losses(losses)
+    if kind == 'gate':
+        list(model.gates().values())[1].alpha.data[3] = float('nan')
+        losses = model(*batch(), mode='loss')
+        message = 'expected finite gates at iteration 12, found nan in `layers.1.ffn.gate.alpha`'
+    else:
+        name, value = ('loss_price', float('inf')) if kind == 'price' else ('loss', float('nan'))
+        losses[name] = torch.tensor(value)
+        message = (f'expected finite losses and prices at iteration 12, found {value} in '
+                   f'`{"loss_price" if kind == "price" else "loss"}`')
+    with pytest.raises(ValueError) as error:
+        model.parse_losses(losses)
+    assert str(error.value) == message
+
+
+def test_slim_refuses_gates_that_are_not_finite():
+    model = build('SearchModel', GATES).eval()
+    slim(model, 0.9, input_shape=(3, 16, 16))
+    for gate in model.gates().values():
+        gate.alpha.data.fill_(float('nan'))
+    for target in (0.9, None):
+        with pytest.raises(ValueError, match='expected finite gates, found nan in `layers.0.ffn'):
+            slim(model, target, input_shape=(3, 16, 16))
 
 
 def test_noise_goes_on_after_a_resume_and_differs_each_step():
