@@ -107,6 +107,10 @@ class BaseGate(NoisyGate):
     def selection(self) -> Tensor:
         """Kept units of the hard gate, int64, ascending, at least ``min_size``."""
 
+    def hard_size(self) -> Tensor:
+        """Number of units that :meth:`selection` keeps, int64, a scalar."""
+        return torch.tensor(len(self.selection()), device=self.scores().device)
+
     def options(self) -> Optional[List[Tuple[int, float]]]:
         """Sizes on offer with their logits, of a gate that may not keep any number of units.
 

@@ -80,3 +80,7 @@ class GumbelChannelGate(BaseGate):
         count = max(int((alpha > 0).sum()), self.min_size)
         order = torch.sort(alpha, descending=True, stable=True).indices
         return order[:count].sort().values
+
+    def hard_size(self) -> Tensor:
+        """Number of positive alphas, at least ``min_size``; without waiting for the device."""
+        return (self.scores() > 0).sum().clamp(min=self.min_size)

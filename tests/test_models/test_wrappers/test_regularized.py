@@ -108,32 +108,86 @@ def test_metadata_follows_the_keys():
     assert set(task) <= set(metadata) and not [k for k in metadata if k.startswith('architecture.')]
 
 
-def test_price_against_its_formulas():
-    inputs, samples = batch()
-    for cost in ('macs', 'paper'):
-        for target in (None, 0.7):
-            model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', weight=0.3,
-                                                           cost=cost, target=target))
-            for gate in find_backbone(model).gates().values():
-                gate.alpha.data.normal_()
-            losses = model(inputs, samples, mode='loss')
-            gates = list(model.gates().values())
-            dense = count_macs(MODELS.build(classifier()), (3, 16, 16))
-            # 12 of 24 are far from the floor of 4
-            expected = [float(torch.sigmoid(g.alpha).sum()) for g in gates]
-            macs = dense - sum(2 * 5 * 48 * (24 - size) for size in expected)
-            if cost == 'paper':
-                sizes = [float(torch.sigmoid((g.alpha + g.noise) / 4.5).sum()) for g in gates]
-                value = sum(2 * (2 * size**2 + size) for size in sizes) / (2 * 2 * (2 * 24**2 + 24))
-            else:
-                value = macs / dense
-            price = math.log(value) if target is None else abs(math.log(value / target))
-            assert float(losses['loss_price']) == pytest.approx(0.3 * price, rel=1e-3)
-            assert float(losses['macs']) == pytest.approx(macs / 1e9, rel=1e-5)
-            kept = sum(int((g.alpha > 0).sum()) for g in gates) / 48
-            assert float(losses['kept']) == pytest.approx(kept)
-            model.parse_losses(losses)[0].backward()
-            assert all(g.alpha.grad.abs().min() > 0 for g in gates)
+@pytest.mark.parametrize('target', [None, 0.8])
+@pytest.mark.parametrize('cost', ['macs', 'paper'])
+def test_price_against_its_formulas(cost, target):
+    model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', weight=0.3, cost=cost,
+                                                   target=target))
+    for gate in find_backbone(model).gates().values():
+        gate.alpha.data.normal_()
+    losses = model(*batch(), mode='loss')
+    gates = list(model.gates().values())
+    dense = count_macs(MODELS.build(classifier()), (3, 16, 16))
+    # 12 of 24 are far from the floor of 4
+    expected = [float(torch.sigmoid(g.alpha).sum()) for g in gates]
+    sampled = [float(torch.sigmoid((g.alpha + g.noise) / 4.5).sum()) for g in gates]
+    kept = [int((g.alpha > 0).sum()) for g in gates]
+
+    def macs(sizes):
+        return dense - sum(2 * 5 * 48 * (24 - size) for size in sizes)
+
+    def paper(sizes):
+        return sum(2 * (2 * size**2 + size) for size in sizes)
+
+    count, full = (macs, dense) if cost == 'macs' else (paper, paper([24, 24]))
+    if target is None:
+        price = math.log(count(expected if cost == 'macs' else sampled) / full)
+    else:  # what the open gates cost
+        price = abs(math.log(count(kept) / int(target * full)))
+    assert float(losses['loss_price']) == pytest.approx(0.3 * price, rel=1e-3)
+    assert float(losses['macs']) == pytest.approx(macs(expected) / 1e9, rel=1e-5)
+    assert float(losses['macs_open']) == pytest.approx(macs(kept) / 1e9, rel=1e-5)
+    assert float(losses['kept']) == pytest.approx(sum(kept) / 48)
+    if target is not None:
+        assert float(losses['price_weight']) == pytest.approx(0.3 + 0.01 * price)
+    # the gradient is that of the expected, or sampled, cost
+    model.parse_losses({'loss_price': losses['loss_price']})[0].backward()
+    for gate, size in zip(gates, expected if cost == 'macs' else sampled):
+        if cost == 'macs':
+            keep = torch.sigmoid(gate.alpha.detach())
+            slope = keep * (1 - keep) * 2 * 5 * 48
+        else:
+            keep = torch.sigmoid((gate.alpha.detach() + gate.noise) / 4.5)
+            slope = keep * (1 - keep) / 4.5 * 2 * (4 * size + 1)
+        at = count(kept) if target else count(expected if cost == 'macs' else sampled)
+        sign = 1 if not target or count(kept) > target * full else -1
+        torch.testing.assert_close(gate.alpha.grad, 0.3 * sign * slope / at, rtol=1e-3, atol=1e-9)
+
+
+def test_price_grows_until_the_target_is_met():
+    """However hard the task loss pulls: here 100 times as hard as the price at the start."""
+    shape = (3, 16, 16)
+    model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', weight=1e-3,
+                                                   growth=0.05, target='85%')).train()
+    macs, gates = model.macs_model(shape), list(model.gates().values())
+    optimizer = torch.optim.Adam(model.gate_parameters(), lr=0.02)
+    wanted = torch.linspace(0.5, 1, 24)  # by how much a channel is
+    for _ in range(600):
+        optimizer.zero_grad()
+        task = -sum((wanted * torch.sigmoid(gate.alpha)).mean() for gate in gates)
+        (0.1 * task + model.price(macs)['loss_price']).backward()
+        optimizer.step()
+    kept = macs({site: len(gate.selection()) for site, gate in model.gates().items()})
+    assert kept == pytest.approx(0.85 * macs.dense, rel=0.02)
+    assert all(gate.selection().tolist() == list(range(24))[-len(gate.selection()):]
+               for gate in gates)
+    strength = float(model.price.weight)
+    assert strength > 1e-3
+    model.eval()
+    model.price(macs)
+    assert float(model.price.weight) == strength  # only training steps count
+    state = model.state_dict()
+    again = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', target='85%'))
+    again.load_state_dict(state)
+    assert float(again.price.weight) == strength
+
+
+def test_price_refuses_a_target_out_of_reach():
+    for cost, target in (('macs', 0.5), ('paper', 0.02)):
+        model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', target=target,
+                                                       cost=cost))
+        with pytest.raises(ValueError, match='price `target` within the reachable .* to .*, found'):
+            model(*batch(), mode='loss')
 
 
 def test_price_pulls_towards_its_target():
