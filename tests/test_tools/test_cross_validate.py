@@ -5,8 +5,8 @@ import statistics
 import pytest
 from mmengine.config import Config
 
+from lab import cross_validate as library
 from lab.folds import Deal, fold_config, run_fold
-from mmkcr.apis import cross_validate as library
 from mmkcr.apis.build import load_config
 from mmkcr.engine.loops import BilevelTrainLoop
 

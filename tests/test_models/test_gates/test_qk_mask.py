@@ -9,7 +9,6 @@ from torch import nn
 
 from mmkcr.core.gate import logistic_noise
 from mmkcr.models.gates import QKMask
-from mmkcr.models.layers.masked_attention import select
 
 
 def seeded(seed):
@@ -47,21 +46,6 @@ def test_formula_and_straight_through_gradient(seed, temperature, maps, separate
     torch.testing.assert_close(found, expected)
     # inference: no noise
     assert torch.equal(mask.eval()(x).flatten(rows, rows + 1), theta)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 9999), st.sampled_from([torch.float32, torch.bfloat16]), st.booleans())
-def test_inference_selects_in_one_kernel_what_the_mask_selects(seed, dtype, separate):
-    torch.manual_seed(seed)
-    mask, x = mask_of(separate=separate).to(dtype), torch.randn(3, 10, 4, dtype=dtype)
-    pair = torch.randn(3, 10, 3, 6, dtype=dtype)[..., :2, :]  # strided, as in the attention
-    theta = mask(x)
-    theta = theta.masked_fill(torch.rand(theta.shape) < 0.2, 0.)  # on the threshold: closed
-    slow = select(pair, mask, theta)
-    assert slow.requires_grad and torch.equal(slow, pair * mask.binarize(theta))
-    with torch.no_grad():
-        assert torch.equal(select(pair, mask, theta), slow)
-    assert torch.equal(pair, slow)  # it worked in place
 
 
 def test_noise_depends_on_the_generator_alone_and_is_shared_by_the_batch():
