@@ -173,6 +173,21 @@ def test_study_has_the_papers_variants():
     assert any(found.get(f'{gates}.order') == 'ordinal' for found in overrides)
 
 
+@pytest.mark.parametrize('path', [path for path in OFB if '/retrain/' in path and 'deit' in path],
+                         ids=lambda path: Path(path).stem)
+def test_deit_is_retrained_as_published(path, load):
+    """DeiT's drop path, warm-up and repeated augmentation, without mixup and cutmix, at 6e-4."""
+    config = load(path)
+    assert config.model.backbone.drop_path_rate == 0.1
+    warmup, cosine = config.param_scheduler
+    assert (warmup.end, cosine.begin, cosine.eta_min) == (5, 5, 1e-5)
+    assert config.train_dataloader.sampler.type == 'RepeatAugSampler'
+    assert config.optim_wrapper.optimizer.lr == 6e-4
+    assert config.optim_wrapper.optimizer.weight_decay == 0.05
+    assert config.train_cfg.max_epochs == 300
+    assert 'augments' not in (config.model.get('train_cfg') or {})
+
+
 @pytest.mark.parametrize('preset, low, high', [('reference', 100, 1e4), ('balanced', 0.4, 0.51)])
 def test_pull_of_the_one_hot_term_at_a_random_start(preset, low, high, load):
     """Gradient on alpha over the budget's: with the published weights nothing else counts."""

@@ -209,7 +209,10 @@ class ProgressivePruningHook(Hook):
 
     @staticmethod
     def _renew(runner: Runner) -> None:
-        """A distributed wrapper of the parameters that are there now."""
+        """A distributed wrapper of the parameters that are there, and learn, now."""
+        model = unwrap(runner.model)
+        if all(gate.folded for gate in model.gates().values()):
+            model.end_search()
         if is_model_wrapper(runner.model):
             module, runner.model = runner.model.module, None
             gc.collect()  # the old wrapper takes its hooks off the parameters when it is freed

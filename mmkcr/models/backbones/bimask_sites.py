@@ -54,6 +54,8 @@ class BiMaskSites(SearchableBackbone):
     """
 
     method = 'ofb'
+    #: Site of the width that patches are embedded in.
+    embedding_site = 'patch_embed'
     unlearned_gates = dict(type='mmkcr.BiMaskGate', init='uniform')
 
     #: Options of every kind of site, see :class:`BiMaskGate` (SPEC 3, table 1).
@@ -107,10 +109,22 @@ class BiMaskSites(SearchableBackbone):
         gates = sum(map(count_params, self.gates().values()))
         return self._dense_params + gates - count_params(self) if gates else 0
 
+    def attach_member(self, site: str, member: Member) -> None:
+        """Let a parameter outside of the backbone follow a gated site, such as a mask token.
+
+        Args:
+            site (str): Its name.
+            member (Member): The parameter.
+        """
+        self._attached = {**self._attached, site: [*self._attached.get(site, ()), member]}
+
+    _attached: Mapping[str, List[Member]] = {}
+
     def gate_members(self, site: str) -> List[Member]:
-        """Parameters along a gated site's units, with those of its gate."""
+        """Parameters along a gated site's units, with attached ones and those of its gate."""
         gate = self.gates()[site]
-        return [*self._members(site), Member(gate, 'importance'), Member(gate, 'kept')]
+        return [*self._members(site), *self._attached.get(site, ()), Member(gate, 'importance'),
+                Member(gate, 'kept')]
 
     # ---- slicing as it goes ---------------------------------------------------------------------
 
@@ -137,7 +151,7 @@ class BiMaskSites(SearchableBackbone):
     def fold_site(self, site: str, optimizer: Optional[Optimizer] = None) -> None:
         """Multiply the mask of a decided site into its weights, for good."""
         gate: BiMaskGate = self.gates()[site]
-        scale_members(self._members(site), gate.scale(), optimizer)
+        scale_members(self.gate_members(site), gate.scale(), optimizer)
         gate.fold()
 
     def settle(self, optimizer: Optional[Optimizer] = None) -> bool:

@@ -197,10 +197,6 @@ class OFBSwinTransformer(BiMaskSites, UpgradedSwinKeys, SwinTransformer):
         """The norm that gives the normalised tokens."""
         return getattr(self, f'norm{self.num_layers - 1}')
 
-    def embedding_units(self) -> Tensor:
-        """Channels of the dense width that the embedding still has, int64."""
-        return self.gates()['patch_embed'].kept
-
     def token_map(self, tokens: Tensor, hw: Tuple[int, int]) -> Tensor:
         """Normalised tokens (B, N, present) as a map (B, dense width, h, w)."""
         wide: Any = self.widen(tokens, self._width_site(self.num_layers - 1))

@@ -149,10 +149,6 @@ class OFBVisionTransformer(BiMaskSites, VisionTransformer):
         """The norm that gives the normalised tokens."""
         return self.ln1
 
-    def embedding_units(self) -> Tensor:
-        """Channels of the dense width that the embedding still has, int64."""
-        return self.gates()[_WIDTH].kept
-
     def token_map(self, tokens: Tensor, hw: tuple) -> Tensor:
         """Normalised tokens (B, N, present) as a map (B, dense width, h, w)."""
         patches = self.widen(tokens[:, self.num_extra_tokens:], _WIDTH)

@@ -120,6 +120,9 @@ class SearchModel(RegularizedModel):
                 gate.resample(generator)
         self._noise_state[1] = step + 1
 
+    def end_search(self) -> None:
+        """All sizes are decided; called before a distributed wrapper is renewed."""
+
     def get_extra_state(self) -> Tensor:
         """Seed and step of the gates' noise, for the checkpoint."""
         return torch.tensor(self._noise_state)
