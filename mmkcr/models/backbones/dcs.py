@@ -20,6 +20,8 @@ class DCSBackbone(SearchableBackbone):
     - ``DCS-Arch2`` (selected outputs only): ``qk_mask=None``.
     - ``DCS-QK-Mask`` (two masks): ``qk_mask=dict(type='mmkcr.QKMask', separate=True)``.
 
+    Cheaper masks of ours are ``share_heads=True`` and ``rank=8`` of :class:`QKMask`.
+
     A subclass puts a mask on its attention (:meth:`_attentions`, :meth:`_mask_attention`).
 
     Args:
@@ -56,8 +58,9 @@ class DCSBackbone(SearchableBackbone):
         for attention in self._attentions():
             self._mask_attention(attention)
 
-    def _build_mask(self, channels: int, **kwargs: Any) -> QKMask:
-        return MODELS.build(dict(self.qk_mask, in_channels=channels, channels=channels, **kwargs))
+    def _build_mask(self, channels: int, num_heads: int, **kwargs: Any) -> QKMask:
+        return MODELS.build(dict(self.qk_mask, in_channels=channels, channels=channels,
+                                 num_heads=num_heads, **kwargs))
 
     def _attentions(self) -> List[str]:
         """Module paths of the attention layers."""

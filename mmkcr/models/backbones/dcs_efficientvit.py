@@ -46,7 +46,8 @@ class DCSEfficientViT(DCSBackbone, LocalChannelSites, EfficientViT):
 
     def _mask_attention(self, name: str) -> None:
         attention = self.get_submodule(name)
-        attention.add_mask(self._build_mask(attention.channels, maps=True))
+        attention.add_mask(self._build_mask(
+            attention.channels, attention.channels // attention.head_dim, maps=True))
 
     def _find_sites(self) -> Dict[str, int]:
         sites = {name: self.get_submodule(name).features for name in self._attentions()}

@@ -66,7 +66,8 @@ class DCSMobileViT(DCSBackbone, FFNChannelSites, MobileViT):
 
     def _mask_attention(self, name: str) -> None:
         block = self.get_submodule(name.rpartition('.')[0])
-        block.attn = MaskedAttention(block.attn, self._build_mask(block.attn.embed_dims))
+        block.attn = MaskedAttention(block.attn, self._build_mask(block.attn.embed_dims,
+                                                               block.attn.num_heads))
 
     def _find_sites(self) -> dict:
         return super()._find_sites() if self.outputs else {}
