@@ -183,7 +183,7 @@ def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
 
 @attention_adapter(f'{_HF}.flava.modeling_flava.FlavaAttention')
 def _nested_attention(module: nn.Module) -> Dict[str, Any]:
-    """FLAVA's attention, and before v5 that of ViT and DINOv2: a module of its own, then a layer."""
+    """Attention of FLAVA, and before v5 of ViT and DINOv2: a module of its own, then a layer."""
     inner = module.attention
     scaled = not hasattr(inner, 'scaling')
 

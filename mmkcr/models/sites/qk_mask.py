@@ -42,7 +42,7 @@ class QKMaskSite(AttentionSite):
 
     kind = 'qk_mask'
     gated = False
-    options = ('type', 'separate', 'init', 'temperature')
+    options = ('type', 'separate', 'share_heads', 'rank', 'init', 'temperature')
 
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
@@ -73,10 +73,12 @@ class QKMaskSite(AttentionSite):
         """Put the mask on the layer."""
         owner, config = self.owner, dict(self.config, channels=self.total)
         if isinstance(owner, LiteMLA):
-            owner.add_mask(MODELS.build(dict(config, in_channels=self.total, maps=True)))
+            owner.add_mask(MODELS.build(dict(config, in_channels=self.total, maps=True,
+                                             num_heads=self.total // owner.head_dim)))
             return
         projections = [self.module(path) for path in self.view.projections]
-        owner.mask = MODELS.build(dict(config, in_channels=projections[0].weight.shape[1]))
+        owner.mask = MODELS.build(dict(config, in_channels=projections[0].weight.shape[1],
+                                       num_heads=self.view.heads))
         parts: List[Tuple[Optional[int], ...]] = [(0, 1, None)] if len(projections) == 1 else \
             [(0, ), (1, )]
         for projection, part in zip(projections, parts):
