@@ -231,7 +231,8 @@ def test_what_is_not_finite_stops_the_run(kind):
     if kind == 'gate':
         list(model.gates().values())[1].alpha.data[3] = float('nan')
         losses = model(*batch(), mode='loss')
-        message = 'expected finite gates at iteration 12, found nan in `layers.1.ffn.mlp_channels.gate.alpha`'
+        message = ('expected finite gates at iteration 12, found nan in '
+                   '`layers.1.ffn.mlp_channels.gate.alpha`')
     else:
         name, value = ('loss_price', float('inf')) if kind == 'price' else ('loss', float('nan'))
         losses[name] = torch.tensor(value)
