@@ -5,6 +5,9 @@ gives the outputs of the sliced subnet.
 """
 
 import copy
+import functools
+import importlib.util
+import re
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from unittest import mock
 
@@ -15,8 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Structure
 from mmkcr.models.searchable import Searchable
-from mmkcr.models.sites import KINDS, find_sites, why_not
+from mmkcr.models.sites import KINDS, QKMaskSite, why_not
 
+#: A cell of the table where it is so.
+HOLDS = 'law holds'
 #: Gates by kind: channels of heads are chosen equally in every head.
 GATES = {
     **{kind: dict(type='mmkcr.GumbelChannelGate', min_size=1)
@@ -135,7 +140,7 @@ FAMILIES: Dict[str, Family] = {
         layers=[1, 1, 1, 1], embed_dims=[8, 16, 20, 24], mlp_ratios=[2, 2, 2, 2],
         layer_scale_init_value=1e-5), out_indices=[0, 2, 4, 6]),
     'Conformer': _mm('mmpretrain', 'Conformer', arch=dict(
-        embed_dims=32, channel_ratio=1, num_heads=4, depths=6), base_channels=8),
+        embed_dims=32, channel_ratio=1, num_heads=4, depths=3), base_channels=8),
     'DaViT': _mm('mmpretrain', 'DaViT', arch=dict(
         embed_dims=16, depths=[1, 1], num_heads=[2, 4]), window_size=4, out_indices=(1, )),
     'MixMIM': _mm('mmpretrain', 'MixMIMTransformer', arch=dict(
@@ -309,14 +314,77 @@ def law_error(family: Family, kinds: Sequence[Any], seed: int = 0,
     return error / scale, moved / scale
 
 
+def open_masks_error(family: Family, kind: str) -> Tuple[float, float]:
+    """As :func:`law_error` of a kind without gates: how far open masks are from no masks.
+
+    Args:
+        family (Family): Of the network.
+        kind (str): Puts masks under the name ``mask`` on attention layers.
+    """
+    plain = randomise(family.build().double())
+    masked = Searchable(family.build().double(), sites=[kind])
+    masked.load_state_dict({**masked.state_dict(), **plain.state_dict()})
+    masked.eval()
+    images = torch.randn(2, 3, family.size, family.size, dtype=torch.float64,
+                         generator=torch.Generator().manual_seed(0))
+    expected, outputs = run(family, plain, images), []
+    for bias in (1., 0.):
+        for mask in QKMaskSite.masks(masked).values():
+            mask.weight.data.normal_(0., 1. - bias)
+            mask.bias.data.fill_(bias)
+        outputs.append(run(family, masked, images))
+    scale = max(float(out.abs().max()) for out in expected)
+    error, moved = (max(float((a - b).abs().max()) for a, b in zip(expected, found))
+                    for found in outputs)
+    return error / scale, moved / scale
+
+
+@functools.lru_cache(maxsize=None)
 def cell(name: str, kind: str) -> str:
-    """``'law holds'``, or why a family has no site of a kind."""
+    """``'law holds'``, or why a family has no site of a kind.
+
+    Args:
+        name (str): Of :data:`FAMILIES`.
+        kind (str): Of site.
+    """
     family = FAMILIES[name]
+    torch.manual_seed(0)
     host = family.build()
     reason = why_not(host, kind)
     if reason:
-        return reason
-    if not KINDS[kind].gated:
-        return 'applies' if find_sites(host, [kind]) else ''
-    error, moved = law_error(family, [kind])
-    return 'law holds' if error < 1e-12 and moved > 1e-6 else f'law broken ({error:.1e})'
+        reason = re.sub(r' at `[^`]*`$', '', reason)
+        return reason.replace(f'`{type(host).__name__}`', 'the host')
+    error, moved = law_error(family, [kind]) if KINDS[kind].gated else \
+        open_masks_error(family, kind)
+    return HOLDS if error < 1e-12 and moved > 1e-6 else f'law broken ({error:.1e}, {moved:.1e})'
+
+
+def installed(name: str) -> bool:
+    """Whether the library of a family is there."""
+    return importlib.util.find_spec(FAMILIES[name].library) is not None
+
+
+def format_cells(cells: Mapping[str, Mapping[str, str]]) -> str:
+    """The table of the docs: reasons are numbered, and listed below.
+
+    Args:
+        cells (Mapping[str, Mapping[str, str]]): By family and kind, see :func:`cell`.
+    """
+    notes: Dict[str, int] = {}
+    lines = ['| ' + ' | '.join(['backbone', 'library', *(f'`{kind}`' for kind in KINDS)]) + ' |',
+             '|' + ' --- |' * (2 + len(KINDS))]
+    for name, row in cells.items():
+        found = [row[kind] if row[kind] == HOLDS else
+                 f'no ({notes.setdefault(row[kind], len(notes) + 1)})' for kind in KINDS]
+        lines.append('| ' + ' | '.join([name, FAMILIES[name].library, *found]) + ' |')
+    return '\n'.join([*lines, '', *(f'{number}. {reason}' for reason, number in notes.items()), ''])
+
+
+def read_cells(text: str) -> Dict[str, Dict[str, str]]:
+    """What :func:`format_cells` has written."""
+    notes = dict(re.findall(r'^(\d+)\. (.*)$', text, re.MULTILINE))
+    rows = [[part.strip() for part in line.strip('|').split('|')]
+            for line in text.splitlines() if line.startswith('|')]
+    kinds = [part.strip('`') for part in rows[0][2:]] if rows else []
+    return {name: {kind: notes[value[4:-1]] if value.startswith('no (') else value
+                   for kind, value in zip(kinds, values)} for name, _, *values in rows[2:]}

@@ -62,20 +62,12 @@ class LiteMLA(BaseModule):
         self.proj = ConvModule((1 + len(scales)) * channels, channels, 1, norm_cfg=norm_cfg,
                                act_cfg=None)
         self.select = nn.Identity()  # a subnet takes the channels here that its projection reads
-        self.mask: Optional[QKMask] = None
+        self.mask: Optional[QKMask] = None  # for maps of C channels
 
     @property
     def features(self) -> int:
         """Channels of the concatenated scales, S C, before any selection."""
         return (1 + len(self.aggreg)) * self.channels
-
-    def add_mask(self, mask: QKMask) -> None:
-        """Mask queries and keys.
-
-        Args:
-            mask (QKMask): For maps of C channels; its weights get the key ``mask``.
-        """
-        self.mask = mask
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, Union
 
 from torch import nn
 
-from mmkcr.core import Site, Unsupported
+from mmkcr.core import Axis, Site, Unsupported
 from mmkcr.models.adapters import attention_views, mlp_views
 from mmkcr.models.adapters.views import known_hosts
 
@@ -41,6 +41,10 @@ class HostSite(Site):
     def module(self, path: str) -> nn.Module:
         """A module of the host by its path."""
         return self.host.get_submodule(path)
+
+    def claims(self) -> List[Axis]:
+        """The axes that no other site may lie along: its own."""
+        return self.axes()
 
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
@@ -160,7 +164,7 @@ def _check_axes(sites: Mapping[str, HostSite]) -> None:
     """Refuse two sites along one axis of a tensor."""
     claimed: Dict[Tuple[int, int], str] = {}
     for name, site in sites.items():
-        for axis in site.axes() if site.gated else ():
+        for axis in site.claims():
             if axis.value is None:
                 continue
             first = claimed.setdefault((id(axis.value), axis.dim), name)

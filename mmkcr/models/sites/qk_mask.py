@@ -65,20 +65,31 @@ class QKMaskSite(AttentionSite):
         """None."""
         return []
 
+    def claims(self) -> List[Axis]:
+        """Inputs and outputs of the projections, whose sizes are those of the mask."""
+        return [Axis(projection, 'weight', dim) for projection in self._projections()
+                for dim in (0, 1)]
+
+    def _projections(self) -> List[nn.Module]:
+        """That of queries, keys and values, or those of queries and of keys."""
+        if isinstance(self.owner, LiteMLA):
+            return [self.owner.qkv]
+        return [self.module(path) for path in self.view.projections[:2]]
+
     def mask_points(self) -> List[MaskPoint]:
         """None."""
         return []
 
     def prepare(self) -> None:
-        """Put the mask on the layer."""
-        owner, config = self.owner, dict(self.config, channels=self.total)
-        if isinstance(owner, LiteMLA):
-            owner.add_mask(MODELS.build(dict(config, in_channels=self.total, maps=True,
-                                             num_heads=self.total // owner.head_dim)))
+        """Put the mask on the layer, in its precision."""
+        owner, linear = self.owner, isinstance(self.owner, LiteMLA)
+        projections = self._projections()
+        weight = projections[0].weight
+        heads = self.total // owner.head_dim if linear else self.view.heads
+        owner.mask = MODELS.build(dict(self.config, channels=self.total, num_heads=heads,
+                                       maps=linear, in_channels=weight.shape[1])).to(weight)
+        if linear:  # it calls the mask itself
             return
-        projections = [self.module(path) for path in self.view.projections]
-        owner.mask = MODELS.build(dict(config, in_channels=projections[0].weight.shape[1],
-                                       num_heads=self.view.heads))
         parts: List[Tuple[Optional[int], ...]] = [(0, 1, None)] if len(projections) == 1 else \
             [(0, ), (1, )]
         for projection, part in zip(projections, parts):

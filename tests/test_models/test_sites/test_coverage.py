@@ -1,0 +1,201 @@
+"""The law over all families of backbones and all kinds of site, and the table of the docs.
+
+In fp64, where a supernet with hard gates, its subnet and the reloaded subnet agree to 1e-12 and
+are not the dense network.
+"""
+
+import copy
+import importlib.util
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.coverage import (
+    FAMILIES,
+    GATES,
+    HOLDS,
+    cell,
+    format_cells,
+    installed,
+    law_error,
+    randomise,
+    read_cells,
+    run,
+)
+from mmkcr.models import Searchable
+from mmkcr.models.sites import KINDS, find_sites
+
+ROOT = Path(__file__).parents[3]
+DOCUMENT = ROOT / 'docs' / 'coverage.md'
+NAMES = [pytest.param(name, marks=pytest.mark.skipif(
+    not installed(name), reason=f'`{family.library}` is not installed'))
+    for name, family in FAMILIES.items()]
+THERE = [name for name in FAMILIES if installed(name)]
+GATED = [kind for kind, cls in KINDS.items() if cls.gated]
+every_family = pytest.mark.parametrize('name', NAMES)
+
+
+def offered(name, kinds=GATED):
+    """Kinds that a family has."""
+    return [kind for kind in kinds if cell(name, kind) == HOLDS]
+
+
+def assert_law(name, kinds, seed, size=None):
+    error, moved = law_error(FAMILIES[name], kinds, seed, size)
+    assert error < 1e-12, (kinds, size, error)
+    return moved
+
+
+@every_family
+def test_the_law_holds_or_there_is_a_reason(name):
+    for kind in KINDS:
+        assert 'law broken' not in cell(name, kind), kind
+    assert offered(name)
+
+
+@every_family
+@settings(max_examples=1, deadline=None)
+@given(seed=st.integers(1, 10**6))
+def test_structures_drawn_at_random(name, seed):
+    kind = offered(name)[seed % len(offered(name))]
+    assert_law(name, [kind], seed)
+
+
+@pytest.mark.parametrize('name', [name for name in THERE if FAMILIES[name].other])
+def test_another_size_of_the_image(name):
+    for kind in offered(name):
+        assert assert_law(name, [kind], 1, FAMILIES[name].other) > 1e-6, kind
+
+
+TOGETHER = [('mlp_channels', 'heads'), ('mlp_hidden', 'head_channels'),
+            ('mlp_channels', 'mlp_hidden'), ('embedding', 'head_channels', 'mlp_hidden'),
+            ('embedding', 'heads', 'mlp_hidden'), ('head_operator', 'mlp_channels', 'mlp_hidden'),
+            ('attention_outputs', 'mlp_channels', 'qk_mask'), ('qk_mask', 'mlp_channels')]
+
+
+@pytest.mark.parametrize('kinds', TOGETHER, ids='+'.join)
+def test_kinds_together(kinds):
+    """On every family that has all of them; at another size where there is one."""
+    found = [name for name in THERE if set(kinds) <= set(offered(name, KINDS))]
+    assert len(found) >= 1
+    for number, name in enumerate(found):
+        assert assert_law(name, kinds, number, FAMILIES[name].other) > 1e-6, name
+
+
+def test_how_many_cells_hold():
+    count = Counter((FAMILIES[name].library, kind) for name in THERE for kind in offered(name))
+    assert count['mmpretrain', 'mlp_hidden'] >= 30  # with ResNet, ConvNeXt and HorNet
+    assert count['mmpretrain', 'mlp_channels'] >= 18
+    assert count['mmpretrain', 'heads'] >= 12 and count['mmpretrain', 'head_channels'] >= 9
+    assert count['mmpretrain', 'embedding'] >= 3 and count['mmpretrain', 'head_operator'] >= 4
+    assert count['timm', 'mlp_hidden'] == 11 and count['timm', 'heads'] == 10
+    assert count['timm', 'mlp_channels'] >= 8
+    assert min(count[library, kind] for library in ('mmseg', 'mmdet')
+               for kind in ('mlp_hidden', 'mlp_channels')) >= 1
+    assert count['mmdet', 'heads'] == 1
+
+
+# ---- conflicts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('kinds', [('heads', 'head_channels'), ('embedding', 'mlp_channels'),
+                                   ('head_operator', 'heads'), ('head_operator', 'embedding'),
+                                   ('qk_mask', 'heads'), ('qk_mask', 'head_operator'),
+                                   ('qk_mask', 'embedding'), ('head_channels', 'qk_mask')],
+                         ids='+'.join)
+def test_kinds_that_claim_one_axis_are_refused(kinds):
+    host = FAMILIES['ViT'].build()
+    before = list(host.state_dict())
+    with pytest.raises(ValueError, match='share no axis of a tensor, found `.*` and `.*` along'):
+        find_sites(host, kinds)
+    assert list(host.state_dict()) == before
+
+
+def test_every_pair_of_kinds_works_or_is_refused():
+    """On the two families that have most."""
+    for name in ('ViT', 'Swin', 'EfficientViT'):
+        for kinds in itertools.combinations(offered(name, KINDS), 2):
+            try:
+                find_sites(FAMILIES[name].build(), kinds)
+            except ValueError as error:
+                assert 'share no axis' in str(error)
+            else:
+                assert_law(name, kinds, 2)
+
+
+@pytest.mark.parametrize('name, kind, message', [
+    ('ResNet-50', 'mlp_channels', r"of \['embedding', 'mlp_hidden'\], found `mlp_channels` \(a bo"),
+    ('XCiT', 'heads', r"a kind of site that `XCiT` has, of \['mlp_channels', 'mlp_hidden'\]"),
+    ('timm DINOv3', 'head_channels', 'rotary positions pair the channels of a head at `blocks.0'),
+    ('ViT', 'mlp_chanels', "among .*'mlp_channels'.*, found 'mlp_chanels'"),
+])
+def test_what_a_family_does_not_have_is_refused_with_what_it_has(name, kind, message):
+    with pytest.raises(ValueError, match=message):
+        Searchable(FAMILIES[name].build(), sites=[kind])
+
+
+def test_a_backbone_without_an_adapter():
+    with pytest.raises(ValueError, match='MLPs or attention that an adapter knows .* `ReLU`'):
+        Searchable(torch.nn.ReLU(), sites=['heads'])
+
+
+@pytest.mark.parametrize('config, message', [
+    (dict(kind='heads', operator='dwconv'), r"options of the kind `heads` among \['where'\]"),
+    (dict(kind='heads', where='nowhere'), "match some of 2 modules .such as `layers.0.attn`."),
+    (dict(kind='head_operator', operator='dw'), "among .*'dwconv'.*, found 'dw'"),
+])
+def test_options_of_a_kind(config, message):
+    with pytest.raises(ValueError, match=message):
+        Searchable(FAMILIES['ViT'].build(), sites=[config])
+
+
+# ---- fp32 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name, kinds', [
+    ('ViT', ['mlp_channels']), ('Swin', ['heads', 'mlp_hidden']), ('ResNet-50', ['embedding']),
+    ('timm DINOv3', ['mlp_channels', 'heads']), ('EfficientViT', ['attention_outputs'])])
+def test_in_fp32_the_subnet_is_as_near_to_fp64_as_the_supernet(name, kinds):
+    """Within 8 times its distance, so that the test is the same on every machine."""
+    family = FAMILIES[name]
+    supernet = randomise(Searchable(family.build(), sites=kinds, gates={
+        kind: GATES[kind] for kind in kinds}))
+    subnet, space = copy.deepcopy(supernet), supernet.search_space
+    kept = {site: gate.selection() for site, gate in space.gates().items()}
+    subnet.search_space.slice_to(space.structure_for(kept))
+    images = torch.randn(2, 3, family.size, family.size)
+    exact = run(family, copy.deepcopy(supernet).double(), images.double())
+    rounding, error = (
+        max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(run(
+            family, model, images), exact)) for model in (supernet, subnet))
+    assert error <= 8 * max(rounding, torch.finfo(torch.float32).eps)
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+
+def test_the_document_is_what_the_command_writes(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location('tool', ROOT / 'tools/model_zoo/coverage.py')
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.render(DOCUMENT.read_text()) == DOCUMENT.read_text()
+    (tmp_path / 'c.md').write_text(DOCUMENT.read_text().replace('| law holds |', '| no |', 1))
+    for arguments, status, word in (['--check'], 1, 'stale'), ([], 0, 'written'):
+        with pytest.raises(SystemExit) as end:
+            tool.main([*arguments, '--path', str(tmp_path / 'c.md')])
+        assert end.value.code == status and word in capsys.readouterr().out
+    assert (tmp_path / 'c.md').read_text() == DOCUMENT.read_text()
+
+
+def test_rows_of_a_missing_library_stay():
+    text = DOCUMENT.read_text()
+    cells = read_cells(text[text.index('<!-- table -->'):])
+    assert set(cells) == set(FAMILIES)
+    assert read_cells(format_cells(cells)) == cells
+    assert {kind for kind, value in cells['HF FLAVA'].items() if value == HOLDS} == {
+        'heads', 'mlp_channels', 'mlp_hidden', 'qk_mask'}
