@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from mmkcr.core import Structure, atomic_write, count_params
-from mmkcr.models.backbones.searchable import SearchableBackbone
 from mmkcr.models.loading import load_task, weights_of
+from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.utils import find_task
 from mmkcr.safe_load import read_checkpoint
 from .build import build_model, load_config, load_weights
@@ -89,11 +89,12 @@ def _structure(task: nn.Module, config: Union[str, Path]) -> Optional[Dict[str, 
     """The structure of the backbone as JSON types, None of a dense one."""
     found: List[Structure] = []
     for module in task.modules():
-        if isinstance(module, SearchableBackbone):
-            if module.gates():
+        space = getattr(module, 'search_space', None)
+        if isinstance(space, SearchSpace):
+            if space.gates():
                 raise ValueError(f'expected the config of a deployment or retraining, found '
                                  f'`{config}` of a search: slim its checkpoint first')
-            found += [module.structure] if module.structure is not None else []
+            found += [space.structure] if space.structure is not None else []
     return found[0].to_dict() if found else None
 
 
