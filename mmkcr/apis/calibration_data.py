@@ -72,7 +72,7 @@ def calibration_images(config: Config, model: nn.Module, folder: Optional[str] =
     else:
         total, load = _folder(config, folder)
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
-    return CalibrationImages(load, sorted(drawn), model, batch_size)
+    return CalibrationImages(load, drawn, model, batch_size)
 
 
 def _dataset(config: Config) -> Any:

@@ -9,10 +9,12 @@
 
 import copy
 import dataclasses
+import math
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
-from mmengine.utils import track_iter_progress
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, Structure, count_params, parse_target
@@ -88,6 +90,8 @@ class CompressOptions:
         rho (float): Ridge of orders and refits, relative. Defaults to 1e-3.
         rows (int): Most positions of a batch and layer that moments are taken of. Defaults to
             4096.
+        per_unit (tuple[int, int]): Positions for each input of a layer after which no more images
+            are looked at, for its order and for its refit. Defaults to (4, 12).
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show how far it is. Defaults to True.
         refit (str): What readers get: ``'least-squares'``, or for controls ``'mean'`` (the bias
@@ -103,6 +107,7 @@ class CompressOptions:
     uniform: bool = False
     rho: float = 1e-3
     rows: int = 4096
+    per_unit: Tuple[int, int] = (4, 12)
     logits: bool = False
     progress: bool = True
     refit: str = 'least-squares'
@@ -247,9 +252,9 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     layers = {f'{name}:{path}': space.host.get_submodule(path)
               for name, site in space.sites.items()
               for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
-    shown = track_iter_progress((batches, len(batches))) if settings.progress else batches
+    shown = _shown(batches, 'Orders of units', settings)
     found = collect(dense, shown, forward, layers, settings.rows, settings.logits,
-                    seed=settings.seed)
+                    settings.seed, settings.per_unit[0])
     generator = torch.Generator().manual_seed(settings.seed)
     profiles = {}
     for name, site in space.sites.items():
@@ -276,6 +281,13 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
         profiles[name] = SiteProfile(order, order.errors)
     return profiles
+
+
+def _shown(items: Sequence[Any], what: str, settings: CompressOptions) -> Iterable[Any]:
+    """Items with a progress bar on standard error."""
+    if not settings.progress:
+        return items
+    return track(items, what, len(items), console=Console(stderr=True))
 
 
 def _macs(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
@@ -358,9 +370,10 @@ def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: S
     blocks: Dict[str, List[str]] = {}
     for name in names:
         blocks.setdefault(block_of(space.sites[name].path), []).append(name)
+    batches = _enough(dense, whole, structure, batches, forward, settings)
     runs = [ResumableForward(model, own.host, batches, forward)
             for model, own in ((dense, whole), (subnet, space))]
-    shown = track_iter_progress(list(blocks)) if settings.progress else blocks
+    shown = _shown(list(blocks), 'Refit of blocks', settings)
     try:
         for block in shown:
             for name in blocks[block]:
@@ -383,6 +396,22 @@ def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: S
     space.structure = structure
 
 
+def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches: Sequence[Any],
+            forward: Forward, settings: CompressOptions) -> Sequence[Any]:
+    """As many batches as the refit with the most inputs needs."""
+    needed = 1
+    found = collect(dense, batches[:1], forward, {
+        reader.path: space.host.get_submodule(reader.path) for site in space.sites.values()
+        for reader in readers(site)}, settings.rows)
+    for name, site in space.sites.items():
+        for reader in readers(site):
+            units = len(structure.sites[name].kept) * reader.inner
+            inputs = units * taps(space.host.get_submodule(reader.path))
+            rows = max(1, found[reader.path].inputs.count)
+            needed = max(needed, math.ceil(settings.per_unit[1] * inputs / rows))
+    return batches[:needed]
+
+
 def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],
            settings: CompressOptions) -> None:
     """New weights of some layers, by path, from one pass of the dense and the slim network.
@@ -394,6 +423,9 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
                              device=layer.weight.device) for path, layer in new.items()}
     generator = torch.Generator().manual_seed(settings.seed)
     for batch in range(len(runs[0].batches)):
+        if all(found.count >= settings.per_unit[1] * found.num_features
+               for found in moments.values()):
+            break
         targets = _caught(runs[0], batch, old, output_rows, 1)
         inputs = _caught(runs[1], batch, new, input_rows, 0)
         for path, wanted_rows in layers.items():

@@ -5,6 +5,7 @@ attention, or what reads the channels of a stream. Everything that closed-form s
 the moments of the readers' inputs, and how much the network's outputs depend on theirs.
 """
 
+import math
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
 
@@ -94,12 +95,14 @@ class ReaderMoments:
         name (str): For messages.
         rows (int): Most rows of a batch that are taken in.
         sensitive (bool): Also collect the gradients of the outputs.
+        enough (float): Rows for each input after which no more is taken in. Defaults to infinity.
     """
 
-    def __init__(self, layer: nn.Module, name: str, rows: int, sensitive: bool) -> None:
+    def __init__(self, layer: nn.Module, name: str, rows: int, sensitive: bool,
+                 enough: float = math.inf) -> None:
         outputs, inputs = len(layer.weight), layer.weight[0].numel()
         device = layer.weight.device
-        self.layer, self.rows, self.positions = layer, rows, 0.
+        self.layer, self.rows, self.positions, self.most = layer, rows, 0., enough * inputs
         self.inputs = Moments(inputs, device=device, name=name)
         self.output_energy = torch.zeros(outputs, dtype=torch.float64, device=device)
         self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
@@ -107,6 +110,8 @@ class ReaderMoments:
 
     def hook(self, _: nn.Module, args: tuple, out: Tensor) -> None:
         """Forward hook of the layer."""
+        if self.complete:
+            return
         rows = input_rows(self.layer, args[0].detach())
         self.positions = len(rows) / len(args[0])
         chosen = pick(len(rows), self.rows, self._generator)
@@ -117,14 +122,19 @@ class ReaderMoments:
         if self.gradients is not None and out.requires_grad:
             out.register_hook(self._gradient)
 
+    @property
+    def complete(self) -> bool:
+        """Whether there are enough rows."""
+        return self.inputs.count >= self.most
+
     def _gradient(self, gradient: Tensor) -> None:
         self.gradients.add(output_rows(self.layer, gradient))
 
 
 def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             layers: Mapping[str, nn.Module], rows: int = 4096,
-            logits: Optional[bool] = None, last: Optional[nn.Module] = None,
-            seed: int = 0) -> Dict[str, ReaderMoments]:
+            logits: Optional[bool] = None, seed: int = 0,
+            enough: float = math.inf) -> Dict[str, ReaderMoments]:
     """Moments of some readers over calibration batches.
 
     With ``logits`` not None every batch is also run backward from a random projection of the
@@ -140,14 +150,16 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         logits (bool, optional): Whether the outputs are class scores (B, C): their error is then
             measured by Kullback and Leibler; else relative to the outputs. Defaults to None: no
             gradients.
-        last (nn.Module, optional): Where a forward may end. Defaults to None.
         seed (int): Of the projections. Defaults to 0.
+        enough (float): Rows for each input of a reader after which it takes in no more; when all
+            readers have them, no further batch is run. Defaults to infinity.
 
     Returns:
         dict[str, ReaderMoments]: By name.
     """
     sensitive = logits is not None
-    found = {name: ReaderMoments(layer, name, rows, sensitive) for name, layer in layers.items()}
+    found = {name: ReaderMoments(layer, name, rows, sensitive, enough)
+             for name, layer in layers.items()}
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack:
         for name, layer in layers.items():
@@ -157,12 +169,14 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             stack.enter_context(_gradients_of_activations(model))
         for batch in batches:
             if not sensitive:
-                with torch.no_grad(), stop_after(last):
+                with torch.no_grad():
                     forward(model, batch)
-                continue
-            with torch.enable_grad():
-                outputs = flat_tensors(forward(model, batch))
-                _projected(outputs, logits, generator).backward()
+            else:
+                with torch.enable_grad():
+                    outputs = flat_tensors(forward(model, batch))
+                    _projected(outputs, logits, generator).backward()
+            if all(moments.complete for moments in found.values()):
+                break
     return found
 
 
@@ -256,12 +270,21 @@ class ResumableForward:
         self.model, self.host, self.batches, self.forward = model, host, batches, forward
         self.most_bytes = most_bytes
         self._cursor, self._replaced, self._last = [0], [], None
+        self._shapes: Dict[int, Any] = {}
 
     def run(self, batch: int, last: Optional[nn.Module] = None) -> Any:
         """Run one batch without gradients, up to ``last``."""
         self._cursor[0] = batch
         with torch.no_grad(), stop_after(last):
-            return self.forward(self.model, self.batches[batch])
+            return self.forward(self.model, self._input(batch))
+
+    def _input(self, batch: int) -> Any:
+        """A batch; behind a finished block its shapes are enough."""
+        if self._last is None:
+            return self.batches[batch]
+        if batch not in self._shapes:
+            self._shapes[batch] = _zeros_like(self.batches[batch])
+        return self._shapes[batch]
 
     def finish(self, path: str) -> None:
         """Keep the outputs of a block, if they fit, and run from there on."""
@@ -303,4 +326,6 @@ def _mapped(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return function(out)
     if type(out) in (tuple, list):
         return type(out)(_mapped(part, function) for part in out)
+    if type(out) is dict:
+        return {key: _mapped(part, function) for key, part in out.items()}
     return out

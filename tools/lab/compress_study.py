@@ -96,7 +96,7 @@ class Subject:
             config.work_dir = config.get('work_dir') or 'work_dirs/compress_study'
             self._runner = Runner.from_cfg(config)
         self._runner.model = model
-        return self._runner.test_loop.run()
+        return self._runner.test()
 
     def run(self, variant: str, target: float) -> Dict[str, float]:
         """Compress by a variant to a target; metrics and the share of MACs that was reached."""
@@ -138,5 +138,6 @@ def summary(variant: str, target: float, values: Sequence[float],
             macs: float = 1.) -> Dict[str, Any]:
     """One row: the values of all seeds, their mean and standard deviation."""
     spread = statistics.stdev(values) if len(values) > 1 else 0.
-    return dict(variant=variant, target=target, macs=macs, values=list(values),
+    values = [float(value) for value in values]
+    return dict(variant=variant, target=target, macs=macs, values=values,
                 mean=statistics.mean(values), spread=spread)
