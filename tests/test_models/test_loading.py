@@ -101,7 +101,8 @@ def test_all_wrong_keys_are_listed_for_a_debugger(checkpoint):
     with pytest.raises(ValueError, match='the dense .*unexpected .*mis-shaped') as error:
         start(checkpoint)
     notes = '\n'.join(error.value.__notes__)
-    assert all(f'stages.{s}.blocks.{b}.ffn.mlp_channels.kept' in notes for s in (0, 1) for b in (0, 1))
+    assert all(f'stages.{s}.blocks.{b}.ffn.mlp_channels.kept' in notes
+               for s in (0, 1) for b in (0, 1))
 
 
 def test_refusals(trained, checkpoint, tmp_path):

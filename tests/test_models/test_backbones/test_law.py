@@ -3,7 +3,6 @@
 The law is tested in fp64, so that it says the same on every machine.
 """
 
-import copy
 import json
 
 import mmpretrain.models as host

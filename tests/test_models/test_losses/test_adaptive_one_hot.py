@@ -47,12 +47,12 @@ def naive(model, macs, preset):
         ratio = np.clip(variance / ((d - 1) / d**2), 1e-3, 1 - 1e-3)
         tangent = np.tan(np.pi / 2 - np.pi * ratio)
         one_hot += -(p * np.log(p)).sum() + tangent / (d if preset == 'reference' else 1)
-        weight = 2e-5 if preset == 'paper' else 4e-4 if site.endswith('attn.head_channels') else 1e-4
+        weight = 2e-5 if preset == 'paper' else 4e-4 if site.endswith('head_channels') else 1e-4
         sigmoid = 1 / (1 + np.exp(-gate.importance.detach().numpy().astype(float)))
         importance += weight * sigmoid.sum()
     width, tokens = sizes['patch_embed.embedding'], 5
-    cost = 4 * 3 * 64 * width + sum(
-        4 * tokens * width * sizes[s] + 2 * tokens**2 * sizes[s] for s in ['layers.0.attn.head_channels'])
+    channels = sizes['layers.0.attn.head_channels']
+    cost = 4 * 3 * 64 * width + (4 * tokens * width + 2 * tokens**2) * channels
     cost += 2 * tokens * width * sizes['layers.0.ffn.mlp_hidden']
     dense = 4 * 3 * 64 * 16 + 4 * 5 * 16 * 16 + 2 * 25 * 16 + 2 * 5 * 16 * 32
     budget = 5 * ((cost - 0.5 * dense) / dense)**2 if preset == 'reference' else \

@@ -146,7 +146,7 @@ def test_a_backbone_without_an_adapter():
 
 @pytest.mark.parametrize('config, message', [
     (dict(kind='heads', operator='dwconv'), r"options of the kind `heads` among \['where'\]"),
-    (dict(kind='heads', where='nowhere'), "match some of 2 modules .such as `layers.0.attn`."),
+    (dict(kind='heads', where='nowhere'), 'match some of 2 modules .such as `layers.0.attn`.'),
     (dict(kind='head_operator', operator='dw'), "among .*'dwconv'.*, found 'dw'"),
 ])
 def test_options_of_a_kind(config, message):

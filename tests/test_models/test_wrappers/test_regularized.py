@@ -228,7 +228,7 @@ def test_refusals():
         MODELS.build(dict(type='mmkcr.SearchModel', architecture=plain))
     with pytest.raises(ValueError, match="`cost` of a price to be `macs` or `paper`, found 'x'"):
         build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', cost='x'))
-    with pytest.raises(ValueError, match='a backbone with sites, found none in `KCRVisionTransformer`'):
+    with pytest.raises(ValueError, match='a backbone with sites, found none in `KCR'):
         slim(MODELS.build(classifier()), 0.8, input_shape=(3, 16, 16))
 
 
