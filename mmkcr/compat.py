@@ -1,4 +1,4 @@
-"""Makes the host libraries importable where their wheels disagree.
+"""Makes the host libraries importable where their wheels disagree, and their configs ours.
 
 The torchvision wheel is built for CUDA. Beside a CPU build of torch its
 compiled operators cannot be loaded, and ``import torchvision`` then stops with
@@ -6,10 +6,14 @@ compiled operators cannot be loaded, and ``import torchvision`` then stops with
 Declaring the two schemas that torchvision registers fake kernels for is enough.
 """
 
+import functools
 import logging
 import warnings
+from typing import Optional, Tuple
 
 import torch
+from mmengine.config import Config
+from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.logging import MMLogger
 
 _NMS_SCHEMA = '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'
@@ -50,3 +54,23 @@ def hush_missing_operators() -> None:
 
 def _is_no_line_nms_notice(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith('Line NMS is not compiled')
+
+
+def register_references() -> None:
+    """Let configs refer to ``mmkcr::`` and ``mmseg::`` bases.
+
+    MMEngine looks up all that comes from ``library::`` in the registries of that library. Configs
+    of this package name its own modules with their scope (``mmkcr.X``), and a host's without:
+    these are for the default scope of the run, as in a config that stands on its own.
+    """
+    MODULE2PACKAGE.update(mmkcr='mmkcr', mmseg='mmseg')
+    find = Config._get_cfg_path
+    if hasattr(find, '__wrapped__'):  # once is enough
+        return
+
+    @functools.wraps(find)
+    def find_unscoped(cfg_path: str, filename: str) -> Tuple[str, Optional[str]]:
+        path, scope = find(cfg_path, filename)
+        return path, None if scope == 'mmkcr' else scope
+
+    Config._get_cfg_path = staticmethod(find_unscoped)

@@ -17,7 +17,7 @@ from mmengine.runner import Runner
 
 from mmkcr.apis.build import image_shape, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.compress import REFITTED
+from mmkcr.apis.compress import DEFAULT_SITES, REFITTED
 from mmkcr.apis.compress_files import CONFIG, CompressFiles, compress_files, dense_and_slim
 from mmkcr.apis.launch import check_file
 from mmkcr.datasets.data_check import check_data_folders
@@ -33,8 +33,8 @@ def make_parser() -> Parser:
                         help='most MACs: 12.6G, 450M, 0.6 or 60%% of the dense model; of detectors '
                         'and segmentors those of the backbone')
     parser.add_argument('--sites', nargs='+', metavar='KIND',
-                        help=f'kinds of site (those of {", ".join(REFITTED)} that the backbone '
-                        'has)')
+                        help=f'kinds of site, of {", ".join(REFITTED)} (those of '
+                        f'{", ".join(DEFAULT_SITES)} that the backbone has)')
     parser.add_argument('--calibration', metavar='FOLDER',
                         help='folder of images (default: the training set of the config)')
     parser.add_argument('--images', type=int, default=512,
@@ -49,8 +49,6 @@ def make_parser() -> Parser:
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help='height and width of the image that MACs are counted for, or one '
                         'number for both; default: that of the config')
-    parser.add_argument('--groups', type=int, default=6,
-                        help='groups of sites, compressed one after the other (%(default)s)')
     parser.add_argument('--rho', type=float, default=1e-3, help='relative ridge (%(default)s)')
     parser.add_argument('--seed', type=int, default=0, help='of what is drawn (%(default)s)')
     parser.add_argument('--device', default='cpu', help='such as cuda (%(default)s)')
@@ -104,7 +102,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         args.config, args.checkpoint, args.target_macs, args.sites, args.calibration, args.images,
         args.batch_size, image_shape(args.shape) if args.shape else None, args.part, args.out,
         args.seed, args.device, args.cfg_options, divisor=args.divisor, uniform=args.uniform,
-        groups=args.groups, rho=args.rho)
+        rho=args.rho)
     metrics = []
     if args.evaluate:
         work_dir = str(files.folder / 'evaluate')

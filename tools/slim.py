@@ -16,7 +16,7 @@ from typing import Optional, Sequence
 from mmengine.config import DictAction
 
 from mmkcr.apis.build import image_shape
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
 from mmkcr.visualization import format_table
 
@@ -43,6 +43,7 @@ def make_parser() -> Parser:
                         help="of a checkpoint with EMA, the optimizer's weights")
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
+    add_trust_argument(parser)
     return parser
 
 

@@ -68,9 +68,9 @@ def merge_args(config: Config, args: Any) -> Config:
         show_predictions(config, args)
     if args.tta:
         augment_tests(config)
-    set_dataloader_defaults(config, ('test_dataloader', ), pin_memory=not args.no_pin_memory)
     if args.cfg_options is not None:
         config.merge_from_dict(args.cfg_options)
+    set_dataloader_defaults(config, ('test_dataloader', ), pin_memory=not args.no_pin_memory)
     return config
 
 

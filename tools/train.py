@@ -65,11 +65,11 @@ def merge_args(config: Config, args: Any) -> Config:
             raise ValueError('expected `auto_scale_lr = dict(base_batch_size=...)` in the config '
                              'for `--auto-scale-lr`, found none')
         config.auto_scale_lr.enable = True
+    if args.cfg_options is not None:
+        config.merge_from_dict(args.cfg_options)
     set_dataloader_defaults(
         config, ('train_dataloader', 'val_dataloader', 'test_dataloader'),
         pin_memory=not args.no_pin_memory, persistent_workers=not args.no_persistent_workers)
-    if args.cfg_options is not None:
-        config.merge_from_dict(args.cfg_options)
     return config
 
 

@@ -1,8 +1,9 @@
-"""The commands' steps as functions."""
+"""What a user imports: build, compress, slim, count, infer."""
 
+from .compress import CompressResult, compress
 from .count import count_macs, macs_report
 from .inference import inferencer, list_models, model_config, register_models
 from .slim import slim
 
-__all__ = ['count_macs', 'inferencer', 'list_models', 'macs_report', 'model_config',
-           'register_models', 'slim']
+__all__ = ['CompressResult', 'compress', 'count_macs', 'inferencer', 'list_models', 'macs_report',
+           'model_config', 'register_models', 'slim']

@@ -7,10 +7,11 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.runner.checkpoint import CheckpointLoader
 from torch import nn
 
 from mmkcr.engine.compressed_config import compressed_config, image_size
+from mmkcr.models.loading import load_task, weights_of
+from mmkcr.safe_load import read_checkpoint
 
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
            'them with `pip install --no-cache-dir --force-reinstall --no-deps --no-build-isolation '
@@ -40,7 +41,20 @@ def load_config(path: Union[str, Path], options: Optional[Mapping[str, Any]] = N
     config = Config.fromfile(file)
     if options:
         config.merge_from_dict(dict(options))
+        drop_idle_workers(config)
     return compressed_config(config) if compressed else config
+
+
+def drop_idle_workers(config: Config) -> None:
+    """Let ``num_workers=0`` be said alone: without workers there are none to keep.
+
+    Args:
+        config (Config): Changed in place.
+    """
+    for name in ('train_dataloader', 'val_dataloader', 'test_dataloader'):
+        loader = config.get(name)
+        if isinstance(loader, Mapping) and not loader.get('num_workers'):
+            loader.update(persistent_workers=False)
 
 
 def _resolve(path: str) -> str:
@@ -87,80 +101,24 @@ def build_model(config: Config) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: Union[str, Path], online: bool = False) -> Dict[str, Any]:
-    """Load a checkpoint strictly.
-
-    In a checkpoint that was written beside MMEngine's ``EMAHook``, ``state_dict``
-    holds the averaged weights and ``ema_state_dict`` those that the optimizer
-    works on: the hook swaps the two when it saves.
+    """Load the task model's weights of any checkpoint: searched, retrained or published.
 
     Args:
         model (nn.Module): A model as its config builds it.
         path (str | Path): The checkpoint.
-        online (bool): Take the weights of the optimizer, not their average.
-            Defaults to False.
+        online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
 
     Returns:
         dict: The checkpoint.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint, is one of another model, has none of
-            the model's gates, or has no average beside the weights although
-            ``online`` asks for the latter.
+        ValueError: It is no checkpoint, or one that does not fit, see
+            :func:`~mmkcr.models.loading.load_task`.
     """
     checkpoint = read_checkpoint(path)
-    state = _state(checkpoint, path, online)
-    if _has_gates(model.state_dict()) and not _has_gates(state):
-        raise ValueError(f'expected a checkpoint of a search, as the config is one, found `{path}` '
-                         'without gates')
-    try:
-        model.load_state_dict(state, strict=True)
-    except (RuntimeError, ValueError) as error:
-        text = ' '.join(str(error).split()).replace('Error(s) in loading state_dict for ', '')
-        raise ValueError(f'expected a checkpoint of the `{_name(model)}` of the config, found '
-                         f'`{path}` of another ({text[:400]})') from error
+    load_task(model, weights_of(checkpoint, str(path), online), str(path))
     return checkpoint
-
-
-def read_checkpoint(path: Union[str, Path]) -> Dict[str, Any]:
-    """Read a checkpoint to the CPU.
-
-    Args:
-        path (str | Path): A file or URL.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint.
-    """
-    if '://' not in str(path) and not Path(path).expanduser().is_file():
-        raise FileNotFoundError(f'expected a checkpoint at `{path}`, found none')
-    try:
-        checkpoint = CheckpointLoader.load_checkpoint(str(path), map_location='cpu')
-    except Exception as error:  # pickle, zip and torch each have their own
-        raise ValueError(f'expected a checkpoint at `{path}`, found a file that cannot be read '
-                         f'({type(error).__name__})') from error
-    if not isinstance(checkpoint, Mapping):
-        raise ValueError(f'expected a checkpoint with a `state_dict` at `{path}`, found a '
-                         f'`{type(checkpoint).__name__}`')
-    return checkpoint
-
-
-def _state(checkpoint: Mapping[str, Any], path: Union[str, Path], online: bool) -> Dict[str, Any]:
-    if not online:
-        return checkpoint.get('state_dict', checkpoint)
-    if 'ema_state_dict' not in checkpoint:
-        raise ValueError('expected a checkpoint with averaged and online weights (`EMAHook`), '
-                         f'found `{path}` without `ema_state_dict`')
-    return {key[len('module.'):]: value for key, value in checkpoint['ema_state_dict'].items()
-            if key.startswith('module.')}
-
-
-def _has_gates(state: Mapping[str, Any]) -> bool:
-    return any('.gate.' in key for key in state)
-
-
-def _name(model: nn.Module) -> str:
-    return type(getattr(model, 'architecture', model)).__name__
 
 
 def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:

@@ -8,6 +8,8 @@ import sys
 import warnings
 from typing import Any, Callable, NoReturn, Optional, Sequence
 
+from mmkcr.safe_load import trust_checkpoints
+
 #: Raised by this package, or by the hosts, for something that the user can mend.
 USER_ERRORS = (ValueError, TypeError, KeyError, FileNotFoundError, FileExistsError,
                NotADirectoryError, IsADirectoryError, PermissionError, ImportError)
@@ -29,9 +31,26 @@ class Parser(argparse.ArgumentParser):
         self.add_argument('--debug', action='store_true',
                           help='show the traceback of an error (also: MMKCR_DEBUG=1)')
 
+    def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:
+        """Parse; ``--trust-checkpoint`` takes effect for the process."""
+        parsed = super().parse_args(*args, **kwargs)
+        trust_checkpoints(getattr(parsed, 'trust_checkpoint', False))
+        return parsed
+
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with status 2."""
         self.exit(2, f'error: {message} (see `{self.prog} --help`)\n')
+
+
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the opt-out of reading checkpoints without running code.
+
+    Args:
+        parser (ArgumentParser): Of a command that reads checkpoints.
+    """
+    parser.add_argument('--trust-checkpoint', action='store_true',
+                        help='let checkpoints run code when they are read, as old ones may need: '
+                        'only for files of somebody whom you trust')
 
 
 def quiet_hosts() -> None:

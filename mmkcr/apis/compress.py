@@ -3,8 +3,8 @@
 1. One pass over calibration images through the dense network gives, for every site, the order in
    which its units matter and what the network's outputs lose with any number of them.
 2. A budget is shared out among the sites so that the sum of these losses is least.
-3. Group after group of sites is sliced, and the layers that read the kept units are refitted to
-   give what the dense network's gave, from the inputs that the compressed network has.
+3. Site after site is sliced, and the layers that read the kept units are refitted to give what
+   the dense network's gave, from the inputs that the compressed network has by then.
 """
 
 import copy
@@ -23,21 +23,24 @@ from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.functional.refit import refit_output
 from mmkcr.models.calibration import (
     Forward,
+    ResumableForward,
+    block_of,
     collect,
     flat_tensors,
     input_rows,
     output_rows,
     pick,
     readers,
-    stop_after,
     taps,
 )
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import HostSite, KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 
-#: Kinds whose units can be chosen and refitted, the ones that a call takes by default first.
-REFITTED = ('mlp_hidden', 'heads', 'attention_outputs')
+#: Kinds whose units can be chosen and refitted.
+REFITTED = ('mlp_hidden', 'heads', 'attention_outputs', 'mlp_channels')
+#: Those that a call takes by default: they need no gather and lose least at the same MACs.
+DEFAULT_SITES = ('mlp_hidden', 'heads', 'attention_outputs')
 
 
 @dataclasses.dataclass
@@ -83,15 +86,15 @@ class CompressOptions:
         uniform (bool): The same share of every site instead of the best allocation. Defaults to
             False.
         rho (float): Ridge of orders and refits, relative. Defaults to 1e-3.
-        groups (int): Groups of sites that are compressed one after the other; more cost more
-            passes. Defaults to 6.
         rows (int): Most positions of a batch and layer that moments are taken of. Defaults to
             4096.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show how far it is. Defaults to True.
-        choose (Callable, optional): Takes a site and a generator and gives an order of its units
-            in the place of the closed form's: for controls. Defaults to None.
-        refit (bool): Refit the readers; False is for controls. Defaults to True.
+        refit (str): What readers get: ``'least-squares'``, or for controls ``'mean'`` (the bias
+            alone takes the means) or ``'none'``. Defaults to ``'least-squares'``.
+        choose (Callable, optional): For controls: takes a site, the moments of its first reader
+            and a generator, and gives an order of its units in the place of the closed form's.
+            Defaults to None.
         seed (int): Of everything drawn. Defaults to 0.
     """
 
@@ -99,12 +102,11 @@ class CompressOptions:
     min_share: float = 0.05
     uniform: bool = False
     rho: float = 1e-3
-    groups: int = 6
     rows: int = 4096
     logits: bool = False
     progress: bool = True
-    choose: Optional[Callable[[HostSite, torch.Generator], Tensor]] = None
-    refit: bool = True
+    refit: str = 'least-squares'
+    choose: Optional[Callable[[HostSite, Moments, torch.Generator], Tensor]] = None
     seed: int = 0
 
 
@@ -126,7 +128,7 @@ def compress(model: nn.Module,
         images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
         target (str | int | float): Most MACs, as of :func:`~mmkcr.core.parse_target`.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
-            :data:`REFITTED` that the backbone has.
+            :data:`DEFAULT_SITES` that the backbone has.
         input_shape (Sequence[int]): (C, H, W) of the image that MACs are counted for. Defaults to
             (3, 224, 224).
         part (str, optional): ``'model'`` or ``'backbone'``, see
@@ -152,14 +154,18 @@ def compress(model: nn.Module,
         >>> result.model(images)
     """
     settings = CompressOptions(**options)
+    if settings.refit not in ('least-squares', 'mean', 'none'):
+        raise ValueError("expected `refit` 'least-squares', 'mean' or 'none', found "
+                         f'{settings.refit!r}')
     forward = forward or (lambda network, batch: network(batch))
     batches, held_out = _batches(images, held_out)
     dense = copy.deepcopy(model)
     dense.eval()
     subnet = copy.deepcopy(dense)
     space = searched(subnet, sites)
+    whole = searched(dense, sites)
     if profiles is None:
-        profiles = profile_sites(dense, searched(dense, sites), batches, forward, settings)
+        profiles = profile_sites(dense, whole, batches, forward, settings)
     macs = _macs(subnet, space, input_shape, part)
     sizes = share_out(space, profiles, macs, parse_target(target, macs.dense), settings)
     structure = space.structure_for(
@@ -178,7 +184,7 @@ def compress(model: nn.Module,
 def _batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
     """Batches to calibrate on, and others."""
     def split(given: Any) -> Sequence[Any]:
-        return given.split(16) if isinstance(given, Tensor) else given
+        return given.split(16) if isinstance(given, Tensor) and len(given) else given
 
     batches = split(images)
     if not len(batches):
@@ -197,7 +203,7 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -> 
     Args:
         model (nn.Module): Changed in place: its backbone gets the attribute ``search_space``.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
-            :data:`REFITTED` that the backbone has.
+            :data:`DEFAULT_SITES` that the backbone has.
 
     Raises:
         ValueError: A backbone without an adapter, or one that is not dense.
@@ -208,12 +214,20 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -> 
     known = getattr(host, 'search_space', None)
     if known is not None and known.state_name() != 'dense':
         raise ValueError(f'expected a dense model to compress, found a {known.state_name()}')
-    kinds = sites or [kind for kind in REFITTED if not why_not(host, kind)]
+    unknown = sorted({_name(kind) for kind in sites or ()} - set(REFITTED))
+    if unknown:
+        raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
+                         f'found {unknown}')
+    kinds = sites or [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
     if not kinds:
         reasons = '; '.join(f'`{kind}`: {why_not(host, kind)}' for kind in REFITTED)
         raise ValueError(f'expected a backbone with a kind of site of {list(REFITTED)}, found '
                          f'`{type(host).__name__}` ({reasons})')
     return SearchSpace.of_dense(host, kinds)
+
+
+def _name(kind: KindConfig) -> str:
+    return kind if isinstance(kind, str) else kind['kind']
 
 
 def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
@@ -230,8 +244,9 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     Raises:
         ValueError: A site is not reached, or an activation is not finite.
     """
-    layers = {f'{name}:{reader.path}': space.host.get_submodule(reader.path)
-              for name, site in space.sites.items() for reader in readers(site)}
+    layers = {f'{name}:{path}': space.host.get_submodule(path)
+              for name, site in space.sites.items()
+              for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
     shown = track_iter_progress((batches, len(batches))) if settings.progress else batches
     found = collect(dense, shown, forward, layers, settings.rows, settings.logits,
                     seed=settings.seed)
@@ -249,9 +264,16 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             covariances.append(moments.inputs.covariance)
             grams.append(weight.T @ sensitivity.to(weight) @ weight)
             groups = reader.inner * taps(layer)
-        order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho)
+        extra = None
+        for path in site.lost_outputs():
+            moments = found[f'{name}:{path}']
+            extra = moments.positions * moments.output_energy * \
+                moments.gradients.second_moment.diagonal()
+        order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
+                            extra=extra)
         if settings.choose is not None:
-            order = dataclasses.replace(order, order=settings.choose(site, generator))
+            inputs = found[f'{name}:{readers(site)[0].path}'].inputs
+            order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
         profiles[name] = SiteProfile(order, order.errors)
     return profiles
 
@@ -325,58 +347,77 @@ def _uniform(offered: Mapping[str, List[int]], macs: MacsModel, target: int) -> 
 
 def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: Sequence[Any],
            forward: Forward, settings: CompressOptions) -> None:
-    """Slice group after group, and refit the readers to the dense network's outputs."""
+    """Slice site after site, and refit the readers to the dense network's outputs.
+
+    A site sees the inputs that the compressed network has by then, so errors do not pile up
+    unseen. Both networks run from the block on that is at work.
+    """
     space, whole = search_space(subnet), search_space(dense)
     names = [name for name, site in space.sites.items()
              if len(structure.sites[name].kept) < site.total]
-    count = max(1, min(settings.groups, len(names)))
-    groups = [names[start * len(names) // count:(start + 1) * len(names) // count]
-              for start in range(count)]
-    shown = track_iter_progress(groups) if settings.progress else groups
-    for group in shown:
-        priors = {}
-        for name in group:
-            site = space.sites[name]
-            layers = {reader.path: reader for reader in readers(site)}
-            site.slice_to(torch.tensor(structure.sites[name].kept).to(
-                next(site.owner.parameters()).device))
-            priors[name] = layers
-        if settings.refit:
-            _refit_group(dense, subnet, whole, space, priors, batches, forward, settings)
+    blocks: Dict[str, List[str]] = {}
+    for name in names:
+        blocks.setdefault(block_of(space.sites[name].path), []).append(name)
+    runs = [ResumableForward(model, own.host, batches, forward)
+            for model, own in ((dense, whole), (subnet, space))]
+    shown = track_iter_progress(list(blocks)) if settings.progress else blocks
+    try:
+        for block in shown:
+            for name in blocks[block]:
+                site = space.sites[name]
+                kept = torch.tensor(structure.sites[name].kept)
+                site.slice_to(kept.to(next(site.owner.parameters()).device))
+                if settings.refit != 'none':
+                    _refit(runs, {reader.path: None for reader in readers(site)}, settings)
+                    for path in site.lost_outputs():  # its inputs come from what was refitted
+                        _refit(runs, {path: kept}, settings)
+            if settings.refit != 'none':
+                for run in runs:
+                    run.finish(block)
+    finally:
+        for run in runs:
+            run.close()
     for name, site in space.sites.items():
         if name not in names:
             site.slice_to(torch.arange(site.total))
     space.structure = structure
 
 
-def _refit_group(dense: nn.Module, subnet: nn.Module, whole: SearchSpace, space: SearchSpace,
-                 group: Mapping[str, Mapping[str, Any]], batches: Sequence[Any], forward: Forward,
-                 settings: CompressOptions) -> None:
-    """New weights of the readers of some sites, from one pass of both networks."""
-    paths = [path for layers in group.values() for path in layers]
-    new = {path: space.host.get_submodule(path) for path in paths}
-    old = {path: whole.host.get_submodule(path) for path in paths}
+def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],
+           settings: CompressOptions) -> None:
+    """New weights of some layers, by path, from one pass of the dense and the slim network.
+
+    A layer shall give what the dense network's gives, of all outputs or of the given ones.
+    """
+    old, new = ({path: run.host.get_submodule(path) for path in layers} for run in runs)
     moments = {path: Moments(layer.weight[0].numel(), len(layer.weight), name=path,
                              device=layer.weight.device) for path, layer in new.items()}
     generator = torch.Generator().manual_seed(settings.seed)
-    for batch in batches:
-        targets = _caught(dense, batch, forward, old, output_rows, 1)
-        inputs = _caught(subnet, batch, forward, new, input_rows, 0)
-        for path in paths:
-            chosen = pick(len(inputs[path]), settings.rows, generator)
+    for batch in range(len(runs[0].batches)):
+        targets = _caught(runs[0], batch, old, output_rows, 1)
+        inputs = _caught(runs[1], batch, new, input_rows, 0)
+        for path, wanted_rows in layers.items():
             rows, wanted = inputs[path], targets[path]
+            if wanted_rows is not None:
+                wanted = wanted[:, wanted_rows.to(wanted.device)]
+            chosen = pick(len(rows), settings.rows, generator)
             if chosen is not None:
                 rows, wanted = rows[chosen.to(rows.device)], wanted[chosen.to(rows.device)]
             moments[path].add(rows, wanted)
     for path, layer in new.items():
-        weight, bias = refit_output(moments[path], layer.weight.detach().flatten(1), settings.rho,
-                                    biased=layer.bias is not None)
+        before = layer.weight.detach().flatten(1)
+        if settings.refit == 'mean':
+            weight = before.double()
+            bias = moments[path].target_mean - weight @ moments[path].mean
+        else:
+            weight, bias = refit_output(moments[path], before, settings.rho,
+                                        biased=layer.bias is not None)
         layer.weight.data.copy_(weight.view_as(layer.weight))
         if layer.bias is not None:
             layer.bias.data.copy_(bias)
 
 
-def _caught(model: nn.Module, batch: Any, forward: Forward, layers: Mapping[str, nn.Module],
+def _caught(run: ResumableForward, batch: int, layers: Mapping[str, nn.Module],
             rows: Callable, side: int) -> Dict[str, Tensor]:
     """Inputs (side 0) or outputs (side 1) of some layers in one forward, as rows."""
     caught: Dict[str, Tensor] = {}
@@ -389,8 +430,7 @@ def _caught(model: nn.Module, batch: Any, forward: Forward, layers: Mapping[str,
 
     handles = [layer.register_forward_hook(catcher(path)) for path, layer in layers.items()]
     try:
-        with torch.no_grad(), stop_after(list(layers.values())[-1]):
-            forward(model, batch)
+        run.run(batch, list(layers.values())[-1])
     finally:
         for handle in handles:
             handle.remove()

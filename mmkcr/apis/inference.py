@@ -9,8 +9,9 @@ import mmengine
 from mmengine.config import Config
 
 import mmkcr
-from mmkcr.engine.hooks.checkpoint_guard import check_weights
-from .build import load_config, read_checkpoint, set_structure
+from mmkcr.models.loading import load_task, weights_of
+from mmkcr.safe_load import read_checkpoint
+from .build import load_config, set_structure
 
 
 def list_models(pattern: str = '*') -> List[str]:
@@ -98,7 +99,7 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
         from mmseg.apis import MMSegInferencer
         built = MMSegInferencer(config, weights, device=device, **kwargs)
     if checkpoint is not None:
-        check_weights(built.model, checkpoint, str(weights))
+        load_task(built.model, weights_of(checkpoint, str(weights)), str(weights))
     return built
 
 

@@ -14,7 +14,8 @@ from mmengine.hooks import Hook
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mmkcr.apis.cli import Parser
+from mmkcr.apis.build import drop_idle_workers
+from mmkcr.apis.cli import Parser, add_trust_argument
 from mmkcr.apis.processes import join_processes
 
 _STAMP = re.compile(r'\d{8}_\d{6}')
@@ -38,6 +39,7 @@ def add_common_arguments(parser: Parser) -> None:
                         help='job launcher (%(default)s)')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0,
                         help='set by older launchers')
+    add_trust_argument(parser)
 
 
 def apply_common_arguments(config: Config, args: Any) -> None:
@@ -82,9 +84,8 @@ def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: A
         loader = ConfigDict(deepcopy(defaults))
         loader.update(config[field])
         loader.update({key: False for key, value in settings.items() if value is False})
-        if not loader.get('num_workers'):
-            loader.persistent_workers = False
         config[field] = loader
+    drop_idle_workers(config)
 
 
 def optim_wrapper_parts(config: Config) -> List[ConfigDict]:

@@ -5,7 +5,14 @@ from typing import Optional, Sequence, Tuple, Union
 
 from torch import nn
 
-from mmkcr.core import MacsModel, Structure, count_params, parse_target, select_units
+from mmkcr.core import (
+    MacsModel,
+    Structure,
+    check_finite_gates,
+    count_params,
+    parse_target,
+    select_units,
+)
 from mmkcr.core.added import added_layers
 from mmkcr.models.utils import counted_part, find_task, search_space, task_forward, unwrap
 from .count import count_macs
@@ -38,14 +45,15 @@ def slim(model: nn.Module,
         backbone or task model, whatever wrapper was given), and its structure.
 
     Raises:
-        ValueError: The model has no gates, or the target is out of reach; the
-            message gives the reachable range.
+        ValueError: The model has no gates, they are not finite, or the target is out of reach;
+            the message gives the reachable range.
     """
     model = unwrap(model)
     part = part or getattr(getattr(model, 'price', None), 'part', None)
     task = find_task(model)
     space, counted = search_space(task), counted_part(task, part)
     gates = space.gates()
+    check_finite_gates(gates)
     macs = MacsModel(counted, space.host, space.gated_sites(), task_forward(counted, input_shape))
     target = None if target_macs is None else parse_target(target_macs, macs.dense)
     kept = {site: gate.selection() for site, gate in gates.items() if gate.decided}

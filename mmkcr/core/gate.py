@@ -93,7 +93,11 @@ class BaseGate(NoisyGate):
 
     @abstractmethod
     def expected_size(self) -> Tensor:
-        """Differentiable number of units kept, a scalar without noise."""
+        """Expected number of units that the hard gate keeps, over its noise.
+
+        Returns:
+            Tensor: A differentiable scalar, at least ``min_size``.
+        """
 
     @abstractmethod
     def entropy(self) -> Tensor:
@@ -102,6 +106,10 @@ class BaseGate(NoisyGate):
     @abstractmethod
     def selection(self) -> Tensor:
         """Kept units of the hard gate, int64, ascending, at least ``min_size``."""
+
+    def hard_size(self) -> Tensor:
+        """Number of units that :meth:`selection` keeps, int64, a scalar."""
+        return torch.tensor(len(self.selection()), device=self.scores().device)
 
     def options(self) -> Optional[List[Tuple[int, float]]]:
         """Sizes on offer with their logits, of a gate that may not keep any number of units.

@@ -1,6 +1,6 @@
 """One size per site out of a few, so that the network lands in a window of MACs."""
 
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ def choose_options(options: Options,
                    scores: Mapping[str, Sequence[float]],
                    macs: Callable[[Mapping[str, float]], float],
                    low: int,
-                   high: int,
-                   limit: Optional[int] = None) -> Dict[str, int]:
+                   high: int) -> Dict[str, int]:
     r"""Choose an option at every site so that ``low <= MACs <= high``.
 
     The sites' distributions :math:`p_k \propto e^{s_k}` are tilted to
@@ -31,28 +30,79 @@ def choose_options(options: Options,
             fractional; must not fall when a size grows.
         low (int): Fewest MACs.
         high (int): Most MACs.
-        limit (int, optional): Most partial choices to look at before giving
-            up. Defaults to None: no limit.
 
     Returns:
         dict[str, int]: Position of the chosen option by site.
 
     Raises:
-        ValueError: No choice lies in the window, or none was found within
-            ``limit``; the message gives the reachable range.
+        ValueError: No choice lies in the window; the message gives the reachable range.
     """
     smallest, largest = (macs({site: end(sizes) for site, sizes in options.items()})
                          for end in (min, max))
     if smallest <= high and largest >= low:
         search = _Search(options, scores, macs, low, high)
-        for tried, found in enumerate(search.run({}, search.order)):
-            if found is not None:
-                return found
-            if limit is not None and tried >= limit:
-                break
+        found = search.run({}, search.order)
+        if found is not None:
+            return found
     raise ValueError(f'expected a target within the reachable {smallest / 1e9:.6g}G to '
                      f'{largest / 1e9:.6g}G MACs, with sizes that meet it, found '
                      f'{low / 1e9:.6g}G to {high / 1e9:.6g}G')
+
+
+def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: int,
+             high: int) -> bool:
+    """Whether some choice of options has ``low <= MACs <= high``: quick, and never wrongly yes.
+
+    Networks grow from the smallest to the largest, one option of one site at a time, so their
+    MACs rise, and bisection finds the last one within ``high``. If the next step would leap over
+    the window, the steps of the other sites fill what room is left. This is tried site by site,
+    the costliest steps first and last, and with all sites in turn.
+
+    Args:
+        options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
+        macs (Callable): MACs from the sizes of all sites; must not fall when a size grows.
+        low (int): Fewest MACs.
+        high (int): Most MACs.
+
+    Returns:
+        bool: True if a choice was found. False if there is none, or if the search for it would
+        take long, which :func:`choose_options` does.
+    """
+    sizes = {site: sorted(set(found)) for site, found in options.items()}
+    smallest = {site: found[0] for site, found in sizes.items()}
+    lowest, highest = macs(smallest), macs({site: found[-1] for site, found in sizes.items()})
+    if lowest > high or highest < low:
+        return False
+    cost = {site: macs({**smallest, site: found[-1]}) for site, found in sizes.items()}
+    steps = [(rank, cost[site] / len(found), site, size) for site, found in sizes.items()
+             for rank, size in enumerate(found[1:])]
+    orders = (sorted(steps, key=lambda step: (-step[1], step[2], step[0])),
+              sorted(steps, key=lambda step: (step[1], step[2], step[0])),
+              sorted(steps, key=lambda step: (step[0], step[1])))
+    return any(_grown(smallest, [(site, size) for *_, site, size in order], macs, high) >= low
+               for order in orders)
+
+
+def _grown(smallest: Mapping[str, int], steps: Sequence[Tuple[str, int]],
+           macs: Callable[[Mapping[str, int]], int], high: int) -> int:
+    """MACs of a network grown by ``steps`` as far as ``high`` allows."""
+    first, last = 0, len(steps)
+    while first < last:
+        middle = (first + last + 1) // 2
+        if macs({**smallest, **dict(steps[:middle])}) <= high:
+            first = middle
+        else:
+            last = middle - 1
+    grown, full = {**smallest, **dict(steps[:first])}, set()
+    found = macs(grown)
+    for site, size in steps[first:]:
+        larger = {**grown, site: size}
+        cost = high + 1 if site in full else macs(larger)
+        if cost > high:
+            full.add(site)
+        else:
+            grown, found = larger, cost
+    return found
 
 
 class _Search:
@@ -71,17 +121,17 @@ class _Search:
                      for site, mean in means.items()}
         self.order = sorted(options, key=lambda site: -self.cost[site] * np.ptp(self.sizes[site]))
 
-    def run(self, chosen: Dict[str, int], rest: List[str]) -> Iterator[Optional[Dict[str, int]]]:
-        """Yield ``None`` for every partial choice, then a complete one, if there is one."""
+    def run(self, chosen: Dict[str, int], rest: List[str]) -> Optional[Dict[str, int]]:
+        """A choice that goes on from a partial one, if there is one in the window."""
         if not self._reachable(chosen, rest):
-            yield None
-            return
+            return None
         if not rest:
-            yield chosen
-            return
-        yield None
+            return chosen
         for index in np.argsort(-self._tilted(chosen, rest)[rest[0]], kind='stable'):
-            yield from self.run({**chosen, rest[0]: int(index)}, rest[1:])
+            found = self.run({**chosen, rest[0]: int(index)}, rest[1:])
+            if found is not None:
+                return found
+        return None
 
     def _fixed(self, chosen: Mapping[str, int]) -> Dict[str, int]:
         return {site: self.integers[site][index] for site, index in chosen.items()}

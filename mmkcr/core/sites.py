@@ -195,6 +195,10 @@ class Site:
     def resized(self, units: int) -> None:
         """Set what no weight shows after slicing to ``units`` units."""
 
+    def lost_outputs(self) -> Tuple[str, ...]:
+        """Layers whose outputs at dropped units are lost, because nothing reads them any more."""
+        return ()
+
     def operators(self) -> Tuple[str, ...]:
         """What may compute the units of a site that are not kept, the default first."""
         return ()

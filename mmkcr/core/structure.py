@@ -9,9 +9,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 
+import torch
+
 from .io import atomic_write
 
 FORMAT_VERSION = 1
+
+
+def _published_structure(path: Path) -> Any:
+    """What ``tools/publish.py`` has put beside the weights."""
+    try:
+        content = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+        return content['meta']['structure']
+    except Exception as error:  # pickle, zip and torch each have their own
+        raise ValueError(f'expected a structure file, or one of `tools/publish.py`, at `{path}`, '
+                         f'found neither ({type(error).__name__})') from error
 
 
 def _is_count(value: Any) -> bool:
@@ -102,8 +114,9 @@ class Structure:
         """Read and check a structure.
 
         Args:
-            source (str | Path | dict | Structure): A JSON file, its parsed
-                content, or a structure, which is returned as it is.
+            source (str | Path | dict | Structure): A JSON file, a file of
+                ``tools/publish.py`` (.pth), parsed content, or a structure, which is
+                returned as it is.
 
         Raises:
             FileNotFoundError: No such file.
@@ -117,6 +130,8 @@ class Structure:
         path = Path(source)
         if not path.is_file():
             raise FileNotFoundError(f'expected a structure file at `{path}`, found none')
+        if path.suffix == '.pth':
+            return cls._from_dict(_published_structure(path), f'`{path}`')
         try:
             data = json.loads(path.read_text(encoding='utf8'))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -47,7 +47,8 @@ class AttentionStatistics:
         if weights.shape[-1] != self.positions:
             raise ValueError(f'expected images of one size, found attention over '
                              f'`{weights.shape[-1]}` positions after {self.positions}')
-        entropy = row_entropy(weights).transpose(0, 1).flatten(1).cpu()
+        # rounding may lift uniform rows above log N, out of the histogram
+        entropy = row_entropy(weights).clamp(0, self.limit).transpose(0, 1).flatten(1).cpu()
         self.entropy += entropy.double().sum(1)
         for head, values in enumerate(entropy):
             self.histogram[head] += torch.histc(values, self.bins, 0, self.limit)

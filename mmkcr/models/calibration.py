@@ -86,6 +86,9 @@ def pick(rows: int, most: int, generator: torch.Generator) -> Optional[Tensor]:
 class ReaderMoments:
     """Moments of one reader: of its inputs, and of what its outputs do to the network's.
 
+    ``inputs`` are the inputs' moments, ``gradients`` those of the outputs' gradients,
+    ``output_energy`` the mean squares of the outputs, ``positions`` their number in an image.
+
     Args:
         layer (nn.Module): The reader.
         name (str): For messages.
@@ -98,8 +101,9 @@ class ReaderMoments:
         device = layer.weight.device
         self.layer, self.rows, self.positions = layer, rows, 0.
         self.inputs = Moments(inputs, device=device, name=name)
+        self.output_energy = torch.zeros(outputs, dtype=torch.float64, device=device)
         self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
-        self._generator = torch.Generator().manual_seed(0)
+        self._batches, self._generator = 0, torch.Generator().manual_seed(0)
 
     def hook(self, _: nn.Module, args: tuple, out: Tensor) -> None:
         """Forward hook of the layer."""
@@ -107,6 +111,9 @@ class ReaderMoments:
         self.positions = len(rows) / len(args[0])
         chosen = pick(len(rows), self.rows, self._generator)
         self.inputs.add(rows if chosen is None else rows[chosen.to(rows.device)])
+        energy = output_rows(self.layer, out.detach()).double().square().mean(0)
+        self._batches += 1
+        self.output_energy += (energy - self.output_energy) / self._batches
         if self.gradients is not None and out.requires_grad:
             out.register_hook(self._gradient)
 
@@ -203,3 +210,97 @@ def flat_tensors(outputs: Any) -> List[Tensor]:
     if isinstance(outputs, (list, tuple)) or hasattr(outputs, '__iter__'):
         return [tensor for part in outputs for tensor in flat_tensors(part)]
     return []
+
+
+def block_of(path: str) -> str:
+    """The block of a module: its path up to the last number in it, or the path itself."""
+    parts = path.split('.')
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return '.'.join(parts[:numbers[-1] + 1]) if numbers else path
+
+
+class Replay(nn.Module):
+    """Stands in for a block whose outputs are known.
+
+    Args:
+        outputs (list): Of every batch.
+        cursor (list[int]): The batch that runs, shared by all stand-ins of a network.
+    """
+
+    def __init__(self, outputs: List[Any], cursor: List[int]) -> None:
+        super().__init__()
+        self.outputs, self.cursor = outputs, cursor
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """The outputs of the batch that runs."""
+        return self.outputs[self.cursor[0]]
+
+
+class ResumableForward:
+    """Runs a network over the same batches again and again, each time from a later block on.
+
+    The outputs of the last finished block are kept in memory and replayed. Blocks before it are
+    replaced by zeros of their outputs' shapes: what is computed from these is not used behind the
+    finished block. Where the outputs would take too much memory, everything is computed anew.
+
+    Args:
+        model (nn.Module): Restored by :meth:`close`.
+        host (nn.Module): Its backbone, from which blocks are named.
+        batches (Sequence): What ``forward`` takes.
+        forward (Callable): Takes model and batch.
+        most_bytes (int): Of the outputs that are kept. Defaults to 2 GiB.
+    """
+
+    def __init__(self, model: nn.Module, host: nn.Module, batches: Any, forward: Forward,
+                 most_bytes: int = 2**31) -> None:
+        self.model, self.host, self.batches, self.forward = model, host, batches, forward
+        self.most_bytes = most_bytes
+        self._cursor, self._replaced, self._last = [0], [], None
+
+    def run(self, batch: int, last: Optional[nn.Module] = None) -> Any:
+        """Run one batch without gradients, up to ``last``."""
+        self._cursor[0] = batch
+        with torch.no_grad(), stop_after(last):
+            return self.forward(self.model, self.batches[batch])
+
+    def finish(self, path: str) -> None:
+        """Keep the outputs of a block, if they fit, and run from there on."""
+        block, outputs = self.host.get_submodule(path), []
+        handle = block.register_forward_hook(lambda _, __, out: outputs.append(_detached(out)))
+        try:
+            for batch in range(len(self.batches)):
+                self.run(batch, block)
+                size = sum(tensor.numel() * tensor.element_size()
+                           for tensor in flat_tensors(outputs[:1]))
+                if size * len(self.batches) > self.most_bytes:
+                    return
+        finally:
+            handle.remove()
+        if self._last is not None:
+            self._last.outputs = [_zeros_like(out) for out in self._last.outputs]
+        parent, _, name = path.rpartition('.')
+        self._last = Replay(outputs, self._cursor)
+        self._replaced.append((self.host.get_submodule(parent), name, block))
+        setattr(self.host.get_submodule(parent), name, self._last)
+
+    def close(self) -> None:
+        """Put the blocks back."""
+        for parent, name, block in self._replaced:
+            setattr(parent, name, block)
+        self._replaced, self._last = [], None
+
+
+def _detached(out: Any) -> Any:
+    return _mapped(out, lambda tensor: tensor.detach())
+
+
+def _zeros_like(out: Any) -> Any:
+    return _mapped(out, lambda tensor: tensor.new_zeros(()).expand(tensor.shape))
+
+
+def _mapped(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(out, Tensor):
+        return function(out)
+    if type(out) in (tuple, list):
+        return type(out)(_mapped(part, function) for part in out)
+    return out

@@ -1,172 +1,179 @@
-"""Strict loading: a state_dict fits a backbone whole or is refused."""
+"""Loading a checkpoint into a model: whole, or not at all."""
 
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import torch
-from mmengine.model import PretrainedInit, update_init_info
-from mmengine.runner.checkpoint import CheckpointLoader, load_state_dict
 from torch import Tensor, nn
 
-from mmkcr.core.added import added_layers
+from .utils import find_task
 
-if TYPE_CHECKING:
-    from .searchable import SearchSpace
-
-BACKBONE = 'backbone.'
-#: Buffers that hosts compute anew and take out of what they load.
-_RECOMPUTED = re.compile(r'(.*\.)?(relative_position_index|relative_coords_table|attn_mask)$')
-InitCfg = Union[Mapping[str, Any], List[Mapping[str, Any]], None]
+#: State that training wrappers keep beside the task model's: no task model needs it.
+TRAINING_STATE = ('regularizers.', 'price.', 'reconstruction.', '_extra_state')
+_SIZE = re.compile(r'size mismatch for (\S+): copying a param with shape torch\.Size\((.*?)\) from '
+                   r'checkpoint, the shape in current model is torch\.Size\((.*?)\)\.')
 
 
-def split_pretrained(init_cfg: InitCfg) -> Tuple[Optional[Dict[str, Any]], List[Dict[str, Any]]]:
-    """Take ``Pretrained`` out of an ``init_cfg``.
+def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -> Dict[str, Tensor]:
+    """The ``state_dict`` of a checkpoint.
 
-    Args:
-        init_cfg (dict | list[dict], optional): Of a ``BaseModule``.
-
-    Returns:
-        tuple[dict | None, list[dict]]: The arguments of ``Pretrained``, and
-        the other initialisers.
-    """
-    configs = [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or [])
-    chosen = [config for config in configs if config['type'] in ('Pretrained', PretrainedInit)]
-    others = [config for config in configs if config not in chosen]
-    arguments = {key: value for key, value in chosen[-1].items() if key != 'type'} if chosen \
-        else None
-    return arguments, others
-
-
-def read_backbone(checkpoint: str, prefix: Optional[str] = None,
-                  map_location: str = 'cpu') -> Dict[str, Tensor]:
-    """The backbone's part of a checkpoint of a classifier, detector or segmentor.
+    Beside MMEngine's ``EMAHook``, ``state_dict`` holds the averaged weights and
+    ``ema_state_dict`` those that the optimizer works on: the hook swaps the two when it saves.
 
     Args:
-        checkpoint (str): A file or URL; beside MMEngine's ``EMAHook`` it holds
-            the averaged weights.
-        prefix (str, optional): Where the backbone's keys start. Defaults to
-            None: ``'backbone.'`` if there are such keys, else all keys.
-        map_location (str): See ``torch.load``. Defaults to ``'cpu'``.
-
-    Returns:
-        dict[str, Tensor]: Without the prefix.
+        checkpoint (Mapping): What was read from a file.
+        path (str): The file, for the message.
+        online (bool): Take the optimizer's weights, not their average. Defaults to False.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint, or has no key with the prefix.
+        ValueError: There is no average beside the weights although ``online`` asks for the latter.
     """
-    if '://' not in checkpoint and not Path(checkpoint).expanduser().is_file():
-        raise FileNotFoundError(f'expected a checkpoint for the backbone at `{checkpoint}`, found '
-                                'none')
+    prefix = 'module.'
+    if not online:
+        state = checkpoint.get('state_dict', checkpoint)
+        return {key.removeprefix(prefix): value for key, value in state.items()}
+    if 'ema_state_dict' not in checkpoint:
+        raise ValueError('expected a checkpoint with averaged and online weights (`EMAHook`), '
+                         f'found `{path}` without `ema_state_dict`')
+    return {key[len(prefix):]: value for key, value in checkpoint['ema_state_dict'].items()
+            if key.startswith(prefix)}
+
+
+def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
+    """Load the task model: every entry in its shape, and nothing in excess.
+
+    A training wrapper around the model keeps its own state, and that of a wrapper in the
+    checkpoint is passed over: so whatever was searched or retrained loads under its own config,
+    under the deployed model's, and the other way round. What the model's own loading converts (old
+    keys, position embeddings of another size) is converted.
+
+    Args:
+        model (nn.Module): A task model, possibly wrapped.
+        state (Mapping[str, Tensor]): See :func:`weights_of`.
+        path (str): The file, for the message.
+
+    Raises:
+        ValueError: It does not fit, or holds values that are not finite; the message names the
+            first entry.
+    """
+    task = find_task(_unwrapped(model))
+    kept = {key: value for key, value in state.items() if not key.startswith(TRAINING_STATE)}
+    if _has_gates(task.state_dict()) and not _has_gates(kept):
+        raise ValueError(f'expected a checkpoint of a search, as the config is one, found `{path}` '
+                         'without gates')
+    missing, surplus, shaped = _try(task, kept, path)
+    space = getattr(getattr(task, 'backbone', None), 'search_space', None)
+    keys = getattr(space, 'optional_keys', r'$^')  # such as output norms of other levels
+    optional = re.compile(rf'backbone\.(?:{keys})')
+    _refuse(task, path, missing, shaped, [key for key in surplus if not optional.match(key)])
+
+
+def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
+    """Load all of a run's model, the state of its training wrapper included.
+
+    Args:
+        model (nn.Module): As the run's config builds it.
+        state (Mapping[str, Tensor]): See :func:`weights_of`.
+        path (str): The file, for the message.
+
+    Raises:
+        ValueError: As of :func:`load_task`.
+    """
+    model = _unwrapped(model)
+    missing, _, shaped = _try(model, state, path)
+    _refuse(find_task(model), path, missing, shaped)
+
+
+def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
+    """Load what a training begins with (``load_from``).
+
+    The backbone's entries must be there in their shapes; a head for other classes may differ, and
+    what is missing keeps its initial values, as the hosts do it.
+
+    Args:
+        model (nn.Module): A task model, possibly wrapped.
+        state (Mapping[str, Tensor]): See :func:`weights_of`.
+        path (str): The file, for the message.
+
+    Raises:
+        ValueError: An entry of the backbone has another shape, none of them is there, or there
+            are values that are not finite.
+    """
+    model = _unwrapped(model)
+    task = find_task(model)
+    names = [name for name in task.state_dict() if name.startswith('backbone.')]
+    names = names or list(task.state_dict())
+    if not set(names) & set(state):
+        raise ValueError(f'expected weights to start from for the {type(task).__name__} in '
+                         f'`{path}`, found none of its {len(names)} entries such as `{names[0]}` '
+                         f'but `{next(iter(state), "nothing")}`')
+    *_, shaped = _try(model, state, path)
+    _refuse(task, path, (), [entry for entry in shaped if entry[0].startswith('backbone.')])
+
+
+def check_finite(state: Mapping[str, Tensor], path: str,
+                 own: Optional[Mapping[str, Tensor]] = None) -> None:
+    """Refuse weights that are not finite.
+
+    Args:
+        state (Mapping[str, Tensor]): Weights and buffers.
+        path (str): Where they come from, for the message.
+        own (Mapping[str, Tensor], optional): Of a model as it is built: entries that are not
+            finite there either are not looked at. Defaults to None: all are.
+
+    Raises:
+        ValueError: There are some; the message names the first entry and how many values.
+    """
+    for name, value in state.items():
+        given = value if own is None else own.get(name)
+        if given is None or not torch.is_tensor(value) or not value.is_floating_point():
+            continue
+        bad = value.numel() - int(torch.isfinite(value).sum())
+        if bad and (own is None or torch.isfinite(given).all()):
+            raise ValueError(f'expected finite weights in `{path}`, found {bad} of '
+                             f'{value.numel()} values of `{name}` that are not')
+
+
+def _has_gates(state: Iterable[str]) -> bool:
+    return any('.gate.' in key for key in state)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    return getattr(model, 'module', model)  # of several processes, or for test-time augmentation
+
+
+def _try(model: nn.Module, state: Mapping[str, Tensor],
+         path: str) -> Tuple[List[str], List[str], List[Tuple[str, str, str]]]:
+    """Load what fits; names of what is missing and in excess; name and shapes of what differs."""
+    check_finite(state, path, model.state_dict())
+    missing, surplus, shaped = [], [], []
     try:
-        content = CheckpointLoader.load_checkpoint(checkpoint, map_location, logger='silent')
-    except Exception as error:  # pickle, zip and torch each have their own
-        raise ValueError(f'expected a checkpoint at `{checkpoint}`, found a file that cannot be '
-                         f'read ({type(error).__name__})') from error
-    state = content.get('state_dict', content) if isinstance(content, Mapping) else {}
-    if prefix is None:
-        prefix = BACKBONE if any(key.startswith(BACKBONE) for key in state) else ''
-    prefix = prefix.rstrip('.') + '.' if prefix else ''
-    part = {key[len(prefix):]: value for key, value in state.items() if key.startswith(prefix)}
-    if not part:
-        raise ValueError(f'expected keys that start with `{prefix}` in the checkpoint '
-                         f'`{checkpoint}`, found {", ".join(list(state)[:3]) or "no key"}')
-    return part
+        missing, surplus = model.load_state_dict(dict(state), strict=False)
+    except ValueError as error:  # a searchable backbone says itself what is wrong
+        error.args = (f'{error} of `{path}`', )
+        raise
+    except RuntimeError as error:
+        shaped = _SIZE.findall(str(error))
+        if not shaped:
+            raise ValueError(f'expected a checkpoint of the {type(find_task(model)).__name__}, '
+                             f'found `{path}` of another ({" ".join(str(error).split()):.300})'
+                             ) from error
+    bare = 'architecture.'  # of our wrappers, not in checkpoints
+    return ([name.removeprefix(bare) for name in missing], surplus,
+            [(name.removeprefix(bare), *shapes) for name, *shapes in shaped])
 
 
-def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] = None,
-                    map_location: str = 'cpu') -> None:
-    """Load the backbone of another model's checkpoint, whole or not at all.
-
-    Args:
-        backbone (SearchableBackbone): In any of its states.
-        checkpoint (str): See :func:`read_backbone`.
-        prefix (str, optional): As there.
-        map_location (str): As there.
-
-    Raises:
-        FileNotFoundError: As of :func:`read_backbone`.
-        ValueError: As of :func:`read_backbone`, or the keys are not those of
-            the backbone.
-    """
-    state = read_backbone(str(checkpoint), prefix, map_location)
-    try:
-        load_state_dict(backbone, state, strict=False, logger='silent')
-    except ValueError as error:
-        wrong = ValueError(f'{error} of `{checkpoint}`')
-        for note in getattr(error, '__notes__', ()):
-            wrong.add_note(note)
-        raise wrong from error
-    if hasattr(backbone, '_params_init_info'):
-        update_init_info(backbone, f'loaded from {checkpoint}')
-
-
-def renamed_keys(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
-    """Give keys of version 0.1, whose sites had no kind in their names, today's names.
-
-    There a gate was at ``layers.0.ffn.gate`` and the kept units at ``layers.0.ffn.kept``; now both
-    are below ``layers.0.ffn.mlp_channels``, so that several kinds can share a module.
-
-    Args:
-        space (SearchSpace): Of the backbone that loads.
-        state_dict (dict): Changed in place.
-        prefix (str): Of the backbone's keys.
-    """
-    owners: Dict[str, List[str]] = {}
-    for name, site in space._sites.items():
-        owners.setdefault(site.path, []).append(name)
-    for path, names in owners.items():
-        start = f'{prefix}{path}.' if path else prefix
-        for key in [key for key in state_dict if key.startswith((f'{start}gate.', f'{start}kept'))]:
-            if len(names) == 1:
-                state_dict[f'{prefix}{names[0]}.{key[len(start):]}'] = state_dict.pop(key)
-
-
-def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:
-    """Refuse a state_dict that would load only in part.
-
-    A supernet may be loaded from a dense checkpoint: it keeps its gates and the layers that it
-    has in excess.
-
-    Args:
-        space (SearchSpace): Of the backbone that loads.
-        state_dict (Mapping[str, Tensor]): With the backbone's keys.
-        prefix (str): Of these keys.
-
-    Raises:
-        ValueError: Missing, unexpected or mis-shaped keys, or other kept units.
-    """
-    host = space.host
-    found = {key[len(prefix):]: value.shape for key, value in state_dict.items()
-             if key.startswith(prefix) and hasattr(value, 'shape')}
-    if not found:
-        return
-    own = {key: value.shape for key, value in nn.Module.state_dict(host).items()
-           if hasattr(value, 'shape')}
-    gates = tuple(f'{site}.gate.' for site in space.gates())
-    gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
-    optional = re.compile(space.optional_keys)
-    missing = [key for key in own if key not in found and not optional.match(key)
-               and not _RECOMPUTED.match(key) and not key.startswith(gates)]
-    surplus = [key for key in found if key not in own and not optional.match(key)]
-    shaped = [f'{key} {tuple(found[key])} for {tuple(own[key])}' for key in own
-              if key in found and own[key] != found[key]]
-    if missing or surplus or shaped:
-        error = ValueError(
-            f'expected a checkpoint of the {space.state_name()} `{space.type_name}`, '
-            f'found {_listing("missing", missing)}, {_listing("unexpected", surplus)} and '
-            f'{_listing("mis-shaped", shaped)} keys below `{prefix or "."}`')
-        for kind, keys in (('missing', missing), ('unexpected', surplus), ('mis-shaped', shaped)):
-            error.add_note('\n'.join([f'{kind}:', *keys]))  # all of them, with --debug
-        raise error
-    for site in space._fixed if space.structure is None else space.structure.sites:
-        ours, theirs = host.get_buffer(f'{site}.kept'), state_dict[f'{prefix}{site}.kept']
-        if not torch.equal(ours.cpu(), theirs.cpu()):
-            raise ValueError('expected a checkpoint of the subnet in the structure, found other '
-                             f'kept units at site `{site}`')
-
-
-def _listing(kind: str, keys: List[str]) -> str:
-    shown = ', '.join(keys[:3]) + (', ...' if len(keys) > 3 else '')
-    return f'{len(keys)} {kind}' + (f' ({shown})' if keys else '')
+def _refuse(task: nn.Module, path: str, missing: Iterable[str],
+            shaped: Iterable[Tuple[str, str, str]], surplus: Iterable[str] = ()) -> None:
+    where = f'{type(task).__name__} in `{path}`'
+    missing, shaped, surplus = list(missing), list(shaped), list(surplus)
+    if shaped:
+        name, shape, wanted = shaped[0]
+        raise ValueError(f'expected a checkpoint of the {where}, found `{name}` of shape '
+                         f'{shape}, not {wanted}, and {len(shaped) - 1} more that differ')
+    if missing:
+        raise ValueError(f'expected a checkpoint of the {where}, found none of its entry '
+                         f'`{missing[0]}` and of {len(missing) - 1} others')
+    if surplus:
+        raise ValueError(f'expected a checkpoint of the {where}, found the entry `{surplus[0]}` '
+                         f'and {len(surplus) - 1} others that it does not have')

@@ -25,7 +25,7 @@ from mmkcr.core import (
     slice_axes,
 )
 from mmkcr.registry import MODELS
-from .loading import check_state, load_pretrained, renamed_keys, split_pretrained
+from .backbone_loading import check_state, load_pretrained, renamed_keys, split_pretrained
 from .sites import Embedding, QKMaskSite, find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
@@ -64,6 +64,7 @@ class SearchSpace:
         self.optional_keys = optional_keys
         self.structure: Optional[Structure] = None
         self._fixed: Dict[str, SiteEntry] = {}
+        self._attached: Dict[str, List[Axis]] = {}
         self._sites: Dict[str, HostSite] = {}
         self._dense_params = count_params(host)
         searched = gates is not None or structure is not None
@@ -260,10 +261,19 @@ class SearchSpace:
 
     # ---- slicing while it trains (Once for Both, section 3.3) -----------------------------------
 
+    def attach_axis(self, name: str, axis: Axis) -> None:
+        """Let a parameter outside of the host follow a site with a gate, such as a mask token.
+
+        Args:
+            name (str): The site.
+            axis (Axis): Of the parameter.
+        """
+        self._attached.setdefault(name, []).append(axis)
+
     def _gate_axes(self, name: str) -> List[Axis]:
-        """Axes of a gate's own parameters and buffers along its units."""
+        """Axes of a gate's own parameters and buffers, and attached ones, along its units."""
         gate = self.sites[name].gate
-        return [Axis(gate, 'importance'), Axis(gate, 'kept')]
+        return [Axis(gate, 'importance'), Axis(gate, 'kept'), *self._attached.get(name, ())]
 
     def slice_units(self, name: str, kept: Tensor, optimizer: Optional[Optimizer] = None) -> bool:
         """Slice a site of a supernet, its gate and the optimizer's moments.
@@ -288,7 +298,7 @@ class SearchSpace:
     def fold(self, name: str, optimizer: Optional[Optimizer] = None) -> None:
         """Multiply the mask of a decided site into its weights, for good."""
         site = self.sites[name]
-        scale_axes(site.axes(), site.gate.scale(), optimizer)
+        scale_axes([*site.axes(), *self._attached.get(name, ())], site.gate.scale(), optimizer)
         site.gate.fold()
 
     def settle(self, optimizer: Optional[Optimizer] = None) -> bool:

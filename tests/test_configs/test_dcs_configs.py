@@ -9,6 +9,7 @@ import torch
 from config_files import CONFIGS
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
+from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.runner import Runner
 from mmengine.structures import InstanceData
@@ -50,7 +51,7 @@ def test_settings_of_the_paper(path, load):
     assert task.backbone.get('img_size', 224) == size
     hooks = {hook.type.split('.')[-1]: hook for hook in config.get('custom_hooks', [])}
     if '/search/' in path:
-        assert task.head.num_classes == 100 and not config.model.get('regularizers')
+        assert task.head.num_classes == 100 and set(config.model.regularizers) == {'mask'}
         assert config.model.price.input_shape == (3, size, size)
         assert set(hooks) == {'TemperatureDecayHook'}
         assert config.train_cfg.max_epochs == 200
@@ -88,6 +89,25 @@ def test_detection_settings_of_the_paper(path, load):
     else:
         assert config.train_cfg.max_epochs == 12 and optimizer.lr == 1e-3
         assert config.train_dataloader.batch_size * 8 == config.auto_scale_lr.base_batch_size == 16
+
+
+def normalisation(preprocessor):
+    rgb = preprocessor.get('to_rgb', preprocessor.get('bgr_to_rgb'))
+    return list(preprocessor.mean), list(preprocessor.std), rgb
+
+
+@pytest.mark.parametrize('net', ['mobilevit-small', 'mobilevit-xsmall'])
+def test_detectors_see_what_their_weights_saw(net, load):
+    """Dense and slim alike: the host's MobileViT is trained on BGR over 255."""
+    host = normalisation(Config.fromfile(Config._get_cfg_path(
+        f'mmpretrain::mobilevit/{net}_8xb128_in1k.py', '')[0]).data_preprocessor)
+    assert host == ([0, 0, 0], [255, 255, 255], False)
+    for path in [path for path in IMAGENET if f'_{net}_' in path]:
+        assert normalisation(load(path).data_preprocessor) == host, path
+    detectors = [path for path in DETECTION if f'_{net}_' in path]
+    assert len(detectors) == 2
+    for path in detectors:
+        assert normalisation(load(path).model.data_preprocessor) == host, path
 
 
 def scene(side, masked):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.core import allowed_ratio_sizes, choose_options
+from mmkcr.core import allowed_ratio_sizes, can_meet, choose_options
 
 
 def cost(sizes):
@@ -47,11 +47,32 @@ def test_prefers_what_is_likely():
         assert {name: chosen[name] for name in 'abc'} == {n: int(n == favourite) for n in 'abc'}
 
 
-def test_limit():
-    options = {'width': [1], **{str(i): [2, 4, 6] for i in range(12)}}
-    scores = {name: [0.] * len(found) for name, found in options.items()}
-    with pytest.raises(ValueError, match='within the reachable'):  # odd, all others are even
-        choose_options(options, scores, cost, 64, 64, limit=50)
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_a_quick_yes_is_true(data):
+    names = ['width', 'a', 'b', 'c'][:data.draw(st.integers(1, 4))]
+    options = {name: data.draw(sizes_of_a_site) for name in names}
+    low = data.draw(st.integers(1, 1500))
+    high = low + data.draw(st.integers(0, 60))
+    costs = [cost(dict(zip(options, chosen))) for chosen in itertools.product(*options.values())]
+    if can_meet(options, cost, low, high):
+        assert any(low <= value <= high for value in costs)
+    # one site: the answer is exact
+    one = {**{name: found[:1] for name, found in options.items()}, names[-1]: options[names[-1]]}
+    costs = [cost(dict(zip(one, chosen))) for chosen in itertools.product(*one.values())]
+    assert can_meet(one, cost, low, high) == any(low <= value <= high for value in costs)
+
+
+def test_a_quick_yes_is_said_for_the_windows_of_a_search():
+    """Ten sites of seven sizes each, a window of 3 %, any target."""
+    options = {'width': range(48, 97, 3), **{str(i): range(24, 97, 12) for i in range(10)}}
+    smallest, largest = (cost({site: end(sizes) for site, sizes in options.items()})
+                         for end in (min, max))
+    for share in range(101):
+        high = smallest + (largest - smallest) * share // 100
+        assert can_meet(options, cost, min(int(0.97 * high) + 1, high), high)
+    assert not can_meet(options, cost, 1, smallest - 1)
+    assert not can_meet(options, cost, largest + 1, 2 * largest)
 
 
 @pytest.mark.parametrize('total, start, step, expected', [

@@ -15,8 +15,10 @@ SEARCH = {**COMMON, 'optim_wrapper.weights.optimizer': dict(SGD, _delete_=True),
           'optim_wrapper.weights.accumulative_counts': 2}
 RETRAIN = {**COMMON, 'model.architecture.train_cfg.augments': None,
            'optim_wrapper.optimizer': dict(SGD, _delete_=True)}
-# masks on queries and keys, and the clusters and Q of the information bottleneck loss
-MASKED = {kind: {key: value for key, value in options.items() if 'drop_path' not in key}
+# Masks on queries and keys, batch norms, and the clusters and Q of the information bottleneck loss.
+# Q is in fp32: small steps, so that what follows from its rounding stays small.
+MASKED = {kind: {key: dict(value, lr=0.01) if key.endswith('.optimizer') else value
+                 for key, value in options.items() if 'drop_path' not in key}
           for kind, options in (('masked_search', SEARCH), ('masked_retrain', RETRAIN))}
 KINDS = dict(search=SEARCH, retrain=RETRAIN, **MASKED)
 

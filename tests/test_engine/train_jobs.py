@@ -5,9 +5,10 @@
 Every job is a dict: ``config`` (a file of this project) or ``kind`` (the name of a config
 below), ``data_root``, ``work_dir`` and optionally ``kill`` (SIGKILL after that many
 iterations), ``kill_rename`` (SIGKILL in the place of the n-th renaming of a file),
-``resume``, ``options`` (merged into the config). The exit status of each is written beside
-it, in ``statuses.json``. Importing takes seconds, so processes are forked after that. Under
-``torchrun`` there is one job, run in place.
+``resume``, ``options`` (merged into the config), ``precise`` (in fp64), ``buffers`` (each
+process writes those of its model to ``buffers_<rank>.pth``). The exit status of each is written
+beside it, in ``statuses.json``. Importing takes seconds, so processes are forked after that.
+Under ``torchrun`` jobs run in place, one after the other.
 """
 
 import json  # noqa: I001  (mmkcr comes before mmpretrain: it makes torchvision importable)
@@ -26,12 +27,18 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
+from mmengine.logging import MessageHub, MMLogger
+from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
+from mmengine.visualization import Visualizer
 from mmpretrain.models import ClsDataPreprocessor
 
 from mmkcr.apis.build import load_config
-from lab.run_settings import move_data
 from mmkcr.registry import MODELS
+
+sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))  # for its lab
+
+from lab.run_settings import move_data  # noqa: E402
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 
@@ -141,9 +148,7 @@ def masked(config, **backbone):
     """DCS: masked queries and keys, and the information bottleneck loss in the place of KCR."""
     config['model']['architecture'].update(
         backbone=dict(type='mmkcr.DCSEfficientViT', img_size=32,
-                      arch=dict(widths=[8, 16, 32], depths=[1, 1, 1], head_dim=8),
-                      # a batch norm would see half of the batch in each of two processes
-                      norm_cfg=dict(type='GN', num_groups=4), **backbone),
+                      arch=dict(widths=[8, 16, 32], depths=[1, 1, 1], head_dim=8), **backbone),
         neck=dict(type='mmpretrain.GlobalAveragePooling'))
     config['model']['architecture']['data_preprocessor'].update(
         type='mmkcr.PreciseClsDataPreprocessor')
@@ -313,14 +318,19 @@ def segment_config(root):
 
 def train(job):
     torch.set_num_threads(1)
-    if job.get('kind', '').startswith('masked'):
-        torch.set_default_dtype(torch.float64)
+    precise = job.get('precise') or job.get('kind', '').startswith('masked')
+    torch.set_default_dtype(torch.float64 if precise else torch.float32)
     config = file_config(job) if 'config' in job else Config(
         globals()[f'{job["kind"]}_config'](job['data_root']))
+    if job.get('precise'):
+        config.data_preprocessor.type = 'mmkcr.PreciseClsDataPreprocessor'
     config.merge_from_dict(job.get('options', {}))
     config.work_dir, config.resume = job['work_dir'], job.get('resume', False)
     if 'RANK' in os.environ:
-        torch.distributed.init_process_group('gloo')
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group('gloo')
+        for manager in (DefaultScope, MessageHub, MMLogger, Visualizer):  # kept by name and second
+            manager._instance_dict.clear()
         config.launcher = 'pytorch'
         config.model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None,
                                         broadcast_buffers=False)
@@ -330,6 +340,9 @@ def train(job):
     if 'kill' in job:
         runner.register_hook(Kill(job['kill']))
     runner.train()
+    if job.get('buffers'):
+        buffers = dict(getattr(runner.model, 'module', runner.model).named_buffers())
+        torch.save(buffers, f'{job["work_dir"]}/buffers_{os.environ.get("RANK", 0)}.pth')
 
 
 def kill_in_rename(number):
@@ -365,6 +378,7 @@ if __name__ == '__main__':
     path = Path(sys.argv[1])
     jobs = json.loads(path.read_text())
     if 'RANK' in os.environ:
-        train(jobs[0])
+        for job in jobs:
+            train(job)
     else:
         path.with_name('statuses.json').write_text(json.dumps([in_child(job) for job in jobs]))

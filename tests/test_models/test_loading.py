@@ -8,7 +8,7 @@ from mmengine.runner import save_checkpoint
 
 from mmkcr.apis import slim
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
-from mmkcr.models.loading import read_backbone, split_pretrained
+from mmkcr.models.backbone_loading import read_backbone, split_pretrained
 
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
 SWIN = dict(arch=dict(embed_dims=12, depths=[2, 2], num_heads=[2, 2]), img_size=32, window_size=4,

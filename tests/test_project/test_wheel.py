@@ -19,6 +19,34 @@ from mmengine.config import Config
 cfg = Config.fromfile('mine.py')
 print(mmkcr.__file__, cfg.train_dataloader.dataset.data_root, cfg.data_preprocessor.num_classes)
 """
+# a config of the user's, built as a host's own tools build it: model, a sample, loss and prediction
+BUILD = """
+import sys
+import mmkcr
+import torch
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, MODELS, init_default_scope
+cfg = Config.fromfile('mine.py')
+init_default_scope(cfg.default_scope)
+model = MODELS.build(dict(cfg.model, **({} if 'data_preprocessor' in cfg.model else dict(
+    data_preprocessor=cfg.data_preprocessor))))
+task = getattr(model, 'architecture', model)
+dataset = DATASETS.build(cfg.train_dataloader.dataset)
+batch = model.data_preprocessor(pseudo_collate([dataset[0], dataset[1]]), True)
+losses = model(**batch, mode='loss')
+print(mmkcr.__file__, f'{type(task).__module__.split(".")[0]}.{type(task).__name__}',
+      type(task.backbone).__name__, len(dataset) > 1, any('loss' in name for name in losses))
+"""
+USERS = dict(
+    classifier=('kcr/digits/kcr-dense_vit-mini_1xb64_digits.py', 'mmpretrain.ImageClassifier',
+                'KCRVisionTransformer'),
+    search=('dcs/digits/dcs-search_mobilevit-mini_1xb64_digits.py', 'mmpretrain.ImageClassifier',
+            'DCSMobileViT'),
+    detector=('kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py',
+              'mmdet.MaskRCNN', 'KCRSwinTransformer'),
+    segmentor=('kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py',
+               'mmseg.EncoderDecoder', 'KCRSwinTransformer'))
 
 
 def names_in(folder):
@@ -80,6 +108,29 @@ def test_configs_resolve_from_the_installed_wheel(build, tmp_path):
         env=dict(os.environ, PYTHONPATH=str(tmp_path / 'site')))
     assert result.stdout.split() == [
         str(tmp_path / 'site' / 'mmkcr' / '__init__.py'), 'data/digits', '10'], result.stderr
+
+
+@pytest.fixture(scope='module')
+def site(build, tmp_path_factory):
+    """Folder that the wheel is installed to."""
+    folder = tmp_path_factory.mktemp('installed') / 'site'
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-index',
+                    '--target', str(folder), str(build[2])], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize('kind', USERS)
+def test_a_users_config_is_built_in_an_empty_folder(site, tmp_path, kind):
+    """Model and data; names of the hosts are those of the run's scope, not of this package."""
+    from lab.digits import DigitsOptions, write_digits
+    base, task, backbone = USERS[kind]
+    (tmp_path / 'mine.py').write_text(f"_base_ = 'mmkcr::{base}'\nrandomness = dict(seed=3)\n")
+    write_digits(tmp_path / 'data/digits', DigitsOptions(train_scenes=2, val_scenes=1))
+    result = subprocess.run(
+        [sys.executable, '-c', BUILD], cwd=tmp_path, capture_output=True, text=True,
+        env=dict(os.environ, PYTHONPATH=str(site)))
+    assert result.stdout.split()[-5:] == [str(site / 'mmkcr/__init__.py'), task, backbone, 'True',
+                                          'True'], result.stderr[-2000:]
 
 
 def test_editable_install_links_to_the_sources(build, tmp_path):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.search_speed import plot_search_speed, read_scalars, search_phases
 from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.utils import search_space
@@ -39,6 +39,7 @@ def make_parser() -> Parser:
                         help='folder of the figures (%(default)s)')
     parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'),
                         help='kind of figure (%(default)s)')
+    add_trust_argument(parser)
     return parser
 
 

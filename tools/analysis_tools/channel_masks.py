@@ -16,7 +16,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 from mmengine.config import Config
 
 from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.hooks import TemperatureDecayHook
 from mmkcr.models.utils import search_space
@@ -58,6 +58,7 @@ def make_parser() -> Parser:
                         'channel_masks beside the first structure)')
     parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'),
                         help='kind of figure (%(default)s)')
+    add_trust_argument(parser)
     return parser
 
 

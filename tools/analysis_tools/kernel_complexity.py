@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from mmengine.config import DictAction
 
 from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.cli import Parser, command
+from mmkcr.apis.cli import Parser, add_trust_argument, command
 from mmkcr.core.io import atomic_write
 from mmkcr.evaluation.analysis import epoch_of, kernel_statistics, plot_curve, split_loader
 
@@ -45,6 +45,7 @@ def parse_args(argv: Optional[Sequence[str]]):
                         help='path of the results without suffix (default: %(default)s)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite, key=value')
+    add_trust_argument(parser)
     return parser.parse_args(argv)
 
 

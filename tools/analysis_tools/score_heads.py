@@ -37,7 +37,7 @@ from lab.replace_heads import (
     write_replaced,
 )
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config, load_weights
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.processes import join_processes
 from mmkcr.apis.slim_files import provenance
 from mmkcr.core import atomic_write
@@ -73,6 +73,7 @@ def make_parser() -> Parser:
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
+    add_trust_argument(parser)
     return parser
 
 

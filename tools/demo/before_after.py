@@ -22,7 +22,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from mmkcr.apis import count_macs, inferencer, model_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.models.utils import find_backbone
 from mmkcr.visualization.figures import saved_figure
 
@@ -46,6 +46,7 @@ def make_parser() -> Parser:
     parser.add_argument('--score-thr', type=float, default=0.3,
                         help='lowest score of a box that is drawn (%(default)s)')
     parser.add_argument('--device', default='cpu', help='where the models run (%(default)s)')
+    add_trust_argument(parser)
     return parser
 
 

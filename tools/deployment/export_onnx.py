@@ -19,7 +19,7 @@ import torch
 from mmengine.config import DictAction
 
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config, load_weights
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.export import export_onnx
 from mmkcr.models.utils import find_task
 from mmkcr.visualization import format_table
@@ -42,6 +42,7 @@ def make_parser() -> Parser:
                         help='largest difference, relative to the largest output (%(default)g)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
+    add_trust_argument(parser)
     return parser
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from mmkcr.evaluation.analysis import kernel_statistics, split_loader
 from mmkcr.evaluation.bottleneck import information_statistics
+from mmkcr.evaluation.masks import accuracy_with_masks_open, find_masks, mask_statistics
 from mmkcr.models.utils import find_task, unwrap
 
 
@@ -24,3 +25,18 @@ def information_measure(model: nn.Module, config: Config) -> Mapping[str, float]
                          f'`{type(head).__name__}`')
     return information_statistics(model, split_loader(config, 'train'), head.num_classes,
                                   f'head.{classifier[-1]}:input')
+
+
+def mask_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
+    """What the masks of queries and keys do to the validation set; nothing without masks.
+
+    Openness and shares of constant channels, mean over the masks, and the top-1 with all masks
+    held open.
+    """
+    if not find_masks(model):
+        return {}
+    loader = split_loader(config, 'val')
+    found = list(mask_statistics(model, loader).values())
+    means = {key: 100 * sum(getattr(mask, key) for mask in found) / len(found)
+             for key in ('open', 'always', 'never')}
+    return dict(means, top1_open=accuracy_with_masks_open(model, loader))

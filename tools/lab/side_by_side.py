@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from mmkcr.apis.build import build_model, load_config, load_weights, set_structure
-from mmkcr.apis.cli import Parser
+from mmkcr.apis.cli import Parser, add_trust_argument
 from mmkcr.evaluation.analysis import split_loader
 
 
@@ -42,6 +42,7 @@ def add_model_arguments(parser: Parser) -> None:
                         help='folder of figures and numbers (%(default)s)')
     parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'),
                         help='kind of figure (%(default)s)')
+    add_trust_argument(parser)
 
 
 def read_models(args: Any) -> Dict[str, Trained]:

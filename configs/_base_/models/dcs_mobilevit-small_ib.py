@@ -7,6 +7,7 @@ model = dict(
     architecture={{_base_.model}},
     feature_layer='head.fc:input',
     regularizers=dict(
+        mask=dict(type='mmkcr.MaskPrice', weight=0.),  # logs what the masks leave open
         ib=dict(
             type='mmkcr.InformationBottleneckLoss',
             num_features=640,

@@ -8,4 +8,4 @@ model = dict(
     reconstruction=dict(
         in_channels={{_base_.model.head.in_channels}}, patch_size=16, window=47),
     # preset='paper' has the paper's weights, 'reference' those of the public code
-    price=dict(type='mmkcr.AdaptiveOneHotLoss', preset='reference', input_shape=(3, 224, 224)))
+    price=dict(type='mmkcr.AdaptiveOneHotLoss', preset='balanced', input_shape=(3, 224, 224)))

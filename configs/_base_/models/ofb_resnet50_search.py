@@ -5,4 +5,4 @@ model = dict(
     _delete_=True,
     type='mmkcr.SearchModel',
     architecture={{_base_.model}},
-    price=dict(type='mmkcr.AdaptiveOneHotLoss', preset='reference', input_shape=(3, 224, 224)))
+    price=dict(type='mmkcr.AdaptiveOneHotLoss', preset='balanced', input_shape=(3, 224, 224)))

@@ -6,4 +6,4 @@ model = dict(
     type='mmkcr.MaskedSearchModel',
     architecture={{_base_.model}},
     reconstruction=dict(in_channels=768, token_channels=96, patch_size=32, window=47),
-    price=dict(type='mmkcr.AdaptiveOneHotLoss', preset='reference', input_shape=(3, 224, 224)))
+    price=dict(type='mmkcr.AdaptiveOneHotLoss', preset='balanced', input_shape=(3, 224, 224)))

@@ -6,5 +6,5 @@ model = dict(
     type='mmkcr.SearchModel',
     architecture={{_base_.model}},
     price=dict(
-        type='mmkcr.AdaptiveOneHotLoss', preset='reference', part='backbone',
+        type='mmkcr.AdaptiveOneHotLoss', preset='balanced', part='backbone',
         input_shape=(3, 128, 128)))

@@ -7,7 +7,5 @@ model = dict(
     architecture={{_base_.model}},
     reconstruction=dict(
         in_channels={{_base_.model.head.in_channels}}, patch_size=8, window=9),
-    # with the preset's one-hot term, 0.5 and eps 1e-3, nothing else would move alpha: see README.md
     price=dict(
-        type='mmkcr.AdaptiveOneHotLoss', preset='reference', one_hot=5e-3, eps=0.05,
-        input_shape=(3, 32, 32)))
+        type='mmkcr.AdaptiveOneHotLoss', preset='balanced', input_shape=(3, 32, 32)))

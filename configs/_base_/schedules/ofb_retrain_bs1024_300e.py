@@ -1,4 +1,5 @@
-# Retraining of OFB: DeiT's schedule at lr 6e-4, without mixup and cutmix (appendix C).
+# Retraining of OFB: the official schedule (here Swin's) at lr 6e-4, without mixup and cutmix
+# (appendix C).
 # For 8 GPUs with 128 images each; with --auto-scale-lr: 6e-4 x images / 1024.
 _base_ = 'mmpretrain::_base_/schedules/imagenet_bs1024_adamw_swin.py'
 

@@ -13,3 +13,5 @@ _base_ = [
 structure = 'work_dirs/dcs-search_mobilevit-small_8xb64_in1k-100/slim/structure.json'
 model = dict(backbone=dict(structure=structure))
 del structure
+# as the host's MobileViT: BGR over 255
+data_preprocessor = dict(mean=[0., 0., 0.], std=[255., 255., 255.], to_rgb=False)

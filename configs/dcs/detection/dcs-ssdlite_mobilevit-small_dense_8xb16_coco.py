@@ -5,6 +5,8 @@ _base_ = '../../_base_/dcs_ssdlite_coco.py'
 
 checkpoint = 'https://mmassets.onedl.ai/mmclassification/v0/mobilevit/mobilevit-small_3rdparty_in1k_20221018-cb4f741c.pth'
 model = dict(
+    # what the weights were trained with: BGR over 255
+    data_preprocessor=dict(mean=[0., 0., 0.], std=[255., 255., 255.], bgr_to_rgb=False),
     backbone=dict(
         _delete_=True,
         type='mmkcr.DCSMobileViT',

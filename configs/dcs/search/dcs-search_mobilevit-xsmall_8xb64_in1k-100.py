@@ -17,3 +17,5 @@ model = dict(
         head=dict(num_classes=100)),
     # cost='paper' is the paper's own cost
     price=dict(type='mmkcr.MacsPrice', weight=0.2, cost='macs', input_shape=(3, 224, 224)))
+# as the host's MobileViT: BGR over 255
+data_preprocessor = dict(mean=[0., 0., 0.], std=[255., 255., 255.], to_rgb=False)

@@ -4,13 +4,14 @@
 _base_ = [
     '../../_base_/models/ofb_deit-small.py',
     'mmpretrain::_base_/datasets/imagenet_bs64_swin_224.py',
-    '../../_base_/schedules/ofb_retrain_bs1024_300e.py',
+    '../../_base_/schedules/ofb_retrain_bs1024_deit_300e.py',
     '../../_base_/default_runtime.py',
 ]
 
 # written by tools/slim.py
 slim_dir = 'work_dirs/ofb-search_deit-small_900m_8xb128_in1k/slim'
-model = dict(backbone=dict(structure=f'{slim_dir}/structure.json'))
+model = dict(backbone=dict(structure=f'{slim_dir}/structure.json', drop_path_rate=0.1))
 load_from = f'{slim_dir}/subnet.pth'
 del slim_dir
-train_dataloader = dict(batch_size=128)
+# three views of an image in an epoch, which draws a third of the images
+train_dataloader = dict(batch_size=128, sampler=dict(type='RepeatAugSampler', shuffle=True))

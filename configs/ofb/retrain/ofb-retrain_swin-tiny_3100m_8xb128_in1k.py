@@ -10,7 +10,7 @@ _base_ = [
 
 # written by tools/slim.py
 slim_dir = 'work_dirs/ofb-search_swin-tiny_3100m_8xb128_in1k/slim'
-model = dict(backbone=dict(structure=f'{slim_dir}/structure.json'))
+model = dict(backbone=dict(structure=f'{slim_dir}/structure.json', drop_path_rate=0.2))
 load_from = f'{slim_dir}/subnet.pth'
 del slim_dir
 train_dataloader = dict(batch_size=128)

@@ -11,6 +11,7 @@ from .linear_schedule import LinearScheduleHook
 from .nystrom_refresh import NystromRefreshHook
 from .progressive_pruning import ProgressivePruningHook
 from .refresh import RefreshHook
+from .sync_batch_norm import SyncBatchNormHook
 from .temperature_decay import TemperatureDecayHook
 from .warmup_switch import WarmupSwitchHook
 
@@ -26,6 +27,7 @@ __all__ = [
     'NystromRefreshHook',
     'ProgressivePruningHook',
     'RefreshHook',
+    'SyncBatchNormHook',
     'TemperatureDecayHook',
     'WarmupSwitchHook',
 ]

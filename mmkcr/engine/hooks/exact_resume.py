@@ -18,6 +18,7 @@ from mmkcr.engine.reproducible import (
 from mmkcr.models.utils import unwrap
 from mmkcr.registry import HOOKS
 from .atomic_checkpoint import AtomicCheckpointHook
+from .sync_batch_norm import SyncBatchNormHook
 
 _KEY = 'exact_resume'
 
@@ -42,8 +43,10 @@ class ExactResumeHook(Hook):
     It also keeps the seeds of samplers when ``randomness`` gives none, keeps
     gradients that are still being accumulated (in a single process), makes up
     for the validation that follows a checkpoint, whose results it cannot hold,
-    and makes saving safe against being killed: see
-    :class:`AtomicCheckpointHook`, whose behaviour a plain ``CheckpointHook`` gets.
+    makes saving safe against being killed (see :class:`AtomicCheckpointHook`,
+    whose behaviour a plain ``CheckpointHook`` gets), and lets the batch norms of several
+    processes keep one set of statistics, the one that a checkpoint holds
+    (:class:`SyncBatchNormHook`).
 
     Works with ``EpochBasedTrainLoop``, ``IterBasedTrainLoop``,
     :class:`~mmkcr.engine.loops.BilevelTrainLoop` and
@@ -51,6 +54,10 @@ class ExactResumeHook(Hook):
     sampler, any number of workers, persistent or not. Example::
 
         custom_hooks = [dict(type='mmkcr.ExactResumeHook')]
+
+    Args:
+        sync_batch_norm (bool): Whether batch norms see the batches of all processes. Without
+            it, runs of several processes with batch norms do not go on exactly. Defaults to True.
 
     .. warning::
         An epoch-based run resumes at the end of an epoch: keep
@@ -60,18 +67,22 @@ class ExactResumeHook(Hook):
 
     priority = 'VERY_HIGH'
 
-    def __init__(self) -> None:
+    def __init__(self, sync_batch_norm: bool = True) -> None:
+        self.sync_batch_norm = sync_batch_norm
         self._resumed: Dict = {}
         self._seed = 0
         self._validated = False
 
     def before_run(self, runner: Runner) -> None:
-        """Give a plain ``CheckpointHook`` atomic saving."""
+        """Give a plain ``CheckpointHook`` atomic saving; add the hooks that this one needs."""
         for hook in runner.hooks:
             if type(hook) is CheckpointHook:
                 hook.__class__ = AtomicCheckpointHook
         if not any(isinstance(hook, MissedValidationHook) for hook in runner.hooks):
             runner.register_hook(MissedValidationHook())
+        if self.sync_batch_norm and not any(isinstance(hook, SyncBatchNormHook)
+                                            for hook in runner.hooks):
+            runner.register_hook(SyncBatchNormHook())
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Add samplers' seeds, waiting gradients, and whether validation is to come."""

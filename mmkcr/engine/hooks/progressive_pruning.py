@@ -1,7 +1,8 @@
 """Options die, tensors shrink, and the budget is met: the search of Once-for-Both."""
 
 import gc
-from typing import Dict, Iterator, Optional
+import logging
+from typing import Dict, Iterator, List, Optional, Tuple
 
 import torch
 from mmengine.dist import broadcast
@@ -11,14 +12,11 @@ from mmengine.runner import Runner
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mmkcr.core import TOLERANCE, MacsModel, choose_options, parse_target
+from mmkcr.core import TOLERANCE, MacsModel, can_meet, choose_options, parse_target
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.utils import search_space, unwrap
 from mmkcr.registry import HOOKS
-
-#: Partial choices to look at before a step of the pruning is given up.
-_PATIENCE = 2000
 
 
 @HOOKS.register_module()
@@ -88,7 +86,7 @@ class ProgressivePruningHook(Hook):
         interval = self.interval or max(1, len(runner.train_dataloader) // 3)
         if done >= int(self.share * runner.max_iters):
             self._agree(model)
-            self._decide(model)
+            self._decide(model, runner.logger)
         elif done % interval == 0:
             self._agree(model)
             self._prune(model)
@@ -109,15 +107,24 @@ class ProgressivePruningHook(Hook):
         for parameter in model.gate_parameters():
             broadcast(parameter.data)
 
-    def _choose(self, model: torch.nn.Module, alive: Dict[str, Tensor],
-                limit: Optional[int] = None) -> Dict[str, int]:
-        """Positions, among options that would be alive, of a network within the budget."""
+    @staticmethod
+    def _window(model: torch.nn.Module) -> Tuple[MacsModel, int, int]:
+        """MACs by sizes, the fewest and the most of the budget."""
         macs: MacsModel = model.macs_model()
-        gates: Dict[str, BiMaskGate] = model.gates()
         target = parse_target(model.price.target, macs.dense)
-        sizes = {site: gates[site].option_sizes()[kept].tolist() for site, kept in alive.items()}
+        return macs, int(target * (1 - TOLERANCE)) + 1, target
+
+    @staticmethod
+    def _sizes(model: torch.nn.Module, alive: Dict[str, Tensor]) -> Dict[str, List[int]]:
+        """Sizes of the options that would be alive."""
+        gates: Dict[str, BiMaskGate] = model.gates()
+        return {site: gates[site].option_sizes()[kept].tolist() for site, kept in alive.items()}
+
+    def _choose(self, model: torch.nn.Module, alive: Dict[str, Tensor]) -> Dict[str, int]:
+        """Positions, among options that would be alive, of a network within the budget."""
+        gates: Dict[str, BiMaskGate] = model.gates()
         scores = {site: gates[site].alpha.detach()[kept].tolist() for site, kept in alive.items()}
-        return choose_options(sizes, scores, macs, int(target * (1 - TOLERANCE)) + 1, target, limit)
+        return choose_options(self._sizes(model, alive), scores, *self._window(model))
 
     def _prune(self, model: torch.nn.Module) -> None:
         """Let die what is unlikely, all at once or as much as the budget allows."""
@@ -138,16 +145,29 @@ class ProgressivePruningHook(Hook):
         return gate.alive & (probabilities > min(threshold, float(probabilities.max()) * 0.999))
 
     def _affordable(self, model: torch.nn.Module, alive: Dict[str, Tensor]) -> bool:
-        try:
-            self._choose(model, alive, _PATIENCE)
-        except ValueError:
-            return False
-        return True
+        """Whether a network within the budget is left."""
+        return can_meet(self._sizes(model, alive), *self._window(model))
 
-    def _decide(self, model: torch.nn.Module) -> None:
-        chosen = self._choose(model, self._alive(model))
+    def _decide(self, model: torch.nn.Module, logger: logging.Logger) -> None:
+        """Choose a network within the budget, and say how likely its options were."""
+        alive = self._alive(model)
+        chosen, likely, forced = self._choose(model, alive), [], []
         for site, gate in model.gates().items():
+            probabilities = gate.probabilities().detach()[alive[site]]
             gate.restrict(gate.only(chosen[site]))
+            if len(probabilities) > 1:
+                found, best = float(probabilities[chosen[site]]), float(probabilities.max())
+                likely.append(found)
+                if found < best:
+                    forced.append(f'{site} ({found:.2g} instead of {best:.2g})')
+        if likely:
+            logger.info(f'ProgressivePruningHook: {len(likely)} sites were still open; the chosen '
+                        f'options had a probability of {min(likely):.2g} at least and of '
+                        f'{sum(likely) / len(likely):.2g} on average')
+        if forced:
+            logger.warning('ProgressivePruningHook: the budget forced options that are less likely '
+                           f'than others at {len(forced)} of {len(likely)} open sites: '
+                           f'{", ".join(forced)}')
 
     # ---- consequences ---------------------------------------------------------------------------
 
@@ -189,7 +209,10 @@ class ProgressivePruningHook(Hook):
 
     @staticmethod
     def _renew(runner: Runner) -> None:
-        """A distributed wrapper of the parameters that are there now."""
+        """A distributed wrapper of the parameters that are there, and learn, now."""
+        model = unwrap(runner.model)
+        if all(gate.folded for gate in model.gates().values()):
+            model.end_search()
         if is_model_wrapper(runner.model):
             module, runner.model = runner.model.module, None
             gc.collect()  # the old wrapper takes its hooks off the parameters when it is freed

@@ -21,7 +21,9 @@ class JointOptimWrapperConstructor:
         optim_wrapper_cfg (dict): Config of an optimizer wrapper, with
             ``architecture``, options of the gates' group. Its defaults are
             ``betas=(0.5, 0.999)`` and ``weight_decay=0``; others are those of
-            ``optimizer``.
+            ``optimizer``. Of these, ``importance`` gives what is different for
+            the gates' importance S, such as ``betas=(0.9, 0.999)`` in the
+            public code.
         paramwise_cfg (dict, optional): See the host's constructor.
 
     Example:
@@ -35,6 +37,7 @@ class JointOptimWrapperConstructor:
         self.config: Dict[str, Any] = dict(optim_wrapper_cfg)
         given = self.config.pop('architecture', {})
         self.architecture = {'betas': (0.5, 0.999), 'weight_decay': 0., **given}
+        self.importance = self.architecture.pop('importance', None)
         if paramwise_cfg is not None:
             self.config['paramwise_cfg'] = paramwise_cfg
 
@@ -45,7 +48,8 @@ class JointOptimWrapperConstructor:
             model (nn.Module): Offers ``gate_parameters()``; may be wrapped.
 
         Returns:
-            OptimWrapper: Its last parameter group holds the gates.
+            OptimWrapper: Its last parameter group holds the gates, or its last two their sizes
+            and their importance.
 
         Raises:
             ValueError: The model has no gates.
@@ -55,5 +59,11 @@ class JointOptimWrapperConstructor:
         wrapper = build_optim_wrapper(module, dict(self.config))
         known = {id(gate) for gate in gates}
         keep_only(wrapper, [p for p in module.parameters() if id(p) not in known])
-        wrapper.optimizer.add_param_group({**self.architecture, 'params': gates})
+        apart = {id(gate.importance) for gate in module.gates().values()} if self.importance else ()
+        groups = ([gate for gate in gates if id(gate) not in apart], self.architecture), (
+            [gate for gate in gates if id(gate) in apart],
+            {**self.architecture, **(self.importance or {})})
+        for parameters, settings in groups:
+            if parameters:
+                wrapper.optimizer.add_param_group({**settings, 'params': parameters})
         return wrapper

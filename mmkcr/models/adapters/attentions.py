@@ -173,7 +173,7 @@ def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
 
 @attention_adapter(f'{_HF}.flava.modeling_flava.FlavaAttention')
 def _nested_attention(module: nn.Module) -> Dict[str, Any]:
-    """FLAVA's attention, and before v5 that of ViT and DINOv2: a module, and a projection."""
+    """Attention of FLAVA, and before v5 of ViT and DINOv2: a module of its own, then a layer."""
     inner = module.attention
     scaled = not hasattr(inner, 'scaling')
     return dict(path='attention', fused=1, output='output.dense', heads=inner.num_attention_heads,

@@ -176,12 +176,11 @@ class DCSMobileViT(DCSBackbone, MobileViT):
 class _WithTokens:
     """Mixin for masked image modelling: tokens of the last stream as maps of the dense width."""
 
+    #: Site of the width that patches are embedded in.
+    embedding_site = 'patch_embed.embedding'
+
     def _last_width(self) -> Any:
         return list(self.search_space.sites.values())[0]
-
-    def embedding_units(self) -> Tensor:
-        """Channels of the dense width that the embedding still has, int64."""
-        return self.gates()['patch_embed.embedding'].kept
 
     def token_map(self, tokens: Tensor, hw: tuple) -> Tensor:
         """Normalised tokens (B, N, present) as a map (B, dense width, h, w)."""

@@ -235,7 +235,7 @@ class BiMaskGate(BaseGate):
 
     def entropy(self) -> Tensor:
         """Entropy of p in nats."""
-        return entropy_of(self.probabilities())
+        return entropy_of(self.probabilities().flatten())
 
     def options(self) -> List[Tuple[int, float]]:
         """Sizes and logits of the options still alive, group option by group option."""
@@ -276,9 +276,9 @@ class BiMaskGate(BaseGate):
 
 
 def entropy_of(probabilities: Tensor) -> Tensor:
-    """Entropy in nats, with a finite gradient where a probability has become 0."""
+    """Entropy along the last axis, in nats, with a finite gradient where a probability is 0."""
     smallest = torch.finfo(probabilities.dtype).tiny
-    return -(probabilities * probabilities.clamp(min=smallest).log()).sum()
+    return -(probabilities * probabilities.clamp(min=smallest).log()).sum(-1)
 
 
 def _rank(values: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Gumbel-sigmoid channel gate of KCR-Transformer, section 3.1."""
 
+import math
 from typing import Any, Mapping, Optional
 
 import torch
@@ -54,11 +55,22 @@ class GumbelChannelGate(BaseGate):
         return torch.sigmoid(logits / self.temperature)
 
     def expected_size(self) -> Tensor:
-        r"""Size of the noise-free relaxed mask, :math:`\sum_i \sigma(\alpha_i/\tau)`.
+        r"""Expected number of channels that noise leaves open, at least ``min_size``.
 
-        It tends to the number of kept channels as the temperature falls.
+        Under the noise a channel is open, :math:`\alpha + \epsilon_1 - \epsilon_2 > 0`, with the
+        probability :math:`\sigma(\alpha)`, whatever the temperature; the sampled relaxed mask
+        has this mean as :math:`\tau` falls. The noise-free relaxation
+        :math:`\sigma(\alpha/\tau)` has not: it saturates, and its gradient dies with
+        :math:`\tau`. The number of open channels N is taken as normal, for
+        :math:`E[\max(N, \mathrm{min\_size})]`.
         """
-        return torch.sigmoid(self.alpha / self.temperature).sum()
+        keep = torch.sigmoid(self.alpha)
+        above = keep.sum() - self.min_size
+        # at least 1e-3, so that the root has a gradient where all gates are saturated
+        spread = (keep * (1 - keep)).sum().clamp(min=1e-6).sqrt()
+        share = above / spread
+        density = torch.exp(-share.square() / 2) / math.sqrt(2 * math.pi)
+        return self.min_size + above * torch.special.ndtr(share) + spread * density
 
     def entropy(self) -> Tensor:
         r"""Mean binary entropy of :math:`\sigma(\alpha)`, in nats."""
@@ -71,3 +83,7 @@ class GumbelChannelGate(BaseGate):
         count = max(int((alpha > 0).sum()), self.min_size)
         order = torch.sort(alpha, descending=True, stable=True).indices
         return order[:count].sort().values
+
+    def hard_size(self) -> Tensor:
+        """Number of positive alphas, at least ``min_size``; without waiting for the device."""
+        return (self.scores() > 0).sum().clamp(min=self.min_size)

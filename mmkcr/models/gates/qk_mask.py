@@ -27,25 +27,33 @@ class QKMask(NoisyGate, AddedLayer):
     host's initialisation by layer type does not close the mask.
 
     Args:
-        in_channels (int): Channels of the attention's input x.
-        channels (int): Channels D of the queries, and of the keys.
+        in_channels (int): Channels C of the attention's input x.
+        channels (int): Channels D of the queries, and of the keys, head by head.
+        num_heads (int): Heads. Defaults to 1.
         maps (bool): Whether x has the shape (B, C, H, W) instead of (B, N, C). Defaults to False.
         separate (bool): One mask for queries and another for keys, the paper's ablation
             "QK-Mask". Defaults to False.
+        share_heads (bool): One mask of D / num_heads channels for all heads, whose linear layer
+            costs as much less. Ours. Defaults to False.
+        rank (int, optional): Of the linear layer, as a product of two, where :math:`C D` is much
+            more than :math:`r (C + D)`. Ours. Defaults to None: full.
         init (float): Initial bias of :math:`\theta`; positive, so that the mask starts open.
             Defaults to 2.0.
         temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``; it scales gradients
             and does not change :math:`M`. Defaults to 1.0.
 
     Raises:
-        ValueError: ``temperature`` is not positive.
+        ValueError: ``temperature`` is not positive, or ``rank`` not within [1, rows of the mask].
     """
 
     def __init__(self,
                  in_channels: int,
                  channels: int,
+                 num_heads: int = 1,
                  maps: bool = False,
                  separate: bool = False,
+                 share_heads: bool = False,
+                 rank: Optional[int] = None,
                  init: float = 2.0,
                  temperature: float = 1.0) -> None:
         super().__init__()
@@ -55,8 +63,17 @@ class QKMask(NoisyGate, AddedLayer):
         self.maps = maps
         self.separate = separate
         self.temperature = temperature
-        rows = channels * (2 if separate else 1)
-        self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(rows, in_channels), std=.02))
+        #: Heads that a row of the linear layer stands for.
+        self.repeats = num_heads if share_heads else 1
+        #: Whether the mask is 1 everywhere, to see what it does.
+        self.held_open = False
+        rows = channels // self.repeats * (2 if separate else 1)
+        if rank is not None and not 1 <= rank <= rows:
+            raise ValueError(f'expected a mask `rank` within [1, {rows}], found {rank}')
+        inner, std = (in_channels, .02) if rank is None else (rank, .02 * (in_channels / rank)**.5)
+        self.down = None if rank is None else nn.Parameter(
+            nn.init.trunc_normal_(torch.empty(rank, in_channels), std=in_channels**-.5))
+        self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(rows, inner), std=std))
         self.bias = nn.Parameter(torch.full((rows, ), float(init)))
         self._seed: Optional[int] = None
         self._noise: Optional[Tensor] = None
@@ -75,7 +92,7 @@ class QKMask(NoisyGate, AddedLayer):
         return self._noise
 
     def forward(self, x: Tensor) -> Tensor:
-        r"""The linear layer's output :math:`\theta`, in training with the step's noise.
+        r"""The linear layer's output :math:`\theta`.
 
         Args:
             x (Tensor): (B, N, C), or (B, C, H, W) with ``maps``.
@@ -84,16 +101,30 @@ class QKMask(NoisyGate, AddedLayer):
             Tensor: (B, N, R, D), or (B, R, D, H, W) with ``maps``; R is 1, or 2 with
             ``separate``, so that it broadcasts to queries and keys.
         """
+        dim = 1 if self.maps else -1
+        if self.down is not None:
+            x = self._linear(x, self.down)
+        theta = self._linear(x, self.weight, self.bias)
+        theta = theta.unflatten(dim, (-1, self.channels // self.repeats))
+        if self.repeats > 1:
+            theta = torch.cat([theta] * self.repeats, 2 if self.maps else -1)
+        return theta
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
         if self.maps:
-            theta = F.conv2d(x, self.weight[..., None, None], self.bias)
-        else:
-            theta = F.linear(x, self.weight, self.bias)
-        if self.training and self._seed is not None:
-            theta = theta + self.noise_like(theta)
-        return theta.unflatten(1 if self.maps else -1, (-1, self.channels))
+            return F.conv2d(x, weight[..., None, None], bias)
+        return F.linear(x, weight, bias)
 
     def binarize(self, theta: Tensor) -> Tensor:
-        """M of zeros and ones, with the gradient of the sigmoid."""
+        """M of zeros and ones with the step's noise in training, and the sigmoid's gradient.
+
+        Args:
+            theta (Tensor): Of :meth:`forward`, in any shape that begins with the batch.
+        """
+        if self.held_open:
+            return torch.ones_like(theta)
+        if self.training and self._seed is not None:
+            theta = theta + self.noise_like(theta)
         mask = (theta > 0).to(theta.dtype)
         if torch.is_grad_enabled() and theta.requires_grad:
             soft = torch.sigmoid(theta.float() / self.temperature).to(theta.dtype)
@@ -102,5 +133,6 @@ class QKMask(NoisyGate, AddedLayer):
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
-        return (f'in_channels={self.weight.shape[1]}, channels={self.channels}, '
-                f'separate={self.separate}')
+        first = self.weight if self.down is None else self.down
+        return (f'in_channels={first.shape[1]}, channels={self.channels}, '
+                f'separate={self.separate}, repeats={self.repeats}')

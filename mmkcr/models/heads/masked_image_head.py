@@ -75,19 +75,18 @@ class MaskedImageHead(nn.Module):
         count = max(1, round(self.mask_ratio * rows * columns)) if self.mask_ratio > 0 else 0
         return (order.argsort(1).argsort(1) < count).view(batch, rows, columns)
 
-    def hide(self, tokens: Tensor, hw: Sequence[int], mask: Tensor, token: Tensor) -> Tensor:
+    def hide(self, tokens: Tensor, hw: Sequence[int], mask: Tensor) -> Tensor:
         """Put the mask token in place of masked tokens.
 
         Args:
             tokens (Tensor): Shape (B, N, C), the last h * w of N tokens in rows.
             hw (Sequence[int]): h and w, multiples of the mask's sides.
             mask (Tensor): Of :meth:`draw`.
-            token (Tensor): Shape (C,).
         """
         fine = F.interpolate(mask[:, None].float(), size=tuple(hw), mode='nearest').flatten(1) > 0
         extra = tokens.shape[1] - fine.shape[1]
         fine = F.pad(fine, (extra, 0)).to(tokens.device)
-        return torch.where(fine[..., None], token.to(tokens.dtype), tokens)
+        return torch.where(fine[..., None], self.mask_token.to(tokens.dtype), tokens)
 
     def normalised(self, images: Tensor) -> Tensor:
         """Images less the mean, over the standard deviation, of the window around each pixel."""

@@ -4,9 +4,10 @@ from .adaptive_one_hot import AdaptiveOneHotLoss
 from .distillation import DistillationLoss
 from .information_bottleneck import InformationBottleneckLoss
 from .kernel_complexity import KernelComplexityLoss
+from .mask_price import MaskPrice
 from .price import MacsPrice
 
 __all__ = [
     'AdaptiveOneHotLoss', 'DistillationLoss', 'InformationBottleneckLoss',
-    'KernelComplexityLoss', 'MacsPrice'
+    'KernelComplexityLoss', 'MacsPrice', 'MaskPrice'
 ]

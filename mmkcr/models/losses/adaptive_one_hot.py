@@ -1,10 +1,12 @@
 """The adaptive one-hot loss of Once-for-Both (section 3.3)."""
 
 import math
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from mmkcr.core import MacsModel, parse_target
 from mmkcr.models.gates import BiMaskGate
@@ -12,13 +14,18 @@ from mmkcr.models.gates.bimask import entropy_of
 from mmkcr.registry import MODELS
 
 _PRESETS = dict(
-    paper=dict(one_hot=0.5, budget=1e2, importance=2e-5, relative=False, per_option=False),
-    reference=dict(one_hot=0.5, budget=5., importance=dict(attn=4e-4, other=1e-4), relative=True,
-                   per_option=True))
+    balanced=dict(one_hot=0.5, budget=1., importance=dict(attn=2e-4, other=5e-5), growth=1e-3,
+                  balance=0.5, per_option=True),
+    paper=dict(one_hot=0.5, budget=1e2, importance=2e-5, growth=0., balance=None,
+               per_option=False),
+    # one loop over the units adds H, the tangent and S, then all of it is halved
+    reference=dict(one_hot=0.5, budget=5., importance=dict(attn=0.5 * 4e-4, other=0.5 * 1e-4),
+                   growth=0., balance=None, per_option=True))
 
 
-def one_hot_terms(probabilities: Tensor, eps: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
-    r"""Entropy and tangent term of one site's p, over its D options alive.
+def one_hot_terms(probabilities: Tensor, options: Tensor,
+                  eps: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
+    r"""Entropy and tangent term of the p of sites, over their D options alive.
 
     :math:`H(p) = -\sum p \ln p` and :math:`\tan(\pi/2 - \pi\omega)` with
     :math:`\omega = \mathrm{var}(p) / \mathrm{var}_{max}`,
@@ -26,15 +33,16 @@ def one_hot_terms(probabilities: Tensor, eps: float = 1e-3) -> Tuple[Tensor, Ten
     unbounded at both ends, uniform and one-hot p: :math:`\omega` is clamped.
 
     Args:
-        probabilities (Tensor): Of the options alive, shape (D,), D > 1.
+        probabilities (Tensor): Shape (sites, K), 0 for dead options.
+        options (Tensor): D of every site, above 1, shape (sites,).
         eps (float): :math:`\omega` is clamped to [eps, 1 - eps], the term thus
             to about :math:`\pm 1/(\pi\,\mathrm{eps})`. Defaults to 1e-3.
 
     Returns:
-        tuple[Tensor, Tensor, Tensor]: Entropy in nats, tangent, :math:`\omega`.
+        tuple[Tensor, Tensor, Tensor]: Entropy in nats, tangent, :math:`\omega`, of shape
+        (sites,) each.
     """
-    options = probabilities.numel()
-    share = (probabilities.square().sum() - 1 / options) / (1 - 1 / options)
+    share = (probabilities.square().sum(1) - 1 / options) / (1 - 1 / options)
     tangent = torch.tan(math.pi / 2 - math.pi * share.clamp(eps, 1 - eps))
     return entropy_of(probabilities), tangent, share
 
@@ -50,54 +58,86 @@ class AdaptiveOneHotLoss(nn.Module):
     the multiply-accumulates at the expected sizes. It takes the place of the
     price in a :class:`~mmkcr.models.wrappers.SearchModel`.
 
-    ``preset='paper'``: :math:`\mu` 0.5, 1e2, 2e-5, d the distance in G.
-    ``preset='reference'``, the public code's: 0.5, 5, 4e-4 for attention and
-    1e-4 elsewhere, d the squared distance as a share of the dense network, the
-    tangent divided by the number of options. Any of the numbers can be given.
+    With the published weights the tangent pulls alpha a thousand times as hard
+    as the budget at the start of a search on DeiT-S, every site ends at the
+    option that was drawn largest, and a cut that no gradient knows of makes
+    the budget. So there are three presets:
+
+    - ``'balanced'``: d is :math:`|\ln(g/\tau)|`, quadratic within ``band`` of
+      0; :math:`\mu_2` starts at 1 and grows by ``growth`` times the distance
+      in every step of training; the one-hot term of a site is scaled so that
+      its gradient on alpha is ``balance`` times as long as that of
+      :math:`\mu_2 \ln g`, but :math:`\mu_1` is its largest weight. So the
+      budget outweighs it at every site where the network is ``band`` off.
+    - ``'paper'``: :math:`\mu` 0.5, 1e2, 2e-5; d the distance in G.
+    - ``'reference'``, as the public code multiplies them: :math:`\mu` 0.5, 5,
+      2e-4 for attention and 5e-5 elsewhere; d the squared distance as a share
+      of the dense network; the tangent divided by the number of options, as
+      in ``'balanced'``.
+
+    Any of the numbers can be given.
 
     Args:
         target (str | int | float): :math:`\tau`, see
             :func:`~mmkcr.core.parse_target`.
-        preset (str): ``'paper'`` or ``'reference'``. Defaults to ``'reference'``.
+        preset (str): Defaults to ``'balanced'``.
         one_hot (float, optional): :math:`\mu_1`. Defaults to the preset's.
+        entropy (float): Weight of H within the one-hot term (table 5d). Defaults to 1.
+        tangent (float): Weight of the tangent within it. Defaults to 1.
         budget (float, optional): :math:`\mu_2`. Defaults to the preset's.
         importance (float | dict, optional): :math:`\mu_3`, or one for ``attn``
             and one for ``other`` sites. Defaults to the preset's.
+        balance (float, optional): See above; only of the preset ``'balanced'``. Defaults to 0.5.
+        growth (float, optional): See above. Defaults to 1e-3, and to 0 in the published presets.
+        band (float): See above. Defaults to 0.02.
         eps (float): See :func:`one_hot_terms`. Defaults to 1e-3.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch.
         part (str, optional): See :class:`~mmkcr.models.losses.MacsPrice`.
 
     Raises:
-        ValueError: Unknown ``preset``, a negative weight, or ``eps`` out of (0, 0.5).
+        ValueError: Unknown ``preset``, a ``balance`` of a published one, a negative weight, or
+            ``eps`` or ``band`` out of (0, 0.5).
     """
 
     def __init__(self,
                  target: Union[str, int, float],
-                 preset: str = 'reference',
+                 preset: str = 'balanced',
                  one_hot: Optional[float] = None,
+                 entropy: float = 1.,
+                 tangent: float = 1.,
                  budget: Optional[float] = None,
                  importance: Union[float, Mapping[str, float], None] = None,
+                 balance: Optional[float] = None,
+                 growth: Optional[float] = None,
+                 band: float = 0.02,
                  eps: float = 1e-3,
                  input_shape: Optional[Sequence[int]] = None,
                  part: Optional[str] = None) -> None:
         super().__init__()
         if preset not in _PRESETS:
             raise ValueError(f'expected `preset` among {sorted(_PRESETS)}, found {preset!r}')
-        given = dict(one_hot=one_hot, budget=budget, importance=importance)
+        if balance is not None and preset != 'balanced':
+            raise ValueError(f"expected `balance` with `preset='balanced'` only, found {balance} "
+                             f'with {preset!r}')
+        given = dict(one_hot=one_hot, budget=budget, importance=importance, balance=balance,
+                     growth=growth)
         chosen = {**_PRESETS[preset], **{k: v for k, v in given.items() if v is not None}}
         both = chosen['importance']
         if not isinstance(both, Mapping):
             chosen['importance'] = both = dict(attn=both, other=both)
-        weights = [chosen['one_hot'], chosen['budget'], *both.values()]
-        if min(weights) < 0 or not 0 < eps < 0.5:
-            raise ValueError('expected weights of at least 0 and `eps` within (0, 0.5), found '
-                             f'{weights} and {eps}')
-        self.target, self.eps, self.part = target, eps, part
-        self.one_hot, self.budget = chosen['one_hot'], chosen['budget']
-        self.importance = dict(chosen['importance'])
-        self.relative, self.per_option = chosen['relative'], chosen['per_option']
+        weights = [chosen['one_hot'], entropy, tangent, chosen['budget'], chosen['growth'],
+                   chosen['balance'] or 0., *both.values()]
+        if min(weights) < 0 or not 0 < eps < 0.5 or not 0 < band < 0.5:
+            raise ValueError('expected weights of at least 0 and `eps` and `band` within (0, 0.5), '
+                             f'found {weights}, {eps} and {band}')
+        self.target, self.preset, self.eps, self.band, self.part = target, preset, eps, band, part
+        self.one_hot, self.entropy, self.tangent = chosen['one_hot'], entropy, tangent
+        self.balance, self.growth = chosen['balance'], chosen['growth']
+        self.importance, self.per_option = dict(chosen['importance']), chosen['per_option']
         self.input_shape = None if input_shape is None else tuple(input_shape)
+        # a buffer: where it has grown to is in the checkpoint
+        self.register_buffer('budget', torch.tensor(float(chosen['budget'])), self.growth > 0)
 
     def forward(self, macs: MacsModel) -> Dict[str, Tensor]:
         """Price the gates as they are.
@@ -108,38 +148,71 @@ class AdaptiveOneHotLoss(nn.Module):
         Returns:
             dict[str, Tensor]: ``loss_one_hot``, ``loss_budget`` and
             ``loss_importance``; for the log ``macs`` (G, expected), ``macs_present``
-            (G, of the tensors that are there), ``options`` (alive, a site) and
-            ``one_hot`` (mean :math:`\\omega`, 1 when all is decided).
+            (G, of the tensors that are there), ``options`` (alive, a site), ``one_hot``
+            (mean :math:`\\omega`, 1 when all is decided), ``one_hot_weight`` (mean over the open
+            sites) and ``budget_weight``.
         """
-        gates = {name: site.gate for name, site in macs.sites.items()}
-        expected = macs({name: gate.expected_size() for name, gate in gates.items()})
-        open_gates = {name: gate for name, gate in gates.items() if not gate.decided}
-        terms, shares = self._one_hot(list(open_gates.values()), expected)
+        gates: Dict[str, BiMaskGate] = {name: site.gate for name, site in macs.sites.items()}
+        probabilities, options, sizes = self._options(list(gates.values()))
+        expected = macs(dict(zip(gates, (probabilities * sizes).sum(1))))
+        undecided = options > 1
+        entropy, tangent, share = one_hot_terms(probabilities[undecided], options[undecided],
+                                                self.eps)
+        if self.per_option:
+            tangent = tangent / options[undecided]
+        terms = self.entropy * entropy + self.tangent * tangent
+        open_gates = [gate for gate, is_open in zip(gates.values(), undecided.tolist()) if is_open]
+        weights = self._one_hot_weights(terms, expected, open_gates)
+        budget = self._budget(expected, macs.dense)
         importance = sum((self._weight(name) * gate.importance.sigmoid().sum()
-                          for name, gate in open_gates.items()), start=expected.new_zeros(()))
+                          for name, gate in gates.items() if not gate.decided),
+                         start=expected.new_zeros(()))
         present = macs({name: gate.present for name, gate in gates.items()})
-        alive = torch.stack([gate.alive.sum() for gate in gates.values()])
-        return dict(loss_one_hot=self.one_hot * terms,
-                    loss_budget=self.budget * self._distance(expected, macs.dense),
+        decided = len(gates) - len(open_gates)
+        return dict(loss_one_hot=(weights * terms).sum(), loss_budget=budget,
                     loss_importance=importance, macs=expected.detach() / 1e9,
-                    macs_present=expected.new_tensor(present / 1e9), options=alive.float().mean(),
-                    one_hot=(shares + len(gates) - len(open_gates)) / len(gates))
+                    macs_present=expected.new_tensor(present / 1e9), options=options.mean(),
+                    one_hot=(share.detach().sum() + decided) / len(gates),
+                    one_hot_weight=weights.sum() / max(1, len(open_gates)),
+                    budget_weight=self.budget.clone())
 
-    def _one_hot(self, gates: Sequence[BiMaskGate], like: Tensor) -> Tuple[Tensor, Tensor]:
-        terms: List[Tensor] = [like.new_zeros(())]
-        shares = like.new_zeros(())
-        for gate in gates:
-            probabilities = gate.probabilities()[gate.alive]
-            entropy, tangent, share = one_hot_terms(probabilities, self.eps)
-            terms.append(entropy + tangent / (len(probabilities) if self.per_option else 1))
-            shares = shares + share.detach()
-        return torch.stack(terms).sum(), shares
+    @staticmethod
+    def _options(gates: Sequence[BiMaskGate]) -> Tuple[Tensor, Tensor, Tensor]:
+        """p (sites, K), D (sites,) and the options' sizes (sites, K), for all sites at once."""
+        logits = pad_sequence([gate.alpha.flatten() for gate in gates], True)
+        alive = pad_sequence([gate.alive.flatten() for gate in gates], True)
+        sizes = pad_sequence([gate.option_sizes().flatten() for gate in gates], True)
+        probabilities = logits.masked_fill(~alive, -torch.inf).softmax(1)
+        return probabilities, alive.sum(1).to(logits), sizes.to(logits)
+
+    def _one_hot_weights(self, terms: Tensor, expected: Tensor,
+                         gates: Sequence[BiMaskGate]) -> Tensor:
+        """Weights of the open sites' one-hot terms, at most mu_1."""
+        highest = torch.full_like(terms, self.one_hot, requires_grad=False)
+        if self.balance is None or not gates or not terms.requires_grad:
+            return highest
+        alphas = [gate.alpha for gate in gates]
+        # a site's term depends on its own alpha alone: one gradient of the sum gives all
+        pulls = [torch.stack([gradient.norm() for gradient in torch.autograd.grad(
+            value, alphas, retain_graph=True)]) for value in (terms.sum(), expected.log())]
+        tiny = torch.finfo(terms.dtype).tiny
+        return torch.minimum(highest, self.balance * self.budget * pulls[1]
+                             / pulls[0].clamp(min=tiny))
+
+    def _budget(self, expected: Tensor, dense: int) -> Tensor:
+        """The budget's term, whose weight grows in training."""
+        target = parse_target(self.target, dense)
+        if self.preset == 'balanced':
+            ratio = torch.log(expected / target)
+            distance = F.huber_loss(ratio, torch.zeros_like(ratio), delta=self.band) / self.band
+        elif self.preset == 'reference':
+            distance = ((expected - target) / dense).square()
+        else:
+            distance = (expected - target).abs() / 1e9
+        term = self.budget.clone() * distance
+        if self.training:
+            self.budget += self.growth * distance.detach()
+        return term
 
     def _weight(self, site: str) -> float:
         return self.importance['attn' if 'attn' in site.split('.') else 'other']
-
-    def _distance(self, expected: Tensor, dense: int) -> Tensor:
-        target = parse_target(self.target, dense)
-        if self.relative:
-            return ((expected - target) / dense).square()
-        return (expected - target).abs() / 1e9

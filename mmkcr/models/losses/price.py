@@ -1,6 +1,7 @@
 """The price of a supernet's gates (KCR, section 3.3)."""
 
-from typing import Dict, Optional, Sequence, Union
+from functools import partial
+from typing import Dict, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +16,30 @@ class MacsPrice(nn.Module):
 
     The paper's term is :math:`\lambda \log c`; dividing by the dense cost
     changes the value by a constant and no gradient. It has no floor: its pull
-    grows relatively as the cost falls. With a target the price is
-    :math:`\lambda |\log(c / c_{target})|`.
+    grows relatively as the cost falls.
+
+    With a target the price is :math:`\lambda |\log(c_{open} / c_{target})|`.
+    Its value, and so the direction in which it pulls, is that of the network
+    of the open gates, the one that slimming without a target builds; its
+    gradient is that of the expected cost. (The two costs differ as long as
+    many :math:`\alpha` are near 0.) No :math:`\lambda` is right for all
+    networks, since the task loss pulls too: so it grows by ``growth`` times
+    the distance from the target in every step.
 
     Args:
-        weight (float): :math:`\lambda`. Defaults to 0.2.
+        weight (float): :math:`\lambda`, with a target that of the first step.
+            Defaults to 0.2.
         cost (str): ``'macs'``, the exact count of the whole network's
             multiply-accumulates at the expected sizes, or ``'paper'``,
             :math:`\sum_j l_j (2 \tilde D_j^2 + \tilde D_j)` over the blocks
-            with the sampled masks, which ignores tokens and hidden width.
+            with the sampled masks (at least ``min_size`` channels of each),
+            which ignores tokens and hidden width.
             Defaults to ``'macs'``.
         target (str | int | float, optional): As in
             :func:`~mmkcr.core.parse_target`; a share for
             ``cost='paper'``. Defaults to None.
+        growth (float): Of :math:`\lambda` in a step of training, for a distance
+            :math:`|\log(c_{open} / c_{target})|` of 1. Defaults to 0.01.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch, which is
             a function of the run only if all batches have one size.
@@ -36,28 +48,32 @@ class MacsPrice(nn.Module):
             None: the backbone of a detector, else the task model.
 
     Raises:
-        ValueError: Unknown ``cost`` or ``part``, or a negative ``weight``.
+        ValueError: Unknown ``cost`` or ``part``, or a negative ``weight`` or ``growth``.
     """
 
     def __init__(self,
                  weight: float = 0.2,
                  cost: str = 'macs',
                  target: Union[str, int, float, None] = None,
+                 growth: float = 0.01,
                  input_shape: Optional[Sequence[int]] = None,
                  part: Optional[str] = None) -> None:
         super().__init__()
         if cost not in ('macs', 'paper'):
             raise ValueError(f'expected `cost` of a price to be `macs` or `paper`, found {cost!r}')
-        if weight < 0:
-            raise ValueError(f'expected a non-negative price `weight`, found {weight}')
+        if min(weight, growth) < 0:
+            raise ValueError('expected a non-negative price `weight` and `growth`, found '
+                             f'{weight} and {growth}')
         if part not in (None, 'model', 'backbone'):
             raise ValueError('expected `part` of a price to be `model` or `backbone`, found '
                              f'{part!r}')
-        self.weight = weight
         self.cost = cost
         self.part = part
         self.target = target
+        self.growth = growth
         self.input_shape = None if input_shape is None else tuple(input_shape)
+        # a buffer: where it has grown to is in the checkpoint
+        self.register_buffer('weight', torch.tensor(float(weight)), target is not None)
 
     def forward(self, macs: MacsModel) -> Dict[str, Tensor]:
         """Price the gates as they are.
@@ -66,24 +82,49 @@ class MacsPrice(nn.Module):
             macs (MacsModel): Of the supernet.
 
         Returns:
-            dict[str, Tensor]: ``loss_price``, and for the log ``macs`` (G,
-            expected) and ``kept`` (share of all units that the hard gates
-            keep).
+            dict[str, Tensor]: ``loss_price``, and for the log ``macs`` (G, expected),
+            ``macs_open`` (G, of what the hard gates keep), ``kept`` (their share of all units)
+            and, with a target, ``price_weight``.
+
+        Raises:
+            ValueError: The target is out of reach; the message gives the reachable range.
         """
         gates = {name: site.gate for name, site in macs.sites.items()}
-        expected = macs({name: gate.expected_size() for name, gate in gates.items()})
+        expected = {name: gate.expected_size() for name, gate in gates.items()}
+        kept = {name: gate.hard_size() for name, gate in gates.items()}
+        expected_macs, open_macs = macs(expected), macs(kept)
+        logged = dict(macs=expected_macs.detach() / 1e9, macs_open=open_macs / 1e9,
+                      kept=sum(kept.values()) / sum(gate.total for gate in gates.values()))
         if self.cost == 'macs':
-            cost, dense = expected, macs.dense
+            count, cost = macs, expected_macs
         else:
-            cost = sum(macs.sites[name].paper_cost(gate.soft_mask().sum(), macs.shapes[name])
-                       for name, gate in gates.items())
-            dense = sum(macs.sites[name].paper_cost(gate.total, macs.shapes[name])
-                        for name, gate in gates.items())
+            # all masks of a sample may underflow to 0, whose logarithm has no gradient
+            count = partial(self._paper_cost, macs)
+            cost = count({name: gate.soft_mask().sum().clamp(min=gate.min_size)
+                          for name, gate in gates.items()})
+        dense = macs.dense if self.cost == 'macs' else count(
+            {name: gate.total for name, gate in gates.items()})
         if self.target is None:
-            price = torch.log(cost / dense)
-        else:
-            price = torch.log(cost / parse_target(self.target, dense)).abs()
-        kept = sum((gate.scores() > 0).sum() for gate in gates.values())
-        total = sum(gate.total for gate in gates.values())
-        return dict(loss_price=self.weight * price, macs=expected.detach() / 1e9,
-                    kept=kept.float() / total)
+            return dict(loss_price=self.weight * torch.log(cost / dense), **logged)
+        target = parse_target(self.target, dense)
+        self._check_reach(target, *(count({name: getattr(gate, size)
+                                           for name, gate in gates.items()})
+                                    for size in ('min_size', 'total')))
+        # the open gates' cost with the gradient of the expected one
+        distance = torch.log((cost + (count(kept) - cost).detach()) / target).abs()
+        price = self.weight.clone() * distance
+        if self.training:
+            self.weight += self.growth * distance.detach()
+        return dict(loss_price=price, price_weight=self.weight.clone(), **logged)
+
+    @staticmethod
+    def _paper_cost(macs: MacsModel, sizes: Mapping[str, Union[int, Tensor]]) -> Union[int, Tensor]:
+        return sum(macs.sites[name].paper_cost(size, macs.shapes[name])
+                   for name, size in sizes.items())
+
+    def _check_reach(self, target: int, smallest: int, largest: int) -> None:
+        if not smallest <= target <= largest:
+            unit, scale = ('G MACs', 1e9) if self.cost == 'macs' else ('', 1)
+            raise ValueError(f'expected a price `target` within the reachable '
+                             f'{smallest / scale:.6g}{unit} to {largest / scale:.6g}{unit}, found '
+                             f'{target / scale:.6g}{unit}')

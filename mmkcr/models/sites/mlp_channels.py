@@ -1,7 +1,7 @@
 """Channels that an MLP reads from the residual stream and writes to it (KCR, section 3.1)."""
 
 import math
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -84,6 +84,10 @@ class MLPChannels(MLPSite):
         after = self.module(self.view.after)
         inside = after[0] if isinstance(after, nn.Sequential) else after
         self._set(self.view.after, nn.Sequential(inside, Put(kept, self.total, dim)))
+
+    def lost_outputs(self) -> Tuple[str, ...]:
+        """The output projection, whose dropped channels the stream does without."""
+        return (self.view.output, )
 
     def _set(self, path: str, module: nn.Module) -> None:
         owner, _, name = path.rpartition('.')

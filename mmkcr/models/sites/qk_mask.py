@@ -42,7 +42,7 @@ class QKMaskSite(AttentionSite):
 
     kind = 'qk_mask'
     gated = False
-    options = ('type', 'separate', 'init', 'temperature')
+    options = ('type', 'separate', 'share_heads', 'rank', 'init', 'temperature')
 
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
@@ -85,8 +85,9 @@ class QKMaskSite(AttentionSite):
         owner, linear = self.owner, isinstance(self.owner, LiteMLA)
         projections = self._projections()
         weight = projections[0].weight
-        owner.mask = MODELS.build(dict(self.config, channels=self.total, maps=linear,
-                                       in_channels=weight.shape[1])).to(weight)
+        heads = self.total // owner.head_dim if linear else self.view.heads
+        owner.mask = MODELS.build(dict(self.config, channels=self.total, num_heads=heads,
+                                       maps=linear, in_channels=weight.shape[1])).to(weight)
         if linear:  # it calls the mask itself
             return
         parts: List[Tuple[Optional[int], ...]] = [(0, 1, None)] if len(projections) == 1 else \

@@ -7,7 +7,8 @@ import torch
 from mmengine.dist import all_reduce
 from torch import Tensor
 
-from mmkcr.models.utils import find_backbone
+from mmkcr.core import Axis
+from mmkcr.models.utils import find_backbone, search_space
 from mmkcr.registry import MODELS
 from .search import SearchModel
 
@@ -19,7 +20,8 @@ class MaskedSearchModel(SearchModel):
     Task loss and reconstruction come from the same forward. The latter is
     weighted to the size of the former, as the public code does. Which patches
     are masked depends on the noise's seed and step alone, so it is the same
-    for one process and for several, and after a resume.
+    for one process and for several, and after a resume. The mask token is
+    sliced and scaled with the width that it lies in.
 
     Args:
         *args: See :class:`SearchModel`.
@@ -28,6 +30,8 @@ class MaskedSearchModel(SearchModel):
             Defaults to None: an ordinary search.
         reconstruction_weight (float): Size of the reconstruction loss as a
             share of the task's. Defaults to 1.
+        end_when_decided (bool): Whether masking ends when the last size is decided, as the public
+            code does; the paper's algorithm 1 goes on. Defaults to True.
         **kwargs: See :class:`SearchModel`.
     """
 
@@ -35,11 +39,17 @@ class MaskedSearchModel(SearchModel):
                  *args: Any,
                  reconstruction: Optional[Dict] = None,
                  reconstruction_weight: float = 1.,
+                 end_when_decided: bool = True,
                  **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reconstruction_weight = reconstruction_weight
+        self.end_when_decided = end_when_decided
         self.reconstruction = None if reconstruction is None else MODELS.build(
             dict(type='mmkcr.MaskedImageHead', **reconstruction))
+        if self.reconstruction is not None:
+            search_space(self.architecture).attach_axis(
+                find_backbone(self.architecture).embedding_site,
+                Axis(self.reconstruction, 'mask_token', folds=True))
 
     def forward(self,
                 inputs: Tensor,
@@ -47,7 +57,7 @@ class MaskedSearchModel(SearchModel):
                 mode: str = 'tensor') -> Any:
         """As :meth:`SearchModel.forward`, with the reconstruction in mode ``'loss'``."""
         head = self.reconstruction
-        if mode != 'loss' or head is None:
+        if mode != 'loss' or head is None or self._has_ended():
             return super().forward(inputs, data_samples, mode)
         self.macs_model(tuple(inputs.shape[1:]))  # counted, if it is to be, without a mask
         seed, step = self._noise_state
@@ -61,6 +71,14 @@ class MaskedSearchModel(SearchModel):
         losses['reconstruction_error'] = error.detach()
         return losses
 
+    def _has_ended(self) -> bool:
+        return self.end_when_decided and all(gate.decided for gate in self.gates().values())
+
+    def end_search(self) -> None:
+        """Freeze what no loss reaches any more: a distributed wrapper would wait for it."""
+        if self.reconstruction is not None and self.end_when_decided:
+            self.reconstruction.requires_grad_(False)
+
     def _balance(self, task_losses: Dict, error: Tensor) -> Tensor:
         """Task loss over reconstruction error, both averaged over the ranks."""
         sizes = torch.stack([self.parse_losses(task_losses)[0].detach(), error.detach()])
@@ -71,15 +89,14 @@ class MaskedSearchModel(SearchModel):
     def _masked(self, mask: Tensor) -> Iterator[Dict]:
         """Hide tokens in the forward within the block; catch tokens and task losses."""
         head, backbone, seen = self.reconstruction, find_backbone(self.architecture), {}
-        token = head.mask_token[backbone.embedding_units()]
 
         def embedded(_: Any, __: Any, out: tuple) -> tuple:
             tokens, seen['hw'] = out
-            return (head.hide(tokens, seen['hw'], mask, token) if head.keep_position else tokens,
+            return (head.hide(tokens, seen['hw'], mask) if head.keep_position else tokens,
                     seen['hw'])
 
         def positioned(_: Any, args: tuple) -> tuple:
-            return (head.hide(args[0], seen['hw'], mask, token), )
+            return (head.hide(args[0], seen['hw'], mask), )
 
         with ExitStack() as stack:
             def attach(handle: Any) -> None:

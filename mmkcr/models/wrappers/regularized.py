@@ -33,7 +33,8 @@ class RegularizedModel(BaseModel):
             and after them with what it asks for: the model's inputs
             (``needs_inputs``), positions in the training set
             (``needs_indices``), labels (``needs_labels``, see
-            :func:`labels_of`). Defaults to none.
+            :func:`labels_of`). One with a context manager ``watch()`` sees the
+            forward. Defaults to none.
         feature_layer (str): Layer whose features are regularised, see
             :class:`~mmkcr.models.wrappers.FeatureTap`. Defaults to
             ``'backbone'``: the pooled last output, which is what a linear
@@ -100,6 +101,9 @@ class RegularizedModel(BaseModel):
         with ExitStack() as stack:
             taps = {layer: stack.enter_context(FeatureTap(self.architecture, layer))
                     for layer in set(layers.values())}
+            for term in active.values():
+                if hasattr(term, 'watch'):
+                    stack.enter_context(term.watch())
             losses = self.architecture(inputs, data_samples, mode='loss')
         for name, term in active.items():
             losses[f'loss_{name}'] = term(taps[layers[name]].features,

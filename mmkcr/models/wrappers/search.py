@@ -1,11 +1,12 @@
 """The search: a supernet with its price and regularisers."""
 
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
+from mmengine.logging import MessageHub
 from torch import Tensor, nn
 
-from mmkcr.core import MacsModel
+from mmkcr.core import MacsModel, check_finite, check_finite_gates
 from mmkcr.models.gates import NoisyGate
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
@@ -94,6 +95,24 @@ class SearchModel(RegularizedModel):
                 outputs['loss_entropy'] = self.entropy_weight * entropy.mean()
         return outputs
 
+    def parse_losses(self, losses: Dict[str, Any]) -> Tuple[Tensor, Dict[str, Tensor]]:
+        """Sum the losses, as the host does, and stop where the sum is no number.
+
+        Args:
+            losses (dict): Of :meth:`forward` in mode ``'loss'``.
+
+        Raises:
+            ValueError: A gate, a loss or a price is not finite: the message has its name and
+                the iteration.
+        """
+        loss, logged = super().parse_losses(losses)
+        if not torch.isfinite(loss):
+            step = MessageHub.get_current_instance().get_info('iter', 0) + 1
+            # the gates first: a loss that they enter is a consequence
+            check_finite_gates(self.gates(), f' at iteration {step}')
+            check_finite(logged, f'losses and prices at iteration {step}')
+        return loss, logged
+
     def _resample(self) -> None:
         seed, step = self._noise_state
         generator = torch.Generator().manual_seed(seed * 2**31 + step)
@@ -101,6 +120,9 @@ class SearchModel(RegularizedModel):
             if isinstance(gate, NoisyGate):
                 gate.resample(generator)
         self._noise_state[1] = step + 1
+
+    def end_search(self) -> None:
+        """All sizes are decided; called before a distributed wrapper is renewed."""
 
     def get_extra_state(self) -> Tensor:
         """Seed and step of the gates' noise, for the checkpoint."""

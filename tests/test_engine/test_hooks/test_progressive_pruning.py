@@ -1,5 +1,6 @@
 """Pruning while training: the budget, an exact resume, two processes, averages, refusals."""
 
+import logging
 import re
 import socket
 
@@ -143,6 +144,23 @@ def test_two_processes_are_one(run_jobs, tmp_path_factory, last_checkpoint):
                if name.endswith('folded'))
 
 
+def test_the_choice_is_logged(runs):
+    """With its probability; and a warning names what the budget forced, and only then."""
+    for kind, target in CASES:
+        text = (runs / f'{kind}{target}' / 'output.txt').read_text()
+        said = re.findall(r'had a probability of (\S+) at least and of (\S+) on average', text)
+        assert len(said) == 1
+        least, mean = map(float, said[0])
+        assert 0 < least <= mean <= 1
+        forced = re.findall(r'forced options that are less likely than others at (\d+) of (\d+) '
+                            r'open sites: (.*)', text)
+        for count, among, sites in forced:
+            pairs = re.findall(r'\((\S+) instead of (\S+)\)', sites)
+            assert len(pairs) == int(count) <= int(among)
+            assert all(float(found) <= float(best) for found, best in pairs)
+    assert 'less likely than others' in (runs / 'pruning0.25' / 'output.txt').read_text()
+
+
 @pytest.mark.parametrize('options', [dict(interval=0), dict(eta=1.), dict(share=0.)])
 def test_wrong_arguments(options):
     with pytest.raises(ValueError, match='of ProgressivePruningHook, found'):
@@ -171,6 +189,6 @@ def test_events_keep_a_network_within_the_budget():
         left.append(sum(int(gate.alive.sum()) for gate in model.gates().values()))
         hook._choose(model, hook._alive(model))
     assert left[-1] > len(model.gates()) and left[0] < 17 + 2 * 2 * 7
-    hook._decide(model), search_space(model).settle()
+    hook._decide(model, logging.getLogger('test')), search_space(model).settle()
     share = count_macs(model.architecture, SHAPE) / model.macs_model().dense
     assert 0.97 * 0.5 <= share <= 0.5

@@ -1,12 +1,15 @@
 """The Gumbel channel gate against its formulas."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mmengine.config import Config
 
+from mmkcr.engine.hooks import TemperatureDecayHook
 from mmkcr.models.gates import GumbelChannelGate
 
 
@@ -35,7 +38,6 @@ def test_soft_mask_formula(seed, temperature):
     gate.resample(seeded(seed))
     expected = torch.sigmoid((gate.alpha + gate.noise) / temperature)
     torch.testing.assert_close(gate.train()(), expected)
-    torch.testing.assert_close(gate.expected_size(), torch.sigmoid(gate.alpha / temperature).sum())
     hard = gate.eval()()
     assert set(hard.tolist()) <= {0., 1.} and hard.sum() >= gate.min_size
     if (gate.alpha > 0).sum() >= gate.min_size:
@@ -57,6 +59,54 @@ def test_never_fewer_than_min_size():
     gate.alpha.data[[3, 9]] = -0.5
     kept = gate.selection().tolist()
     assert len(kept) == 5 and {3, 9} <= set(kept) and kept == sorted(kept)
+
+
+@pytest.mark.parametrize('alpha', [-6., -4., -3., -1., 0., 1., 3., 6.])
+def test_expected_size_is_the_mean_over_the_noise(alpha):
+    """Of hard gates, and of soft ones as the temperature falls; also around the floor of 8."""
+    gate = GumbelChannelGate(384, init=alpha, temperature=1.6e-4)
+    generator, hard, soft = seeded(0), [], []
+    for _ in range(3000):
+        gate.resample(generator)
+        hard.append(max(int((gate.alpha + gate.noise > 0).sum()), gate.min_size))
+        soft.append(max(float(gate.train()().sum()), gate.min_size))
+    expected = float(gate.expected_size())
+    assert expected == pytest.approx(sum(hard) / len(hard), rel=0.01)
+    assert expected == pytest.approx(sum(soft) / len(soft), rel=0.01)
+    assert expected >= gate.min_size
+
+
+def test_the_price_of_a_channel_lives_through_the_published_schedule():
+    """Its gradient at 0, a half and all of the way is what it was; the size rises with alpha."""
+    path = Path(__file__).parents[3] / 'configs/_base_/schedules/kcr_search_bs512_200e.py'
+    config = Config.fromfile(path)
+    settings = dict(next(hook for hook in config.custom_hooks if 'Temperature' in hook.type))
+    assert settings.pop('type') == 'mmkcr.TemperatureDecayHook'
+    schedule = TemperatureDecayHook(**settings)
+    gate = GumbelChannelGate(97)
+    with torch.no_grad():
+        gate.alpha.copy_(torch.linspace(-6, 6, 97))
+    keep = torch.sigmoid(gate.alpha.detach())
+    for epoch in range(config.train_cfg.max_epochs):
+        gate.temperature = schedule.temperature(epoch)
+        force, = torch.autograd.grad(gate.expected_size(), gate.alpha)
+        torch.testing.assert_close(force, keep * (1 - keep), rtol=1e-3, atol=0)
+    assert gate.temperature == 1e-3
+    sizes = []
+    for alpha in torch.linspace(-6, 6, 121):
+        gate.alpha.data.fill_(alpha)
+        sizes.append(float(gate.expected_size()))
+    assert sizes[0] >= gate.min_size and sizes == sorted(sizes)
+    assert len(set(sizes[40:])) == len(sizes[40:])  # rises wherever the floor is not reached
+
+
+def test_saturated_gates_have_gradients_that_are_finite():
+    for alpha in (-200., 200.):
+        gate = GumbelChannelGate(16, init=alpha)
+        size = gate.expected_size()
+        size.backward()
+        assert float(size) == pytest.approx(8 if alpha < 0 else 16)
+        assert torch.isfinite(gate.alpha.grad).all()
 
 
 def test_gradients_and_entropy():

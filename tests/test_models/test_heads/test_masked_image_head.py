@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from mmpretrain.structures import DataSample
 
 from mmkcr.models import MaskedImageHead
+from mmkcr.models.utils import search_space
 from mmkcr.registry import MODELS
 
 SHAPE = (3, 32, 32)
@@ -58,16 +59,15 @@ def test_normalised_targets_and_loss_equal_plain_numpy(window):
 
 def test_hides_tokens_on_finer_grids_and_leaves_extra_tokens():
     head = MaskedImageHead(4, patch_size=8)
-    mask = torch.tensor([[[True, False]]])
-    tokens, token = torch.zeros(1, 9, 4), torch.ones(4)
-    hidden = head.hide(tokens, (2, 4), mask, token)[0, :, 0]
+    head.mask_token.data.fill_(1.)
+    hidden = head.hide(torch.zeros(1, 9, 4), (2, 4), torch.tensor([[[True, False]]]))[0, :, 0]
     assert hidden.tolist() == [0, 1, 1, 0, 0, 1, 1, 0, 0]
 
 
-def searching(**reconstruction):
+def searching(end_when_decided=True, **reconstruction):
     torch.manual_seed(0)
     return MODELS.build(dict(
-        type='mmkcr.MaskedSearchModel',
+        type='mmkcr.MaskedSearchModel', end_when_decided=end_when_decided,
         reconstruction=dict(in_channels=32, patch_size=8, window=9, **reconstruction),
         price=dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5, input_shape=SHAPE),
         architecture=dict(
@@ -104,6 +104,50 @@ def test_search_with_reconstruction(keep_position):
         assert width.present == 24  # of 32
     plain = model(torch.randn(2, *SHAPE), mode='tensor')
     assert plain.shape == (2, 10)
+
+
+@pytest.mark.parametrize('keep_position', [True, False])
+def test_mask_token_is_sliced_and_folded_with_the_width(keep_position):
+    """Neither changes a loss; the optimizer's moments follow."""
+    model = searching(keep_position=keep_position, mask_ratio=0.5, end_when_decided=False)
+    images, token = torch.randn(2, *SHAPE), model.reconstruction.mask_token
+    token.data.normal_()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.parse_losses(model(images, SAMPLES, mode='loss'))[0].backward()
+    optimizer.step()
+    moments = optimizer.state[token]['exp_avg'].clone()
+    width = model.gates()['patch_embed.embedding']
+    alive = torch.zeros_like(width.alive)
+    alive[0, 8] = True
+    width.restrict(alive)
+    state = list(model._noise_state)
+    before = model(images, SAMPLES, mode='loss')
+    scale, kept = width.scale().detach()[width.supported()], width.kept[width.supported()]
+    assert search_space(model).settle(optimizer) and width.folded
+    model._noise_state = state
+    after = model(images, SAMPLES, mode='loss')
+    for name in ('loss', 'reconstruction_error'):
+        torch.testing.assert_close(after[name], before[name], rtol=1e-4, atol=1e-5)
+    sliced = model.reconstruction.mask_token
+    torch.testing.assert_close(sliced, token[kept] * scale)
+    torch.testing.assert_close(optimizer.state[sliced]['exp_avg'], moments[kept] / scale)
+
+
+@pytest.mark.parametrize('ends', [True, False])
+def test_masking_ends_with_the_last_decision(ends):
+    model = searching(mask_ratio=0.5, end_when_decided=ends)
+    images, gates = torch.randn(2, *SHAPE), list(model.gates().values())
+    for gate in gates:
+        assert 'loss_reconstruction' in model(images, SAMPLES, mode='loss')
+        gate.restrict(gate.only(0))
+    search_space(model).settle()
+    model.end_search()
+    losses = model(images, SAMPLES, mode='loss')
+    assert ('loss_reconstruction' in losses) == (not ends)
+    assert all(p.requires_grad != ends for p in model.reconstruction.parameters())
+    if ends:
+        plain = model.architecture(images, SAMPLES, mode='loss')
+        torch.testing.assert_close(losses['loss'], plain['loss'])
 
 
 def test_masks_follow_seed_and_step():

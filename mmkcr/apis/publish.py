@@ -1,0 +1,109 @@
+"""One file of a trained model: weights, structure and metadata, and nothing of its training."""
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Union
+
+import numpy as np
+import torch
+from torch import nn
+
+from mmkcr.core import Structure, atomic_write, count_params
+from mmkcr.models.loading import load_task, weights_of
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.utils import find_task
+from mmkcr.safe_load import read_checkpoint
+from .build import build_model, load_config, load_weights
+from .slim_files import provenance, relative
+
+
+class Published(NamedTuple):
+    """What publishing gave.
+
+    Args:
+        path (Path): The file, named after the first 8 digits of its SHA-256.
+        meta (dict): Metadata in it, ``structure`` included.
+        bytes (dict[str, int]): Sizes of ``checkpoint`` and ``published`` file.
+    """
+
+    path: Path
+    meta: Dict[str, Any]
+    bytes: Dict[str, int]
+
+
+def publish(config: Union[str, Path],
+            checkpoint: Union[str, Path],
+            out: Union[str, Path, None] = None,
+            name: Optional[str] = None,
+            online: bool = False,
+            options: Optional[Mapping[str, Any]] = None) -> Published:
+    """Write the model of a checkpoint to ``<out>/<name>-<hash>.pth``.
+
+    The file holds the task model's ``state_dict`` and a ``meta`` of plain values: classes,
+    structure, parameters and where it comes from. Optimizer, schedules, logs, the second set of
+    weights of an average and the state of regularisers stay behind. Any reader that runs no code
+    takes it (``torch.load(..., weights_only=True)``), and so does
+    ``backbone=dict(structure='<the file>')``.
+
+    Args:
+        config (str | Path): Of the model: deployment, retraining or dense.
+        checkpoint (str | Path): Its checkpoint.
+        out (str | Path, optional): Folder. Defaults to that of the checkpoint.
+        name (str, optional): Defaults to that of the config.
+        online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
+        options (dict, optional): Config entries to overwrite.
+
+    Returns:
+        Published: The file and what is in it; equal models with equal metadata give equal files.
+
+    Raises:
+        FileNotFoundError: Config or checkpoint is missing.
+        ValueError: They do not belong together, or are of a search.
+    """
+    cfg = load_config(config, options)
+    model = build_model(cfg)
+    task = find_task(model)
+    content = load_weights(model, checkpoint, online)
+    meta = dict(
+        model=type(task).__name__,
+        structure=_structure(task, config),
+        params=count_params(task),
+        dataset_meta=_plain((content.get('meta') or {}).get('dataset_meta')),
+        config=relative(config),
+        provenance=provenance(cfg, config, checkpoint, content, online))
+    state = {key: value.detach().cpu().clone().contiguous()
+             for key, value in task.state_dict().items()}
+    buffer = io.BytesIO()
+    torch.save(dict(state_dict=state, meta=meta), buffer)
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    path = Path(out or Path(checkpoint).parent) / f'{name or Path(config).stem}-{digest[:8]}.pth'
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
+        load_task(model, weights_of(read_checkpoint(temporary), str(path)), str(path))
+    return Published(path, meta, dict(checkpoint=Path(checkpoint).stat().st_size,
+                                      published=path.stat().st_size))
+
+
+def _structure(task: nn.Module, config: Union[str, Path]) -> Optional[Dict[str, Any]]:
+    """The structure of the backbone as JSON types, None of a dense one."""
+    found: List[Structure] = []
+    for module in task.modules():
+        space = getattr(module, 'search_space', None)
+        if isinstance(space, SearchSpace):
+            if space.gates():
+                raise ValueError(f'expected the config of a deployment or retraining, found '
+                                 f'`{config}` of a search: slim its checkpoint first')
+            found += [space.structure] if space.structure is not None else []
+    return found[0].to_dict() if found else None
+
+
+def _plain(value: Any) -> Any:
+    """Plain Python of what data sets say about themselves."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.generic) or isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, (list, tuple, set)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -1,0 +1,160 @@
+"""Batch norms whose statistics are those of the batches of all processes."""
+
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from mmengine.dist import get_world_size
+from mmengine.hooks import Hook
+from mmengine.model import revert_sync_batchnorm
+from mmengine.runner import Runner
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from mmkcr.models.utils import unwrap
+from mmkcr.registry import HOOKS
+
+
+@HOOKS.register_module()
+class SyncBatchNormHook(Hook):
+    """Makes batch norms of several processes those of one with the whole batch.
+
+    Without it every process normalises with its own images and keeps running statistics of its
+    own, of which a checkpoint holds the first process's: neither is a run of two processes one
+    of a single process, nor does it go on exactly when it is resumed.
+
+    PyTorch's ``SyncBatchNorm`` does the same on GPUs. It refuses the CPU, and converting a model
+    to it puts a plain layer in the place of a subclass with a forward of its own. Here the layers
+    stay what they are, and the one function that they call is another while they train; so it
+    works under NCCL and gloo, in supernets, and in layers that are sliced while they train. Layers
+    that already are ``SyncBatchNorm`` are left alone on GPUs and become plain ones on the CPU.
+
+    A single process trains as without it. Layers in eval mode (``norm_eval``) take no part. Every
+    process has to run the same layers in the same order, as with ``SyncBatchNorm``.
+    :class:`ExactResumeHook` registers this hook.
+    """
+
+    priority = 'VERY_HIGH'
+
+    def __init__(self) -> None:
+        self._handles: List[Any] = []
+
+    def before_train(self, runner: Runner) -> None:
+        """Let the model's batch norms meet."""
+        if get_world_size() == 1:
+            return
+        model = unwrap(runner.model)
+        if next(model.parameters()).device.type == 'cpu':
+            revert_sync_batchnorm(model)
+        for module in model.modules():
+            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+                self._handles += synchronize(module)
+
+    def after_train(self, runner: Runner) -> None:
+        """Let them part again."""
+        while self._handles:
+            self._handles.pop().remove()
+
+
+def synchronize(module: nn.Module) -> List[Any]:
+    """Let the batch norm that a layer calls in training use the batches of all processes.
+
+    Args:
+        module (nn.Module): A batch norm, possibly with a forward of its own around it.
+
+    Returns:
+        list: Handles; ``remove()`` of all of them undoes it.
+    """
+    mode = _AcrossProcesses()
+
+    def enter(*_: Any) -> None:
+        mode.__enter__()
+
+    def leave(*_: Any) -> None:
+        mode.__exit__(None, None, None)
+
+    return [module.register_forward_pre_hook(enter),
+            module.register_forward_hook(leave, always_call=True)]
+
+
+class _AcrossProcesses(TorchFunctionMode):
+    """Replaces ``torch.nn.functional.batch_norm`` in training within the ``with`` block."""
+
+    def __torch_function__(self, function: Callable, types: Sequence[type],
+                           args: Tuple = (), kwargs: Optional[Mapping[str, Any]] = None) -> Any:
+        if function is F.batch_norm and (kwargs or {}).get('training'):
+            return batch_norm_across_processes(*args, **kwargs)
+        return function(*args, **(kwargs or {}))
+
+
+def batch_norm_across_processes(x: Tensor, running_mean: Optional[Tensor],
+                                running_var: Optional[Tensor], weight: Optional[Tensor] = None,
+                                bias: Optional[Tensor] = None, training: bool = True,
+                                momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
+    """``torch.nn.functional.batch_norm`` in training over the batches of all processes.
+
+    Args:
+        x (Tensor): (B, C, ...); B may differ between processes.
+        running_mean (Tensor, optional): (C,), updated in place, as ``running_var``.
+        running_var (Tensor, optional): (C,).
+        weight (Tensor, optional): (C,).
+        bias (Tensor, optional): (C,).
+        training (bool): True.
+        momentum (float): Share of the new statistics. Defaults to 0.1.
+        eps (float): Added to the variance. Defaults to 1e-5.
+
+    Returns:
+        Tensor: Of the shape of ``x``. Its gradient is that of the sum of all processes' losses,
+        which ``DistributedDataParallel`` makes their mean.
+    """
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    out, mean, var, count = _Normalise.apply(wide, eps)
+    with torch.no_grad():
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean), momentum)
+        if running_var is not None:  # unbiased, as PyTorch has it
+            running_var.lerp_((var * count / (count - 1)).to(running_var), momentum)
+    shape = (1, -1, *(1 for _ in x.shape[2:]))
+    if weight is not None:
+        out = out * weight.to(out).view(shape)
+    if bias is not None:
+        out = out + bias.to(out).view(shape)
+    return out.to(x.dtype)
+
+
+class _Normalise(torch.autograd.Function):
+    """``(x - mean) / sqrt(var + eps)`` with the statistics of all processes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        dims = [0, *range(2, x.ndim)]
+        own = torch.cat([x.mean(dims), x.var(dims, unbiased=False),
+                         x.new_tensor([x.numel() / x.shape[1]])])  # (2C + 1,)
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, own)
+        parts = torch.stack(parts)
+        means, variances = parts[:, :-1].chunk(2, 1)  # (processes, C) each
+        counts = parts[:, -1:]
+        count = counts.sum()
+        mean = (means * counts).sum(0) / count
+        # within the processes' batches and between them (Chan et al.)
+        var = ((variances + (means - mean).square()) * counts).sum(0) / count
+        shape = (1, -1, *(1 for _ in x.shape[2:]))
+        scale = (var + eps).rsqrt().view(shape)
+        out = (x - mean.view(shape)) * scale
+        ctx.save_for_backward(out, scale, count)
+        ctx.mark_non_differentiable(mean, var, count)
+        return out, mean, var, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Tensor, None]:
+        out, scale, count = ctx.saved_tensors
+        dims = [0, *range(2, out.ndim)]
+        sums = torch.stack([grad.sum(dims), (grad * out).sum(dims)])  # (2, C)
+        dist.all_reduce(sums)
+        first, second = (sums / count).view(2, *scale.shape)
+        return (grad - first - out * second) * scale, None

@@ -1,0 +1,165 @@
+"""Strict loading: a state_dict fits a backbone whole or is refused."""
+
+import re
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
+
+import torch
+from mmengine.model import PretrainedInit, update_init_info
+from mmengine.runner.checkpoint import load_state_dict
+from torch import Tensor, nn
+
+from mmkcr.core.added import added_layers
+from mmkcr.safe_load import read_checkpoint
+
+if TYPE_CHECKING:
+    from .searchable import SearchSpace
+
+BACKBONE = 'backbone.'
+#: Buffers that hosts compute anew and take out of what they load.
+_RECOMPUTED = re.compile(r'(.*\.)?(relative_position_index|relative_coords_table|attn_mask)$')
+InitCfg = Union[Mapping[str, Any], List[Mapping[str, Any]], None]
+
+
+def split_pretrained(init_cfg: InitCfg) -> Tuple[Optional[Dict[str, Any]], List[Dict[str, Any]]]:
+    """Take ``Pretrained`` out of an ``init_cfg``.
+
+    Args:
+        init_cfg (dict | list[dict], optional): Of a ``BaseModule``.
+
+    Returns:
+        tuple[dict | None, list[dict]]: The arguments of ``Pretrained``, and
+        the other initialisers.
+    """
+    configs = [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or [])
+    chosen = [config for config in configs if config['type'] in ('Pretrained', PretrainedInit)]
+    others = [config for config in configs if config not in chosen]
+    arguments = {key: value for key, value in chosen[-1].items() if key != 'type'} if chosen \
+        else None
+    return arguments, others
+
+
+def read_backbone(checkpoint: str, prefix: Optional[str] = None,
+                  map_location: str = 'cpu') -> Dict[str, Tensor]:
+    """The backbone's part of a checkpoint of a classifier, detector or segmentor.
+
+    Args:
+        checkpoint (str): A file or URL; beside MMEngine's ``EMAHook`` it holds
+            the averaged weights.
+        prefix (str, optional): Where the backbone's keys start. Defaults to
+            None: ``'backbone.'`` if there are such keys, else all keys.
+        map_location (str): See ``torch.load``. Defaults to ``'cpu'``.
+
+    Returns:
+        dict[str, Tensor]: Without the prefix.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no checkpoint, or has no key with the prefix.
+    """
+    content = read_checkpoint(checkpoint, map_location)
+    state = content.get('state_dict', content)
+    if prefix is None:
+        prefix = BACKBONE if any(key.startswith(BACKBONE) for key in state) else ''
+    prefix = prefix.rstrip('.') + '.' if prefix else ''
+    part = {key[len(prefix):]: value for key, value in state.items() if key.startswith(prefix)}
+    if not part:
+        raise ValueError(f'expected keys that start with `{prefix}` in the checkpoint '
+                         f'`{checkpoint}`, found {", ".join(list(state)[:3]) or "no key"}')
+    return part
+
+
+def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] = None,
+                    map_location: str = 'cpu') -> None:
+    """Load the backbone of another model's checkpoint, whole or not at all.
+
+    Args:
+        backbone (SearchableBackbone): In any of its states.
+        checkpoint (str): See :func:`read_backbone`.
+        prefix (str, optional): As there.
+        map_location (str): As there.
+
+    Raises:
+        FileNotFoundError: As of :func:`read_backbone`.
+        ValueError: As of :func:`read_backbone`, or the keys are not those of
+            the backbone.
+    """
+    state = read_backbone(str(checkpoint), prefix, map_location)
+    try:
+        load_state_dict(backbone, state, strict=False, logger='silent')
+    except ValueError as error:
+        wrong = ValueError(f'{error} of `{checkpoint}`')
+        for note in getattr(error, '__notes__', ()):
+            wrong.add_note(note)
+        raise wrong from error
+    if hasattr(backbone, '_params_init_info'):
+        update_init_info(backbone, f'loaded from {checkpoint}')
+
+
+def renamed_keys(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
+    """Give keys of version 0.1, whose sites had no kind in their names, today's names.
+
+    There a gate was at ``layers.0.ffn.gate`` and the kept units at ``layers.0.ffn.kept``; now both
+    are below ``layers.0.ffn.mlp_channels``, so that several kinds can share a module.
+
+    Args:
+        space (SearchSpace): Of the backbone that loads.
+        state_dict (dict): Changed in place.
+        prefix (str): Of the backbone's keys.
+    """
+    owners: Dict[str, List[str]] = {}
+    for name, site in space._sites.items():
+        owners.setdefault(site.path, []).append(name)
+    for path, names in owners.items():
+        start = f'{prefix}{path}.' if path else prefix
+        for key in [key for key in state_dict if key.startswith((f'{start}gate.', f'{start}kept'))]:
+            if len(names) == 1:
+                state_dict[f'{prefix}{names[0]}.{key[len(start):]}'] = state_dict.pop(key)
+
+
+def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:
+    """Refuse a state_dict that would load only in part.
+
+    A supernet may be loaded from a dense checkpoint: it keeps its gates and the layers that it
+    has in excess.
+
+    Args:
+        space (SearchSpace): Of the backbone that loads.
+        state_dict (Mapping[str, Tensor]): With the backbone's keys.
+        prefix (str): Of these keys.
+
+    Raises:
+        ValueError: Missing, unexpected or mis-shaped keys, or other kept units.
+    """
+    host = space.host
+    found = {key[len(prefix):]: value.shape for key, value in state_dict.items()
+             if key.startswith(prefix) and hasattr(value, 'shape')}
+    if not found:
+        return
+    own = {key: value.shape for key, value in nn.Module.state_dict(host).items()
+           if hasattr(value, 'shape')}
+    gates = tuple(f'{site}.gate.' for site in space.gates())
+    gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
+    optional = re.compile(space.optional_keys)
+    missing = [key for key in own if key not in found and not optional.match(key)
+               and not _RECOMPUTED.match(key) and not key.startswith(gates)]
+    surplus = [key for key in found if key not in own and not optional.match(key)]
+    shaped = [f'{key} {tuple(found[key])} for {tuple(own[key])}' for key in own
+              if key in found and own[key] != found[key]]
+    if missing or surplus or shaped:
+        error = ValueError(
+            f'expected a checkpoint of the {space.state_name()} `{space.type_name}`, '
+            f'found {_listing("missing", missing)}, {_listing("unexpected", surplus)} and '
+            f'{_listing("mis-shaped", shaped)} keys below `{prefix or "."}`')
+        for kind, keys in (('missing', missing), ('unexpected', surplus), ('mis-shaped', shaped)):
+            error.add_note('\n'.join([f'{kind}:', *keys]))  # all of them, with --debug
+        raise error
+    for site in space._fixed if space.structure is None else space.structure.sites:
+        ours, theirs = host.get_buffer(f'{site}.kept'), state_dict[f'{prefix}{site}.kept']
+        if not torch.equal(ours.cpu(), theirs.cpu()):
+            raise ValueError('expected a checkpoint of the subnet in the structure, found other '
+                             f'kept units at site `{site}`')
+
+
+def _listing(kind: str, keys: List[str]) -> str:
+    shown = ', '.join(keys[:3]) + (', ...' if len(keys) > 3 else '')
+    return f'{len(keys)} {kind}' + (f' ({shown})' if keys else '')

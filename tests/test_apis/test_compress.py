@@ -1,0 +1,225 @@
+"""Closed-form slimming: exact where units depend on each other, within its budget, reloadable."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmpretrain.models import SwinTransformer, VisionTransformer
+from torch import nn
+
+from mmkcr.apis import compress, count_macs
+from mmkcr.core import Structure
+from mmkcr.core.allocation import Curve, allocate
+from mmkcr.models import KCRVisionTransformer, Searchable
+from mmkcr.models.calibration import readers
+
+IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+OPTIONS = dict(input_shape=(3, 32, 32), progress=False, divisor=4)
+ARCH = dict(embed_dims=32, num_layers=3, num_heads=4, feedforward_channels=128)
+
+
+def vit(cls=VisionTransformer, **kwargs):
+    torch.manual_seed(0)
+    model = cls(arch=ARCH, img_size=32, patch_size=8, out_type='featmap', **kwargs)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 0.1)
+    model.eval()
+    return model
+
+
+def swin():
+    torch.manual_seed(0)
+    model = SwinTransformer(
+        arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=32, window_size=4,
+        patch_size=4, drop_path_rate=0., out_indices=(0, 1), pad_small_map=True)
+    model.eval()
+    return model
+
+
+def outputs(model, images=IMAGES[:4]):
+    with torch.no_grad():
+        return model(images)
+
+
+def test_hidden_units_that_depend_on_others_cost_nothing():
+    """Twins before the activation, with different weights behind it, are one unit."""
+    model = vit().double()
+    for layer in model.layers:
+        first = layer.ffn.layers[0][0]
+        first.weight.data[64:] = first.weight.data[:64]
+        first.bias.data[64:] = first.bias.data[:64]
+    images = IMAGES.double()
+    dense = count_macs(model, (3, 32, 32))
+    hidden = 3 * 17 * 32 * 128 * 2  # three MLPs, 16 patches and a class token
+    result = compress(model, images, (dense - hidden // 2) / dense + 1e-6, ['mlp_hidden'],
+                      uniform=True, rho=1e-10, **OPTIONS)
+    assert set(result.structure.sizes().values()) == {64}
+    for found, expected in zip(outputs(result.model, images), outputs(model, images)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+    assert result.agreement['error'] < 1e-6
+
+
+def test_heads_that_are_twins_cost_nothing():
+    model = vit().double()
+    for layer in model.layers:
+        qkv = layer.attn.qkv
+        for tensor in (qkv.weight.data, qkv.bias.data):
+            heads = tensor.unflatten(0, (3, 4, 8))
+            heads[:, 2:] = heads[:, :2]
+    images = IMAGES.double()
+    result = compress(model, images, 0.86, ['heads'], uniform=True, rho=1e-10, **OPTIONS)
+    assert set(result.structure.sizes().values()) == {2}
+    for found, expected in zip(outputs(result.model, images), outputs(model, images)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize('build', [vit, swin])
+@pytest.mark.parametrize('target', [0.8, 0.6])
+@pytest.mark.parametrize('sites', [['mlp_hidden'], ['mlp_hidden', 'heads'], ['mlp_channels']])
+def test_meets_its_budget_and_reloads(build, target, sites, tmp_path):
+    model = build()
+    before = copy.deepcopy(model.state_dict())
+    result = compress(model, IMAGES, target, sites, **OPTIONS)
+    macs = result.structure.macs
+    assert macs['subnet'] == count_macs(result.model, (3, 32, 32))
+    assert macs['dense'] == count_macs(model, (3, 32, 32))
+    assert 0.9 * target < macs['subnet'] / macs['dense'] <= target
+    # the model that was given is as it was, without even an attribute
+    assert not hasattr(model, 'search_space')
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    result.structure.save(tmp_path / 'structure.json')
+    again = Searchable(build(), sites=sites, structure=str(tmp_path / 'structure.json'))
+    again.load_state_dict(result.model.state_dict(), strict=True)
+    again.eval()
+    for found, expected in zip(outputs(again), outputs(result.model)):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize('build', [vit, swin])
+def test_refitted_is_nearer_than_selected_and_selected_than_random(build):
+    model = build()
+
+    def error(**controls):
+        result = compress(model, IMAGES, 0.6, ['mlp_hidden'], held_out=IMAGES, **OPTIONS,
+                          **controls)
+        return result.agreement['error']
+
+    def at_random(site, moments, generator):
+        return torch.randperm(site.total, generator=generator)
+
+    refitted, shifted, selected = (error(uniform=True, refit=refit)
+                                   for refit in ('least-squares', 'mean', 'none'))
+    random = error(uniform=True, refit='none', choose=at_random)
+    assert refitted < shifted < selected < random
+
+
+def test_shared_out_is_not_worse_than_uniform_in_predicted_loss():
+    model = vit()
+    results = [compress(model, IMAGES, 0.6, uniform=uniform, **OPTIONS) for uniform in (0, 1)]
+
+    def predicted(result):
+        return sum(float(result.profiles[name].losses[len(entry.kept)])
+                   for name, entry in result.structure.sites.items())
+
+    assert predicted(results[0]) <= predicted(results[1])
+
+
+def test_losses_predict_what_one_site_does_to_the_outputs():
+    """The curve is the outputs' squared relative error, to first order, for each site alone."""
+    model = vit().double()
+    images = torch.cat([IMAGES.double(), torch.randn(72, 3, 32, 32).double()])
+    full = compress(model, images, 1., ['mlp_hidden'], **OPTIONS)
+    for name, profile in full.profiles.items():
+        path = name.rpartition('.')[0]
+        where = [dict(kind='mlp_hidden', where=f'^{path}$')]
+        result = compress(model, images, 0.95, where, held_out=images, **OPTIONS)
+        kept = len(result.structure.sites[name].kept)
+        predicted = float(profile.losses[kept])**0.5
+        assert 0.25 < result.agreement['error'] / predicted < 4, name
+
+
+def test_profiles_serve_another_budget_without_a_new_pass():
+    model = vit()
+    first = compress(model, IMAGES, 0.8, **OPTIONS)
+    again = compress(model, IMAGES, 0.6, profiles=first.profiles, **OPTIONS)
+    fresh = compress(model, IMAGES, 0.6, **OPTIONS)
+    assert again.structure.sites == fresh.structure.sites
+    for found, expected in zip(outputs(again.model), outputs(fresh.model)):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_timm_model_in_five_lines():
+    model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, embed_dim=32,
+                              depth=2, num_heads=4, num_classes=5).eval()
+    result = compress(model, IMAGES, '60%', logits=True, **OPTIONS)
+    assert outputs(result.model).shape == (4, 5)
+    assert 0 <= result.agreement['top1'] <= 1
+    assert type(result.model) is type(model)
+
+
+def test_a_layer_without_a_bias_gets_none():
+    model = vit()
+    for layer in model.layers:
+        layer.attn.proj.bias = None
+    keys = set(model.state_dict())
+    result = compress(model, IMAGES, 0.85, ['heads'], **OPTIONS)
+    assert {key for key in result.model.state_dict() if not key.endswith('.kept')} == keys
+
+
+def test_our_own_dense_backbones_too():
+    result = compress(vit(KCRVisionTransformer), IMAGES, 0.6, ['mlp_hidden'], **OPTIONS)
+    assert result.structure.backbone['type'] == 'mmkcr.Searchable'
+    assert Structure.load(result.structure.to_dict()).sizes() == result.structure.sizes()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_allocation_is_that_of_enumeration(data):
+    import itertools
+    curves = {}
+    for name in 'abcd'[:data.draw(st.integers(1, 4))]:
+        sizes = sorted(data.draw(st.sets(st.integers(1, 20), min_size=1, max_size=5)))
+        losses = [data.draw(st.floats(0, 1)) for _ in sizes]
+        unit = data.draw(st.integers(1, 50))
+        curves[name] = Curve(sizes, losses, [size * unit for size in sizes])
+    lowest, highest = (sum(curve.costs[end] for curve in curves.values()) for end in (0, -1))
+    budget = data.draw(st.integers(lowest, highest + 1))
+    found = allocate(curves, budget)
+    places = {name: list(curve.sizes).index(found[name]) for name, curve in curves.items()}
+    assert sum(curves[name].costs[place] for name, place in places.items()) <= budget
+    best = min(sum(curve.losses[i] for curve, i in zip(curves.values(), chosen))
+               for chosen in itertools.product(*(range(len(c.sizes)) for c in curves.values()))
+               if sum(curve.costs[i] for curve, i in zip(curves.values(), chosen)) <= budget)
+    assert sum(curves[name].losses[place] for name, place in places.items()) == pytest.approx(best)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(target=0.01), r'expected a target within the reachable [\d.]+G to [\d.]+G MACs, found'),
+    (dict(images=IMAGES[:0]), 'expected at least one calibration image, found none'),
+    (dict(images=IMAGES.masked_fill(IMAGES > 2, float('nan'))), r'expected finite features of'),
+    (dict(sites=['embedding']), r"that have a closed form, of .*, found \['embedding'\]"),
+    (dict(model=nn.Conv2d(3, 3, 1)), 'expected a backbone with a kind of site of'),
+    (dict(model=KCRVisionTransformer(arch=ARCH, img_size=32, patch_size=8, gates=dict(
+        type='mmkcr.GumbelChannelGate'))), 'expected a dense model to compress, found a supernet'),
+])
+def test_refuses_in_one_sentence(arguments, message):
+    arguments = dict(dict(model=vit(), images=IMAGES, target=0.6, sites=['mlp_hidden']),
+                     **arguments)
+    with pytest.raises(ValueError, match=message) as error:
+        compress(arguments['model'], arguments['images'], arguments['target'],
+                 None if arguments['model'] is not None and isinstance(
+                     arguments['model'], nn.Conv2d) else arguments['sites'], **OPTIONS)
+    assert '\n' not in str(error.value)
+
+
+def test_readers_are_the_layers_that_the_units_enter():
+    from mmkcr.models.searchable import SearchSpace
+    space = SearchSpace.of_dense(vit(), ['mlp_hidden', 'heads'])
+    found = {name: [(reader.path, reader.inner) for reader in readers(site)]
+             for name, site in space.sites.items()}
+    assert found['layers.0.ffn.mlp_hidden'] == [('layers.0.ffn.layers.1', 1)]
+    assert found['layers.0.attn.heads'] == [('layers.0.attn.proj', 8)]

@@ -1,0 +1,152 @@
+"""Batch norms of two processes are those of one: the function, and shipped configs as they are."""
+
+import importlib.util
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+JOB = Path(__file__).with_name('batch_norm_job.py')
+SGD = dict(type='SGD', lr=0.02, momentum=0.9, weight_decay=0.01, _delete_=True)
+FEW = {'train_dataloader.dataset.indices': list(range(0, 1437, 24)),
+       'val_dataloader.dataset.indices': list(range(0, 360, 12)),
+       'default_hooks.logger.interval': 1, 'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1}
+DIGITS = 'configs/dcs/digits/dcs-{}-mini_1xb64_digits.py'
+# 16 small digits of ImageNet's data loader are enough for two iterations of a ResNet-50
+TINY_IMAGENET = {
+    f'{part}_dataloader.dataset': dict(
+        type='CustomDataset', data_root='data/digits', data_prefix=folder, _delete_=True,
+        indices=list(range(0, 352, 22)), pipeline=[
+            dict(type='LoadImageFromFile'), dict(type='PackInputs')])
+    for part, folder in (('train', 'train'), ('val', 'val'), ('test', 'val'))}
+# The shipped configs: norms, gates, losses and hooks as they are. In fp64, so that no mask, a step
+# function, flips by rounding; with SGD, because Adam makes whole steps of the rounding noise of a
+# gradient that is zero, as of a bias before a batch norm.
+CONFIGS = {
+    'search': (DIGITS.format('search_mobilevit'), {
+        **FEW, 'optim_wrapper.weights.optimizer': SGD,
+        'optim_wrapper.architecture.optimizer': SGD}),
+    'retrain': (DIGITS.format('retrain_efficientvit'), {
+        **FEW, 'optim_wrapper.optimizer': SGD, 'custom_hooks.1.begin': 1,
+        # all channels, as before a search
+        'model.architecture.backbone.structure': None, 'model.architecture.backbone.outputs': False,
+    }),
+    'resnet': ('configs/ofb/search/ofb-search_resnet50_1600m_8xb128_in1k.py', {
+        **TINY_IMAGENET, 'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1,
+        'optim_wrapper.optimizer': SGD, 'default_hooks.logger.interval': 1}),
+}
+DETECTOR = 'configs/dcs/detection/dcs-ssdlite_mobilevit-mini_dense_1xb8_digit-scenes.py'
+SCENES = {'train_dataloader.dataset.indices': list(range(8)),
+          'val_dataloader.dataset.indices': list(range(2)), 'train_cfg.max_epochs': 2,
+          'default_hooks.logger.interval': 1}
+# images of one size: a process pads those of its batch to the largest of them
+FIRST = {'train_dataloader.dataset.indices': list(range(4)), 'train_cfg.max_epochs': 1,
+         'train_dataloader.dataset.pipeline.2.ratio_range': (1., 1.)}
+
+
+def torchrun(*args):
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    return ['-m', 'torch.distributed.run', '--nproc_per_node=2', f'--master_port={port}', *args]
+
+
+@pytest.fixture(scope='module')
+def both(tmp_path_factory):
+    """What a whole batch gives in one process, and its two parts in two."""
+    out = tmp_path_factory.mktemp('batch_norm')
+    ended = subprocess.run([sys.executable, *torchrun(str(JOB), str(out))], capture_output=True,
+                           text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    spec = importlib.util.spec_from_file_location('batch_norm_job', JOB)
+    job = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(job)
+    whole = {name: job.run(layer, batch, 6) for name, layer, batch in job.cases()}
+    return whole, *(torch.load(out / f'{rank}.pth') for rank in (0, 1))
+
+
+def test_outputs_gradients_and_statistics(both):
+    whole, first, second = both
+    assert len(whole) == 5
+    for case, values in whole.items():
+        for name, value in values.items():
+            one, two = first[case][name], second[case][name]
+            if name.startswith(('weight', 'bias')):
+                found = one + two  # each has the gradient of its images
+            elif name.startswith(('out', 'grad', 'eval')):
+                found = torch.cat([one, two])
+            else:
+                found = one
+                assert torch.equal(one, two), (case, name)  # statistics are the same to the bit
+            torch.testing.assert_close(found, value, rtol=1e-10, atol=1e-12, msg=(case, name))
+
+
+@pytest.fixture(scope='module')
+def runs(run_jobs, digits_root, tmp_path_factory):
+    """Work directories by config: of one process, of two, and of two that were resumed."""
+    root = tmp_path_factory.mktemp('runs')
+
+    def job(kind, name, size, **more):
+        path, options = CONFIGS[kind]
+        options = {key: dict(value, data_root=digits_root) if key.endswith('.dataset') else value
+                   for key, value in options.items()}
+        return dict(config=path, work_dir=f'{root}/{kind}_{name}', precise=True, buffers=True,
+                    options={**options, 'train_dataloader.batch_size': size,
+                             **more.pop('options', {})}, **more)
+
+    def scenes(name, size, **more):
+        return dict(config=DETECTOR, work_dir=f'{root}/detector_{name}', buffers=True,
+                    options={**SCENES, 'train_dataloader.batch_size': size,
+                             **more.pop('options', {})}, **more)
+
+    one = [job(kind, 'one', 8) for kind in CONFIGS]
+    one.append(scenes('first_of_one', 4, options=FIRST))
+    assert run_jobs(one) == [0] * 4
+    two = [job(kind, 'two', 4) for kind in CONFIGS] + [scenes('two', 2)]
+    resumed = [dict(begun, work_dir=begun['work_dir'].replace('_two', '_resumed'), resume=True,
+                    options={**begun['options'], 'load_from': f'{begun["work_dir"]}/epoch_1.pth'})
+               for begun in two]
+    run_jobs([*two, *resumed, scenes('first_of_two', 2, options=FIRST)], launcher=torchrun())
+    return root
+
+
+@pytest.mark.parametrize('kind', CONFIGS)
+def test_two_processes_are_one(runs, last_checkpoint, logged, kind):
+    one, two = (last_checkpoint(runs / f'{kind}_{name}') for name in ('one', 'two'))
+    assert one['state_dict'].keys() == two['state_dict'].keys()
+    statistics = [name for name in one['state_dict'] if name.endswith('running_var')]
+    assert len(statistics) > 10
+    for name, value in one['state_dict'].items():
+        torch.testing.assert_close(two['state_dict'][name], value, rtol=1e-5, atol=1e-5, msg=name)
+    assert logged(one)['val/accuracy/top1'] == logged(two)['val/accuracy/top1']
+
+
+@pytest.mark.parametrize('kind', [*CONFIGS, 'detector'])
+def test_statistics_are_the_same_in_both_processes(runs, kind):
+    first, second = (torch.load(runs / f'{kind}_two/buffers_{rank}.pth') for rank in (0, 1))
+    names = [name for name in first if 'running_' in name]
+    assert len(names) > 20 and first.keys() == second.keys()
+    assert [name for name in names if not torch.equal(first[name], second[name])] == []
+
+
+@pytest.mark.parametrize('kind', [*CONFIGS, 'detector'])
+def test_two_resumed_processes_are_the_unbroken_ones(runs, last_checkpoint, logged, kind):
+    unbroken, resumed = (last_checkpoint(runs / f'{kind}_{name}') for name in ('two', 'resumed'))
+    differ = [name for name, value in unbroken['state_dict'].items()
+              if not torch.equal(value, resumed['state_dict'][name])]
+    assert differ == [] and logged(unbroken) == logged(resumed)
+
+
+def test_a_detectors_first_statistics_are_those_of_one_process(runs, last_checkpoint):
+    """Its loss is a mean over a process's objects, so that later ones follow other weights."""
+    one, two = (last_checkpoint(runs / f'detector_first_of_{name}')['state_dict']
+                for name in ('one', 'two'))
+    means = [name for name in one if name.endswith('running_mean')]
+    assert len(means) > 20
+    for name in means:
+        variances = [state[name.replace('mean', 'var')] for state in (one, two)]
+        torch.testing.assert_close(*variances, rtol=1e-4, atol=0, msg=name)
+        assert ((one[name] - two[name]).abs() <= 1e-4 * variances[0].sqrt()).all(), name

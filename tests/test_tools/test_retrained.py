@@ -1,0 +1,181 @@
+"""Checkpoints of short retrainings on the digits, in every command that reads one.
+
+README's stages with the shipped configs: slim, retrain with the regulariser and an average of the
+weights, and then the deploy config.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.registry import init_default_scope
+
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.publish import publish
+from mmkcr.core import Structure
+from mmkcr.models.loading import TRAINING_STATE, load_task
+from mmkcr.models.utils import find_task
+from mmkcr.registry import MODELS
+
+REPO = Path(__file__).parents[2]
+KINDS = dict(kcr='kcr-{}_vit-mini_1xb64_digits', ib='dcs-{}_mobilevit-mini_1xb64_digits')
+# the shipped config, two epochs of it on every 24th digit, with all it has switched on
+RETRAIN = """
+_base_ = {base!r}
+train_cfg = dict(max_epochs=2)
+train_dataloader = dict(batch_size=20, num_workers=0, persistent_workers=False,
+                        dataset=dict(indices=list(range(0, 1437, 24))))
+val_dataloader = dict(num_workers=0, persistent_workers=False,
+                      dataset=dict(indices=list(range(0, 360, 12))))
+test_dataloader = val_dataloader
+custom_hooks = {hooks}
+custom_hooks += [dict(type='EMAHook', momentum=0.1)]
+"""
+HOOKS = dict(
+    kcr="[dict(type='mmkcr.WarmupSwitchHook', begin=1),"
+        " dict(type='mmkcr.NystromRefreshHook', interval=1)]",
+    ib="[dict(type='mmkcr.GateNoiseHook'), dict(type='mmkcr.InformationBottleneckHook'),"
+       " dict(type='mmkcr.WarmupSwitchHook', begin=1, losses='ib')]")
+
+
+@pytest.fixture(scope='module', params=KINDS)
+def retrained(request, load_tool, small_digits, tmp_path_factory):
+    """Folder with data and work_dirs; deploy config, retraining config and its checkpoint."""
+    folder, kind = tmp_path_factory.mktemp(request.param), request.param
+    (folder / 'data').mkdir()
+    (folder / 'data/digits').symlink_to(small_digits)
+    configs = {stage: REPO / f'configs/{"dcs" if kind == "ib" else kind}/digits'
+               / f'{KINDS[kind].format(stage)}.py' for stage in ('search', 'retrain', 'deploy')}
+    here = os.getcwd()
+    os.chdir(folder)  # the shipped configs name files relative to where a command is run
+    try:
+        torch.manual_seed(1)
+        supernet = build_model(load_config(configs['search']))
+        torch.save(dict(state_dict=supernet.state_dict()), 'supernet.pth')
+        load_tool('slim').main([str(configs['search']), 'supernet.pth', '--target-macs', '90%'])
+        own = folder / 'retrain.py'
+        own.write_text(RETRAIN.format(base=str(configs['retrain']), hooks=HOOKS[kind]))
+        load_tool('train').main([str(own), '--work-dir', 'run'])
+    finally:
+        os.chdir(here)
+    return folder, configs['deploy'], own, folder / 'run/epoch_2.pth'
+
+
+@pytest.fixture
+def within(retrained, monkeypatch, load_tool, capsys):
+    """The same, and ``run(tool, *args)`` in the folder."""
+    folder, *others = retrained
+
+    def run(name, *args):
+        monkeypatch.chdir(folder)
+        load_tool(name).main([str(arg) for arg in args])
+        return capsys.readouterr().out
+
+    monkeypatch.chdir(folder)
+    return (run, *others)
+
+
+def test_the_checkpoint_is_that_of_a_regularised_run(retrained):
+    content = torch.load(retrained[-1], weights_only=False)
+    extra = {key.split('.')[1] for key in content['state_dict'] if key.startswith('regularizers.')}
+    assert extra <= set(KINDS) and len(extra) == 1
+    assert {'optimizer', 'ema_state_dict', 'message_hub', 'param_schedulers'} <= content.keys()
+
+
+@pytest.mark.parametrize('which', ['deploy', 'retrain'])
+@pytest.mark.parametrize('online', [False, True])
+def test_loads_exactly(within, which, online):
+    _, deploy, retrain, checkpoint = within
+    model = build_model(load_config(deploy if which == 'deploy' else retrain))
+    content = load_weights(model, checkpoint, online)
+    state = content['state_dict'] if not online else {
+        key.removeprefix('module.'): value for key, value in content['ema_state_dict'].items()}
+    loaded = find_task(model).state_dict()
+    assert set(loaded) == {key for key in state if not key.startswith('regularizers.')
+                           and key != 'steps'}
+    assert all(torch.equal(value, state[key]) for key, value in loaded.items())
+
+
+COMMANDS = {
+    'test': ['{config}', '{checkpoint}', '--work-dir', 'tested'],
+    'deployment/export_onnx': ['{config}', '{checkpoint}', '--out', 'subnet.onnx'],
+    'analysis_tools/attention': ['{config}', '{checkpoint}', '--images', '3', '--shown', '2'],
+    'analysis_tools/grad_cam': ['{config}', '{checkpoint}', '--shown', '2'],
+    'analysis_tools/kernel_complexity': ['{config}', '{checkpoint}', '--split', 'val'],
+    'analysis_tools/get_flops': ['{config}'],
+    'benchmarks/latency': ['{config}', '--repeats', '2', '--warmup', '1', '--batch-size', '1'],
+    'publish': ['{config}', '{checkpoint}', '--out', 'published'],
+}
+HELD_OUT = ['--cfg-options', 'val_dataloader.num_workers=0', 'test_dataloader.num_workers=0',
+            'val_dataloader.dataset.indices=20', 'test_dataloader.dataset.indices=20']
+
+
+@pytest.mark.parametrize('tool', COMMANDS)
+@pytest.mark.parametrize('which', ['deploy', 'retrain'])
+def test_every_command_takes_it(within, tool, which):
+    run, deploy, retrain, checkpoint = within
+    names = dict(config=deploy if which == 'deploy' else retrain, checkpoint=checkpoint)
+    args = [arg.format(**names) for arg in COMMANDS[tool]]
+    run(tool, *args, *(HELD_OUT if tool in ('test', 'analysis_tools/kernel_complexity') else ()))
+
+
+def test_published_file(within, tmp_path):
+    """Only weights and plain values, named by its hash, equal for equal models."""
+    run, deploy, retrain, checkpoint = within
+    printed = run('publish', deploy, checkpoint, '--out', tmp_path, '--name', 'slim')
+    (path, ) = tmp_path.iterdir()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert path.name == f'slim-{digest[:8]}.pth' and path.name in printed
+    content = torch.load(path, weights_only=True)  # PyTorch's own list of what is harmless
+    assert content.keys() == {'state_dict', 'meta'}
+    assert not [key for key in content['state_dict'] if key.startswith(TRAINING_STATE)]
+    assert content['meta']['dataset_meta']['classes'] == [str(digit) for digit in range(10)]
+    assert content['meta']['provenance']['weights'] == 'averaged'
+    assert path.stat().st_size < 0.4 * checkpoint.stat().st_size
+    again = publish(deploy, checkpoint, tmp_path / 'again', 'slim')
+    assert again.path.name == path.name and again.path.read_bytes() == path.read_bytes()
+    online = publish(retrain, checkpoint, tmp_path / 'online', 'slim', online=True)
+    assert online.path.name != path.name
+    assert torch.load(online.path)['state_dict'].keys() == content['state_dict'].keys()
+
+
+def test_published_file_is_model_and_structure_in_one(within, tmp_path):
+    run, deploy, _, checkpoint = within
+    path = publish(deploy, checkpoint, tmp_path).path
+    found = Structure.load(path)
+    assert found.sites == Structure.load(load_config(deploy).model.backbone.structure).sites
+    alone = ['--cfg-options', f'model.backbone.structure={path}']
+    expected = run('test', deploy, checkpoint, '--work-dir', tmp_path / 'a', '--out',
+                   tmp_path / 'a.json', '--out-item', 'metrics', *HELD_OUT)
+    run('test', deploy, path, '--work-dir', tmp_path / 'b', '--out', tmp_path / 'b.json',
+        '--out-item', 'metrics', *HELD_OUT, alone[1])
+    assert (tmp_path / 'a.json').read_text() == (tmp_path / 'b.json').read_text() != expected
+    model = MODELS.build(dict(found.backbone, structure=str(path)))
+    load_task(model, {key.removeprefix('backbone.'): value for key, value in torch.load(path)[
+        'state_dict'].items() if key.startswith('backbone.')}, str(path))
+
+
+def test_a_search_is_not_published(refused, search_config, checkpoint):
+    assert 'slim its checkpoint first' in refused('publish', search_config, checkpoint)
+
+
+def test_state_of_every_wrapper_is_known():
+    """What a wrapper adds to the task model's keys is what ``TRAINING_STATE`` names."""
+    from mmkcr.models import wrappers
+    init_default_scope('mmpretrain')
+    config = load_config(REPO / 'configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py')
+    config.model.regularizers = dict(kcr=dict(type='mmkcr.KernelComplexityLoss', num_features=64))
+    names = [name for name in wrappers.__all__ if name.endswith('Model')]
+    assert {'RegularizedModel', 'SearchModel', 'MaskedSearchModel'} <= set(names)
+    seen = set()
+    for name in names:
+        arguments = {key: value for key, value in config.model.items() if name.startswith('Masked')
+                     or key in ('architecture', 'regularizers')}
+        model = MODELS.build(dict(arguments, type=f'mmkcr.{name}',
+                                  data_preprocessor=config.data_preprocessor))
+        extra = set(model.state_dict()) - set(find_task(model).state_dict())
+        assert extra and all(key.startswith(TRAINING_STATE) for key in extra), (name, extra)
+        seen |= {prefix for prefix in TRAINING_STATE for key in extra if key.startswith(prefix)}
+    assert {'regularizers.', 'reconstruction.', '_extra_state'} <= seen

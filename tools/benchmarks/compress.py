@@ -1,0 +1,91 @@
+"""Closed-form slimming against random units, weight norm and variance, at equal budgets.
+
+Every checkpoint is one seed of the same dense network. Prints a table, and writes it with a plot
+of the metric over MACs.
+
+Examples:
+    python tools/benchmarks/compress.py configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py \\
+        work_dirs/kcr-dense_vit-mini_1xb64_digits/epoch_48.pth --images 300 \\
+        --targets 0.69 0.53 0.46 --metric accuracy/top1
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from mmengine.config import DictAction
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.compress_study import VARIANTS, Subject, study
+from lab.machine import machine_info
+from mmkcr.apis.build import load_config
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.core import atomic_write
+from mmkcr.visualization import format_table
+from mmkcr.visualization.figures import saved_figure
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('config', help='config of the dense model')
+    parser.add_argument('checkpoints', nargs='+', help='its weights, one file a seed')
+    parser.add_argument('--targets', type=float, nargs='+', default=[0.8, 0.7, 0.55, 0.47, 0.33],
+                        help='shares of the dense MACs (%(default)s)')
+    parser.add_argument('--variants', nargs='+', choices=list(VARIANTS), default=list(VARIANTS),
+                        help='ways to choose and refit (all)')
+    parser.add_argument('--metric', required=True,
+                        help='such as accuracy/top1, coco/bbox_mAP, mIoU')
+    parser.add_argument('--sites', nargs='+', help='kinds of site (those of compress)')
+    parser.add_argument('--images', type=int, default=300, help='of calibration (%(default)s)')
+    parser.add_argument('--batch-size', type=int, default=16, help='of calibration (%(default)s)')
+    parser.add_argument('--part', choices=('model', 'backbone'), help='whose MACs')
+    parser.add_argument('--out', help='folder (work_dirs/benchmarks/compress_<config name>)')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
+                        help='entries of the config to overwrite: key=value')
+    return parser
+
+
+def plot(rows: List[Dict[str, Any]], metric: str, path: Path) -> None:
+    """Metric over MACs, a line a variant, with the seeds' spread."""
+    with saved_figure(path, (7, 4.5)) as (_, axes):
+        dense = rows[0]['mean']
+        axes.axhline(dense, color='0.4', linestyle='--', linewidth=1, label='dense')
+        for variant in dict.fromkeys(row['variant'] for row in rows[1:]):
+            own = [row for row in rows if row['variant'] == variant]
+            axes.errorbar([100 * row['macs'] for row in own], [row['mean'] for row in own],
+                          [row['spread'] for row in own], marker='o', markersize=3, capsize=2,
+                          label=VARIANTS[variant].label)
+        axes.set_xlabel('MACs (% of dense)')
+        axes.set_ylabel(metric)
+        axes.legend(fontsize=8)
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run, print and write."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    subjects = []
+    for seed, checkpoint in enumerate(args.checkpoints):
+        config = load_config(args.config, args.cfg_options)
+        subjects.append(Subject(config, checkpoint, args.images, args.batch_size, seed, args.sites,
+                                args.part))
+    rows = study(subjects, args.variants, args.targets, args.metric,
+                 lambda row: print(row, file=sys.stderr))
+    cells = [(VARIANTS[row['variant']].label if row['variant'] in VARIANTS else 'dense',
+              f'{row["macs"]:.1%}', f'{row["mean"]:.4g}', f'{row["spread"]:.2g}') for row in rows]
+    print(format_table(('', 'MACs', args.metric, 'spread'), cells, Path(args.config).stem))
+    out = Path(args.out or f'work_dirs/benchmarks/compress_{Path(args.config).stem}')
+    with atomic_write(out / 'compress.json') as path:
+        path.write_text(json.dumps(dict(
+            config=args.config, images=args.images, sites=args.sites, metric=args.metric,
+            seeds=len(subjects), machine=machine_info(), rows=rows), indent=1) + '\n')
+    plot(rows, args.metric, out / 'compress.png')
+    print(f'Wrote {out / "compress.json"} and {out / "compress.png"}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,142 @@
+"""Closed-form slimming against controls: the same network, budget, images and evaluation."""
+
+import copy
+import statistics
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+import torch
+from mmengine.config import Config
+from mmengine.runner import Runner
+from torch import Tensor, nn
+
+from mmkcr.apis.build import build_model, default_shape, load_weights
+from mmkcr.apis.calibration_data import calibration_images
+from mmkcr.apis.compress import compress
+from mmkcr.apis.compress_files import task_outputs
+from mmkcr.functional.moments import Moments
+from mmkcr.models.calibration import readers, taps
+from mmkcr.models.sites.base import HostSite
+
+
+def at_random(site: HostSite, moments: Moments, generator: torch.Generator) -> Tensor:
+    """Units in random order."""
+    return torch.randperm(site.total, generator=generator)
+
+
+def _by_unit(site: HostSite, values: Tensor) -> Tensor:
+    reader = readers(site)[0]
+    size = reader.inner * taps(site.host.get_submodule(reader.path))
+    return values.view(-1, size).sum(1).argsort(descending=True, stable=True)
+
+
+def by_weight(site: HostSite, moments: Moments, generator: torch.Generator) -> Tensor:
+    """Units by the norm of the weights that read them."""
+    weight = site.host.get_submodule(readers(site)[0].path).weight.detach().flatten(1)
+    return _by_unit(site, weight.square().sum(0))
+
+
+def by_variance(site: HostSite, moments: Moments, generator: torch.Generator) -> Tensor:
+    """Units by their variance, as variance-based pruning does."""
+    return _by_unit(site, moments.covariance.diagonal())
+
+
+class Variant(NamedTuple):
+    """One way to choose and refit.
+
+    Args:
+        label (str): In tables.
+        options (dict): Of :func:`~mmkcr.apis.compress.compress`.
+    """
+
+    label: str
+    options: Dict[str, Any]
+
+
+VARIANTS: Mapping[str, Variant] = dict(
+    refit=Variant('refitted, shared out', {}),
+    uniform=Variant('refitted, uniform', dict(uniform=True)),
+    variance=Variant('variance, mean shift', dict(uniform=True, choose=by_variance, refit='mean')),
+    weight=Variant('largest weights', dict(uniform=True, choose=by_weight, refit='none')),
+    random=Variant('random units', dict(uniform=True, choose=at_random, refit='none')),
+    weight_refit=Variant('largest weights, refitted', dict(uniform=True, choose=by_weight)),
+    random_refit=Variant('random units, refitted', dict(uniform=True, choose=at_random)))
+
+
+class Subject:
+    """A trained dense network with its data.
+
+    Args:
+        config (Config): Of an ordinary task model.
+        checkpoint (str): Its weights.
+        images (int): Calibration images.
+        batch_size (int): Of calibration. Defaults to 16.
+        seed (int): Of the calibration images. Defaults to 0.
+        sites (Sequence[str], optional): Kinds of site. Defaults to those of ``compress``.
+        part (str, optional): Whose MACs the budgets are about.
+    """
+
+    def __init__(self, config: Config, checkpoint: str, images: int, batch_size: int = 16,
+                 seed: int = 0, sites: Optional[Sequence[str]] = None,
+                 part: Optional[str] = None) -> None:
+        self.config, self.seed, self.sites, self.part = config, seed, sites, part
+        self.model = build_model(config)
+        load_weights(self.model, checkpoint)
+        loaded = calibration_images(config, self.model, None, images, batch_size, seed)
+        self.batches = [loaded[place] for place in range(len(loaded))]
+        self.logits = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
+        self.shape = default_shape(config, self.model)
+        self._runner: Optional[Runner] = None
+        self._profiles: Dict[Any, Any] = {}
+
+    def metrics(self, model: nn.Module) -> Dict[str, float]:
+        """Metrics of a model on the test set."""
+        if self._runner is None:
+            config = copy.deepcopy(self.config)
+            config.load_from, config.resume = None, False
+            config.work_dir = config.get('work_dir') or 'work_dirs/compress_study'
+            self._runner = Runner.from_cfg(config)
+        self._runner.model = model
+        return self._runner.test_loop.run()
+
+    def run(self, variant: str, target: float) -> Dict[str, float]:
+        """Compress by a variant to a target; metrics and the share of MACs that was reached."""
+        options = VARIANTS[variant].options
+        key = options.get('choose')
+        result = compress(self.model, self.batches, target, self.sites, self.shape, self.part,
+                          task_outputs, held_out=self.batches[:1], logits=self.logits,
+                          progress=False, seed=self.seed, profiles=self._profiles.get(key),
+                          **options)
+        self._profiles[key] = result.profiles
+        macs = result.structure.macs
+        return dict(self.metrics(result.model), macs=macs['subnet'] / macs['dense'])
+
+
+def study(subjects: Sequence[Subject], variants: Sequence[str], targets: Sequence[float],
+          metric: str, say: Callable[[str], None] = print) -> List[Dict[str, Any]]:
+    """Rows of a table: variant, target, mean and spread over subjects (seeds).
+
+    Args:
+        subjects (Sequence[Subject]): One a seed.
+        variants (Sequence[str]): Keys of :data:`VARIANTS`.
+        targets (Sequence[float]): Shares of the dense MACs.
+        metric (str): Key of the metric, such as ``'accuracy/top1'``.
+        say (Callable): Told every row. Defaults to ``print``.
+    """
+    rows = [summary('dense', 1., [subject.metrics(subject.model)[metric]
+                                  for subject in subjects])]
+    say(str(rows[0]))
+    for target in targets:
+        for variant in variants:
+            found = [subject.run(variant, target) for subject in subjects]
+            rows.append(summary(variant, target, [one[metric] for one in found],
+                                statistics.mean(one['macs'] for one in found)))
+            say(str(rows[-1]))
+    return rows
+
+
+def summary(variant: str, target: float, values: Sequence[float],
+            macs: float = 1.) -> Dict[str, Any]:
+    """One row: the values of all seeds, their mean and standard deviation."""
+    spread = statistics.stdev(values) if len(values) > 1 else 0.
+    return dict(variant=variant, target=target, macs=macs, values=list(values),
+                mean=statistics.mean(values), spread=spread)
