@@ -68,7 +68,8 @@ setup(
     python_requires='>=3.11',
     packages=find_packages(include=['mmkcr', 'mmkcr.*']),
     install_requires=requirements('runtime'),
-    extras_require={name: requirements(name) for name in ('optional', 'tests', 'lint', 'transformers')},
+    extras_require={name: requirements(name)
+                    for name in ('optional', 'tests', 'lint', 'transformers')},
     options={'build': {'build_base': BUILD.name}},
     cmdclass={'build_py': BuildWithMim},
     zip_safe=False,

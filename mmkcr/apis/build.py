@@ -2,20 +2,19 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from mmkcr.engine.compressed_config import compressed_config, image_size
-from mmkcr.models.loading import load_task, weights_of
-from mmkcr.safe_load import read_checkpoint
+from mmkcr.models.building import build_model, load_weights, read_config
 
-_NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
-           'them with `pip install --no-cache-dir --force-reinstall --no-deps --no-build-isolation '
-           'onedl-mmcv` (about 10 minutes)')
+__all__ = [
+    'build_model', 'default_shape', 'drop_idle_workers', 'file_sha256', 'image_shape',
+    'load_config', 'load_weights', 'read_config', 'set_structure', 'state_bytes'
+]
 
 
 def load_config(path: Union[str, Path], options: Optional[Mapping[str, Any]] = None,
@@ -33,12 +32,7 @@ def load_config(path: Union[str, Path], options: Optional[Mapping[str, Any]] = N
         FileNotFoundError: There is no such config.
         ValueError: The file is no config.
     """
-    file = Path(_resolve(str(path)))
-    if not file.is_file():
-        raise FileNotFoundError(f'expected a config file at `{path}`, found none')
-    if file.suffix not in ('.py', '.json', '.yaml', '.yml'):
-        raise ValueError(f'expected a config file (.py, .json or .yaml), found `{path}`')
-    config = Config.fromfile(file)
+    config = read_config(path)
     if options:
         config.merge_from_dict(dict(options))
         drop_idle_workers(config)
@@ -55,70 +49,6 @@ def drop_idle_workers(config: Config) -> None:
         loader = config.get(name)
         if isinstance(loader, Mapping) and not loader.get('num_workers'):
             loader.update(persistent_workers=False)
-
-
-def _resolve(path: str) -> str:
-    if '::' not in path:
-        return path
-    try:
-        return Config._get_cfg_path(path, '')[0]
-    except (AssertionError, ImportError, FileNotFoundError, ValueError) as error:
-        raise FileNotFoundError(f'expected a config of an installed library (`library::path`), '
-                                f'found `{path}` ({error})') from error
-
-
-def build_model(config: Config) -> nn.Module:
-    """Build the model of a config as a Runner would, on the CPU.
-
-    Weights are random: nothing is downloaded, ``init_cfg`` is not applied.
-
-    Args:
-        config (Config): Of mmpretrain, mmdet, mmseg or this package.
-
-    Returns:
-        nn.Module: In eval mode.
-
-    Raises:
-        ValueError: The config has no ``model``.
-        ImportError: The model needs mmcv's compiled operators, which are not
-            there.
-    """
-    if not isinstance(config.get('model'), Mapping):
-        raise ValueError('expected a config with a `model`, found the keys '
-                         f'{sorted(config.keys())}')
-    init_default_scope(config.get('default_scope', 'mmengine'))
-    model = dict(config.model)
-    if config.get('data_preprocessor') is not None:
-        model.setdefault('data_preprocessor', config.data_preprocessor)
-    try:
-        built = MODELS.build(model)
-    except ImportError as error:
-        if 'mmcv._ext' not in str(error):
-            raise
-        raise ImportError(_NO_OPS) from error
-    built.train(False)
-    return built
-
-
-def load_weights(model: nn.Module, path: Union[str, Path], online: bool = False) -> Dict[str, Any]:
-    """Load the task model's weights of any checkpoint: searched, retrained or published.
-
-    Args:
-        model (nn.Module): A model as its config builds it.
-        path (str | Path): The checkpoint.
-        online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
-
-    Returns:
-        dict: The checkpoint.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint, or one that does not fit, see
-            :func:`~mmkcr.models.loading.load_task`.
-    """
-    checkpoint = read_checkpoint(path)
-    load_task(model, weights_of(checkpoint, str(path), online), str(path))
-    return checkpoint
 
 
 def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:

@@ -115,6 +115,7 @@ class Site:
     def __init__(self, host: nn.Module, path: str, total: int, groups: int = 1) -> None:
         self.host, self.path, self.total, self.groups = host, path, total, groups
         self._handles: List[Any] = []
+        self._kept: Optional[Tensor] = None
 
     @property
     def name(self) -> str:
@@ -139,6 +140,8 @@ class Site:
     @property
     def kept(self) -> Optional[Tensor]:
         """Kept units of a subnet, or of a supernet that was sliced while it trained."""
+        if self.holder is None:  # dense, or a tool (quantisation) has exchanged the owner
+            return self._kept
         return getattr(self.holder if self.gate is None else self.gate, 'kept', None)
 
     @property
@@ -258,6 +261,7 @@ class Site:
 
     def hold(self, kept: Tensor) -> None:
         """Record what a subnet keeps."""
+        self._kept = kept
         self.owner.add_module(self.kind, SiteHolder(kept=kept).train(self.owner.training))
 
 

@@ -5,8 +5,8 @@ from typing import Any, Dict, List, Tuple, Union
 import numpy as np
 from torch.utils.data import Dataset
 
-from mmkcr.engine.loops.split import DatasetPart
 from mmkcr.registry import DATASETS
+from .part import DatasetPart
 
 
 def labels_of(dataset: Any) -> np.ndarray:

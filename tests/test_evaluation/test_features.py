@@ -10,8 +10,7 @@ from mmpretrain.datasets import KFoldDataset
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from mmkcr.datasets import ClassSubset
-from mmkcr.engine.loops import DatasetPart
+from mmkcr.datasets import ClassSubset, DatasetPart
 from mmkcr.engine.reproducible import make_reproducible
 from mmkcr.evaluation import features
 from mmkcr.evaluation.features import find_pipeline, share_of_rank, undisturbed, with_pipeline

@@ -1,8 +1,8 @@
 """Training loops."""
 
 from .bilevel import BilevelTrainLoop, IterBilevelTrainLoop
-from .split import CycledSampler, DatasetPart, split_indices
+from .split import CycledSampler, split_indices
 
 __all__ = [
-    'BilevelTrainLoop', 'CycledSampler', 'DatasetPart', 'IterBilevelTrainLoop', 'split_indices'
+    'BilevelTrainLoop', 'CycledSampler', 'IterBilevelTrainLoop', 'split_indices'
 ]

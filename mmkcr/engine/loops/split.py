@@ -1,7 +1,7 @@
 """Two data loaders over disjoint parts of one training set."""
 
 import copy
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from mmengine.dataset import InfiniteSampler
@@ -9,63 +9,8 @@ from mmengine.registry import DATA_SAMPLERS, DATASETS
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
+from mmkcr.datasets.part import DatasetPart
 from mmkcr.engine.reproducible import source_sampler
-
-
-class DatasetPart(Dataset):
-    """Some samples of a dataset, which is shared, not copied.
-
-    Every other attribute (``metainfo``, ``pipeline`` ...) is that of the whole
-    dataset.
-
-    Args:
-        dataset (Dataset): The whole, map-style.
-        indices (Sequence[int]): Indices into it.
-    """
-
-    def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
-        self.dataset = dataset
-        self.indices = list(indices)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[self.indices[index]]
-
-    def get_data_info(self, index: int) -> Dict:
-        """Annotation of a sample, which batch samplers and class samplers ask for.
-
-        Args:
-            index (int): Index within the part.
-        """
-        return self.dataset.get_data_info(self.indices[index])
-
-    def get_cat_ids(self, index: int) -> List[int]:
-        """Categories of a sample.
-
-        Args:
-            index (int): Index within the part.
-        """
-        return self.dataset.get_cat_ids(self.indices[index])
-
-    @property
-    def pipeline(self) -> Any:
-        """The whole dataset's pipeline; setting it sets the whole's."""
-        return self.dataset.pipeline
-
-    @pipeline.setter
-    def pipeline(self, pipeline: Any) -> None:
-        self.dataset.pipeline = pipeline
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith('__') or name in ('dataset', 'datasets'):
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-    def __deepcopy__(self, memo: Dict) -> 'DatasetPart':
-        # a config that holds it is copied by `Runner.build_dataloader`
-        return type(self)(self.dataset, self.indices)
 
 
 class CycledSampler(Sampler):

@@ -2,11 +2,12 @@
 
 Most hosts compute with fewer heads once an attribute or two say so. Where a host reshapes to the
 width of its input, the layer is exchanged for one of
-:mod:`mmkcr.models.layers.sized_attention`, which computes the same with fewer heads.
+:mod:`mmkcr.models.layers.sized_attention`, which computes the same with fewer heads. What a view
+holds is a ``partial`` of a function of this module, so that networks can be pickled.
 """
 
 from functools import partial
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence, Type
 
 import torch.nn.functional as F
 from torch import nn
@@ -26,6 +27,7 @@ from .views import attention_adapter
 
 _UTILS = 'mmpretrain.models.utils.attention'
 _HF = 'transformers.models'
+_TABLE = 'relative_position_bias_table'
 
 
 @attention_adapter(f'{_UTILS}.MultiheadAttention')
@@ -35,18 +37,16 @@ def multihead_attention(module: nn.Module) -> Dict[str, Any]:
         raise Unsupported('a shortcut adds the values to the output of the attention')
     if type(module).__name__ != 'MultiheadAttention':
         raise Unsupported(f'`{type(module).__name__}` has no adapter')
-    scale = module.head_dims**-0.5
-
-    def resize(layer: nn.Module, heads: int, width: int) -> nn.Module:
-        layer.num_heads, layer.head_dims, layer.embed_dims = heads, width, heads * width
-        if layer.scaled_dot_product_attention is F.scaled_dot_product_attention:
-            # the softmax keeps the scale of the dense head
-            layer.scaled_dot_product_attention = partial(F.scaled_dot_product_attention,
-                                                         scale=scale)
-        return layer
-
     return dict(projections=('qkv', ), output='proj', heads=module.num_heads,
-                width=module.head_dims, resize=resize)
+                width=module.head_dims, resize=partial(_resize_multihead, module.head_dims**-0.5))
+
+
+def _resize_multihead(scale: float, layer: nn.Module, heads: int, width: int) -> nn.Module:
+    layer.num_heads, layer.head_dims, layer.embed_dims = heads, width, heads * width
+    if layer.scaled_dot_product_attention is F.scaled_dot_product_attention:
+        # the softmax keeps the scale of the dense head
+        layer.scaled_dot_product_attention = partial(F.scaled_dot_product_attention, scale=scale)
+    return layer
 
 
 @attention_adapter(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
@@ -56,7 +56,7 @@ def window_msa(module: nn.Module) -> Dict[str, Any]:
     if type(module).__name__ == 'DaViTWindowMSA':
         raise Unsupported('its heads fill the width of the input')
     return dict(_fused(module, module.embed_dims // module.num_heads),
-                resize=_exchanged(SizedWindowMSA), extra=_table('relative_position_bias_table', 1))
+                resize=partial(_exchange, SizedWindowMSA), extra=partial(_along, (), _TABLE))
 
 
 @attention_adapter(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention')
@@ -65,37 +65,30 @@ def window_msa_v2(module: nn.Module) -> Dict[str, Any]:
     timm = type(module).__module__.startswith('timm')
     sized = SizedWindowAttentionV2 if timm else SizedWindowMSAV2
     width = module.qkv.out_features // 3 // module.num_heads
-
-    def extra(layer: nn.Module) -> List[Axis]:
-        return [Axis(layer, 'q_bias'), Axis(layer, 'v_bias'), Axis(layer, 'k_bias'),
-                Axis(layer, 'logit_scale', 0, per=width),
-                Axis(list(layer.cpb_mlp.modules())[-1], 'weight', 0, per=width)]
-
-    return dict(_fused(module, width), resize=_exchanged(sized), extra=extra, called=False,
+    return dict(_fused(module, width), resize=partial(_exchange, sized), called=False,
+                extra=partial(_along_cosine, width),
                 why_no_width='its products are cosines over the whole head')
+
+
+def _along_cosine(width: int, layer: nn.Module) -> List[Axis]:
+    return [*_along(('q_bias', 'v_bias', 'k_bias'), '', layer),
+            Axis(layer, 'logit_scale', 0, per=width),
+            Axis(list(layer.cpb_mlp.modules())[-1], 'weight', 0, per=width)]
 
 
 @attention_adapter(f'{_UTILS}.BEiTAttention')
 def beit_attention(module: nn.Module) -> Dict[str, Any]:
     """mmpretrain's ``BEiTAttention``; biases of queries and values are parameters of their own."""
-    def extra(layer: nn.Module) -> List[Axis]:
-        width = layer.qkv.out_features // 3 // layer.num_heads
-        return [Axis(layer, 'q_bias'), Axis(layer, 'v_bias'),
-                Axis(layer, 'relative_position_bias_table', 1, per=width)]
-
-    return dict(_fused(module, module.embed_dims // module.num_heads), extra=extra,
-                resize=_exchanged(SizedBEiTAttention), called=module.bias != 'qv_bias')
+    return dict(_fused(module, module.embed_dims // module.num_heads),
+                extra=partial(_along, ('q_bias', 'v_bias'), _TABLE),
+                resize=partial(_exchange, SizedBEiTAttention), called=module.bias != 'qv_bias')
 
 
 @attention_adapter('timm.models.beit.Attention')
 def timm_beit_attention(module: nn.Module) -> Dict[str, Any]:
     """timm's attention of BEiT."""
-    def extra(layer: nn.Module) -> List[Axis]:
-        width = layer.qkv.out_features // 3 // layer.num_heads
-        return [Axis(layer, 'q_bias'), Axis(layer, 'k_bias'), Axis(layer, 'v_bias'),
-                Axis(layer, 'relative_position_bias_table', 1, per=width)]
-
-    return dict(_fused(module), extra=extra, resize=_exchanged(SizedTimmBEiTAttention),
+    return dict(_fused(module), extra=partial(_along, ('q_bias', 'k_bias', 'v_bias'), _TABLE),
+                resize=partial(_exchange, SizedTimmBEiTAttention),
                 called=module.q_bias is None or module.qkv_bias_separate)
 
 
@@ -103,7 +96,7 @@ def timm_beit_attention(module: nn.Module) -> Dict[str, Any]:
 def rope_attention(module: nn.Module) -> Dict[str, Any]:
     """EVA-02's attention with rotary positions, which pair the channels of a head."""
     return dict(_fused(module, module.qkv.out_features // 3 // module.num_heads),
-                resize=_attributes(num_heads=1),
+                resize=partial(_record, ('num_heads', ), ''),
                 why_no_width='rotary positions pair the channels of a head')
 
 
@@ -117,20 +110,20 @@ def timm_attention(module: nn.Module) -> Dict[str, Any]:
     rotary = type(module).__name__ == 'AttentionRope'
     normed = not isinstance(module.q_norm, nn.Identity)
     split = module._modules.get('qkv') is None
-
-    def resize(layer: nn.Module, heads: int, width: int) -> nn.Module:
-        if width != layer.head_dim and layer.fused_attn:
-            layer.fused_attn = False  # it would take the scale of the sliced width
-        layer.num_heads, layer.head_dim, layer.attn_dim = heads, width, heads * width
-        if rotary:
-            layer.num_kv_heads, layer.kv_dim = heads, heads * width
-        return layer
-
     why = 'rotary positions pair the channels of a head' if rotary else \
         'a norm acts over the channels of a head' if normed else ''
     return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
                 fused=1 if split else 3, output='proj', heads=module.num_heads,
-                width=module.head_dim, resize=resize, why_no_width=why)
+                width=module.head_dim, resize=_resize_timm, why_no_width=why)
+
+
+def _resize_timm(layer: nn.Module, heads: int, width: int) -> nn.Module:
+    if width != layer.head_dim and layer.fused_attn:
+        layer.fused_attn = False  # it would take the scale of the sliced width
+    layer.num_heads, layer.head_dim, layer.attn_dim = heads, width, heads * width
+    if hasattr(layer, 'num_kv_heads'):
+        layer.num_kv_heads, layer.kv_dim = heads, heads * width
+    return layer
 
 
 @attention_adapter('timm.models.eva.EvaAttention')
@@ -139,23 +132,20 @@ def eva_attention(module: nn.Module) -> Dict[str, Any]:
     if module.gate is not None or not isinstance(module.norm, nn.Identity):
         raise Unsupported('a gate or norm acts on the heads together')
     split = module._modules.get('qkv') is None
-
-    def extra(layer: nn.Module) -> List[Axis]:
-        return [Axis(layer, name) for name in ('q_bias', 'k_bias', 'v_bias')]
-
     called = split or module.q_bias is None or module.qkv_bias_separate
     return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
                 fused=1 if split else 3, output='proj', heads=module.num_heads,
-                width=module.head_dim, resize=_exchanged(SizedEvaAttention), extra=extra,
-                called=called, why_no_width='rotary positions pair the channels of a head')
+                width=module.head_dim, resize=partial(_exchange, SizedEvaAttention),
+                extra=partial(_along, ('q_bias', 'k_bias', 'v_bias'), ''), called=called,
+                why_no_width='rotary positions pair the channels of a head')
 
 
 @attention_adapter('timm.models.swin_transformer.WindowAttention')
 def timm_window_attention(module: nn.Module) -> Dict[str, Any]:
     """timm's window attention of Swin."""
     width = module.qkv.out_features // 3 // module.num_heads
-    return dict(_fused(module, width), resize=_attributes(num_heads=1),
-                extra=_table('relative_position_bias_table', 1),
+    return dict(_fused(module, width), resize=partial(_record, ('num_heads', ), ''),
+                extra=partial(_along, (), _TABLE),
                 why_no_width='its fused kernel takes the scale of the sliced width')
 
 
@@ -172,10 +162,10 @@ def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
     rotary = 'DINOv3' in type(module).__name__
     output = 'o_proj' if 'o_proj' in module._modules else 'out_proj'
     heads = module.q_proj.out_features // module.head_dim
-    names = [name for name in ('num_heads', 'num_attention_heads') if hasattr(module, name)]
-    resize = _attributes(**dict.fromkeys(names, 1), head_dim=0)
+    names = tuple(name for name in ('num_heads', 'num_attention_heads') if hasattr(module, name))
+    resize = partial(_record, names, 'head_dim')
     if hasattr(module, 'embed_dim') and not rotary:  # before v5: heads fill the input's width
-        resize = _exchanged(SizedHuggingFaceAttention)
+        resize = partial(_exchange, SizedHuggingFaceAttention)
     return dict(projections=('q_proj', 'k_proj', 'v_proj'), fused=1, output=output, heads=heads,
                 width=module.head_dim, resize=resize,
                 why_no_width='rotary positions pair the channels of a head' if rotary else '')
@@ -186,16 +176,16 @@ def _nested_attention(module: nn.Module) -> Dict[str, Any]:
     """Attention of FLAVA, and before v5 of ViT and DINOv2: a module of its own, then a layer."""
     inner = module.attention
     scaled = not hasattr(inner, 'scaling')
-
-    def resize(layer: nn.Module, heads: int, width: int) -> nn.Module:
-        layer.num_attention_heads, layer.attention_head_size = heads, width
-        layer.all_head_size = heads * width
-        return layer
-
     return dict(path='attention', fused=1, output='output.dense', heads=inner.num_attention_heads,
                 projections=('attention.query', 'attention.key', 'attention.value'),
-                width=inner.attention_head_size, resize=resize,
+                width=inner.attention_head_size, resize=_resize_nested,
                 why_no_width='its scale is that of the sliced width' if scaled else '')
+
+
+def _resize_nested(layer: nn.Module, heads: int, width: int) -> nn.Module:
+    layer.num_attention_heads, layer.attention_head_size = heads, width
+    layer.all_head_size = heads * width
+    return layer
 
 
 def _fused(module: nn.Module, width: int = 0) -> Dict[str, Any]:
@@ -204,30 +194,25 @@ def _fused(module: nn.Module, width: int = 0) -> Dict[str, Any]:
     return dict(projections=('qkv', ), output='proj', heads=module.num_heads, width=width)
 
 
-def _table(name: str, dim: int) -> Any:
-    """Axes of a table with one entry a head."""
-    def extra(layer: nn.Module) -> List[Axis]:
-        width = layer.qkv.out_features // 3 // layer.num_heads
-        return [Axis(layer, name, dim, per=width)]
-
-    return extra
+def _along(names: Sequence[str], table: str, layer: nn.Module) -> List[Axis]:
+    """Axes of biases with an entry a channel, and of a table with an entry a head, if any."""
+    width = layer.qkv.out_features // 3 // layer.num_heads if table else 1
+    return [*(Axis(layer, name) for name in names),
+            *([Axis(layer, table, 1, per=width)] if table else [])]
 
 
-def _exchanged(cls: Any) -> Any:
-    """A resize that exchanges the layer for one that computes with any number of heads."""
-    def resize(layer: nn.Module, heads: int, width: int) -> nn.Module:
-        layer = layer if isinstance(layer, cls) else take_over(cls, layer)
-        layer.num_heads = heads
-        return layer
-
-    return resize
+def _exchange(cls: Type[nn.Module], layer: nn.Module, heads: int, width: int) -> nn.Module:
+    """Exchange the layer for one that computes with any number of heads."""
+    layer = layer if isinstance(layer, cls) else take_over(cls, layer)
+    layer.num_heads = heads
+    return layer
 
 
-def _attributes(**attributes: int) -> Any:
-    """A resize that sets attributes to the number of heads (1) or their width (0)."""
-    def resize(layer: nn.Module, heads: int, width: int) -> nn.Module:
-        for name, is_heads in attributes.items():
-            setattr(layer, name, heads if is_heads else width)
-        return layer
-
-    return resize
+def _record(names: Sequence[str], width_name: str, layer: nn.Module, heads: int,
+            width: int) -> nn.Module:
+    """Set the attributes that say how many heads there are, and how wide they are."""
+    for name in names:
+        setattr(layer, name, heads)
+    if width_name:
+        setattr(layer, width_name, width)
+    return layer

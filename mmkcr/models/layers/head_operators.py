@@ -89,6 +89,8 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
 
     #: Whether the heads are mixed into one.
     ensembled: bool = False
+    #: Whether it works on the heads' values, by ``mix(values, hw)``, and not on their weights.
+    reads_values: bool = False
     #: Taps that each head's logits are about.
     logits_shape: Tuple[int, ...] = ()
 
@@ -187,6 +189,8 @@ class DepthwiseHeads(HeadOperator):
     Gaussian of sigma 1 with bias 0. Arguments as :class:`HeadOperator`.
     """
 
+    reads_values = True
+
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__(heads, head_dims, extra)
         channels = self.out_heads * head_dims
@@ -205,7 +209,10 @@ class DepthwiseHeads(HeadOperator):
 
     def run(self, x: Tensor, derived: Derived, hw: Tuple[int, int]) -> Tensor:
         """Values, exchange with the extra tokens, convolution."""
-        v = F.linear(x, derived['value'], derived['bias'])
+        return self.mix(F.linear(x, derived['value'], derived['bias']), hw)
+
+    def mix(self, v: Tensor, hw: Tuple[int, int]) -> Tensor:
+        """Values (B, N, C) to the same shape."""
         if self.exchange is None:
             return self.conv(_to_map(v, hw)).flatten(2).transpose(1, 2)
         extra, patches = self._split(v)
@@ -224,7 +231,7 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
     The mixture is a softmax over the heads at temperature 0.01, even at the start.
     """
 
-    ensembled = True
+    ensembled, reads_values = True, False
 
     def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
                chosen: Optional[Tensor] = None) -> Derived:

@@ -77,11 +77,9 @@ class _AttentionParts(BaseModule):
         weight = self.proj.weight  # the operator is new: it learns in frozen stages too
         return operator.to(weight.device, weight.dtype).train(self.training)
 
-    def _attend(self, x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        """Softmax attention of the heads whose q, k and v rows are given; (B, N, a * d)."""
-        batch, tokens, _ = x.shape
-        q, k, v = F.linear(x, weight, bias).reshape(
-            batch, tokens, 3, -1, self.head_dims).permute(2, 0, 3, 1, 4)
+    def _attend(self, qkv: Tensor) -> Tensor:
+        """Softmax attention of a heads, (B, N, 3 * a * d) to (B, N, a * d)."""
+        q, k, v = qkv.unflatten(-1, (3, -1, self.head_dims)).permute(2, 0, 3, 1, 4)
         out = self.scaled_dot_product_attention(
             q, k, v, dropout_p=self.attn_drop if self.training else 0.)
         return out.transpose(1, 2).flatten(2)
@@ -150,12 +148,12 @@ class OperatorAttention(_AttentionParts):
                                     self.proj.weight[:, self._attended // 3:])
 
     def fold(self) -> 'OperatorAttention':
-        """Compute once what does not depend on the image: kernels and ensembled weights.
+        """Compute once what is derived from weights: kernels and ensembled weights.
 
         Until the module trains or loads weights, as an exporter's constant folding does. For
         timing; outputs stay the same.
         """
-        if self.operator is not None:
+        if self.operator is not None and not self.operator.reads_values:
             with torch.no_grad():
                 self._folded = {key: None if value is None else value.clone()
                                 for key, value in self._derive().items()}
@@ -172,23 +170,28 @@ class OperatorAttention(_AttentionParts):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, D) to (B, N, D)."""
-        rows, parts, weight = self._attended, [], self.proj.weight
-        if rows:
-            bias = self.qkv.bias
-            parts.append(self._attend(x, self.qkv.weight[:rows],
-                                      None if bias is None else bias[:rows]))
-        if self.operator is not None:
-            derived = self._folded or self._derive()
-            parts.append(self.operator.run(x, derived, self.grid.hw))
-            if self.operator.ensembled:
-                weight = derived['columns'] if not rows else torch.cat(
-                    [weight[:, :rows // 3], derived['columns']], 1)
-        out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return self._finish(F.linear(out, weight, self.proj.bias))
+        rows = self._attended
+        if self.operator is None or self.operator.reads_values:  # layers are called as such
+            qkv = self.qkv(x)
+            parts = [self._attend(qkv[..., :rows])] if rows else []
+            if self.operator is not None:
+                parts.append(self.operator.mix(qkv[..., rows:], self.grid.hw))
+            return self._finish(self.proj(_joined(parts)))
+        weight, bias, derived = self.proj.weight, self.qkv.bias, self._folded or self._derive()
+        parts = [self._attend(F.linear(x, self.qkv.weight[:rows],
+                                       None if bias is None else bias[:rows]))] if rows else []
+        parts.append(self.operator.run(x, derived, self.grid.hw))
+        if self.operator.ensembled:
+            weight = torch.cat([weight[:, :rows // 3], derived['columns']], 1)
+        return self._finish(F.linear(_joined(parts), weight, self.proj.bias))
 
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
         return f'heads={self.num_heads}, attended={self.attended}'
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 class MixedAttention(_AttentionParts):
@@ -217,7 +220,7 @@ class MixedAttention(_AttentionParts):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, D) to (B, N, D)."""
         keep = self.head_operator.gate().to(x.dtype)
-        attended = self._attend(x, self.qkv.weight, self.qkv.bias)
+        attended = self._attend(self.qkv(x))
         if not self.training and bool((keep == 1).all()):
             return self._finish(self.proj(attended))
         rows, bias = 2 * self.embed_dims, self.qkv.bias

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from mmengine.config import Config
 from torch import Tensor, nn
 
+from mmkcr.models.building import build_model, load_weights, read_config
 from mmkcr.registry import MODELS
 
 
@@ -33,9 +34,11 @@ class Teacher:
     def model(self, device: torch.device) -> nn.Module:
         """The classifier in eval mode, without gradients, on a device."""
         if self._model is None:
-            from mmkcr.apis.build import build_model, load_config, load_weights
-            config = load_config(self.config) if isinstance(self.config, str) else Config(
+            config = read_config(self.config) if isinstance(self.config, str) else Config(
                 dict(model=dict(self.config), default_scope='mmpretrain'))
+            if config.get('compression') is not None:
+                raise ValueError('expected the config of a network as it is for a teacher, found '
+                                 f'`{self.config}` with `compression`')
             model = build_model(config).requires_grad_(False)
             if self.checkpoint is not None:
                 load_weights(model, self.checkpoint)

@@ -71,4 +71,6 @@ class Embedding(HostSite):
             shape = [1] * x.ndim
             shape[dim] = -1
             x = x * (support > 0).to(x.dtype).view(shape)
-        return x if kept is None or len(kept) == self.total else put(x, kept, self.total, dim)
+        if kept is None or len(kept) == self.total:
+            return x
+        return put(x, kept.to(x.device), self.total, dim)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.dataset import DefaultSampler
 
-from mmkcr.engine.loops import CycledSampler, DatasetPart, split_indices
+from mmkcr.datasets import DatasetPart
+from mmkcr.engine.loops import CycledSampler, split_indices
 
 
 @given(st.integers(2, 300), st.floats(0.01, 0.99), st.integers(0, 2**31))

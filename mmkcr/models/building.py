@@ -1,0 +1,98 @@
+"""Models from configs and checkpoints: no data set, no runner."""
+
+from pathlib import Path
+from typing import Any, Dict, Mapping, Union
+
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+
+from mmkcr.safe_load import read_checkpoint
+from .loading import load_task, weights_of
+
+_NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
+           'them with `pip install --no-cache-dir --force-reinstall --no-deps --no-build-isolation '
+           'onedl-mmcv` (about 10 minutes)')
+
+
+def read_config(path: Union[str, Path]) -> Config:
+    """Read a config file, or a config of an installed library by reference.
+
+    Args:
+        path (str | Path): A file, or ``library::path`` such as
+            ``mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py``.
+
+    Raises:
+        FileNotFoundError: There is no such config.
+        ValueError: The file is no config.
+    """
+    file = Path(_resolve(str(path)))
+    if not file.is_file():
+        raise FileNotFoundError(f'expected a config file at `{path}`, found none')
+    if file.suffix not in ('.py', '.json', '.yaml', '.yml'):
+        raise ValueError(f'expected a config file (.py, .json or .yaml), found `{path}`')
+    return Config.fromfile(file)
+
+
+def _resolve(path: str) -> str:
+    if '::' not in path:
+        return path
+    try:
+        return Config._get_cfg_path(path, '')[0]
+    except (AssertionError, ImportError, FileNotFoundError, ValueError) as error:
+        raise FileNotFoundError(f'expected a config of an installed library (`library::path`), '
+                                f'found `{path}` ({error})') from error
+
+
+def build_model(config: Config) -> nn.Module:
+    """Build the model of a config as a Runner would, on the CPU.
+
+    Weights are random: nothing is downloaded, ``init_cfg`` is not applied.
+
+    Args:
+        config (Config): Of mmpretrain, mmdet, mmseg or this package.
+
+    Returns:
+        nn.Module: In eval mode.
+
+    Raises:
+        ValueError: The config has no ``model``.
+        ImportError: The model needs mmcv's compiled operators, which are not
+            there.
+    """
+    if not isinstance(config.get('model'), Mapping):
+        raise ValueError('expected a config with a `model`, found the keys '
+                         f'{sorted(config.keys())}')
+    init_default_scope(config.get('default_scope', 'mmengine'))
+    model = dict(config.model)
+    if config.get('data_preprocessor') is not None:
+        model.setdefault('data_preprocessor', config.data_preprocessor)
+    try:
+        built = MODELS.build(model)
+    except ImportError as error:
+        if 'mmcv._ext' not in str(error):
+            raise
+        raise ImportError(_NO_OPS) from error
+    built.train(False)
+    return built
+
+
+def load_weights(model: nn.Module, path: Union[str, Path], online: bool = False) -> Dict[str, Any]:
+    """Load the task model's weights of any checkpoint: searched, retrained or published.
+
+    Args:
+        model (nn.Module): A model as its config builds it.
+        path (str | Path): The checkpoint.
+        online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
+
+    Returns:
+        dict: The checkpoint.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no checkpoint, or one that does not fit, see
+            :func:`~mmkcr.models.loading.load_task`.
+    """
+    checkpoint = read_checkpoint(path)
+    load_task(model, weights_of(checkpoint, str(path), online), str(path))
+    return checkpoint
