@@ -1,4 +1,4 @@
-"""tools/benchmarks/regularizer_overhead.py: what it times is what it says, and it writes its record."""
+"""regularizer_overhead.py: what it times is what it says, and it writes its record."""
 
 import importlib.util
 import json

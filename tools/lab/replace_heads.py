@@ -13,7 +13,7 @@ from mmkcr.apis.slim_files import STRUCTURE, write_subnet
 from mmkcr.core import Structure, count_params
 from mmkcr.evaluation.analysis import split_loader
 from mmkcr.evaluation.features import share_of_rank
-from mmkcr.evaluation.head_scores import HeadStatistics, head_statistics
+from mmkcr.evaluation.head_scores import head_scores
 from mmkcr.models.backbones.attention_heads import AttentionHeadSites
 from mmkcr.models.utils import find_backbone, find_task
 
@@ -37,8 +37,8 @@ def replaceable_backbone(model: nn.Module) -> AttentionHeadSites:
 
 
 def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, seed: int = 0,
-                distributed: bool = False) -> HeadStatistics:
-    """Moments of the attention maps over training images, with test transforms.
+                distributed: bool = False, **kwargs: Any) -> Dict[str, Tensor]:
+    """Scores of the heads over training images, with test transforms.
 
     Args:
         model (nn.Module): Dense task model.
@@ -47,6 +47,7 @@ def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, see
             1000, as the paper.
         seed (int): Of the draw. Defaults to 0.
         distributed (bool): Every rank takes its share. Defaults to False.
+        **kwargs: See :func:`~mmkcr.evaluation.head_scores.head_scores`.
 
     Raises:
         ValueError: As :func:`replaceable_backbone`, fewer than two images, or fewer than
@@ -63,7 +64,7 @@ def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, see
                          f'{count}')
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
     batches = share_of_rank(loader.dataset, sorted(drawn), loader, distributed)
-    return head_statistics(model, backbone.attentions(), batches, distributed)
+    return head_scores(model, backbone, batches, distributed=distributed, **kwargs)
 
 
 def select_heads(scores: Mapping[str, Tensor], count: int, which: str = 'lowest',
@@ -143,8 +144,7 @@ def replace_stage(call: Any) -> Dict[str, Any]:
     backbone = replaceable_backbone(model)
     if dense is None:
         operator = arguments.pop('operator', backbone.operator)
-        statistics = score_heads(model, call.config, arguments.pop('images', 1000), call.seed)
-        scores = statistics.scores()
+        scores = score_heads(model, call.config, arguments.pop('images', 1000), call.seed)
         backbone.operator = operator
         structure = backbone.structure_for(select_heads(scores, seed=call.seed, **arguments))
     else:
