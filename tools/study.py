@@ -2,7 +2,7 @@
 
 The study is a YAML file with named variants, see mmkcr/apis/study.py. Stages that variants
 have in common are run once. Prints the table with mean and standard deviation over the seeds;
-writes table.txt, table.md and summary.json to the work dir.
+writes table.txt, table.md, summary.json and accuracy_over_macs_*.png to the work dir.
 
 A second call reuses what is finished, and goes on where one was stopped.
 

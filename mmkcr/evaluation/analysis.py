@@ -4,6 +4,7 @@ Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 """
 
 import copy
+import math
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
@@ -78,6 +79,28 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str = 'backbo
             samples = model.test_step(batch)
             metric.process(batch, [sample.to_dict() for sample in samples])
     return {key.split('/')[1]: value for key, value in metric.evaluate(n).items()}
+
+
+@torch.no_grad()
+def classification_scores(model: nn.Module, loader: DataLoader) -> Dict[str, float]:
+    """Loss and accuracy of a classifier on a data set.
+
+    Args:
+        model (BaseModel): A classifier whose data samples have ``pred_score``.
+        loader (DataLoader): As of :func:`split_loader`.
+
+    Returns:
+        dict[str, float]: ``loss``, the mean cross entropy in nats, and ``top1`` in percent.
+    """
+    losses: List[float] = []
+    correct = 0
+    with undisturbed(model):
+        for batch in loader:
+            for sample in model.test_step(batch):
+                probability = float(sample.pred_score[int(sample.gt_label)])
+                losses.append(-math.log(max(probability, 1e-30)))
+                correct += int(sample.pred_label) == int(sample.gt_label)
+    return dict(loss=sum(losses) / len(losses), top1=100 * correct / len(losses))
 
 
 def epoch_of(checkpoint: Dict[str, Any]) -> Optional[int]:

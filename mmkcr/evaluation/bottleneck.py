@@ -3,10 +3,10 @@
 Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 """
 
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
-from mmengine.dist import all_reduce, broadcast, get_dist_info
+from mmengine.dist import broadcast, get_dist_info
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -55,10 +55,10 @@ class BottleneckPass:
     Every sample goes through the network once. The features of at most ``samples`` drawn
     ones are held, k-means runs on them, and Q is summed over them and over all others as
     they stream by. So with C = A = 1000 classes and clusters, d = 640 and the default of
-    256 samples a cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB on every
-    rank, and Q and its sums 8 MB each, for n = 1.28 M as for any n; reporting the IB value
-    adds 256 000 x 1000 x 4 B = 1.02 GB, divided by the ranks. On one rank more or less the
-    clusters are the same but for rounding.
+    256 samples a cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB divided by the
+    ranks, and Q and its sums 8 MB each, for n = 1.28 M as for any n; reporting the IB value
+    adds 256 000 x 1000 x 4 B = 1.02 GB, divided alike. k-means begins with the centroids of
+    the refresh before, if there was one.
 
     Args:
         model (BaseModel): The task model, or a wrapper around it, in eval mode.
@@ -67,15 +67,12 @@ class BottleneckPass:
         dataset (Dataset): With test transforms and labels.
         like (DataLoader): See :func:`~mmkcr.evaluation.features.share_of_rank`.
         layer (str): Layer of the features. Defaults to 'backbone'.
-        algorithm (str): See :func:`~mmkcr.functional.clusters.fit_clusters`. Defaults to
-            'minibatch'.
     """
 
     def __init__(self, model: nn.Module, loss: InformationBottleneckLoss, dataset: Any,
-                 like: DataLoader, layer: str = 'backbone',
-                 algorithm: str = 'minibatch') -> None:
+                 like: DataLoader, layer: str = 'backbone') -> None:
         self.model, self.loss, self.layer = unwrap(model), loss, layer
-        self.dataset, self.like, self.algorithm = dataset, like, algorithm
+        self.dataset, self.like = dataset, like
 
     @torch.no_grad()
     def run(self, drawn: Optional[Tensor] = None, seed: int = 0,
@@ -95,10 +92,11 @@ class BottleneckPass:
         if loss.input_features is not None and not loss.input_refreshed:
             self._cluster_inputs(seed)
         held = [self._row(*batch) for batch in self._batches(drawn)]
-        features = self._all_rows(held, len(self.dataset) if drawn is None else len(drawn))
-        if get_dist_info()[0] == 0:
-            loss.set_centroids(fit_clusters(features, loss.num_clusters, seed, loss.normalize,
-                                            self.algorithm))
+        features = torch.cat([row[0] for row in held]) if held else \
+            loss.centroids.new_zeros(0, loss.num_features)
+        loss.set_centroids(fit_clusters(features, loss.num_clusters, seed, loss.normalize,
+                                        loss.centroids if loss.ready else None,
+                                        distributed=get_dist_info()[1] > 1))
         del features
         broadcast(loss.centroids)
         device = loss.centroids.device
@@ -136,18 +134,6 @@ class BottleneckPass:
     def _add(self, sums: InformationAccumulator, features: Tensor, labels: Tensor,
              log_inputs: Optional[Tensor]) -> None:
         sums.add(self.loss.log_phi(features), labels, log_inputs)
-
-    def _all_rows(self, held: List[Tuple], number: int) -> Tensor:
-        """Features of all ranks (number, d) in the order of the data set."""
-        rank, world = get_dist_info()
-        own = torch.cat([row[0] for row in held]) if held else \
-            self.loss.centroids.new_zeros(0, self.loss.num_features)
-        if world == 1:
-            return own
-        rows = own.new_zeros(number, self.loss.num_features)
-        rows[rank::world] = own
-        all_reduce(rows)
-        return rows
 
     def _cluster_inputs(self, seed: int) -> None:
         """Fit the clusters of the inputs, which do not change, on the first rank."""

@@ -15,7 +15,7 @@ from mmengine.dist import get_dist_info
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.utils import find_task, unwrap
 from mmkcr.models.wrappers.feature_tap import FeatureTap, find_layer
 
 
@@ -71,6 +71,33 @@ def share_of_rank(dataset: Any, indices: Optional[Sequence[int]], like: DataLoad
         batch_size=like.batch_size or getattr(like.batch_sampler, 'batch_size', 32),
         num_workers=like.num_workers,
         collate_fn=like.collate_fn)
+
+
+def feature_layer_of(model: nn.Module) -> str:
+    """The layer whose features a classifier's analysis is about.
+
+    Args:
+        model (nn.Module): A classifier, or a model around one.
+
+    Returns:
+        str: The ``feature_layer`` of a :class:`~mmkcr.models.wrappers.RegularizedModel` that has
+        one of its own, else what the last linear layer of the head reads, in the form of
+        :class:`~mmkcr.models.wrappers.FeatureTap`.
+
+    Raises:
+        ValueError: The head has no linear layer.
+    """
+    model = unwrap(model)
+    given = getattr(model, 'feature_layer', 'backbone')
+    if given != 'backbone':
+        return given
+    head = getattr(find_task(model), 'head', None)
+    found = [name for name, module in head.named_modules() if isinstance(module, nn.Linear)] \
+        if isinstance(head, nn.Module) else []
+    if not found:
+        raise ValueError('expected a classifier whose head has a linear layer, found '
+                         f'`{type(find_task(model)).__name__}` with `{type(head).__name__}`')
+    return f'head.{found[-1]}:input'
 
 
 @contextmanager

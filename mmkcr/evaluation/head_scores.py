@@ -5,7 +5,7 @@ summed over the entries: small where the head looks at the same places whatever 
 imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 """
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
 import torch
@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from mmengine.dist import all_reduce
 from torch import Tensor, nn
 
-from mmkcr.models.wrappers.feature_tap import unwrap
+from mmkcr.models.layers.operator_attention import TokenGrid
+from mmkcr.models.utils import find_task, unwrap
 from .features import undisturbed
 
 REDUCTIONS = ('sum', 'mean', 'relative')
@@ -92,17 +93,28 @@ def attention_map(attn: nn.Module, tokens: Tensor) -> Tensor:
 class HeadStatistics:
     """Moments of the attention maps of some layers while a model runs.
 
+    All maps are over one token grid: 4 x 8 and 8 x 4 patches make maps of one shape whose entries
+    mean different pairs of positions.
+
     Args:
         attentions (Mapping[str, MultiheadAttention]): By name.
+        grid (TokenGrid): Of the backbone: how the tokens of the running batch lie.
+        expected (tuple[int, int], optional): The grid that counts; maps over others are left out,
+            and the images they are of counted in ``others``. Defaults to None: the first one, and
+            another is refused.
 
     Example:
-        >>> with HeadStatistics({'layers.0.attn': backbone.layers[0].attn}) as statistics:
+        >>> layers = {'layers.0.attn': backbone.layers[0].attn}
+        >>> with HeadStatistics(layers, grid) as statistics:
         ...     backbone(images)
         >>> statistics.scores()['layers.0.attn']  # (H,)
     """
 
-    def __init__(self, attentions: Mapping[str, nn.Module]) -> None:
-        self.attentions = attentions
+    def __init__(self, attentions: Mapping[str, nn.Module], grid: TokenGrid,
+                 expected: Optional[Tuple[int, int]] = None) -> None:
+        self.attentions, self.grid = attentions, grid
+        self.hw, self._strict = expected, expected is None
+        self.others = 0
         self.moments = {name: RunningMoments() for name in attentions}
 
     def __enter__(self) -> 'HeadStatistics':
@@ -117,10 +129,23 @@ class HeadStatistics:
     def _hook(self, name: str) -> Callable:
         @torch.no_grad()
         def watch(module: nn.Module, inputs: Tuple[Tensor, ...]) -> None:
-            for tokens in inputs[0]:  # one map at a time, whatever the batch
-                self.moments[name].update(attention_map(module, tokens))
+            if self._counts(name, len(inputs[0])):
+                for tokens in inputs[0]:  # one map at a time, whatever the batch
+                    self.moments[name].update(attention_map(module, tokens))
 
         return watch
+
+    def _counts(self, name: str, images: int) -> bool:
+        """Whether the running batch has the grid."""
+        found = tuple(self.grid.hw)
+        self.hw = found if self.hw is None else self.hw
+        if found == self.hw:
+            return True
+        if self._strict:
+            raise ValueError('expected images with one token grid to score heads on, found '
+                             f'{found[0]} x {found[1]} patches after {self.hw[0]} x {self.hw[1]}')
+        self.others += images if name == next(iter(self.attentions)) else 0
+        return False
 
     def reduce(self) -> 'HeadStatistics':
         """Merge with the other processes; see :meth:`RunningMoments.reduce`."""
@@ -140,12 +165,15 @@ class HeadStatistics:
             dict[str, Tensor]: Shape (H,), fp64.
 
         Raises:
-            ValueError: Another reduction.
+            ValueError: Another reduction, or no image with the grid.
         """
         if reduction not in REDUCTIONS:
             raise ValueError(f'expected a reduction among {REDUCTIONS}, found {reduction!r}')
         scores = {}
         for name, moments in self.moments.items():
+            if moments.mean is None:
+                raise ValueError(f'expected images with a token grid of {self.hw} to score heads '
+                                 f'on, found {self.others} others')
             sums = moments.std().sum((1, 2))
             over = dict(sum=1., mean=float(moments.mean[0].numel()), relative=moments.mean.sum(
                 (1, 2)))[reduction]
@@ -153,24 +181,84 @@ class HeadStatistics:
         return scores
 
 
+class _Seen(Exception):
+    """Ends a forward pass that was for the number of tokens alone."""
+
+
+def tokens_of(model: nn.Module, attention: nn.Module, batch: Any) -> int:
+    """Tokens N that an attention layer sees of a batch as the model is deployed.
+
+    Args:
+        model (BaseModel): The task model.
+        attention (nn.Module): One of its layers.
+        batch (Any): As the model's data preprocessor takes it.
+    """
+    seen = []
+
+    def look(module: nn.Module, inputs: Tuple[Tensor, ...]) -> None:
+        seen.append(inputs[0].shape[1])
+        raise _Seen
+
+    handle = attention.register_forward_pre_hook(look)
+    try:
+        with suppress(_Seen):
+            model.test_step(batch)
+    finally:
+        handle.remove()
+    return seen[0]
+
+
 @torch.no_grad()
-def head_statistics(model: nn.Module, attentions: Mapping[str, nn.Module],
-                    batches: Iterable[Any], distributed: bool = False) -> HeadStatistics:
-    """Run a model over a data set and collect the moments of its attention.
+def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[Any],
+                reduction: str = 'sum', distributed: bool = False,
+                memory: int = 2 * 2**30) -> Dict[str, Tensor]:
+    """Run a model over a data set as it is deployed, and score its heads.
+
+    A segmentor that slides windows is scored on all its windows (on those of the window's size:
+    an image smaller than the window is left out), a classifier on its crops. The moments of a
+    block take 16 H N^2 bytes (16 heads and 1813 tokens: 841 MB); the data set is run through as
+    often as it takes to hold no more than ``memory``, at least one block at a time.
 
     Args:
         model (BaseModel): A task model, dense.
-        attentions (Mapping[str, MultiheadAttention]): Its attention layers.
-        batches (Iterable): As the model's data preprocessor takes them; a rank's share. All
-            images have one size.
+        sites (Mapping[str, HeadOperatorSite]): Of its backbone, by name.
+        batches (Iterable): As the model's data preprocessor takes them; a rank's share, the same
+            in every pass.
+        reduction (str): See :meth:`HeadStatistics.scores`. Defaults to ``'sum'``.
         distributed (bool): Merge the ranks. Defaults to False.
+        memory (int): Most bytes of moments. Defaults to 2 GiB.
 
     Returns:
-        HeadStatistics: Over all images.
+        dict[str, Tensor]: Shape (H,) by site, fp64.
+
+    Raises:
+        ValueError: Images with other token grids, or fewer than two.
     """
-    model = unwrap(model)
-    with undisturbed(model), HeadStatistics(attentions) as statistics:
-        for batch in batches:
-            data = model.data_preprocessor(batch, False)
-            model.extract_feat(data['inputs'])
-    return statistics.reduce() if distributed else statistics
+    model, scores = unwrap(model), {}
+    rest = {name: site.owner for name, site in sites.items()}
+    some = next(iter(sites.values()))
+    first, window = some.owner, window_grid(model, some.host)
+    with undisturbed(model):
+        tokens = tokens_of(model, first, next(iter(batches)))
+        block = 16 * first.num_heads * tokens**2
+        together = max(1, int(memory // block))
+        while rest:
+            part = dict(list(rest.items())[:together])
+            with HeadStatistics(part, some.grid, window) as statistics:
+                for batch in batches:
+                    model.test_step(batch)
+            scores.update((statistics.reduce() if distributed else statistics).scores(reduction))
+            rest = {name: layer for name, layer in rest.items() if name not in part}
+    return scores
+
+
+def window_grid(model: nn.Module, backbone: nn.Module) -> Optional[Tuple[int, int]]:
+    """Patches of the window that a segmentor slides, None if a model slides none."""
+    test_cfg = getattr(find_task(model), 'test_cfg', None) or {}
+    if test_cfg.get('mode') != 'slide':
+        return None
+    projection = backbone.patch_embed.projection
+    sizes = zip(test_cfg['crop_size'], projection.padding, projection.kernel_size,
+                projection.stride)
+    return tuple((side + 2 * padding - kernel) // stride + 1
+                 for side, padding, kernel, stride in sizes)

@@ -98,20 +98,3 @@ def _statistics(openness: Tensor, shut: float, rows: float) -> MaskStatistics:
     always, never = (float((openness == value).double().mean()) for value in (1, 0))
     return MaskStatistics(float(openness.double().mean()), always, never,
                           never * shut + always * rows)
-
-
-@torch.no_grad()
-def accuracy_with_masks_open(model: nn.Module, loader: DataLoader) -> float:
-    """Top-1 in percent of a classifier whose masks are all 1.
-
-    Args:
-        model (BaseModel): A classifier.
-        loader (DataLoader): With labels.
-    """
-    correct, total = 0, 0
-    with undisturbed(model), masks_held_open(model):
-        for batch in loader:
-            for sample in model.test_step(batch):
-                correct += int(sample.pred_label == sample.gt_label)
-                total += 1
-    return 100 * correct / total

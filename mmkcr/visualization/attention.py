@@ -94,6 +94,33 @@ def plot_maps(images: Sequence[np.ndarray], maps: Mapping[str, Sequence[np.ndarr
             axis.set(xticks=[], yticks=[])
 
 
+def plot_affinity(images: Sequence[np.ndarray], weights: Mapping[str, Sequence[np.ndarray]],
+                  entropy: Mapping[str, Sequence[float]], path: Union[str, Path]) -> None:
+    """Affinity matrices, queries down and keys across, a row a model (DCS, figure 7).
+
+    Args:
+        images (Sequence[np.ndarray]): As in :func:`plot_maps`, the first row.
+        weights (Mapping[str, Sequence[np.ndarray]]): By model, one an image, (N, N).
+        entropy (Mapping[str, Sequence[float]]): Mean of the rows' entropy of each, in nats.
+        path (str | Path): Figure to write.
+    """
+    rows = 1 + len(weights)
+    with saved_figure(path, (1.9 * len(images) + 0.8, 2.1 * rows), nrows=rows,
+                      ncols=len(images), squeeze=False) as (_, axes):
+        for column, image in enumerate(images):
+            axes[0, column].imshow(image.astype(np.uint8))
+            # one scale an image: a spiked row looks so beside a flat one
+            highest = max(float(found[column].max()) for found in weights.values())
+            for row, (name, found) in enumerate(weights.items(), 1):
+                axes[row, column].imshow(found[column], vmin=0, vmax=highest, cmap='viridis',
+                                         interpolation='nearest')
+                axes[row, column].set_title(f'{entropy[name][column]:.2f} nats', fontsize='small')
+                if column == 0:
+                    axes[row, column].set_ylabel(name, fontsize='small')
+        for axis in axes.flat:
+            axis.set(xticks=[], yticks=[])
+
+
 def _frame(axis: Any, box: Tuple[float, float, float, float], shape: Tuple[int, ...]) -> None:
     from matplotlib.patches import Rectangle
     height, width = shape[:2]

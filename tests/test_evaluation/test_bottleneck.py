@@ -74,8 +74,8 @@ def test_every_image_goes_through_the_network_once(model):
 
 def test_only_the_drawn_features_are_held(model, monkeypatch):
     held, fit = [], bottleneck.fit_clusters
-    monkeypatch.setattr(bottleneck, 'fit_clusters', lambda features, *args: held.append(
-        features.shape) or fit(features, *args))
+    monkeypatch.setattr(bottleneck, 'fit_clusters', lambda features, *args, **kwargs: held.append(
+        features.shape) or fit(features, *args, **kwargs))
     loss = InformationBottleneckLoss(16, 4)
     BottleneckPass(model, loss, FewImages(), loader()).run(torch.arange(0, 26, 5))
     assert held == [(6, 16)]

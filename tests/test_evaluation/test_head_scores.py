@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from mmpretrain.models.utils import MultiheadAttention
 from torch import nn
 
-from mmkcr.evaluation.head_scores import HeadStatistics, RunningMoments, attention_map
+from mmkcr.evaluation.head_scores import (
+    HeadStatistics,
+    RunningMoments,
+    attention_map,
+    head_scores,
+)
 from mmkcr.models import DWConvVisionTransformer
 
 VIT = dict(arch=dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48),
@@ -82,8 +87,12 @@ def attentions(model):
     return {name: site.owner for name, site in model.search_space.sites.items()}
 
 
+def grid(model):
+    return next(iter(model.search_space.sites.values())).grid
+
+
 def scores_of(backbone, images, batch, reduction='sum'):
-    with HeadStatistics(attentions(backbone)) as statistics, torch.no_grad():
+    with HeadStatistics(attentions(backbone), grid(backbone)) as statistics, torch.no_grad():
         for part in images.split(batch):
             backbone(part)
     return statistics.scores(reduction)
@@ -119,7 +128,7 @@ def test_memory_does_not_grow_with_the_images(backbone):
     def peak(count):
         images = torch.randn(4, 3, 32, 32)
         tracemalloc.start()
-        with HeadStatistics(attentions(backbone)) as statistics, torch.no_grad():
+        with HeadStatistics(attentions(backbone), grid(backbone)) as statistics, torch.no_grad():
             for _ in range(count):
                 backbone(images)
         held = sum(t.numel() * t.element_size() for m in statistics.moments.values()
@@ -131,6 +140,50 @@ def test_memory_does_not_grow_with_the_images(backbone):
     assert many[1] < few[1] + 100_000  # Python objects, which hold the tensors
 
 
+def test_another_grid_with_as_many_tokens_is_refused(backbone):
+    """4 x 8 and 8 x 4 patches make maps of one shape."""
+    wide, high = torch.randn(3, 3, 32, 64), torch.randn(2, 3, 64, 32)
+    with HeadStatistics(attentions(backbone), grid(backbone)), torch.no_grad():
+        backbone(wide)
+        with pytest.raises(ValueError, match='one token grid .* found 8 x 4 patches after 4 x 8'):
+            backbone(high)
+    with HeadStatistics(attentions(backbone), grid(backbone), (4, 8)) as found, torch.no_grad():
+        for images in (high, wide, high):
+            backbone(images)
+    assert found.others == 4
+    alone = scores_of(backbone, wide, 3)
+    assert all(torch.equal(score, alone[name]) for name, score in found.scores().items())
+    with HeadStatistics(attentions(backbone), grid(backbone), (8, 8)) as found, torch.no_grad():
+        backbone(wide)
+    with pytest.raises(ValueError, match=r'grid of \(8, 8\) to score heads on, found 3 others'):
+        found.scores()
+
+
+class Classifier(nn.Module):
+    """What a task model offers to the scores."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone, self.calls = backbone, 0
+
+    def test_step(self, batch):
+        self.calls += 1
+        self.backbone(batch)
+
+
+def test_blocks_that_do_not_fit_take_further_passes(backbone):
+    """With the same scores, and no more than the memory asked for."""
+    images = list(torch.randn(8, 3, 32, 32).split(2))
+    expected = scores_of(backbone, torch.cat(images), 8)
+    block = 16 * 3 * 17 * 17  # bytes: two moments of fp64 a head
+    for memory, passes in ((2 * block, 1), (2 * block - 1, 2), (1, 2)):
+        model = Classifier(backbone)
+        found = head_scores(model, backbone.search_space.sites, images, memory=memory)
+        assert model.calls == 1 + 4 * passes  # the first looks for the number of tokens
+        assert list(found) == list(expected)
+        assert all(torch.equal(score, expected[name]) for name, score in found.items())
+
+
 def rank_job(rank, port, path):
     """One of two processes with its share of the images."""
     torch.set_num_threads(1)
@@ -139,7 +192,7 @@ def rank_job(rank, port, path):
     model = DWConvVisionTransformer(**VIT)
     model.load_state_dict(torch.load(f'{path}/model.pt'))
     model.eval()
-    with HeadStatistics(attentions(model)) as statistics, torch.no_grad():
+    with HeadStatistics(attentions(model), grid(model)) as statistics, torch.no_grad():
         model(images[rank::2])
     scores = statistics.reduce().scores()
     with open(f'{path}/{rank}.json', 'w') as file:

@@ -187,7 +187,7 @@ def test_bad_input_is_one_sentence():
 
 
 def test_refresh_of_a_tenth_of_the_papers_size_is_fast():
-    # 50000 x 768 takes below 3 s (tools/benchmarks/kcr_overhead.py); a tenth, with room.
+    # 50000 x 768 takes below 3 s (tools/benchmarks/regularizer_overhead.py); a tenth, with room.
     features = torch.randn(5000, 768)
     start = time.perf_counter()
     leading_basis(moment_of(features), 154)

@@ -56,7 +56,8 @@ def test_attention(net, models, run_tool, tmp_path):
         assert all(0 <= entropy <= values['limit'] + 1e-6 for entropy in values['entropy'])
         assert all(0 <= rank <= values['width'] for rank in values['rank'])
     assert sorted(path.name for path in out.iterdir()) == [
-        'attention.json', *(f'entropy_{i + 1}.png' for i in range(len(layers))), 'maps.png']
+        'affinity.png', 'attention.json',
+        *(f'entropy_{i + 1}.png' for i in range(len(layers))), 'maps.png']
     for path in out.glob('*.png'):
         with Image.open(path) as image:
             assert len(np.unique(np.asarray(image.convert('L')))) > 10, path.name

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from mmengine.runner import save_checkpoint
+from PIL import Image
 
 from lab.replace_heads import select_heads
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.core import Structure
+from mmkcr.evaluation.head_scores import HeadStatistics
 
 REPO = Path(__file__).parents[2]
 CONFIG = str(REPO / 'configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py')
@@ -82,9 +84,9 @@ def test_from_checkpoint_to_a_training(load_tool, roots, dense, tmp_path, capsys
     config.model.backbone.structure = str(tmp_path / 'structure.json')
     again = build_model(config)
     load_weights(again, tmp_path / 'subnet.pth')
-    site = next(iter(replaced))
-    assert torch.equal(again.backbone.get_submodule(site).qkv.weight,
-                       model.backbone.get_submodule(site).qkv.weight[128:])
+    layer = next(iter(replaced)).rpartition('.')[0]
+    assert torch.equal(again.backbone.get_submodule(layer).qkv.weight,
+                       model.backbone.get_submodule(layer).qkv.weight[128:])
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -149,3 +151,57 @@ def test_a_file_where_the_folder_should_be(load_tool, roots, dense, tmp_path, ca
     error = capsys.readouterr().err
     assert f'error: expected a folder, found a file at or above {tmp_path}' in error
     assert (tmp_path / 'out').read_text() == 'mine'
+
+
+SEGMENTATION = REPO / 'configs/dwconv/segmentation'
+SMALL = """
+_base_ = {base!r}
+model = dict(
+    backbone=dict(
+        arch=dict(_delete_=True, embed_dims=32, num_layers=3, num_heads=2,
+                  feedforward_channels=64),
+        init_cfg=None),
+    decode_head=dict(in_channels=32, channels=32))
+"""
+
+
+def write_scenes(root, config, sizes):
+    """Images of some sizes with labels, in the folders of a config's training and test sets."""
+    generator = np.random.default_rng(0)
+    for part in ('train', 'val'):
+        dataset = config[f'{part}_dataloader'].dataset
+        stuff = 'stuff' in dataset.type.lower()
+        for name, shape, suffix in (
+                ('img_path', (3, ), '.jpg'),
+                ('seg_map_path', (), '_labelTrainIds.png' if stuff else '.png')):
+            folder = root / dataset.data_prefix[name]
+            folder.mkdir(parents=True)
+            for index, size in enumerate(sizes):
+                Image.fromarray(generator.integers(0, 9, (*size, *shape), dtype=np.uint8)).save(
+                    folder / f'{index}{suffix}')
+
+
+@pytest.mark.parametrize('data', ['ade20k', 'coco-stuff'])
+def test_shipped_segmentors_are_scored_on_the_windows_that_they_slide(data, load_tool, tmp_path,
+                                                                      capsys, monkeypatch):
+    """Images of several sizes, ratio kept; the network slides windows of 336 px over them."""
+    path = tmp_path / 'small.py'
+    base = SEGMENTATION / f'dwconv-fcn_dinov2-vit-base_dense_8xb2_{data}.py'
+    path.write_text(SMALL.format(base=str(base)))
+    write_scenes(tmp_path / 'data', load_config(path), [(512, 683), (640, 512), (512, 512)])
+    grids, run = [], HeadStatistics._counts
+    monkeypatch.setattr(HeadStatistics, '_counts', lambda self, name, images: grids.append(
+        (name, tuple(self.grid.hw), images)) or run(self, name, images))
+    load_tool('analysis_tools/score_heads').main(
+        [str(path), '--images', '3', '--out', str(tmp_path / 'out'), '--replace', '1',
+         '--cfg-options', *(f'{part}_dataloader.dataset.data_root={tmp_path / "data"}'
+                            for part in ('train', 'val')),
+         'val_dataloader.num_workers=0', 'val_dataloader.persistent_workers=False'])
+    scores = json.loads((tmp_path / 'out/scores.json').read_text())['scores']
+    assert list(scores) == [f'layers.{i}.attn.head_operator' for i in range(3)]
+    assert all(score > 0 for found in scores.values() for score in found)
+    # 512 px on the short side: 2 x 3, 3 x 2 and 2 x 2 windows of 336 px, stride 224
+    windows = [images for name, _, images in grids if name == 'layers.0.attn.head_operator']
+    assert {hw for _, hw, _ in grids} == {(24, 24)} and sum(windows) == 6 + 6 + 4
+    assert Structure.load(tmp_path / 'out/structure.json').sites
+    capsys.readouterr()

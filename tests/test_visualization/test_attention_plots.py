@@ -4,7 +4,13 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from mmkcr.visualization.attention import as_map, guess_grid, plot_entropy, plot_maps
+from mmkcr.visualization.attention import (
+    as_map,
+    guess_grid,
+    plot_affinity,
+    plot_entropy,
+    plot_maps,
+)
 
 STATISTICS = dict(histogram=[[0.2, 0.8], [1., 0.]], entropy=[1.2, 0.4], limit=1.6)
 
@@ -36,6 +42,17 @@ def test_models_side_by_side(tmp_path):
     pixels = matplotlib.image.imread(tmp_path / 'maps.png')[..., :3]
     red = (pixels == [1., 0., 0.]).all(-1)
     assert red[:pixels.shape[0] // 3].any() and not red[pixels.shape[0] // 2:].any()
+
+
+def test_affinity_has_one_scale_an_image(tmp_path):
+    """A spiked matrix beside a flat one: bright spots in its row alone."""
+    spiked, flat = np.eye(8), np.full((8, 8), 1 / 8)
+    plot_affinity([np.zeros((8, 8, 3))], dict(dense=[flat], dcs=[spiked]),
+                  dict(dense=[np.log(8)], dcs=[0.]), tmp_path / 'affinity.png')
+    pixels = matplotlib.image.imread(tmp_path / 'affinity.png')[..., :3]
+    yellow = (np.abs(pixels - [0.993, 0.906, 0.144]) < 0.02).all(-1)  # viridis at its end
+    third = len(pixels) // 3
+    assert yellow[2 * third:].any() and not yellow[:2 * third].any()
 
 
 def test_other_numbers_of_heads_are_refused(tmp_path):

@@ -2,8 +2,9 @@
 
 By layer and head: mean entropy of the rows of attention (lower is more decided) and mean rank
 of the (masked) product of queries and keys. Histograms of the entropy, a figure a layer that
-the models have in common by position (first, second, ...); maps of one query's attention.
-Writes attention.json, entropy_*.png and maps.png.
+the models have in common by position (first, second, ...); of one head, maps of one query's
+attention and the whole affinity matrices (figure 7 of the paper: --layer -1 --head 0).
+Writes attention.json, entropy_*.png, maps.png and affinity.png.
 
 examples:
     python tools/analysis_tools/attention.py DENSE.py dense.pth DCS.py dcs.pth --names dense DCS
@@ -17,6 +18,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
@@ -29,10 +31,16 @@ from lab.side_by_side import (
 )
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.core import atomic_write
-from mmkcr.evaluation.attention import attention_statistics
+from mmkcr.evaluation.attention import attention_statistics, row_entropy
 from mmkcr.models.wrappers.attention_tap import AttentionTap
 from mmkcr.visualization import format_table
-from mmkcr.visualization.attention import as_map, guess_grid, plot_entropy, plot_maps
+from mmkcr.visualization.attention import (
+    as_map,
+    guess_grid,
+    plot_affinity,
+    plot_entropy,
+    plot_maps,
+)
 
 
 def make_parser() -> Parser:
@@ -40,7 +48,7 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     add_model_arguments(parser)
     parser.add_argument('--layer', type=int, default=0, metavar='N',
-                        help='attention layer of the maps, from 0; negative from the end '
+                        help='attention layer of the pictures, from 0; negative from the end '
                         '(%(default)s)')
     parser.add_argument('--head', type=int, default=0, metavar='N',
                         help='its head, from 0 (%(default)s)')
@@ -61,9 +69,8 @@ def table(statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
                         rows)
 
 
-def query_maps(trained: Trained, batch: Dict[str, Any], args: Any
-               ) -> Tuple[List[np.ndarray], Tuple[float, float, float, float]]:
-    """The attention of one query in every image of a batch, and where it is.
+def head_weights(trained: Trained, batch: Dict[str, Any], args: Any) -> Tuple[Tensor, float]:
+    """Attention of one head in every image of a batch, (B, N, N), and height by width.
 
     Raises:
         ValueError: No such layer or head.
@@ -78,12 +85,18 @@ def query_maps(trained: Trained, batch: Dict[str, Any], args: Any
     weights = layers[args.layer].weights
     if not 0 <= args.head < weights.shape[1]:
         raise ValueError(f'expected `--head` from 0 to {weights.shape[1] - 1}, found {args.head}')
-    weights = weights[::len(weights) // len(inputs), args.head]  # the first window of an image
-    grid = guess_grid(weights.shape[-1], inputs.shape[-2] / inputs.shape[-1])
-    row, column = (min(int(share * size), size - 1) for share, size in zip(args.query, grid))
-    query = weights.shape[-1] - grid[0] * grid[1] + row * grid[1] + column
+    # the first window of an image
+    return weights[::len(weights) // len(inputs), args.head], inputs.shape[-2] / inputs.shape[-1]
+
+
+def query_maps(weights: Tensor, ratio: float, query: Sequence[float]
+               ) -> Tuple[List[np.ndarray], Tuple[float, float, float, float]]:
+    """The attention of one query in every image, and where it is."""
+    grid = guess_grid(weights.shape[-1], ratio)
+    row, column = (min(int(share * size), size - 1) for share, size in zip(query, grid))
+    index = weights.shape[-1] - grid[0] * grid[1] + row * grid[1] + column
     box = (column / grid[1], row / grid[0], 1 / grid[1], 1 / grid[0])
-    return [as_map(image[query].numpy(), grid) for image in weights], box
+    return [as_map(image[index].numpy(), grid) for image in weights], box
 
 
 @command
@@ -97,17 +110,20 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                   for name, trained in models.items()}
     batch, images = pictures(spread_loader(next(iter(models.values())).config, args.split,
                                            args.shown), args.shown)
-    maps, boxes = {}, []
+    maps, boxes, weights, entropy = {}, [], {}, {}
     for name, trained in models.items():
-        maps[name], box = query_maps(trained, batch, args)
+        found, ratio = head_weights(trained, batch, args)
+        maps[name], box = query_maps(found, ratio, args.query)
         boxes = boxes or [box] * len(images)
+        weights[name], entropy[name] = found.numpy(), row_entropy(found).mean(1).tolist()
     plot_maps(images, maps, folder / f'maps.{args.format}', boxes)
+    plot_affinity(images, weights, entropy, folder / f'affinity.{args.format}')
     by_layer = list(zip(*(layers.values() for layers in statistics.values())))
     for number, layers in enumerate(by_layer, 1):
         plot_entropy(dict(zip(statistics, layers)), folder / f'entropy_{number}.{args.format}')
     with atomic_write(folder / 'attention.json') as path:
         path.write_text(json.dumps(dict(images=len(loader.dataset), models=statistics)) + '\n')
-    print(f'{table(statistics)}\nattention.json and {len(by_layer) + 1} figures: {folder}')
+    print(f'{table(statistics)}\nattention.json and {len(by_layer) + 2} figures: {folder}')
 
 
 if __name__ == '__main__':

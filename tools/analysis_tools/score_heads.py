@@ -1,9 +1,11 @@
 """Score attention heads by how much their maps vary over images, and replace some of them.
 
-One streaming pass over training images with test transforms (Welford's algorithm, fp64);
-memory does not depend on the number of images. Prints a table; writes scores.json and
-scores.png to the folder --out, and with --replace also structure.json and subnet.pth, which a
-config with backbone=dict(structure='.../structure.json') and load_from='.../subnet.pth' trains.
+Over training images as the deployed network sees them: test transforms, and the windows that a
+segmentor slides. Welford's algorithm in fp64: memory does not depend on the number of images, and
+blocks whose moments do not fit into --memory take further passes. Prints a table; writes
+scores.json and scores.png to the folder --out, and with --replace also structure.json and
+subnet.pth, which a config with backbone=dict(structure='.../structure.json') and
+load_from='.../subnet.pth' trains.
 
 Without a checkpoint the weights are those that a training would start from (init_cfg): for
 replacement without a first fine-tuning.
@@ -60,6 +62,8 @@ def make_parser() -> Parser:
                         help='over the entries of a map: sum, as in the paper; mean, comparable '
                         'across image sizes; relative, the sum over that of the mean map '
                         '(%(default)s)')
+    parser.add_argument('--memory', type=float, default=2., metavar='GIB',
+                        help='most memory of the moments, but for one block (%(default)s)')
     parser.add_argument('--replace', type=int, metavar='K', help='blocks, or heads, to replace')
     parser.add_argument('--which', choices=SELECTIONS, default='lowest',
                         help='which to replace (%(default)s)')
@@ -94,9 +98,10 @@ def _measure(args: Any, config: Any, model: torch.nn.Module) -> Dict[str, torch.
     device = torch.device(args.device)
     if device.type == 'cuda' and distributed:
         device = torch.device('cuda', torch.cuda.current_device())
-    statistics = score_heads(model.to(device), config, args.images, args.seed, distributed)
+    scores = score_heads(model.to(device), config, args.images, args.seed, distributed,
+                         reduction=args.reduction, memory=int(args.memory * 2**30))
     model.to('cpu')
-    return statistics.scores(args.reduction)
+    return scores
 
 
 @command

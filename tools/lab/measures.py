@@ -5,26 +5,23 @@ from typing import Mapping
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.evaluation.analysis import kernel_statistics, split_loader
+from mmkcr.evaluation.analysis import classification_scores, kernel_statistics, split_loader
 from mmkcr.evaluation.bottleneck import information_statistics
-from mmkcr.evaluation.masks import accuracy_with_masks_open, find_masks, mask_statistics
+from mmkcr.evaluation.features import feature_layer_of
+from mmkcr.evaluation.masks import find_masks, mask_statistics, masks_held_open
 from mmkcr.models.utils import find_task, unwrap
 
 
 def kernel_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
     """Kernel complexity of the features of the training set."""
-    return kernel_statistics(model, split_loader(config, 'train'))
+    return kernel_statistics(model, split_loader(config, 'train'), feature_layer_of(model))
 
 
 def information_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
     """I(X~, X), I(X~, Y), IB and its bounds on the training set, of what the classifier reads."""
-    head = find_task(unwrap(model)).head
-    classifier = [name for name, module in head.named_modules() if isinstance(module, nn.Linear)]
-    if not classifier:
-        raise ValueError('expected a head that ends in a linear layer, found '
-                         f'`{type(head).__name__}`')
-    return information_statistics(model, split_loader(config, 'train'), head.num_classes,
-                                  f'head.{classifier[-1]}:input')
+    return information_statistics(model, split_loader(config, 'train'),
+                                  find_task(unwrap(model)).head.num_classes,
+                                  feature_layer_of(model))
 
 
 def mask_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
@@ -39,4 +36,6 @@ def mask_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
     found = list(mask_statistics(model, loader).values())
     means = {key: 100 * sum(getattr(mask, key) for mask in found) / len(found)
              for key in ('open', 'always', 'never')}
-    return dict(means, top1_open=accuracy_with_masks_open(model, loader))
+    with masks_held_open(model):
+        control = classification_scores(model, loader)
+    return dict(means, top1_open=control['top1'])

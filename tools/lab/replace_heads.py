@@ -13,7 +13,7 @@ from mmkcr.apis.slim_files import STRUCTURE, write_subnet
 from mmkcr.core import Structure, count_params
 from mmkcr.evaluation.analysis import split_loader
 from mmkcr.evaluation.features import share_of_rank
-from mmkcr.evaluation.head_scores import HeadStatistics, head_statistics
+from mmkcr.evaluation.head_scores import head_scores
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.utils import find_task, search_space
 
@@ -48,8 +48,8 @@ def set_operator(space: SearchSpace, operator: str) -> None:
 
 
 def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, seed: int = 0,
-                distributed: bool = False) -> HeadStatistics:
-    """Moments of the attention maps over training images, with test transforms.
+                distributed: bool = False, **kwargs: Any) -> Dict[str, Tensor]:
+    """Scores of the heads over training images, with test transforms.
 
     Args:
         model (nn.Module): Dense task model.
@@ -58,6 +58,7 @@ def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, see
             1000, as the paper.
         seed (int): Of the draw. Defaults to 0.
         distributed (bool): Every rank takes its share. Defaults to False.
+        **kwargs: See :func:`~mmkcr.evaluation.head_scores.head_scores`.
 
     Raises:
         ValueError: As :func:`replaceable_heads`, fewer than two images, or fewer than
@@ -74,8 +75,7 @@ def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, see
                          f'{count}')
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
     batches = share_of_rank(loader.dataset, sorted(drawn), loader, distributed)
-    layers = {name: site.owner for name, site in head_sites(space).items()}
-    return head_statistics(model, layers, batches, distributed)
+    return head_scores(model, head_sites(space), batches, distributed=distributed, **kwargs)
 
 
 def select_heads(scores: Mapping[str, Tensor], count: int, which: str = 'lowest',
@@ -155,8 +155,7 @@ def replace_stage(call: Any) -> Dict[str, Any]:
     space = replaceable_heads(model)
     if dense is None:
         operator = arguments.pop('operator', None)
-        statistics = score_heads(model, call.config, arguments.pop('images', 1000), call.seed)
-        scores = statistics.scores()
+        scores = score_heads(model, call.config, arguments.pop('images', 1000), call.seed)
         if operator is not None:
             set_operator(space, operator)
         structure = space.structure_for(select_heads(scores, seed=call.seed, **arguments))

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Subset
 from mmkcr.apis.build import build_model, load_config, load_weights, set_structure
 from mmkcr.apis.cli import Parser, add_trust_argument
 from mmkcr.evaluation.analysis import split_loader
+from mmkcr.models.utils import find_task
 
 
 class Trained(NamedTuple):
@@ -18,7 +19,7 @@ class Trained(NamedTuple):
 
     Args:
         config (Config): Its config.
-        model (nn.Module): With weights, in eval mode.
+        model (nn.Module): The task model with weights, in eval mode.
     """
 
     config: Config
@@ -71,7 +72,7 @@ def read_models(args: Any) -> Dict[str, Trained]:
             set_structure(config, structure)
         model = build_model(config)
         load_weights(model, checkpoint)
-        found[name] = Trained(config, model)
+        found[name] = Trained(config, find_task(model))
     return found
 
 

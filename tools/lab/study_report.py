@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
 from mmkcr.core import atomic_write
-from mmkcr.visualization import format_table
+from mmkcr.visualization import format_table, plot_curve
 from .machine import machine_info
 from .study import Study
 
@@ -78,7 +78,9 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
 
 def write_study(folder: Path, study: Study, rows: Sequence[Mapping[str, Any]], results: Results,
                 options: Mapping[str, Any], **more: Any) -> None:
-    """Write ``summary.json``, ``table.txt`` and ``table.md``.
+    """Write ``summary.json``, ``table.txt`` and ``table.md``, and accuracy over MACs as a figure.
+
+    The figure is of the study's first column, a point a seed (DCS, figure 2).
 
     Args:
         folder (Path): The work dir.
@@ -95,3 +97,12 @@ def write_study(folder: Path, study: Study, rows: Sequence[Mapping[str, Any]], r
     for name, text in texts.items():
         with atomic_write(folder / name) as path:
             path.write_text(text + '\n')
+    key, label = next(iter(study.columns.items()))
+    for net in dict.fromkeys(row['net'] for row in rows):
+        found = [row['by_seed'] for row in rows if row['net'] == net and key in row['by_seed']]
+        labels = [row['label'] for row in rows if row['net'] == net and key in row['by_seed']]
+        if found:
+            plot_curve({name: values[key] for name, values in zip(labels, found)},
+                       folder / f'accuracy_over_macs_{net}.png', 'MACs (M)', label,
+                       x={name: [macs / 1e6 for macs in values['macs']]
+                          for name, values in zip(labels, found)}, markers=True)

@@ -32,8 +32,6 @@ class InformationBottleneckHook(RefreshHook):
         interval (int): Steps between refreshes. Defaults to 1: every epoch.
         samples (int, optional): Features that k-means sees, drawn without replacement,
             seeded by the step. Defaults to None: 256 a cluster, or all if there are fewer.
-        algorithm (str): 'minibatch' or 'lloyd', see
-            :func:`~mmkcr.functional.clusters.fit_clusters`. Defaults to 'minibatch'.
         loss (str): Name in ``RegularizedModel.regularizers``. Defaults to 'ib'.
         **kwargs: See :class:`RefreshHook`.
 
@@ -45,17 +43,13 @@ class InformationBottleneckHook(RefreshHook):
     def __init__(self,
                  interval: int = 1,
                  samples: Optional[int] = None,
-                 algorithm: str = 'minibatch',
                  loss: str = 'ib',
                  **kwargs: Any) -> None:
         super().__init__(interval, loss, **kwargs)
         if samples is not None and samples < 1:
             raise ValueError(f'expected samples >= 1, found `{samples}` in '
                              'InformationBottleneckHook')
-        if algorithm not in ('minibatch', 'lloyd'):
-            raise ValueError(f"expected the algorithm 'minibatch' or 'lloyd', found `{algorithm}` "
-                             'in InformationBottleneckHook')
-        self.samples, self.algorithm = samples, algorithm
+        self.samples = samples
 
     def check(self, loss: nn.Module) -> None:
         """Refuse a regulariser without clusters."""
@@ -71,7 +65,7 @@ class InformationBottleneckHook(RefreshHook):
         """See :meth:`RefreshHook.compute`."""
         number = self.samples or SAMPLES_PER_CLUSTER * loss.num_clusters
         run = BottleneckPass(runner.model, loss, self.dataset, self.like,
-                             unwrap(runner.model).feature_layer, self.algorithm)
+                             unwrap(runner.model).feature_layer)
         seed = (self.seed * 1000003 + step) % 2**32
         values = run.run(self.draw(number, step), seed, step)
         n = int(values.pop('n'))

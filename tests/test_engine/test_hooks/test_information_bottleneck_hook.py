@@ -72,13 +72,13 @@ def test_schedule(build, toy, interval, begin, max_epochs, refreshed):
 @pytest.mark.parametrize('normalize', [True, False])
 def test_clusters_and_q_are_those_of_the_weights_before_the_epoch(build, toy, samples, normalize):
     runner = build(model=model(toy, normalize=normalize),
-                   hooks=hooks(samples=samples, algorithm='lloyd'))
+                   hooks=hooks(samples=samples))
     toy.refresh_only(runner)
     loss = runner.model.regularizers['ib']
     hook = next(h for h in runner.hooks if type(h).__name__ == 'InformationBottleneckHook')
     features, _ = eval_features(runner, toy)
     chosen = features if samples is None else features[hook.draw(11, 0)]
-    expected = fit_clusters(chosen, 3, 0, normalize, 'lloyd')
+    expected = fit_clusters(chosen, 3, 0, normalize)
     assert torch.allclose(loss.centroids, expected, atol=1e-5)
     x = features.double().numpy()
     x = x / np.linalg.norm(x, axis=1, keepdims=True) if normalize else x
@@ -139,7 +139,6 @@ def test_a_resumed_run_is_the_unbroken_one(build, toy, tmp_path, ema):
 
 @pytest.mark.parametrize('kwargs, message', [
     (dict(samples=0), 'samples >= 1, found `0`'),
-    (dict(algorithm='ward'), "'minibatch' or 'lloyd', found `ward`"),
     (dict(interval=0), 'interval >= 1, found `0`'),
     (dict(loss='kcr'), r"one of the regularizers \['ib'\] of RegularizedModel, found `kcr`"),
 ])

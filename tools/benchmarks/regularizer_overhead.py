@@ -1,16 +1,19 @@
-"""What the KCR regulariser costs: per training step, per refresh, against the paper's form.
+"""What the regularisers cost: per training step, per refresh, and KCR against the paper's form.
 
-1. step: ViT-S at 224 px, one model and optimizer in one process; pairs of steps with and
-   without the term, in alternating order; the ratio of the medians.
-2. refresh: the basis from 50000 x 768 features: seconds, and extra peak memory.
-3. formulation: refresh and batch loss in the paper's own form (C n x m, eigenvectors of an
+1. step: KCR on ViT-S, the IB loss on MobileViT-S, at 224 px; one model and optimizer in one
+   process; pairs of steps with and without the term, in alternating order; the ratio of the
+   medians.
+2. refresh: KCR's basis from 50000 x 768 features; the IB loss's 1000 clusters of 256000 x 640
+   features, from scratch and from those of the epoch before, and Q: seconds, and extra peak
+   memory.
+3. formulation: KCR's refresh and batch loss in the paper's own form (C n x m, eigenvectors of an
    m x m matrix, U n x r) and in ours, at a size where the former fits.
 
 Prints tables; writes OUT.json and OUT.md with hardware and versions. Run it on a quiet machine:
 the load average is part of the record.
 
 example:
-  python tools/benchmarks/kcr_overhead.py --out work_dirs/benchmarks/kcr_overhead
+  python tools/benchmarks/regularizer_overhead.py --batch 8 --pairs 24
 """
 
 import json
@@ -30,10 +33,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.machine import machine_info
 from mmkcr.apis.cli import Parser, command
 from mmkcr.core.io import atomic_write
+from mmkcr.functional.clusters import fit_clusters
+from mmkcr.functional.information import InformationAccumulator
 from mmkcr.functional.kernel import MomentAccumulator, leading_basis, truncation_rank
+from mmkcr.models.losses import InformationBottleneckLoss
 
-FULL = dict(batch=16, pairs=20, refresh=(50000, 768), paper=(20000, 3000, 384, 64))
-QUICK = dict(batch=1, pairs=2, refresh=(2000, 96), paper=(500, 100, 48, 8))
+FULL = dict(batch=16, pairs=20, refresh=(50000, 768), clusters=(256000, 640, 1000),
+            paper=(20000, 3000, 384, 64))
+QUICK = dict(batch=1, pairs=2, refresh=(2000, 96), clusters=(2000, 48, 10),
+             paper=(500, 100, 48, 8))
 
 
 def parse_args(argv: Optional[Sequence[str]]):
@@ -44,47 +52,64 @@ def parse_args(argv: Optional[Sequence[str]]):
     parser.add_argument('--pairs', type=int, help='pairs of steps (default: 20)')
     parser.add_argument('--threads', type=int, default=os.cpu_count(),
                         help='threads (default: %(default)s)')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmarks/kcr_overhead'),
+    parser.add_argument('--out', type=Path,
+                        default=Path('work_dirs/benchmarks/regularizer_overhead'),
                         help='path of the results without suffix (default: %(default)s)')
     return parser.parse_args(argv)
 
 
-def build_model(width: int = 384) -> torch.nn.Module:
-    """ViT-S/16 with the KCR term and a basis."""
+def build_model(term: str) -> torch.nn.Module:
+    """ViT-S/16 with ``kcr`` and a basis, or MobileViT-S with ``ib``, clusters and Q."""
     import mmpretrain.models  # noqa: F401
 
     from mmkcr.models import RegularizedModel
-    classifier = dict(
-        type='mmpretrain.ImageClassifier',
-        backbone=dict(type='mmpretrain.VisionTransformer', arch='deit-small', img_size=224,
-                      patch_size=16),
-        head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=1000,
-                  in_channels=width),
-        data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor'))
-    term = dict(type='mmkcr.KernelComplexityLoss', num_features=width)
-    model = RegularizedModel(classifier, dict(kcr=term))
-    model.regularizers['kcr'].refresh(torch.eye(width), n=50000)
+    classifier = dict(type='mmpretrain.ImageClassifier',
+                      data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor'))
+    if term == 'kcr':
+        classifier.update(
+            backbone=dict(type='mmpretrain.VisionTransformer', arch='deit-small', img_size=224,
+                          patch_size=16),
+            head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=1000,
+                      in_channels=384))
+        loss = dict(type='mmkcr.KernelComplexityLoss', num_features=384)
+    else:
+        classifier.update(
+            backbone=dict(type='mmpretrain.MobileViT', arch='small'),
+            neck=dict(type='mmpretrain.GlobalAveragePooling'),
+            head=dict(type='mmpretrain.LinearClsHead', num_classes=1000, in_channels=640))
+        loss = dict(type='mmkcr.InformationBottleneckLoss', num_features=640, num_classes=1000)
+    model = RegularizedModel(classifier, {term: loss})
+    fill(model.regularizers[term])
     return model.train()
 
 
-def measure_steps(batch: int, pairs: int) -> Dict[str, Any]:
+def fill(loss: torch.nn.Module) -> None:
+    """State as of a refresh, of the right shape."""
+    if hasattr(loss, 'centroids'):
+        log_q = torch.randn(loss.num_classes, loss.num_clusters).log_softmax(1)
+        loss.refresh(torch.randn_like(loss.centroids), log_q)
+    else:
+        loss.refresh(torch.eye(loss.num_features), n=50000)
+
+
+def measure_steps(term: str, batch: int, pairs: int) -> Dict[str, Any]:
     """Seconds of forward, backward and AdamW with and without the term."""
     from mmpretrain.structures import DataSample
     torch.manual_seed(0)
-    model = build_model()
+    model = build_model(term)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     images = torch.randn(batch, 3, 224, 224)
     samples = [DataSample().set_gt_label(i) for i in range(batch)]
 
     def step(active: bool) -> float:
-        model.regularizers['kcr'].active = active
+        model.regularizers[term].active = active
         start = time.perf_counter()
         losses = model(images, samples, mode='loss')
         loss, _ = model.parse_losses(losses)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        assert ('loss_kcr' in losses) == active
+        assert (f'loss_{term}' in losses) == active
         return time.perf_counter() - start
 
     seconds: Dict[bool, List[float]] = {True: [], False: []}
@@ -96,7 +121,7 @@ def measure_steps(batch: int, pairs: int) -> Dict[str, Any]:
     medians = {key: statistics.median(values) for key, values in seconds.items()}
     ratios = [a / b for a, b in zip(seconds[True], seconds[False])]
     quarters = statistics.quantiles(ratios, n=4)
-    return dict(batch=batch, pairs=pairs, seconds_with=medians[True],
+    return dict(term=term, batch=batch, pairs=pairs, seconds_with=medians[True],
                 seconds_without=medians[False], ratio=medians[True] / medians[False],
                 pair_ratio_quartiles=[quarters[0], statistics.median(ratios), quarters[2]])
 
@@ -128,6 +153,29 @@ def measure_refresh(n: int, d: int) -> Dict[str, Any]:
     features = torch.randn(n, d)
     seconds, megabytes = timed(lambda: refresh(features, truncation_rank(n, d, 0.2)))
     return dict(n=n, d=d, seconds=seconds, extra_peak_mb=megabytes)
+
+
+def measure_clusters(n: int, d: int, clusters: int) -> Dict[str, Any]:
+    """Seconds and extra peak memory of k-means and of Q, of (n, d) features."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(clusters, d, generator=generator)
+    labels = torch.randint(clusters, (n, ), generator=generator)
+    features = centres[labels] + 1.5 * torch.randn(n, d, generator=generator)
+    loss = InformationBottleneckLoss(d, clusters)
+    loss.set_centroids(fit_clusters(features[:clusters], clusters))  # libraries load
+    first, megabytes = timed(lambda: loss.set_centroids(fit_clusters(features, clusters)), 1)
+    moved = features + 0.03 * torch.randn(n, d, generator=generator)
+    again, _ = timed(lambda: fit_clusters(moved, clusters, start=loss.centroids), 1)
+
+    def sum_up() -> None:
+        sums = InformationAccumulator(clusters, clusters)
+        for part, classes in zip(features.split(256), labels.split(256)):
+            sums.add(loss.log_phi(part), classes)
+        sums.log_q(loss.smoothing)
+
+    q_seconds, _ = timed(sum_up, 1)
+    return dict(n=n, d=d, clusters=clusters, seconds_first=first, seconds_again=again,
+                seconds_q=q_seconds, extra_peak_mb=megabytes)
 
 
 def paper_basis(features: torch.Tensor, landmarks: int, rank: int) -> torch.Tensor:
@@ -172,16 +220,22 @@ def in_a_fresh_process(function: Callable, threads: int, *args: Any) -> Dict[str
 
 def tables(result: Dict[str, Any]) -> str:
     """The results as Markdown."""
-    step, one, (paper, ours) = result['step'], result['refresh'], result['formulation']
+    one, means, (paper, ours) = result['refresh'], result['clusters'], result['formulation']
     n, m, d, batch = result['sizes']['paper']
     host = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
     lines = [
-        f'{host}', '', '| ViT-S, 224 px | with KCR | without | ratio of medians |',
-        '|---|---|---|---|',
-        f'| step, batch {step["batch"]} | {step["seconds_with"]:.4f} s | '
-        f'{step["seconds_without"]:.4f} s | {step["ratio"]:.4f} |', '',
+        f'{host}', '', '| step, 224 px | batch | with | without | ratio of medians |',
+        '|---|---|---|---|---|',
+        *(f'| {label} | {step["batch"]} | {step["seconds_with"]:.4f} s | '
+          f'{step["seconds_without"]:.4f} s | {step["ratio"]:.4f} |' for label, step in zip(
+              ('KCR, ViT-S', 'IB, MobileViT-S'), result['steps'])), '',
         '| refresh | seconds | extra peak memory |', '|---|---|---|',
-        f'| {one["n"]} x {one["d"]} | {one["seconds"]:.3f} s | {one["extra_peak_mb"]:.1f} MB |',
+        f'| KCR, {one["n"]} x {one["d"]} | {one["seconds"]:.3f} s | '
+        f'{one["extra_peak_mb"]:.1f} MB |',
+        f'| IB, {means["clusters"]} clusters of {means["n"]} x {means["d"]} | '
+        f'{means["seconds_first"]:.3f} s, then {means["seconds_again"]:.3f} s | '
+        f'{means["extra_peak_mb"]:.1f} MB |',
+        f'| IB, Q of as many | {means["seconds_q"]:.3f} s | |',
         '', f'| n {n}, m {m}, d {d}, batch {batch} | paper | ours | ratio |', '|---|---|---|---|']
     for key, label in (('refresh_seconds', 'refresh, s'),
                        ('refresh_extra_peak_mb', 'refresh, extra peak MB'),
@@ -204,7 +258,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     result['formulation'] = [
         in_a_fresh_process(measure_formulation, args.threads, form, *sizes['paper'])
         for form in ('paper', 'ours')]
-    result['step'] = measure_steps(sizes['batch'], sizes['pairs'])
+    result['clusters'] = in_a_fresh_process(measure_clusters, args.threads, *sizes['clusters'])
+    result['steps'] = [measure_steps(term, sizes['batch'], sizes['pairs'])
+                       for term in ('kcr', 'ib')]
     text = tables(result)
     print(text)
     for suffix, content in (('.json', json.dumps(result, indent=2) + '\n'), ('.md', text)):

@@ -1,0 +1,79 @@
+"""tools/analysis_tools/information_bottleneck.py on tiny classifiers of the digits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.evaluation.analysis import classification_scores, split_loader
+from mmkcr.evaluation.bottleneck import information_statistics
+
+REPO = Path(__file__).parents[2]
+TAIL = """
+_base_ = {base!r}
+val_dataloader = dict(
+    num_workers=0, persistent_workers=False,
+    dataset=dict(data_root={data!r}, indices=list(range(0, 360, 12))))
+test_dataloader = val_dataloader
+train_dataloader = dict(dataset=dict(data_root={data!r}, indices=list(range(0, 1437, 40))))
+custom_hooks = []
+"""
+
+
+@pytest.fixture(scope='module')
+def runs(small_digits, tmp_path_factory):
+    """Name, config and two checkpoints, of a dense and a masked network."""
+    folder, found = tmp_path_factory.mktemp('ib'), []
+    for name, kind in (('dense', ''), ('DCS', '_arch1')):
+        base = f'dcs-dense_mobilevit-mini{kind}_1xb64_digits.py'
+        config = folder / base
+        config.write_text(TAIL.format(base=str(REPO / 'configs/dcs/digits' / base),
+                                      data=str(small_digits)))
+        run = [name, str(config)]
+        for epoch in (4, 2):
+            torch.manual_seed(epoch)
+            run.append(str(folder / f'{name}_{epoch}.pth'))
+            model = build_model(load_config(config))
+            for module in model.modules():
+                if hasattr(module, 'running_var'):
+                    module.running_var.fill_(0.5)
+            torch.save(dict(state_dict=model.state_dict(), meta=dict(epoch=epoch)), run[-1])
+        found.append(run)
+    return found
+
+
+def test_curves_of_two_runs(runs, run_tool, tmp_path):
+    printed = run_tool('analysis_tools/information_bottleneck', '--run', *runs[0], '--run',
+                       *runs[1], '--out', 'out')
+    rows = json.loads((tmp_path / 'out/information_bottleneck.json').read_text())
+    assert [(row['run'], row['epoch']) for row in rows] == [
+        ('dense', 2), ('dense', 4), ('DCS', 2), ('DCS', 4)]
+    assert {path.name for path in (tmp_path / 'out').iterdir()} == {
+        'information_bottleneck.json', 'ib.png', 'test_loss.png'}
+    assert all(row['ib'] == pytest.approx(row['i_inputs'] - row['i_labels']) for row in rows)
+    assert 'ibb' in printed and printed.count('DCS') == 2
+    # what the classifier reads, of the checkpoint named
+    config = load_config(runs[1][1])
+    model = build_model(config)
+    model.load_state_dict(torch.load(runs[1][3])['state_dict'])
+    expected = information_statistics(model, split_loader(config), 10, 'head.fc:input')
+    assert rows[2]['checkpoint'] == 'DCS_2.pth'
+    assert rows[2]['i_labels'] == pytest.approx(expected['i_labels'], abs=1e-6)
+    scores = classification_scores(model, split_loader(config, 'val'))
+    assert rows[2]['loss'] == pytest.approx(scores['loss'])
+    assert rows[2]['top1'] == pytest.approx(scores['top1'])
+
+
+def test_one_checkpoint_needs_no_figure(runs, run_tool, tmp_path):
+    run_tool('analysis_tools/information_bottleneck', '--run', *runs[0][:3], '--split', 'val',
+             '--out', 'out')
+    assert [path.name for path in (tmp_path / 'out').iterdir()] == ['information_bottleneck.json']
+
+
+@pytest.mark.parametrize('given', [['a', 'b.py'], ['a', 'b.py', 'c.pth', '--run', 'a', 'b.py',
+                                                   'c.pth']])
+def test_refusals(given, refused):
+    assert 'a name of its own, a config and at least one checkpoint' in refused(
+        'analysis_tools/information_bottleneck', '--run', *given)

@@ -1,0 +1,95 @@
+"""Test loss and information bottleneck of classifiers over a training (DCS, figure 3).
+
+For every checkpoint of every run: cross entropy and top-1 on the validation set; I(X~, X),
+I(X~, Y), IB and its bound on --split, of what the classifier reads. Prints a table; writes
+information_bottleneck.json and, of runs with several checkpoints, test_loss.png and ib.png.
+
+example:
+    python tools/analysis_tools/information_bottleneck.py \\
+        --run dense DENSE.py work_dirs/dense/epoch_*.pth --run DCS DCS.py work_dirs/dcs/epoch_*.pth
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.core import atomic_write
+from mmkcr.evaluation.analysis import classification_scores, epoch_of, split_loader
+from mmkcr.evaluation.bottleneck import information_statistics
+from mmkcr.evaluation.features import feature_layer_of
+from mmkcr.models.utils import find_task
+from mmkcr.visualization import format_table, plot_curve
+
+COLUMNS = ('run', 'epoch', 'loss', 'top1', 'i_inputs', 'i_labels', 'ib', 'ibb')
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('--run', dest='runs', nargs='+', action='append', required=True,
+                        metavar='X', help='a name, a config and its checkpoints; once a run')
+    parser.add_argument('--split', choices=('train', 'val'), default='train',
+                        help='samples of the information (%(default)s)')
+    parser.add_argument('--device', default='cpu', help='device (%(default)s)')
+    parser.add_argument('--out', default='work_dirs/analysis', metavar='DIR',
+                        help='folder of figures and numbers (%(default)s)')
+    parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'),
+                        help='kind of figure (%(default)s)')
+    return parser
+
+
+def measure(name: str, config: str, checkpoints: Sequence[str], args: Any) -> List[Dict[str, Any]]:
+    """One row a checkpoint, by epoch."""
+    settings = load_config(config)
+    model, rows = build_model(settings).to(args.device), []
+    known, tested = split_loader(settings, args.split), split_loader(settings, 'val')
+    for position, path in enumerate(checkpoints, 1):
+        epoch = epoch_of(load_weights(model, path))
+        rows.append(dict(
+            run=name, epoch=position if epoch is None else epoch, checkpoint=Path(path).name,
+            split=args.split, **classification_scores(model, tested),
+            **information_statistics(model, known, find_task(model).head.num_classes,
+                                     feature_layer_of(model))))
+    return sorted(rows, key=lambda row: row['epoch'])
+
+
+def plot(rows: Sequence[Dict[str, Any]], folder: Path, suffix: str) -> List[Path]:
+    """Curves of the runs that have more than one checkpoint."""
+    runs: Dict[str, List[Dict[str, Any]]] = {}
+    for row in rows:
+        runs.setdefault(row['run'], []).append(row)
+    runs = {name: found for name, found in runs.items() if len(found) > 1}
+    paths = []
+    for key, label in (('loss', 'test_loss'), ('ib', 'ib')) if runs else ():
+        paths.append(folder / f'{label}.{suffix}')
+        plot_curve({name: [row[key] for row in found] for name, found in runs.items()}, paths[-1],
+                   ylabel=label.replace('_', ' ') + ' (nats)',
+                   x={name: [row['epoch'] for row in found] for name, found in runs.items()})
+    return paths
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Measure, print, write and draw."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    names = [run[0] for run in args.runs]
+    if min(map(len, args.runs)) < 3 or len(set(names)) < len(names):
+        raise ValueError('expected a name of its own, a config and at least one checkpoint of '
+                         f'every `--run`, found {args.runs}')
+    rows = [row for name, config, *checkpoints in args.runs
+            for row in measure(name, config, checkpoints, args)]
+    cells = [[row['run'], row['epoch'], *(f'{row[key]:.4f}' for key in COLUMNS[2:])]
+             for row in rows]
+    folder = Path(args.out)
+    with atomic_write(folder / 'information_bottleneck.json') as path:
+        path.write_text(json.dumps(rows, indent=1) + '\n')
+    figures = plot(rows, folder, args.format)
+    print(f'{format_table(COLUMNS, cells)}\ninformation_bottleneck.json and {len(figures)} '
+          f'figures: {folder}')
+
+
+if __name__ == '__main__':
+    main()
