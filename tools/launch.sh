@@ -41,22 +41,32 @@ by_torchrun() {  # PROCESSES SCRIPT ARGUMENTS...
         "$TOOLS/$script" "${@:3}" --launcher pytorch
 }
 
-# srun. Read from the environment: GPUS, GPUS_PER_NODE, CPUS_PER_TASK and SRUN_ARGS;
-# on nodes without GPUs, SRUN_ARGS=--gres=none.
-by_srun() {  # PARTITION JOB_NAME SCRIPT ARGUMENTS...
-    command -v srun > /dev/null || refuse "expected Slurm's \`srun\` on the PATH, found none"
+# What Slurm is asked for. Read from the environment: GPUS, GPUS_PER_NODE and CPUS_PER_TASK.
+resources() {  # PARTITION JOB_NAME
     number GPUS "${GPUS:=8}"
     number GPUS_PER_NODE "${GPUS_PER_NODE:=8}"
     number CPUS_PER_TASK "${CPUS_PER_TASK:=5}"
+    RESOURCES=(-p "$1" --job-name="$2" --gres=gpu:"$GPUS_PER_NODE" --ntasks="$GPUS"
+        --ntasks-per-node="$GPUS_PER_NODE" --cpus-per-task="$CPUS_PER_TASK")
+}
+
+# srun, in the foreground. SRUN_ARGS follow; on nodes without GPUs, SRUN_ARGS=--gres=none.
+by_srun() {  # PARTITION JOB_NAME SCRIPT ARGUMENTS...
+    command -v srun > /dev/null || refuse "expected Slurm's \`srun\` on the PATH, found none"
+    resources "$1" "$2"
     set -x
     # SRUN_ARGS is several words: not quoted
-    exec srun -p "$1" \
-        --job-name="$2" \
-        --gres=gpu:"$GPUS_PER_NODE" \
-        --ntasks="$GPUS" \
-        --ntasks-per-node="$GPUS_PER_NODE" \
-        --cpus-per-task="$CPUS_PER_TASK" \
-        --kill-on-bad-exit=1 \
-        $SRUN_ARGS \
+    exec srun "${RESOURCES[@]}" --kill-on-bad-exit=1 $SRUN_ARGS \
         python -u "$TOOLS/$3" "${@:4}" --launcher=slurm
+}
+
+# sbatch: a job that is started again, with --resume, when Slurm took its node or its time was up.
+# GRACE (120) is how many seconds before the end of its time it is told.
+by_sbatch() {  # PARTITION JOB_NAME LOG_FOLDER SCRIPT ARGUMENTS...
+    command -v sbatch > /dev/null || refuse "expected Slurm's \`sbatch\` on the PATH, found none"
+    resources "$1" "$2"
+    number GRACE "${GRACE:=120}"
+    mkdir -p "$3"
+    exec sbatch "${RESOURCES[@]}" --requeue --open-mode=append --output="$3/slurm-%j.out" \
+        --signal="TERM@$GRACE" $SRUN_ARGS "$TOOLS/requeue.sh" "$TOOLS/$4" "${@:5}" --resume
 }

@@ -19,6 +19,7 @@ from mmkcr.apis.launch import (
     check_file,
     nothing_written_before_start,
     optim_wrapper_parts,
+    resume_latest,
     set_dataloader_defaults,
 )
 from mmkcr.datasets.data_check import check_data_folders
@@ -30,7 +31,7 @@ def make_parser() -> Parser:
     parser.add_argument('config', help='config of the training')
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT',
                         help='go on from a checkpoint, without a value from the latest one of the '
-                        'work directory')
+                        'work directory, or begin if there is none')
     parser.add_argument('--no-validate', action='store_true',
                         help='do not evaluate during training')
     parser.add_argument('--auto-scale-lr', action='store_true',
@@ -57,9 +58,6 @@ def merge_args(config: Config, args: Any) -> Config:
     for part in optim_wrapper_parts(config) if args.amp else ():
         part.type = 'AmpOptimWrapper'
         part.setdefault('loss_scale', 'dynamic')
-    if args.resume is not None:
-        config.resume = True
-        config.load_from = None if args.resume == 'auto' else args.resume
     if args.auto_scale_lr:
         if 'base_batch_size' not in (config.get('auto_scale_lr') or {}):
             raise ValueError('expected `auto_scale_lr = dict(base_batch_size=...)` in the config '
@@ -67,6 +65,10 @@ def merge_args(config: Config, args: Any) -> Config:
         config.auto_scale_lr.enable = True
     if args.cfg_options is not None:
         config.merge_from_dict(args.cfg_options)
+    if args.resume == 'auto':
+        resume_latest(config)
+    elif args.resume is not None:
+        config.resume, config.load_from = True, args.resume
     set_dataloader_defaults(
         config, ('train_dataloader', 'val_dataloader', 'test_dataloader'),
         pin_memory=not args.no_pin_memory, persistent_workers=not args.no_persistent_workers)

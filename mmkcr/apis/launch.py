@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 import torch
 from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
@@ -19,6 +20,7 @@ from mmkcr.apis.cli import Parser, add_trust_argument
 from mmkcr.apis.processes import join_processes
 
 _STAMP = re.compile(r'\d{8}_\d{6}')
+_NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
 
 
 def add_common_arguments(parser: Parser) -> None:
@@ -112,6 +114,50 @@ def check_file(path: Optional[str], what: str) -> None:
     """
     if path is not None and '://' not in path and not Path(path).expanduser().is_file():
         raise FileNotFoundError(f'expected {what} at `{path}`, found none')
+
+
+def resume_latest(config: Config) -> None:
+    """Let a run go on from the latest checkpoint of its work directory, if there is one.
+
+    Without one it begins as it would anyway, from ``load_from`` if the config has that: so a run
+    can always be started with ``--resume``, as a batch system does that starts jobs again.
+
+    Args:
+        config (Config): With ``work_dir``; changed in place.
+    """
+    found = latest_checkpoint(config.work_dir)
+    config.resume = found is not None
+    if found is not None:
+        config.load_from = found
+
+
+def latest_checkpoint(work_dir: str) -> Optional[str]:
+    """The checkpoint that ``last_checkpoint`` names, or else the one of the highest number.
+
+    A work directory that was moved is as good: a file of that name in it is taken.
+
+    Args:
+        work_dir (str): Of a run; need not be there.
+
+    Returns:
+        str | None: Path or URL; None if there is no checkpoint.
+    """
+    folder = Path(work_dir)
+    pointer = folder / 'last_checkpoint'
+    named = pointer.read_text().strip() if pointer.is_file() else ''
+    if '://' in named:
+        return named
+    for path in (Path(named), folder / Path(named).name) if named else ():
+        if path.is_file():
+            return str(path)
+    numbered = {int(match[1]): path for path in folder.glob('*.pth')
+                if (match := _NUMBERED.fullmatch(path.name))}
+    if not numbered:
+        return None
+    latest = numbered[max(numbered)]
+    print_log(f'Expected the latest checkpoint of `{work_dir}` in `last_checkpoint`, found '
+              f'`{named or "nothing"}`: going on from `{latest.name}`.', 'current', level=30)
+    return str(latest)
 
 
 def build_runner(config: Config) -> Runner:

@@ -12,11 +12,13 @@ import hashlib
 import operator
 import random
 from functools import lru_cache
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-from mmengine.dist import get_dist_info
+from mmengine.dist import all_gather, all_reduce, get_dist_info
+from mmengine.runner import Runner
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 
@@ -202,3 +204,42 @@ def continue_with(loader: DataLoader, batches: Iterator) -> None:
     """
     _extend(loader.batch_sampler, _ContinuedBatchSampler)
     loader.batch_sampler._rest = batches
+
+
+def train_loaders(runner: Runner) -> Dict[str, DataLoader]:
+    """The loaders of a run's training loop, by attribute: a search has two."""
+    return {name: value for name, value in vars(runner.train_loop).items()
+            if isinstance(value, DataLoader)}
+
+
+def gather_gradients(model: nn.Module) -> Dict[str, List[Tensor]]:
+    """The gradients of every process, where any process has some.
+
+    Args:
+        model (nn.Module): The same on every process.
+
+    Returns:
+        dict[str, list[Tensor]]: On the CPU, by parameter, a gradient a process; zeros where a
+        process has none.
+    """
+    named = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    present = torch.tensor([param.grad is not None for param in named.values()], dtype=torch.int)
+    all_reduce(present, 'max')
+    return {name: [grad.cpu() for grad in all_gather(
+                torch.zeros_like(param) if param.grad is None else param.grad)]
+            for (name, param), there in zip(named.items(), present.tolist()) if there}
+
+
+def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Replace gradients by their mean over ranks, in one message.
+
+    Args:
+        parameters (Sequence[nn.Parameter]): The same on every rank.
+    """
+    grads = [param.grad for param in parameters if param.grad is not None]
+    if not grads:
+        return
+    flat = torch.cat([grad.flatten() for grad in grads])
+    all_reduce(flat, op='mean')
+    for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads])):
+        grad.copy_(mean.view_as(grad))

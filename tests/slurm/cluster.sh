@@ -44,7 +44,9 @@ with socket.socket() as free:
     print(free.getsockname()[1])'
 }
 
-# Two processors whatever the machine has; no cgroups, which a container may not have.
+# Two processors whatever the machine has; no cgroups, which a container may not have. A job in the
+# partition `urgent` takes them from one in `debug`, which is told, has two minutes, and is queued
+# again; a job that is queued again waits until its old credentials have expired (5 s).
 configure() {
     cat > "$FOLDER/slurm.conf" << CONF
 ClusterName=mmkcr
@@ -53,7 +55,7 @@ SlurmctldPort=$(free_port)
 SlurmdPort=$(free_port)
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket=$FOLDER/munge.socket
+AuthInfo=socket=$FOLDER/munge.socket,cred_expire=5
 CryptoType=crypto/munge
 MpiDefault=none
 ProctrackType=proctrack/pgid
@@ -64,6 +66,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 ReturnToService=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 MailProg=/bin/true
 StateSaveLocation=$FOLDER/state
 SlurmdSpoolDir=$FOLDER/spool
@@ -72,7 +76,8 @@ SlurmdPidFile=$FOLDER/slurmd.pid
 SlurmctldLogFile=$FOLDER/slurmctld.log
 SlurmdLogFile=$FOLDER/slurmd.log
 NodeName=localhost NodeHostname=$(hostname) NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
-PartitionName=debug Nodes=localhost Default=YES MaxTime=10 State=UP
+PartitionName=debug Nodes=localhost Default=YES MaxTime=30 State=UP PriorityTier=1 GraceTime=120
+PartitionName=urgent Nodes=localhost MaxTime=10 State=UP PriorityTier=2
 CONF
 }
 

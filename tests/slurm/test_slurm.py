@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,10 @@ _sgd = dict(_delete_=True, type='SGD', lr=0.02, momentum=0.9, weight_decay=0.01)
 SEARCH = CONFIG + """
 optim_wrapper = dict(weights=dict(optimizer=_sgd), architecture=dict(optimizer=_sgd))
 model = dict(architecture=dict(backbone=dict(gates=dict(init=0.05))))
+"""
+LONG = CONFIG.replace('range(0, 1437, 20)', 'range(0, 1437, 10)') + """
+train_cfg = dict(max_epochs=60, val_interval=60)
+train_dataloader = dict(batch_size=8, dataset=_data, **_loader)
 """
 RETRAIN = CONFIG + """
 optim_wrapper = dict(optimizer=_sgd)
@@ -100,6 +105,68 @@ def finish(command, environment):
     assert ended.returncode == 0, (ended.stdout + ended.stderr)[-3000:]
 
 
+@pytest.fixture(scope='module')
+def requeued(cluster, tmp_path_factory):
+    """Work directories of a job that ran through, of one that an urgent job and then a signal to
+    its step stopped, and the text of the latter's output."""
+    from lab.digits import DigitsOptions, write_digits
+    root = tmp_path_factory.mktemp('requeued')
+    write_digits(root / 'digits', DigitsOptions(train_scenes=1, val_scenes=1))
+    config = root / 'long-search.py'
+    base = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'
+    config.write_text(LONG.format(base=str(base), data=str(root / 'digits')))
+    whole, broken = root / 'whole', root / 'broken'
+    finish(['bash', 'tools/slurm_train.sh', 'debug', 'whole', config, whole], cluster)
+    submitted = subprocess.run(
+        ['bash', 'tools/slurm_train.sh', 'debug', 'broken', str(config), str(broken)], cwd=REPO,
+        env=dict(cluster, REQUEUE='1'), capture_output=True, text=True, check=True).stdout
+    job = submitted.split()[-1]
+    wait_for(lambda: iterations(broken) >= 9, cluster)
+    subprocess.run(['sbatch', '-p', 'urgent', '-n', '2', '-o', '/dev/null', '--wrap', 'sleep 1'],
+                   env=cluster, check=True, capture_output=True)
+    wait_for((broken / 'preempted.pth').exists, cluster)
+    begun = iterations(broken)
+    wait_for(lambda: iterations(broken) >= begun + 3, cluster)
+    stopped = (broken / 'last_checkpoint').read_text()
+    # as at the end of its time
+    subprocess.run(['scancel', '--signal=TERM', f'{job}.0'], env=cluster, check=True)
+    wait_for(lambda: state(job, cluster) == 'COMPLETED', cluster)
+    return whole, broken, (broken / f'slurm-{job}.out').read_text(), stopped
+
+
+def test_a_job_that_was_stopped_twice_ends_as_one_that_was_not(requeued):
+    whole, broken, output, stopped = requeued
+    assert stopped.endswith('preempted.pth')
+    assert output.count('Told to end: saved iteration') == 2
+    assert 'told to end after start 1: asking for another start' in output
+    one, two = (torch.load(folder / 'epoch_60.pth', weights_only=False)
+                for folder in (whole, broken))
+    assert [name for name, value in one['state_dict'].items()
+            if not torch.equal(value, two['state_dict'][name])] == []
+    assert last_line(whole, -1)['accuracy/top1'] == last_line(broken, -1)['accuracy/top1']
+    assert not (broken / 'preempted.pth').exists()
+
+
+def iterations(folder):
+    """Logged iterations of all starts."""
+    return sum(text.read_text().count('"loss"') for text in folder.glob('*/vis_data/scalars.json'))
+
+
+def state(job, environment):
+    shown = subprocess.run(['scontrol', 'show', 'job', job], env=environment, capture_output=True,
+                           text=True).stdout
+    return next((word.split('=')[1] for word in shown.split() if word.startswith('JobState=')), '')
+
+
+def wait_for(condition, environment, seconds=400):
+    for _ in range(seconds * 2):
+        if condition():
+            return
+        time.sleep(0.5)
+    queue = subprocess.run(['squeue'], env=environment, capture_output=True, text=True).stdout
+    raise AssertionError(f'nothing happened within {seconds} s:\n{queue}')
+
+
 @pytest.fixture(params=JOBS)
 def pair(request, runs):
     """Kind of job, and the last checkpoints of one process and of two tasks."""
@@ -128,6 +195,6 @@ def test_two_tasks_of_slurm(runs, kind):
     assert 'Distributed launcher: slurm' in text and 'GPU number: 2' in text
 
 
-def last_line(folder):
-    (scalars, ) = folder.glob('*/vis_data/scalars.json')
+def last_line(folder, start=0):
+    scalars = sorted(folder.glob('*/vis_data/scalars.json'))[start]
     return json.loads(scalars.read_text().splitlines()[-1])

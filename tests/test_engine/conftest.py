@@ -1,6 +1,7 @@
 """Fixtures of the engine's tests: real data on disk and training in other processes."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,19 @@ def run_jobs(digits_root, tmp_path_factory):
         return json.loads(statuses.read_text())
 
     return run
+
+
+@pytest.fixture(scope='session')
+def two_processes():
+    """``two_processes()``: the launcher of ``run_jobs`` for two processes, with a free port."""
+
+    def launcher():
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            port = free.getsockname()[1]
+        return ['-m', 'torch.distributed.run', '--nproc_per_node=2', f'--master_port={port}']
+
+    return launcher
 
 
 @pytest.fixture(scope='session')

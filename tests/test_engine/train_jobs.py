@@ -3,15 +3,17 @@
     python train_jobs.py jobs.json
 
 Every job is a dict: ``config`` (a file of this project) or ``kind`` (the name of a config
-below), ``data_root``, ``work_dir`` and optionally ``kill`` (SIGKILL after that many
-iterations), ``kill_rename`` (SIGKILL in the place of the n-th renaming of a file),
-``resume``, ``options`` (merged into the config), ``precise`` (in fp64), ``buffers`` (each
-process writes those of its model to ``buffers_<rank>.pth``). The exit status of each is written
-beside it, in ``statuses.json``. Importing takes seconds, so processes are forked after that.
-Under ``torchrun`` jobs run in place, one after the other.
+below), ``data_root``, ``work_dir`` and optionally ``kill`` (SIGKILL, or the ``signal`` that is
+named, to the process and its workers after that many iterations), ``kill_rename`` (SIGKILL in the
+place of the n-th renaming of a file), ``resume``, ``options`` (merged into the config),
+``precise`` (in fp64), ``buffers`` (each process writes those of its model to
+``buffers_<rank>.pth``). The exit status of each is written beside it, in ``statuses.json``.
+Importing takes seconds, so processes are forked after that. Under ``torchrun`` jobs run in place,
+one after the other.
 """
 
-import json  # noqa: I001  (mmkcr comes before mmpretrain: it makes torchvision importable)
+import contextlib  # noqa: I001  (mmkcr comes before mmpretrain: it makes torchvision importable)
+import json
 import os
 import random
 import signal
@@ -53,16 +55,19 @@ class PreciseClsDataPreprocessor(ClsDataPreprocessor):
 
 
 class Kill(Hook):
-    """Ends the process as the system does when it is out of patience."""
+    """Ends the process, or asks it to, as the system does."""
 
     priority = 'LOWEST'
 
-    def __init__(self, after):
-        self.after = after
+    def __init__(self, after, name):
+        self.after, self.signal = after, signal.Signals[name]
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter + 1 == self.after:
-            os.kill(os.getpid(), signal.SIGKILL)
+            if 'RANK' in os.environ:
+                os.kill(os.getpid(), self.signal)
+            else:
+                os.killpg(0, self.signal)
 
 
 def model_config(**backbone):
@@ -338,7 +343,7 @@ def train(job):
         kill_in_rename(job['kill_rename'])
     runner = Runner.from_cfg(config)
     if 'kill' in job:
-        runner.register_hook(Kill(job['kill']))
+        runner.register_hook(Kill(job['kill'], job.get('signal', 'SIGKILL')))
     runner.train()
     if job.get('buffers'):
         buffers = dict(getattr(runner.model, 'module', runner.model).named_buffers())
@@ -363,10 +368,13 @@ def in_child(job):
     if pid == 0:
         log = os.open(f'{job["work_dir"]}/output.txt', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1), os.dup2(log, 2)
+        os.setpgid(0, 0)
         random.seed(), np.random.seed()  # as a process has it that was not forked
         try:
             train(job)
             os._exit(0)
+        except SystemExit as ended:
+            os._exit(ended.code)
         except BaseException:
             import traceback
             traceback.print_exc()
@@ -379,6 +387,7 @@ if __name__ == '__main__':
     jobs = json.loads(path.read_text())
     if 'RANK' in os.environ:
         for job in jobs:
-            train(job)
+            with contextlib.suppress(*[SystemExit] if 'signal' in job else []):
+                train(job)
     else:
         path.with_name('statuses.json').write_text(json.dumps([in_child(job) for job in jobs]))

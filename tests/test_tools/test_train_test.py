@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,65 @@ def test_resumed_from_a_file_and_unbroken_are_equal(tools, config_path, trained,
     whole, resumed = (torch.load(tmp_path / name / 'epoch_2.pth', weights_only=False)['state_dict']
                       for name in ('whole', 'other'))
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+
+
+def weights(folder):
+    path = Path((folder / 'last_checkpoint').read_text())
+    return torch.load(path, weights_only=False)['state_dict']
+
+
+def test_resume_before_the_first_checkpoint_begins_from_load_from(tools, config_path, trained,
+                                                                  tmp_path):
+    """As a batch system does it, which starts every job with ``--resume``."""
+    start = ['--cfg-options', f'load_from={trained / "epoch_1.pth"}', 'train_cfg.max_epochs=1']
+    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'begun'), *start])
+    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'resumed'), '--resume', *start])
+    begun, resumed = weights(tmp_path / 'begun'), weights(tmp_path / 'resumed')
+    assert all(torch.equal(value, resumed[name]) for name, value in begun.items())
+    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'scratch'), '--cfg-options',
+                         'train_cfg.max_epochs=1'])
+    scratch = weights(tmp_path / 'scratch')
+    assert not all(torch.equal(value, scratch[name]) for name, value in begun.items())
+
+
+@pytest.mark.parametrize('change', ['moved', 'no_pointer', 'broken_pointer'])
+def test_resume_finds_the_latest_checkpoint(tools, config_path, trained, tmp_path, change):
+    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'whole')])
+    folder = tmp_path / 'other' if change == 'moved' else trained
+    if change == 'moved':
+        shutil.move(trained, folder)
+    elif change == 'no_pointer':
+        (folder / 'last_checkpoint').unlink()
+        shutil.copy(folder / 'epoch_1.pth', folder / 'mine.pth')
+    else:
+        (folder / 'last_checkpoint').write_text(str(folder / 'epoch_7.pth'))
+    tools['train'].main([config_path, '--work-dir', str(folder), '--resume'])
+    whole, resumed = weights(tmp_path / 'whole'), weights(folder)
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+
+
+def test_told_to_end(tools, config_path, tmp_path, monkeypatch):
+    """A run that gets SIGTERM saves within the epoch, and ends with 143; then it goes on."""
+    tools['train'].main([config_path, '--work-dir', str(tmp_path / 'whole')])
+    folder = tmp_path / 'told'
+    from mmkcr.models import RegularizedModel
+    step, steps = RegularizedModel.train_step, []
+
+    def train_step(*args, **kwargs):
+        steps.append(args)
+        if len(steps) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(RegularizedModel, 'train_step', train_step)
+    with pytest.raises(SystemExit) as ended:
+        tools['train'].main([config_path, '--work-dir', str(folder), '--resume'])
+    assert ended.value.code == 143 and len(steps) == 2
+    assert (folder / 'last_checkpoint').read_text() == str(folder / 'preempted.pth')
+    tools['train'].main([config_path, '--work-dir', str(folder), '--resume'])
+    whole, resumed = weights(tmp_path / 'whole'), weights(folder)
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    assert not (folder / 'preempted.pth').exists()
 
 
 @pytest.mark.parametrize('name, args, message', [

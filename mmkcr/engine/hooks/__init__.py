@@ -9,6 +9,7 @@ from .gate_noise import GateNoiseHook
 from .information_bottleneck import InformationBottleneckHook
 from .linear_schedule import LinearScheduleHook
 from .nystrom_refresh import NystromRefreshHook
+from .preemption import PreemptionHook
 from .progressive_pruning import ProgressivePruningHook
 from .refresh import RefreshHook
 from .sync_batch_norm import SyncBatchNormHook
@@ -25,6 +26,7 @@ __all__ = [
     'InformationBottleneckHook',
     'LinearScheduleHook',
     'NystromRefreshHook',
+    'PreemptionHook',
     'ProgressivePruningHook',
     'RefreshHook',
     'SyncBatchNormHook',

@@ -12,6 +12,9 @@ from mmengine.runner import Runner
 
 from mmkcr.registry import HOOKS
 
+#: What hooks are called by on all processes before one of them saves.
+BEFORE_CHECKPOINT = 'before_checkpoint'
+
 
 def write_atomically(content: bytes, path: Union[str, Path]) -> None:
     """Write a file so that at any moment it is the old one or the new one.
@@ -26,6 +29,16 @@ def write_atomically(content: bytes, path: Union[str, Path]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def point_to(checkpoint: str, work_dir: str) -> None:
+    """Make a checkpoint the one that ``--resume`` goes on from.
+
+    Args:
+        checkpoint (str): The file.
+        work_dir (str): Folder of ``last_checkpoint``.
+    """
+    write_atomically(checkpoint.encode(), osp.join(work_dir, 'last_checkpoint'))
 
 
 @register_backend('mmkcr_atomic', force=True)
@@ -90,15 +103,17 @@ class AtomicCheckpointHook(CheckpointHook):
         name = self.filename_tmpl.format(step)
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
         runner.message_hub.update_info('last_ckpt', self.last_ckpt)
+        runner.call_hook(BEFORE_CHECKPOINT)
         runner.save_checkpoint(
             self.out_dir, name, self.file_client_args, save_optimizer=self.save_optimizer,
             save_param_scheduler=self.save_param_scheduler, meta=meta, by_epoch=self.by_epoch,
             backend_args=self.backend_args, **self.args)
         if is_main_process():
-            write_atomically(self.last_ckpt.encode(), osp.join(runner.work_dir, 'last_checkpoint'))
+            point_to(self.last_ckpt, runner.work_dir)
             self._remove(outdated)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: Dict) -> None:
+        runner.call_hook(BEFORE_CHECKPOINT)
         backend, self.file_backend = self.file_backend, _DeferredRemoval(self.file_backend)
         try:
             super()._save_best_checkpoint(runner, metrics)

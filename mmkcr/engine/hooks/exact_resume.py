@@ -1,23 +1,28 @@
 """Runs that were stopped go on as if they had not been."""
 
-from typing import Dict, Optional
+from typing import Dict, List, Optional
 
-from mmengine.dist import broadcast_object_list, get_rank, get_world_size
+import torch
+from mmengine.dist import broadcast_object_list, get_dist_info, get_rank, get_world_size
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
-from torch.utils.data import DataLoader
+from torch import Tensor
 
 from mmkcr.engine.endless import EndlessBatches
 from mmkcr.engine.reproducible import (
+    continue_with,
     derive_seed,
+    gather_gradients,
     make_reproducible,
     seed_everything,
     source_sampler,
+    train_loaders,
 )
 from mmkcr.models.utils import unwrap
 from mmkcr.registry import HOOKS
 from .atomic_checkpoint import AtomicCheckpointHook
+from .preemption import PreemptionHook
 from .sync_batch_norm import SyncBatchNormHook
 
 _KEY = 'exact_resume'
@@ -41,7 +46,8 @@ class ExactResumeHook(Hook):
       them, two processes are not one with twice the batch.
 
     It also keeps the seeds of samplers when ``randomness`` gives none, keeps
-    gradients that are still being accumulated (in a single process), makes up
+    gradients that are still being accumulated, goes on within an epoch, saves
+    where a run is that is told to end (:class:`PreemptionHook`), makes up
     for the validation that follows a checkpoint, whose results it cannot hold,
     makes saving safe against being killed (see :class:`AtomicCheckpointHook`,
     whose behaviour a plain ``CheckpointHook`` gets), and lets the batch norms of several
@@ -60,9 +66,9 @@ class ExactResumeHook(Hook):
             it, runs of several processes with batch norms do not go on exactly. Defaults to True.
 
     .. warning::
-        An epoch-based run resumes at the end of an epoch: keep
-        ``CheckpointHook(by_epoch=True)``. An iteration-based one must not skip
-        advancing its data (``fast_forward_on_resume=False``, the default).
+        A run that is resumed within an epoch needs the number of batches that it had; an
+        iteration-based one must not skip advancing its data (``fast_forward_on_resume=False``,
+        the default). Lines of the text log count the rest of a resumed epoch from 1.
     """
 
     priority = 'VERY_HIGH'
@@ -72,27 +78,39 @@ class ExactResumeHook(Hook):
         self._resumed: Dict = {}
         self._seed = 0
         self._validated = False
+        self._passed = 0
+        self._gradients: Optional[Dict[str, List[Tensor]]] = None
 
     def before_run(self, runner: Runner) -> None:
         """Give a plain ``CheckpointHook`` atomic saving; add the hooks that this one needs."""
         for hook in runner.hooks:
             if type(hook) is CheckpointHook:
                 hook.__class__ = AtomicCheckpointHook
-        if not any(isinstance(hook, MissedValidationHook) for hook in runner.hooks):
-            runner.register_hook(MissedValidationHook())
-        if self.sync_batch_norm and not any(isinstance(hook, SyncBatchNormHook)
-                                            for hook in runner.hooks):
-            runner.register_hook(SyncBatchNormHook())
+        wanted = [MissedValidationHook, PreemptionHook]
+        wanted += [SyncBatchNormHook] if self.sync_batch_norm else []
+        for hook in wanted:
+            if not any(isinstance(present, hook) for present in runner.hooks):
+                runner.register_hook(hook())
+
+    def before_checkpoint(self, runner: Runner) -> None:
+        """Gather waiting gradients, on all processes: one of them saves."""
+        self._gradients = gather_gradients(unwrap(runner.model))
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Add samplers' seeds, waiting gradients, and whether validation is to come."""
-        state = dict(sampler_seeds={name: getattr(source_sampler(loader), 'seed', None)
-                                    for name, loader in _train_loaders(runner).items()},
-                     validated=self._validated)
-        if get_world_size() == 1:
-            state['gradients'] = {name: param.grad.cpu()
-                                  for name, param in unwrap(runner.model).named_parameters()
-                                  if param.grad is not None}
+        gradients, self._gradients = self._gradients, None
+        if gradients is None:  # by a hook that does not say so on all processes
+            gradients = gather_gradients(unwrap(runner.model)) if get_world_size() == 1 else {}
+        loop, meta = runner.train_loop, checkpoint['meta']
+        within = isinstance(loop, EpochBasedTrainLoop) and meta['iter'] > meta['epoch'] * len(
+            loop.dataloader)
+        state = dict(
+            sampler_seeds={name: getattr(source_sampler(loader), 'seed', None)
+                           for name, loader in train_loaders(runner).items()},
+            # what was to be validated before an epoch began has been
+            validated=self._validated or within,
+            batches=len(loop.dataloader) if within else None,
+            gradients=gradients)
         checkpoint[_KEY] = state
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -106,23 +124,32 @@ class ExactResumeHook(Hook):
         broadcast_object_list(seeds)  # one for all ranks, also under `diff_rank_seed`
         self._seed = seeds[0]
         resumed_seeds = self._resumed.get('sampler_seeds', {})
-        for name, loader in _train_loaders(runner).items():
+        for name, loader in train_loaders(runner).items():
             make_reproducible(loader, self._seed, name)
             if resumed_seeds.get(name) is not None:
                 source_sampler(loader).seed = resumed_seeds[name]
-        gradients = self._resumed.get('gradients', {})
+        gradients, (rank, processes) = self._resumed.get('gradients', {}), get_dist_info()
         for name, param in unwrap(runner.model).named_parameters():
             if name in gradients:
-                param.grad = gradients[name].to(param)
-        self._resumed = {}
+                found = gradients[name]
+                # the step takes the mean over processes, whatever their number was
+                grad = found[rank] if len(found) == processes else torch.stack(found).mean(0)
+                param.grad = grad.to(param)
         self._endless(runner.train_loop)
-        self._warn_within_epoch(runner)
+        self._passed = self._within_epoch(runner, self._resumed.get('batches'))
+        self._resumed = {}
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Set the random states and the samplers' epoch."""
         seed_everything(derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
-        for loader in _train_loaders(runner).values():
+        for loader in train_loaders(runner).values():
             source_sampler(loader).set_epoch(runner.epoch)
+            if self._passed:
+                batches = iter(loader.batch_sampler)
+                for _ in range(self._passed):
+                    next(batches, None)
+                continue_with(loader, batches)
+        self._passed = 0
 
     def before_train_iter(self,
                           runner: Runner,
@@ -144,14 +171,21 @@ class ExactResumeHook(Hook):
             loop.dataloader_iterator = EndlessBatches(loop.dataloader)
 
     @staticmethod
-    def _warn_within_epoch(runner: Runner) -> None:
+    def _within_epoch(runner: Runner, batches: Optional[int]) -> int:
+        """Batches of the epoch that a resumed run has behind it."""
         loop = runner.train_loop
-        expected = loop.epoch * len(loop.dataloader)
-        if isinstance(loop, EpochBasedTrainLoop) and loop.iter != expected:
+        if not isinstance(loop, EpochBasedTrainLoop):
+            return 0
+        passed = loop.iter - loop.epoch * len(loop.dataloader)
+        if batches == len(loop.dataloader):
+            return passed
+        if passed:
             print_log(
-                f'The run does not go on exactly: expected iteration {expected} at the start of '
-                f'epoch {loop.epoch + 1}, found {loop.iter} in the checkpoint, which was written '
-                'within an epoch or with another batch size.', 'current', level=30)
+                f'The run does not go on exactly: expected iteration '
+                f'{loop.epoch * len(loop.dataloader)} at the start of epoch {loop.epoch + 1}, '
+                f'found {loop.iter} in the checkpoint, which was written within an epoch or with '
+                'another batch size.', 'current', level=30)
+        return 0
 
 
 class MissedValidationHook(Hook):
@@ -187,8 +221,3 @@ class MissedValidationHook(Hook):
             return False
         loop._decide_current_val_interval()
         return done >= loop.val_begin and (done % loop.val_interval == 0 or done == total)
-
-
-def _train_loaders(runner: Runner) -> Dict[str, DataLoader]:
-    return {name: value for name, value in vars(runner.train_loop).items()
-            if isinstance(value, DataLoader)}

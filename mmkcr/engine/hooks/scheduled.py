@@ -40,6 +40,10 @@ class ScheduledHook(Hook, metaclass=ABCMeta):
         """The step that a run is in, or about to begin."""
         return runner.epoch if self.by_epoch else runner.iter
 
+    def begins(self, runner: Runner) -> bool:
+        """Whether a step begins, or goes on in a run that was resumed within an epoch."""
+        return not self.by_epoch or runner.iter <= runner.epoch * len(runner.train_dataloader)
+
     def before_train(self, runner: Runner) -> None:
         """Refuse to count epochs where there are none.
 

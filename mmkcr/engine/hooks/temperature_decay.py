@@ -80,11 +80,12 @@ class TemperatureDecayHook(ScheduledHook):
                              'TemperatureDecayHook')
 
     def before_step(self, runner: Runner, step: int) -> None:
-        """Sets and logs the step's temperature."""
+        """Sets the step's temperature, and logs it once."""
         value = self.temperature(step)
         for gate in self._gates(runner.model):
             gate.temperature = value
-        runner.message_hub.update_scalar('train/temperature', value)
+        if self.begins(runner):
+            runner.message_hub.update_scalar('train/temperature', value)
 
     @staticmethod
     def _gates(model: nn.Module) -> List[NoisyGate]:

@@ -3,13 +3,12 @@
 from contextlib import contextmanager
 from typing import Dict, Iterator, List, Sequence
 
-import torch
-from mmengine.dist import all_reduce
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmkcr.engine.optimizers import check_optimizers, gate_parameters
+from mmkcr.engine.reproducible import average_gradients
 from mmkcr.models.utils import unwrap
 
 
@@ -96,18 +95,3 @@ def gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     finally:
         for param, grad in zip(parameters, kept):
             param.grad = grad
-
-
-def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Replace gradients by their mean over ranks, in one message.
-
-    Args:
-        parameters (Sequence[nn.Parameter]): The same on every rank.
-    """
-    grads = [param.grad for param in parameters if param.grad is not None]
-    if not grads:
-        return
-    flat = torch.cat([grad.flatten() for grad in grads])
-    all_reduce(flat, op='mean')
-    for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads])):
-        grad.copy_(mean.view_as(grad))

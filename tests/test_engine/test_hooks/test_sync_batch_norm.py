@@ -1,7 +1,6 @@
 """Batch norms of two processes are those of one: the function, and shipped configs as they are."""
 
 import importlib.util
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -47,19 +46,12 @@ FIRST = {'train_dataloader.dataset.indices': list(range(4)), 'train_cfg.max_epoc
          'train_dataloader.dataset.pipeline.2.ratio_range': (1., 1.)}
 
 
-def torchrun(*args):
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
-    return ['-m', 'torch.distributed.run', '--nproc_per_node=2', f'--master_port={port}', *args]
-
-
 @pytest.fixture(scope='module')
-def both(tmp_path_factory):
+def both(two_processes, tmp_path_factory):
     """What a whole batch gives in one process, and its two parts in two."""
     out = tmp_path_factory.mktemp('batch_norm')
-    ended = subprocess.run([sys.executable, *torchrun(str(JOB), str(out))], capture_output=True,
-                           text=True, timeout=300)
+    ended = subprocess.run([sys.executable, *two_processes(), str(JOB), str(out)],
+                           capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]
     spec = importlib.util.spec_from_file_location('batch_norm_job', JOB)
     job = importlib.util.module_from_spec(spec)
@@ -85,7 +77,7 @@ def test_outputs_gradients_and_statistics(both):
 
 
 @pytest.fixture(scope='module')
-def runs(run_jobs, digits_root, tmp_path_factory):
+def runs(run_jobs, two_processes, digits_root, tmp_path_factory):
     """Work directories by config: of one process, of two, and of two that were resumed."""
     root = tmp_path_factory.mktemp('runs')
 
@@ -109,7 +101,7 @@ def runs(run_jobs, digits_root, tmp_path_factory):
     resumed = [dict(begun, work_dir=begun['work_dir'].replace('_two', '_resumed'), resume=True,
                     options={**begun['options'], 'load_from': f'{begun["work_dir"]}/epoch_1.pth'})
                for begun in two]
-    run_jobs([*two, *resumed, scenes('first_of_two', 2, options=FIRST)], launcher=torchrun())
+    run_jobs([*two, *resumed, scenes('first_of_two', 2, options=FIRST)], launcher=two_processes())
     return root
 
 

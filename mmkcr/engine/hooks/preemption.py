@@ -1,0 +1,125 @@
+"""A run that is told to end saves where it is, and ends."""
+
+import os
+import os.path as osp
+import signal
+import threading
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Sequence
+
+import torch
+from mmengine.dist import all_reduce, barrier, is_main_process
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader
+
+from mmkcr.engine.reproducible import train_loaders
+from mmkcr.registry import HOOKS
+from .atomic_checkpoint import BEFORE_CHECKPOINT, point_to
+
+#: Status of a process that ended as it was told, as a shell reports a SIGTERM.
+STATUS = 128 + signal.SIGTERM
+NAME = 'preempted.pth'
+
+
+@HOOKS.register_module()
+class PreemptionHook(Hook):
+    """Ends a run after the iteration in which a signal came, and saves it first.
+
+    Batch systems send SIGTERM before they take a machine away. All processes agree on the
+    iteration; then ``preempted.pth`` is written, ``last_checkpoint`` points to it, and the run
+    ends with status 143. Started again with ``--resume`` it goes on within the epoch, exactly
+    (:class:`ExactResumeHook`, which registers this hook), and the file is removed after the next
+    ordinary checkpoint. A signal that comes during a validation waits for its end.
+
+    Args:
+        signals (Sequence[str]): Names of the signals. Defaults to ``('SIGTERM', )``.
+    """
+
+    priority = 'LOWEST'  # after all that belongs to an iteration
+
+    def __init__(self, signals: Sequence[str] = ('SIGTERM', )) -> None:
+        self.signals = [signal.Signals[name] for name in signals]
+        self._before: Dict[int, Any] = {}
+        self._told = False
+
+    def before_train(self, runner: Runner) -> None:
+        """Listen, and let workers not: a batch system signals them too."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in self.signals}
+        for loader in train_loaders(runner).values():
+            keep_workers(loader, self.signals)
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[Any] = None,
+                         outputs: Optional[Dict] = None) -> None:
+        """Save and end if any process was told to.
+
+        Raises:
+            SystemExit: The run ends here.
+        """
+        told = torch.tensor(int(self._told))
+        all_reduce(told, 'max')
+        if not told:
+            self._forget_old(runner)
+            return
+        runner.call_hook(BEFORE_CHECKPOINT)
+        runner.save_checkpoint(runner.work_dir, NAME, by_epoch=False,
+                               backend_args=dict(backend='mmkcr_atomic'))
+        if is_main_process():
+            point_to(osp.join(runner.work_dir, NAME), runner.work_dir)
+        runner.logger.info(f'Told to end: saved iteration {runner.iter + 1} to {NAME}; start again '
+                           'with --resume to go on.')
+        barrier()  # whoever ends first may end the others
+        self.after_train(runner)
+        raise SystemExit(STATUS)
+
+    def after_train(self, runner: Runner) -> None:
+        """Listen no longer."""
+        while self._before:
+            signal.signal(*self._before.popitem())
+        self._forget_old(runner)
+
+    def _note(self, *_: Any) -> None:
+        self._told = True
+
+    @staticmethod
+    def _forget_old(runner: Runner) -> None:
+        """Remove the file that the run went on from, once ``last_checkpoint`` is another."""
+        path, pointer = (Path(runner.work_dir, name) for name in (NAME, 'last_checkpoint'))
+        if is_main_process() and path.is_file() and Path(pointer.read_text()).name != NAME:
+            path.unlink()
+
+
+class _Loyal:
+    """Starts a worker process that obeys signals of the process that it works for, and no others.
+
+    Args:
+        signals (Sequence[int]): Which signals.
+        start (Callable, optional): What the loader starts a worker with.
+    """
+
+    def __init__(self, signals: Sequence[int], start: Optional[Callable]) -> None:
+        self.signals, self.start = signals, start
+
+    def __call__(self, worker: int) -> None:
+        if hasattr(signal, 'sigwaitinfo'):  # not on macOS
+            signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+            threading.Thread(target=self._obey, daemon=True).start()
+        if self.start is not None:
+            self.start(worker)
+
+    def _obey(self) -> None:
+        while signal.sigwaitinfo(self.signals).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+
+def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
+    """Let the workers of a loader outlive signals of others, so that an iteration can be finished.
+
+    Args:
+        loader (DataLoader): Changed in place, before it is iterated.
+        signals (Sequence[int]): The signals.
+    """
+    if not isinstance(loader.worker_init_fn, _Loyal):
+        loader.worker_init_fn = _Loyal(signals, loader.worker_init_fn)

@@ -1,0 +1,90 @@
+"""A run that is told to end, within an epoch, goes on to the end of the unbroken one."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmkcr.engine.hooks.preemption import STATUS
+
+# kind, and the iteration after which SIGTERM comes: within an epoch of 5 (search), 9 or 26;
+# where gradients are waiting; at the end of an epoch
+CASES = dict(search=13, retrain=22, iterations=17, iterated_search=18, masked_search=11,
+             pruning=14, epoch_end=18)
+KINDS = dict(epoch_end='retrain')
+
+
+@pytest.fixture(scope='module')
+def runs(run_jobs, tmp_path_factory):
+    """Work directories of unbroken runs, and of those that were told to end and were resumed."""
+    root = tmp_path_factory.mktemp('preempted')
+    jobs, expected, left = [], [], {}
+    for case, after in CASES.items():
+        kind = KINDS.get(case, case)
+        unbroken, broken = str(root / f'{case}_unbroken'), str(root / f'{case}_broken')
+        other = {'train_dataloader.num_workers': 1, 'train_dataloader.persistent_workers': False}
+        jobs += [dict(kind=kind, work_dir=unbroken),
+                 dict(kind=kind, work_dir=broken, kill=after, signal='SIGTERM'),
+                 dict(kind=kind, work_dir=broken, resume=True, options=other)]
+        expected += [0, STATUS, 0]
+    begun = [job for job in jobs if not job.get('resume')]
+    statuses = run_jobs(begun)
+    for job, status in zip(begun, statuses):
+        output = Path(job['work_dir'], 'output.txt').read_text()[-2000:]
+        assert status == (STATUS if 'kill' in job else 0), (job, output)
+        left[job['work_dir']] = sorted(path.name for path in Path(job['work_dir']).glob('*.pth'))
+    assert run_jobs([job for job in jobs if job.get('resume')]) == [0] * len(CASES)
+    return root, left
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_resumed_is_unbroken(runs, last_checkpoint, logged, case):
+    root, left = runs
+    assert 'preempted.pth' in left[f'{root}/{case}_broken']
+    unbroken, resumed = (last_checkpoint(root / f'{case}_{name}')
+                         for name in ('unbroken', 'broken'))
+    for key in ('state_dict', 'ema_state_dict'):
+        assert unbroken[key].keys() == resumed[key].keys()
+        assert [name for name, value in unbroken[key].items()
+                if not torch.equal(value, resumed[key][name])] == []
+    assert logged(unbroken) == logged(resumed)
+    files = [sorted(path.name for path in (root / f'{case}_{name}').glob('*.pth'))
+             for name in ('unbroken', 'broken')]
+    assert files[0] == files[1]  # what was saved on the way has gone
+
+
+def test_two_processes_agree_on_the_iteration(run_jobs, two_processes, last_checkpoint, logged,
+                                              tmp_path):
+    """Gradients wait in both when the signal comes."""
+    options = {'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False,
+               'optim_wrapper.accumulative_counts': 3, 'train_cfg.max_iters': 12,
+               'default_hooks.checkpoint.interval': 5, 'train_dataloader.batch_size': 4}
+    jobs = [dict(kind='iterations', options=options, work_dir=str(tmp_path / name))
+            for name in ('unbroken', 'broken')]
+    run_jobs([jobs[0], dict(jobs[1], kill=7, signal='SIGTERM')], launcher=two_processes())
+    assert (tmp_path / 'broken/last_checkpoint').read_text().endswith('preempted.pth')
+    meta = torch.load(tmp_path / 'broken/preempted.pth', weights_only=False)['meta']
+    assert meta['iter'] == 7
+    run_jobs([dict(jobs[1], resume=True)], launcher=two_processes())
+    one, two = (last_checkpoint(tmp_path / name) for name in ('unbroken', 'broken'))
+    assert all(torch.equal(value, two['state_dict'][name])
+               for name, value in one['state_dict'].items())
+    assert logged(one) == logged(two)
+
+
+def test_the_signal_is_given_back(run_jobs, tmp_path):
+    """After a training SIGTERM ends the process again as it did before."""
+    from mmkcr.engine.hooks import PreemptionHook
+    before, hook = signal.getsignal(signal.SIGTERM), PreemptionHook()
+
+    class Runner:
+        train_loop, work_dir = None, str(tmp_path)
+
+    Runner.train_loop = Runner
+    hook.before_train(Runner)
+    assert signal.getsignal(signal.SIGTERM) == hook._note
+    hook.after_train(Runner)
+    assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.raises(KeyError, match='SIGNOTHING'):
+        PreemptionHook(signals=['SIGNOTHING'])
