@@ -1,5 +1,6 @@
 """Models from configs and checkpoints, for the commands: no data set, no runner."""
 
+import copy
 import hashlib
 from pathlib import Path
 from typing import Any, Mapping, Optional, Sequence, Tuple, Union
@@ -99,3 +100,42 @@ def state_bytes(model: nn.Module) -> int:
     """Bytes of a model's state_dict, without what a file adds."""
     return sum(value.numel() * value.element_size() for value in model.state_dict().values()
                if isinstance(value, torch.Tensor))
+
+
+def dense_config(config: Config) -> Config:
+    """The bare task model of a search, retraining or deployment, in the dense state.
+
+    Args:
+        config (Config): With a ``model``; it is left as it is.
+
+    Raises:
+        ValueError: There is no ``model`` with a ``backbone``.
+    """
+    config = copy.deepcopy(config)
+    model = config.get('model')
+    while isinstance(model, Mapping) and 'architecture' in model:
+        model = model.architecture
+    if not isinstance(model, Mapping) or 'backbone' not in model:
+        raise ValueError('expected a config with a `model` that has a `backbone`, found the keys '
+                         f'{sorted((model or config).keys())}')
+    for state in ('gates', 'structure'):
+        model.backbone.pop(state, None)
+    config.model = model
+    return config
+
+
+def recorded_config(path: Union[str, Path]) -> Config:
+    """The config that a checkpoint of MMEngine was trained with.
+
+    Args:
+        path (str | Path): The checkpoint.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no checkpoint, or one without a config.
+    """
+    text = (read_checkpoint(path).get('meta') or {}).get('cfg')
+    if not isinstance(text, str):
+        raise ValueError(f'expected a checkpoint with the config of its training, found `{path}` '
+                         'without: give the config')
+    return compressed_config(Config.fromstring(text, '.py'))

@@ -329,7 +329,7 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: Mac
         raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
                          f'{macs(sizes) / 1e9:.6g}G MACs, found {target / 1e9:.6g}G')
     if settings.uniform:
-        return _uniform(offered, macs, target)
+        return uniform_sizes(offered, macs, target)
     for _ in range(20):
         curves = {}
         for name, options in offered.items():
@@ -341,10 +341,10 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: Mac
         if chosen == sizes:
             break
         sizes = chosen
-    return sizes if macs(sizes) <= target else _uniform(offered, macs, target)
+    return sizes if macs(sizes) <= target else uniform_sizes(offered, macs, target)
 
 
-def _uniform(offered: Mapping[str, List[int]], macs: MacsModel, target: int) -> Dict[str, int]:
+def uniform_sizes(offered: Mapping[str, List[int]], macs: MacsModel, target: int) -> Dict[str, int]:
     """The largest common share of all sites within the budget."""
     def at(share: float) -> Dict[str, int]:
         return {name: max([size for size in options if size <= share * options[-1] + 1e-9]

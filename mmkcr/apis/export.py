@@ -4,13 +4,13 @@ import contextlib
 import importlib.util
 import itertools
 import logging
-import shutil
 import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, List, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import torch
 from mmcv.cnn.bricks.transformer import AdaptivePadding
 from mmpretrain.models.utils import ShiftWindowMSA
@@ -18,12 +18,15 @@ from torch import Tensor, nn
 
 from mmkcr.core import atomic_write
 from mmkcr.core.sites import holders
-from .positions import bake_positions
-from .tensor_model import TensorModel
-from .traceable import traceable
+from mmkcr.deploy.onnx_graph import count_operators, fold_constants
+from mmkcr.deploy.prepare import RUNTIMES, prepare
+from mmkcr.deploy.runtimes import Session, open_onnx, require_runtime
+from mmkcr.deploy.tensor_model import TensorModel
+from .count import count_macs
 
 _NEEDED = ('onnx', 'onnxruntime')
 _OPSET = 17  # the first with LayerNormalization
+_META = 'mmkcr'
 Shape = Tuple[int, int, int, int]
 
 
@@ -33,17 +36,17 @@ class ExportReport:
 
     Args:
         path (Path): The ONNX file.
-        dynamic_size (bool): Whether height and width are dynamic; the batch
-            always is.
-        errors (dict): Largest difference, relative to the largest output
-            (at least 1), by input shape.
-        notice (str): Why height and width are fixed although they were asked
-            to be dynamic, or ''.
+        dynamic_size (bool): Whether height and width are dynamic; the batch always is.
+        errors (dict): Largest difference, relative to the largest output (at least 1), by input
+            shape.
+        operators (dict): Nodes of the graph by operator.
+        notice (str): Why height and width are fixed although they were asked to be dynamic, or ''.
     """
 
     path: Path
     dynamic_size: bool
-    errors: dict
+    errors: Dict[Shape, float]
+    operators: Dict[str, int]
     notice: str = ''
 
 
@@ -54,29 +57,30 @@ class ExportMismatch(ValueError):
 def export_onnx(model: nn.Module,
                 path: Union[str, Path],
                 input_shape: Sequence[int] = (3, 224, 224),
-                dynamic_size: bool = True,
+                dynamic_size: Optional[bool] = None,
                 batch_sizes: Sequence[int] = (1, 2, 5),
                 tolerance: float = 1e-4,
-                bake: bool = False) -> ExportReport:
-    """Export a model to ONNX and compare it in ONNX Runtime.
+                runtime: str = 'any') -> ExportReport:
+    """Export a model to ONNX for a runtime, and compare it there.
 
     A classifier gives logits, a backbone feature maps, see
-    :class:`~mmkcr.apis.tensor_model.TensorModel`. The file is written to a temporary
-    folder and compared; only one that agrees is put at ``path``, by a rename.
+    :class:`~mmkcr.deploy.tensor_model.TensorModel`. What does not depend on the image (masks,
+    indices, position embeddings at a fixed size) is stored as it is. The file is written to a
+    temporary folder and compared; only one that agrees is put at ``path``, by a rename.
 
     Args:
         model (nn.Module): A backbone or task model, on the CPU.
         path (str | Path): Where to write; what is there is replaced.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
-        dynamic_size (bool): Make height and width dynamic, beside the batch.
-            A backbone that decides by the size of its feature maps (Swin
-            without ``pad_small_map``) is exported for ``input_shape``, and the
-            report says so. Defaults to True.
+        dynamic_size (bool, optional): Make height and width dynamic, beside the batch. A backbone
+            that decides by the size of its feature maps (Swin without ``pad_small_map``) is
+            exported for ``input_shape``, and the report says so. Defaults to None: only for
+            ``runtime='any'``; fixed sizes are faster.
         batch_sizes (Sequence[int]): Compared at each. Defaults to (1, 2, 5).
         tolerance (float): Largest difference that passes. Defaults to 1e-4.
-        bake (bool): Store a ViT's position embedding as it is at
-            ``input_shape``, which fixes height and width; else the graph
-            resizes it. Defaults to False.
+        runtime (str): ``'onnxruntime'``, ``'openvino'``, ``'tensorrt'`` or ``'any'``, which is
+            compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Every file runs
+            in every runtime. Defaults to ``'any'``.
 
     Returns:
         ExportReport: The file and its errors.
@@ -84,8 +88,8 @@ def export_onnx(model: nn.Module,
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
         ImportError: A package is missing.
-        ValueError: A shape or batch size that is not positive, a supernet, or
-            a model that the exporter cannot trace.
+        ValueError: A shape or batch size that is not positive, a supernet, another runtime, or a
+            model that the exporter cannot trace.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -94,28 +98,116 @@ def export_onnx(model: nn.Module,
     if len(input_shape) != 3 or min(*input_shape, *batch_sizes) < 1:
         raise ValueError('expected a shape (C, H, W) and batch sizes of positive numbers, found '
                          f'{tuple(input_shape)} and {tuple(batch_sizes)}')
-    if bake:
-        model, dynamic_size = bake_positions(model, input_shape), False
-    model, shape, notice = TensorModel(model), tuple(input_shape), ''
     if holders(model):
         raise ValueError('expected a dense model or a subnet to export, found a supernet with '
                          f'{len(holders(model))} gates: slim it first (tools/slim.py)')
-    if dynamic_size:
-        try:
-            return _export(model, Path(path), _general(model, shape), True,
-                           _shapes(shape, batch_sizes, True), tolerance)
-        except Exception as error:  # the exporter's own kinds are many
-            notice = ('height and width are fixed, because the model decides by the size of '
-                      f'its feature maps ({_first_line(error)})')
-    report = _export(model, Path(path), shape, False, _shapes(shape, batch_sizes, False),
-                     tolerance)
-    report.notice = notice
-    return report
+    if runtime not in RUNTIMES:
+        raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
+    if runtime != 'any':
+        require_runtime(runtime)
+    checked = _Checked(TensorModel(model), Path(path), tuple(input_shape), tuple(batch_sizes),
+                       tolerance, runtime)
+    dynamic_size = runtime == 'any' if dynamic_size is None else dynamic_size
+    if not dynamic_size:
+        return checked.export(False)
+    try:
+        return checked.export(True)
+    except Exception as error:  # the exporter's own kinds are many
+        report = checked.export(False)
+        report.notice = ('height and width are fixed, because the model decides by the size of '
+                         f'its feature maps ({_first_line(error)})')
+        return report
 
 
 def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()),
                 type(error).__name__)[:200]
+
+
+@dataclass
+class _Checked:
+    """An export that is compared with the model.
+
+    Args:
+        model (TensorModel): As it was given.
+        path (Path): Where to write.
+        shape (tuple[int]): (C, H, W).
+        batch_sizes (tuple[int]): Compared at each.
+        tolerance (float): Largest difference that passes.
+        runtime (str): That it is for.
+    """
+
+    model: TensorModel
+    path: Path
+    shape: Tuple[int, ...]
+    batch_sizes: Tuple[int, ...]
+    tolerance: float
+    runtime: str
+
+    def export(self, dynamic: bool) -> ExportReport:
+        """Trace, compare, write."""
+        import onnx
+        shapes = self._shapes(dynamic)
+        runtime = 'onnxruntime' if self.runtime == 'any' else self.runtime
+        prepared = prepare(self.model.model, self.runtime, dynamic)
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder) / self.path.name
+            graph = trace(prepared, temporary, self.shape, dynamic)
+            graph.metadata_props.add(key=f'{_META}.macs',
+                                     value=str(count_macs(self.model.model, self.shape)))
+            onnx.save(graph, temporary)
+            errors = compare_onnx(self.model, temporary, shapes, runtime=runtime)
+            worst = max(errors, key=errors.get)
+            if not errors[worst] <= self.tolerance:
+                raise ExportMismatch(
+                    f'expected outputs within {self.tolerance:g} of PyTorch in `{runtime}`, '
+                    f'found {errors[worst]:.3g} at input {"x".join(map(str, worst))}')
+            with atomic_write(self.path) as target:
+                target.write_bytes(temporary.read_bytes())
+        return ExportReport(self.path, dynamic, errors, count_operators(graph))
+
+    def _shapes(self, dynamic: bool) -> List[Shape]:
+        """Input shapes to compare at."""
+        shapes = [(batch, *self.shape) for batch in self.batch_sizes]
+        if dynamic:
+            channels, height, width = self.shape
+            shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
+        return shapes
+
+
+def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool) -> 'object':
+    """The ONNX graph of a prepared model, with constants where images make no difference.
+
+    Args:
+        prepared (TensorModel): Of :func:`~mmkcr.deploy.prepare.prepare`.
+        path (Path): Of a file to use on the way.
+        shape (Sequence[int]): (C, H, W).
+        dynamic (bool): Whether height and width are.
+
+    Returns:
+        onnx.ModelProto: With the input ``images`` and the outputs ``output``, or ``output0`` ...
+
+    Raises:
+        ValueError: An operator that ONNX does not have.
+    """
+    import onnx
+    traced = _general(prepared, shape) if dynamic else tuple(shape)
+    names = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'}
+    images = torch.zeros(2, *traced)
+    with torch.no_grad(), _quiet():
+        outputs = prepared(images)
+        count = 1 if isinstance(outputs, Tensor) else len(outputs)
+        outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]
+        try:
+            torch.onnx.export(
+                prepared, (images, ), str(path), dynamo=False, opset_version=_OPSET,
+                input_names=['images'], output_names=outputs,
+                dynamic_axes=dict(images=names, **{name: {0: 'batch'} for name in outputs}))
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise ValueError('expected a model of operators that ONNX has, found '
+                             f'`{type(prepared.model).__name__}`: {_first_line(error)}') from error
+    examples = [(2, *traced), (3, *shape)]
+    return fold_constants(onnx.load(path), [np.zeros(size, np.float32) for size in examples])
 
 
 def _general(model: nn.Module, shape: Sequence[int]) -> Tuple[int, int, int]:
@@ -141,47 +233,6 @@ def _general(model: nn.Module, shape: Sequence[int]) -> Tuple[int, int, int]:
     return shape[0], *(next(filter(padded, itertools.count(side))) for side in (height, width))
 
 
-def _shapes(shape: Sequence[int], batch_sizes: Sequence[int], dynamic: bool) -> List[Shape]:
-    shapes = [(batch, *shape) for batch in batch_sizes]
-    if dynamic:
-        channels, height, width = shape
-        shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
-    return shapes
-
-
-def _export(model: TensorModel, path: Path, traced: Sequence[int], dynamic: bool,
-            shapes: Sequence[Shape], tolerance: float) -> ExportReport:
-    with tempfile.TemporaryDirectory() as folder:
-        temporary = Path(folder) / path.name
-        _write(model, temporary, traced, dynamic)
-        errors = compare_onnx(model, temporary, shapes)
-        worst = max(errors, key=errors.get)
-        if not errors[worst] <= tolerance:
-            raise ExportMismatch(
-                f'expected outputs within {tolerance:g} of PyTorch in ONNX Runtime, found '
-                f'{errors[worst]:.3g} at input {"x".join(map(str, worst))}')
-        with atomic_write(path) as target:
-            shutil.copyfile(temporary, target)
-    return ExportReport(path, dynamic, errors)
-
-
-def _write(model: TensorModel, path: Path, shape: Sequence[int], dynamic: bool) -> None:
-    names = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'}
-    images = torch.zeros(2, *shape)
-    with torch.no_grad(), _quiet(), traceable():
-        outputs = model(images)
-        count = 1 if isinstance(outputs, Tensor) else len(outputs)
-        outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]
-        try:
-            torch.onnx.export(
-                model, (images, ), str(path), dynamo=False, opset_version=_OPSET,
-                input_names=['images'], output_names=outputs,
-                dynamic_axes=dict(images=names, **{name: {0: 'batch'} for name in outputs}))
-        except torch.onnx.errors.OnnxExporterError as error:
-            raise ValueError('expected a model of operators that ONNX has, found '
-                             f'`{type(model.model).__name__}`: {_first_line(error)}') from error
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
@@ -194,37 +245,48 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+def onnx_macs(path: Union[str, Path]) -> Optional[int]:
+    """MACs of one image that an exported file says it has; None of other files.
+
+    Args:
+        path (str | Path): The ONNX file.
+    """
+    import onnx
+    graph = onnx.load(path, load_external_data=False)
+    found = {entry.key: entry.value for entry in graph.metadata_props}
+    return int(found[f'{_META}.macs']) if f'{_META}.macs' in found else None
+
+
 def compare_onnx(model: nn.Module, path: Union[str, Path], shapes: Sequence[Shape],
-                 seed: int = 0) -> dict:
-    """Run a file in ONNX Runtime and compare with PyTorch on random images.
+                 seed: int = 0, runtime: str = 'onnxruntime') -> Dict[Shape, float]:
+    """Run a file in a runtime and compare with PyTorch on random images.
 
     Args:
         model (nn.Module): From images to a tensor or a tuple of tensors.
         path (str | Path): The ONNX file.
         shapes (Sequence[tuple[int]]): Input shapes (B, C, H, W).
         seed (int): Of the images. Defaults to 0.
+        runtime (str): See :func:`~mmkcr.deploy.runtimes.open_onnx`. Defaults to
+            ``'onnxruntime'``.
 
     Returns:
         dict[tuple[int], float]: Largest difference by shape, relative to the
-        largest output (at least 1); infinite where ONNX Runtime fails or gives
+        largest output (at least 1); infinite where the runtime fails or gives
         other shapes.
     """
-    import onnxruntime
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(str(path), options, ['CPUExecutionProvider'])
+    session = open_onnx(path, runtime)
     generator = torch.Generator().manual_seed(seed)
     return {shape: _difference(model, session, torch.randn(shape, generator=generator))
             for shape in map(tuple, shapes)}
 
 
-def _difference(model: nn.Module, session: Any, images: Tensor) -> float:
+def _difference(model: nn.Module, session: Session, images: Tensor) -> float:
     with torch.no_grad():
         expected = model(images)
     expected = [expected] if isinstance(expected, Tensor) else list(expected)
     try:
-        found = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-    except Exception:  # onnxruntime's errors have no common base but this
+        found = session(images.numpy())
+    except Exception:  # the runtimes' errors have no common base but this
         return float('inf')
     if [tuple(a.shape) for a in expected] != [b.shape for b in found]:
         return float('inf')

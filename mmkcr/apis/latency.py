@@ -1,21 +1,31 @@
-"""Latency of a dense model and its subnet, measured in pairs."""
+"""Latency of two models in one runtime, measured in pairs."""
 
-import contextlib
 import statistics
+import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
-from mmcv.cnn import ConvModule
 from torch import Tensor, nn
 
-from mmkcr.core import Structure
-from mmkcr.models.utils import search_space
+from mmkcr.core import MacsModel, Structure, parse_target
+from mmkcr.core.sites import Site
+from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
+from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.utils import counted_part, search_space, task_forward
+from .compress import CompressOptions, size_options, uniform_sizes
 from .count import count_macs
-from .tensor_model import TensorModel
+from .export import export_onnx, onnx_macs
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
+#: PyTorch itself, and what runs ONNX files.
+RUNTIMES = ('eager', 'compiled', *PACKAGES)
+Side = Union[nn.Module, str, Path]
+Clock = Callable[[], float]
 
 
 @dataclass
@@ -23,20 +33,20 @@ class PairTiming:
     """Seconds of both sides, pair by pair, and their MACs for one image.
 
     Args:
-        dense (list[float]): Seconds of each forward of the dense model.
-        slim (list[float]): Of the subnet, measured next to it.
-        macs_dense (int): MACs of the dense model.
-        macs_slim (int): MACs of the subnet.
+        dense (list[float]): Seconds of each forward of the first model.
+        slim (list[float]): Of the second, measured next to it.
+        macs_dense (int, optional): MACs of the first; None where a file does not say.
+        macs_slim (int, optional): MACs of the second.
     """
 
     dense: List[float]
     slim: List[float]
-    macs_dense: int
-    macs_slim: int
+    macs_dense: Optional[int]
+    macs_slim: Optional[int]
 
     @property
     def ratios(self) -> List[float]:
-        """Seconds of the subnet over those of the dense model, pair by pair."""
+        """Seconds of the second over those of the first, pair by pair."""
         return [slim / dense for dense, slim in zip(self.dense, self.slim)]
 
     @property
@@ -45,9 +55,10 @@ class PairTiming:
         return statistics.median(self.ratios)
 
     @property
-    def macs_ratio(self) -> float:
-        """MACs of the subnet over those of the dense model."""
-        return self.macs_slim / self.macs_dense
+    def macs_ratio(self) -> Optional[float]:
+        """MACs of the second over those of the first."""
+        return None if None in (self.macs_slim, self.macs_dense) else \
+            self.macs_slim / self.macs_dense
 
     def share(self, ratio: Optional[float] = None) -> Optional[float]:
         """Share of the MAC saving that became time: ``(1 - t_s / t_d) / (1 - m_s / m_d)``.
@@ -57,9 +68,9 @@ class PairTiming:
 
         Returns:
             float: 1 where a tenth fewer MACs take a tenth less time; None
-            where the MACs are equal.
+            where the MACs are equal or not known.
         """
-        saved = 1 - self.macs_ratio
+        saved = 0. if self.macs_ratio is None else 1 - self.macs_ratio
         return (1 - (self.ratio if ratio is None else ratio)) / saved if saved else None
 
     def to_dict(self) -> Dict[str, Any]:
@@ -74,27 +85,32 @@ class PairTiming:
             samples=dict(dense=self.dense, slim=self.slim))
 
 
-def measure_pair(dense: nn.Module,
-                 slim: nn.Module,
+def measure_pair(dense: Side,
+                 slim: Side,
                  inputs: Tensor,
                  repeats: int = 20,
                  warmup: int = 3,
-                 compile: bool = False,
+                 runtime: str = 'eager',
+                 threads: Optional[int] = None,
                  amp: Optional[str] = None,
-                 clock: Callable[[], float] = time.perf_counter) -> PairTiming:
-    """Time a dense model and its subnet in turns, in alternating order.
+                 clock: Clock = time.perf_counter) -> PairTiming:
+    """Time two models in turns, in alternating order.
 
     Whatever else the machine does then meets both sides alike, and the median
     of the ratios of neighbours is taken, not the ratio of medians.
 
     Args:
-        dense (nn.Module): A backbone or task model, see :class:`TensorModel`.
-        slim (nn.Module): Likewise.
-        inputs (Tensor): Images (B, C, H, W) on the device of both.
+        dense (nn.Module | str | Path): A backbone or task model, see
+            :class:`~mmkcr.deploy.tensor_model.TensorModel`, or an ONNX file.
+        slim (nn.Module | str | Path): Likewise.
+        inputs (Tensor): Images (B, C, H, W), on the device of both.
         repeats (int): Pairs. Defaults to 20.
         warmup (int): Pairs before that, not counted. Defaults to 3.
-        compile (bool): Run both through ``torch.compile``. Defaults to False.
-        amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides.
+        runtime (str): Of :data:`RUNTIMES`. Models are exported for those of ONNX files. Defaults
+            to ``'eager'``.
+        threads (int, optional): Of the runtimes of ONNX files; PyTorch's are the caller's.
+            Defaults to None: as they find them.
+        amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch.
             Defaults to None: the precision of the weights.
         clock (Callable): Seconds. Defaults to the wall clock.
 
@@ -102,184 +118,133 @@ def measure_pair(dense: nn.Module,
         PairTiming: All samples.
 
     Raises:
-        ValueError: Fewer than one pair, a negative warm-up or another ``amp``.
+        ImportError: The runtime is not installed.
+        ValueError: Fewer than one pair, a negative warm-up, another ``amp`` or runtime, or a file
+            for PyTorch.
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f'expected at least one repeat and no negative warm-up, found '
                          f'repeats={repeats} and warmup={warmup}')
-    if amp is not None and amp not in AMP_DTYPES:
-        raise ValueError(f'expected `amp` among {sorted(AMP_DTYPES)}, found {amp!r}')
-    sides = [TensorModel(dense), TensorModel(slim)]
-    macs = [count_macs(side.model, tuple(inputs.shape[1:])) for side in sides]
-    calls = [torch.compile(side, dynamic=False) if compile else side for side in sides]
+    if amp is not None and (amp not in AMP_DTYPES or runtime in PACKAGES):
+        raise ValueError(f'expected `amp` among {sorted(AMP_DTYPES)} for PyTorch, found {amp!r} '
+                         f'for `{runtime}`')
+    if runtime not in RUNTIMES:
+        raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
+    with ExitStack() as stack:
+        calls = [_opened(side, runtime, inputs, threads, amp, stack) for side in (dense, slim)]
+        seconds = measure_calls(*calls, repeats, warmup, clock)
+    return PairTiming(*seconds, *(side_macs(side, inputs) for side in (dense, slim)))
+
+
+def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: int, warmup: int,
+                  clock: Clock = time.perf_counter) -> Tuple[List[float], List[float]]:
+    """Seconds of two calls in turns, in alternating order.
+
+    Args:
+        first (Callable): Called without arguments; returns when it is done.
+        second (Callable): Likewise.
+        repeats (int): Pairs.
+        warmup (int): Pairs before that, not counted.
+        clock (Callable): Seconds. Defaults to the wall clock.
+    """
     seconds: Tuple[List[float], List[float]] = ([], [])
-    with _inference(inputs.device, amp):
-        for index in range(-warmup, repeats):
-            for side in (0, 1) if index % 2 else (1, 0):
-                elapsed = _elapsed(calls[side], inputs, clock)
-                if index >= 0:
-                    seconds[side].append(elapsed)
-    return PairTiming(*seconds, *macs)
+    for index in range(-warmup, repeats):
+        for side, call in ((0, first), (1, second)) if index % 2 else ((1, second), (0, first)):
+            start = clock()
+            call()
+            elapsed = clock() - start
+            if index >= 0:
+                seconds[side].append(elapsed)
+    return seconds
 
 
-@dataclass
-class LayerTiming:
-    """Seconds of the layers whose weights a subnet has fewer of, beside those of the whole.
-
-    Args:
-        layers (dict[str, tuple[float, float]]): Medians by module path, dense and slim.
-        seconds (tuple[float, float]): Medians of the whole models, timed together with them.
-        macs_ratio (float): MACs of the subnet over those of the dense model.
-    """
-
-    layers: Dict[str, Tuple[float, float]]
-    seconds: Tuple[float, float]
-    macs_ratio: float
-
-    @property
-    def sums(self) -> Tuple[float, float]:
-        """Seconds of all these layers, dense and slim."""
-        return tuple(sum(side) for side in zip(*self.layers.values())) or (0., 0.)
-
-    def ceiling(self) -> Optional[float]:
-        """Share of the MAC saving that would be time if no other layer changed its time.
-
-        Without gather, scatter and masks, that is: what is above comes from layers that run
-        faster in the subnet, what is below is what the selection costs.
-        """
-        saved = 1 - self.macs_ratio
-        dense, slim = self.sums
-        return (dense - slim) / self.seconds[0] / saved if saved else None
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Seconds, sums and ceiling."""
-        return dict(seconds=self.seconds, sums=self.sums, ceiling=self.ceiling(),
-                    macs_ratio=self.macs_ratio, layers=self.layers)
+def side_macs(side: Side, inputs: Tensor) -> Optional[int]:
+    """MACs of a model for one image, or what an ONNX file says of them."""
+    if not isinstance(side, nn.Module):
+        return onnx_macs(side)
+    return count_macs(TensorModel(side).model, tuple(inputs.shape[1:]))
 
 
-def shrinking_layers(dense: nn.Module, slim: nn.Module) -> List[str]:
-    """Module paths of the layers whose weight matrices differ in size.
-
-    A convolution inside a ``ConvModule`` is named by that, which computes norm and activation
-    with it.
-
-    Args:
-        dense (nn.Module): With the same paths as the subnet.
-        slim (nn.Module): The subnet.
-    """
-    sizes = dict(slim.named_parameters())
-    found = [name.rpartition('.')[0] for name, parameter in dense.named_parameters()
-             if parameter.ndim > 1 and name in sizes
-             and sizes[name].numel() != parameter.numel()]
-    lifted = [name.rpartition('.')[0] if isinstance(
-        dense.get_submodule(name.rpartition('.')[0]), ConvModule) else name for name in found]
-    return list(dict.fromkeys(lifted))
+def _opened(side: Side, runtime: str, inputs: Tensor, threads: Optional[int], amp: Optional[str],
+            stack: ExitStack) -> Callable[[], Any]:
+    """A call of one side that returns when it is done."""
+    if runtime not in PACKAGES:
+        if not isinstance(side, nn.Module):
+            raise ValueError(f'expected models for the runtime `{runtime}`, found the file `{side}`')
+        return _in_torch(side, runtime, inputs, amp)
+    require_runtime(runtime)
+    if isinstance(side, nn.Module):
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        side = export_onnx(side, Path(folder) / 'model.onnx', tuple(inputs.shape[1:]), False,
+                           (len(inputs), ), 1e-3, runtime).path
+    session = open_onnx(side, runtime, threads, tuple(inputs.shape), inputs.device.type)
+    images = inputs.cpu().numpy()
+    return lambda: session(images)
 
 
-def measure_layers(dense: nn.Module,
-                   slim: nn.Module,
-                   inputs: Tensor,
-                   repeats: int = 20,
-                   warmup: int = 3,
-                   amp: Optional[str] = None,
-                   clock: Callable[[], float] = time.perf_counter) -> LayerTiming:
-    """Time the layers that shrink, by hooks, dense and slim in turns.
+def _in_torch(model: nn.Module, runtime: str, inputs: Tensor,
+              amp: Optional[str]) -> Callable[[], Any]:
+    view = TensorModel(model)
+    call = torch.compile(view, dynamic=False) if runtime == 'compiled' else view
+
+    def run() -> None:
+        with torch.no_grad(), torch.autocast(inputs.device.type, AMP_DTYPES.get(amp),
+                                             enabled=amp is not None):
+            call(inputs)
+        if inputs.is_cuda:
+            torch.cuda.synchronize(inputs.device)
+
+    return run
+
+
+def random_subnet(model: nn.Module,
+                  target: Union[str, int, float],
+                  input_shape: Sequence[int] = (3, 224, 224),
+                  part: Optional[str] = None,
+                  divisor: int = 8,
+                  seed: int = 0) -> Tuple[nn.Module, Structure]:
+    """Slice a dense model with one keep ratio everywhere, the units at random.
+
+    The kept units then lie scattered, as those of a search do.
 
     Args:
-        dense (nn.Module): See :func:`measure_pair`; with the same module paths as the subnet.
-        slim (nn.Module): As there.
-        inputs (Tensor): As there.
-        repeats (int): As there.
-        warmup (int): As there.
-        amp (str, optional): As there.
-        clock (Callable): As there.
+        model (nn.Module): Whose backbone has a search space, in the dense state; it is sliced in
+            place.
+        target (str | int | float): Most MACs, see :func:`~mmkcr.core.parse_target`.
+        input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
+        part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
+        divisor (int): Sizes of 32 units and more are multiples of it, or full. Defaults to 8.
+        seed (int): Of the choice. Defaults to 0.
+
+    Returns:
+        tuple[nn.Module, Structure]: The model and what it keeps.
 
     Raises:
-        ValueError: No layer shrinks.
+        ValueError: The target is out of reach; the message gives the range.
     """
-    sides = [TensorModel(dense), TensorModel(slim)]
-    names = shrinking_layers(sides[0].model, sides[1].model)
-    if not names:
-        raise ValueError('expected a subnet with smaller layers under the paths of the dense '
-                         'model, found none')
-    macs = [count_macs(side.model, tuple(inputs.shape[1:])) for side in sides]
-    layers: List[Dict[str, List[float]]] = [{name: [] for name in names} for _ in sides]
-    totals: List[List[float]] = [[], []]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_inference(inputs.device, amp))
-        for side, seconds in zip(sides, layers):
-            for name in names:
-                for handle in _stopwatch(side.model.get_submodule(name), seconds[name], clock):
-                    stack.callback(handle.remove)
-        for index in range(-warmup, repeats):
-            for side in (0, 1) if index % 2 else (1, 0):
-                begun = {name: len(times) for name, times in layers[side].items()}
-                elapsed = _elapsed(sides[side], inputs, clock)
-                for name, times in layers[side].items():  # a layer may run several times
-                    times[begun[name]:] = [sum(times[begun[name]:])] if index >= 0 else []
-                totals[side] += [elapsed] if index >= 0 else []
-    return LayerTiming({name: tuple(statistics.median(side[name]) for side in layers)
-                        for name in names},
-                       tuple(map(statistics.median, totals)), macs[1] / macs[0])
+    space, counted = search_space(model), counted_part(model, part)
+    macs = MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
+    offered = {name: size_options(site, CompressOptions(divisor=divisor))
+               for name, site in space.sites.items()}
+    wanted = parse_target(target, macs.dense)
+    lowest = macs({name: sizes[0] for name, sizes in offered.items()})
+    if not lowest <= wanted <= macs.dense:
+        raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
+                         f'{macs.dense / 1e9:.6g}G MACs, found {wanted / 1e9:.6g}G')
+    generator = torch.Generator().manual_seed(seed)
+    sizes = uniform_sizes(offered, macs, wanted)
+    structure = space.structure_for({name: random_units(space.sites[name], size, generator)
+                                     for name, size in sizes.items()})
+    space.slice_to(structure)
+    return model, structure
 
 
-def _stopwatch(layer: nn.Module, seconds: List[float], clock: Callable[[], float]) -> List[Any]:
-    """Hooks that append the seconds of every call."""
-    started: List[float] = []
-
-    def start(_: nn.Module, inputs: Tuple) -> None:
-        _synchronize(inputs[0])
-        started.append(clock())
-
-    def stop(_: nn.Module, inputs: Tuple, out: Any) -> None:
-        _synchronize(inputs[0])
-        seconds.append(clock() - started.pop())
-
-    return [layer.register_forward_pre_hook(start), layer.register_forward_hook(stop)]
-
-
-@contextlib.contextmanager
-def _inference(device: torch.device, amp: Optional[str]) -> Iterator[None]:
-    with torch.no_grad():
-        if amp is None:
-            yield
-        else:
-            with torch.autocast(device.type, AMP_DTYPES[amp]):
-                yield
-
-
-def _elapsed(call: Callable, inputs: Tensor, clock: Callable[[], float]) -> float:
-    _synchronize(inputs)
-    start = clock()
-    call(inputs)
-    _synchronize(inputs)
-    return clock() - start
-
-
-def _synchronize(tensor: Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
-
-
-def scatter_gates(supernet: nn.Module, seed: int = 0) -> None:
-    """Set the gates so that every site keeps the same share, of channels at random.
-
-    Slimmed to a target, the supernet then gives a subnet with one keep ratio
-    everywhere whose kept channels lie scattered, as those of a search do. Gates
-    with options are left alone: which units they keep is random as they are made.
+def random_units(site: Site, count: int, generator: torch.Generator) -> Tensor:
+    """Some units of a site, int64, ascending.
 
     Args:
-        supernet (nn.Module): With gates that have learned nothing; changed in
-            place.
-        seed (int): Of the choice. Defaults to 0.
+        site (Site): The site.
+        count (int): Units.
+        generator (torch.Generator): On the CPU.
     """
-    generator = torch.Generator().manual_seed(seed)
-    for gate in search_space(supernet).gates().values():
-        if gate.options() is None:
-            ranks = torch.randperm(gate.total, generator=generator)
-            gate.alpha.data.copy_(1 - (ranks + 0.5) / gate.total)
-
-
-def keep_share(structure: Structure) -> float:
-    """Share of the units kept, over all sites."""
-    return sum(structure.sizes().values()) / sum(s.total for s in structure.sites.values())
+    return torch.randperm(site.total, generator=generator)[:count].sort().values

@@ -1,5 +1,7 @@
 """ONNX files: what they compute, at which sizes, and that a wrong one is not left behind."""
 
+import copy
+
 import onnx
 import pytest
 import torch
@@ -12,8 +14,8 @@ from torch import nn
 
 from mmkcr.apis import export, slim
 from mmkcr.apis.export import ExportMismatch, compare_onnx, export_onnx
-from mmkcr.apis.tensor_model import TensorModel
-from mmkcr.apis.traceable import attention_mask, traceable, window_reverse
+from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.deploy.layers import MASKED, attention_mask, traceable, window_reverse
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
@@ -78,7 +80,7 @@ def test_a_file_that_differs_is_not_left_behind(wrong, tmp_path, monkeypatch):
     model = subnet(KCRVisionTransformer, **VIT)
     path = tmp_path / 'model.onnx'
     path.write_bytes(b'before')
-    monkeypatch.setattr(export, 'compare_onnx', lambda model, path, shapes: {
+    monkeypatch.setattr(export, 'compare_onnx', lambda model, path, shapes, runtime: {
         tuple(shape): wrong for shape in shapes})
     with pytest.raises(ExportMismatch, match='within 0.0001 of PyTorch.*at input 1x3x32x32'):
         export_onnx(model, path, SHAPE, dynamic_size=False)
@@ -115,10 +117,10 @@ def test_traceable_windows_and_masks_are_those_of_the_host(window, rows, columns
     windows = ShiftWindowMSA.window_partition(x, window)
     assert torch.equal(window_reverse(windows, height, width, window), x)
     shift = data.draw(st.integers(0, window - 1))
-    host = ShiftWindowMSA.get_attn_mask((height, width), window, shift)
+    host = ShiftWindowMSA.get_attn_mask((height, width), window, shift)  # of 0 and -100
     found = attention_mask((height, width), window, shift)
     assert (host is None) == (found is None) == (shift == 0)
-    assert host is None or torch.equal(found, host)
+    assert host is None or torch.equal(found, host * MASKED / -100)
 
 
 @settings(max_examples=30, deadline=None)
@@ -127,10 +129,7 @@ def test_traceable_windows_and_masks_are_those_of_the_host(window, rows, columns
 def test_traceable_padding_is_that_of_the_host(height, width, kernel, stride, mode):
     layer = AdaptivePadding(kernel, stride, padding=mode)
     x = torch.randn(1, 2, height, width)
-    expected = layer(x)
-    with traceable():
-        assert torch.equal(layer(x), expected)
-    assert AdaptivePadding.forward.__module__ == AdaptivePadding.__module__
+    assert torch.equal(traceable(copy.deepcopy(layer))(x), layer(x))
 
 
 def test_a_backbone_gives_the_same_while_traceable():
@@ -139,9 +138,9 @@ def test_a_backbone_gives_the_same_while_traceable():
     model.eval()
     x = torch.randn(1, 3, 50, 61)
     with torch.no_grad():
-        expected = model(x)[0]
-        with traceable():
-            torch.testing.assert_close(model(x)[0], expected)
+        found = traceable(copy.deepcopy(model))
+        torch.testing.assert_close(found(x)[0], model(x)[0])
+    assert type(found.stages[0].blocks[0].attn) is not type(model.stages[0].blocks[0].attn)
 
 
 def test_swin_tiny_is_traced_where_every_map_is_padded():
@@ -162,6 +161,13 @@ def test_swin_tiny_is_traced_where_every_map_is_padded():
 def test_traceable_pooling_is_that_of_the_host(height, width, bins, square):
     layer = nn.AdaptiveAvgPool2d(bins if square else (bins, 2))
     x = torch.randn(2, 3, height, width, dtype=torch.float64)
-    expected = layer(x)
-    with traceable():
-        torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(traceable(copy.deepcopy(layer))(x), layer(x))
+
+
+@settings(max_examples=30, deadline=None)
+@given(tiles=st.tuples(st.integers(1, 4), st.integers(1, 4)), kernel=st.integers(1, 3),
+       stride=st.integers(1, 3), padding=st.integers(0, 1))
+def test_traceable_unfolding_is_that_of_the_host(tiles, kernel, stride, padding):
+    layer = nn.Unfold(kernel, stride=stride, padding=padding)
+    x = torch.randn(2, 3, tiles[0] * kernel, tiles[1] * kernel)
+    assert torch.equal(traceable(copy.deepcopy(layer))(x), layer(x))

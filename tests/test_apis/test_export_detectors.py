@@ -11,7 +11,7 @@ from mmengine.config import ConfigDict
 from mmkcr.apis import slim
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.export import compare_onnx, export_onnx
-from mmkcr.apis.tensor_model import TensorModel
+from mmkcr.deploy.tensor_model import TensorModel
 
 CONFIG = Path(__file__).parents[2] / (
     'configs/kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py')

@@ -5,7 +5,7 @@ import torch
 
 from mmkcr.apis import slim
 from mmkcr.apis.export import compare_onnx, export_onnx
-from mmkcr.apis.tensor_model import TensorModel
+from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import OFBResNet, OFBSwinTransformer, OFBVisionTransformer
 
 VIT = dict(arch=dict(embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48),

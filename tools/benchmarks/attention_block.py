@@ -24,9 +24,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.attention_profile import MODES, SIZES, profile_backbone, profile_block
-from lab.machine import machine_info
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.latency import AMP_DTYPES
+from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
 

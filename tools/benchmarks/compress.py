@@ -19,9 +19,9 @@ from mmengine.config import DictAction
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.compress_study import VARIANTS, Subject, study
-from lab.machine import machine_info
 from mmkcr.apis.build import load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
 from mmkcr.visualization.figures import saved_figure

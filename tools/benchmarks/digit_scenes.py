@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.digits import write_digits
 from lab.jobs import Job, run_jobs
-from lab.machine import machine_info
 from lab.scenes_job import (
     EXPECTED,
     TASKS,
@@ -40,6 +39,7 @@ from mmkcr.apis.build import load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.expected import check_expected
 from mmkcr.apis.launch import check_file
+from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
 

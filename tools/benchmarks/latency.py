@@ -1,162 +1,264 @@
-"""Latency of a dense model against its subnet, and the MAC saving that became time.
+"""Latency of two models against each other, and the share of the MAC saving that became time.
 
-Both run in one process, in turns and in alternating order, under the same
-settings; the ratio is the median over neighbouring pairs. The share is
-(1 - t_slim / t_dense) / (1 - macs_slim / macs_dense).
+Both run in one process, in turns and in alternating order, under the same settings; the ratio is
+the median over neighbouring pairs. The share is (1 - t_slim / t_dense) / (1 - macs_slim /
+macs_dense). On one thread of a CPU the clock is that of the process, so that neighbours on a busy
+machine do not count; else it is the wall clock.
 
-The dense side is the host's own network; with `--dense subnet` it is a subnet
-that keeps every channel, so that both sides have the same layers and only their
-sizes and the selection of channels differ. With `--layers` the layers that shrink
-are then timed too, in further pairs: what they save is the most that can become
-time as long as nothing else gets faster.
-
-The subnet is that of a second config, of --structure, of the config's own
-structure or, before any search, of --target-macs: one keep ratio everywhere,
-the channels at random. Weights are random.
+A side is a config (a file or library::path, also of an ordinary model), a checkpoint that holds its
+config, or an ONNX file; weights make no difference and are random. With one config, the other side
+follows from it: of the config of a subnet the dense network, with --target-macs a subnet with one
+keep ratio everywhere, whose units are drawn at random. Models are exported for the runtime, both
+sides in the same way. Several values of an option are measured one after the other; every pair is a
+line of a CSV file that is named by hardware and versions.
 
 Examples:
-    python tools/benchmarks/latency.py configs/kcr/search/kcr-search_swin-tiny_8xb64_in1k-100.py \\
-        --target-macs 3.9G --divisor 8
-    python tools/benchmarks/latency.py CONFIG --structure structure.json --compile
-    python tools/benchmarks/latency.py CONFIG --target-macs 80% --dense subnet --layers
-    python tools/benchmarks/latency.py DENSE_CONFIG SLIM_CONFIG --batch-size 1 --threads 1
+    python tools/benchmarks/latency.py DENSE_CONFIG SLIM_CONFIG --runtime onnxruntime openvino
+    python tools/benchmarks/latency.py dense.onnx slim.onnx --runtime openvino --batch-size 1 8
+    python tools/benchmarks/latency.py mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py \\
+        --target-macs 90% 70% 50% --sites mlp_hidden --runtime onnxruntime
 """
 
 import contextlib
-import json
+import csv
+import itertools
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config, DictAction
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
-
-from lab.machine import machine_info
-from lab.model_zoo import task_config
-from mmkcr.apis import slim
-from mmkcr.apis.build import build_model, default_shape, image_shape, load_config
+from mmkcr.apis.build import (
+    build_model,
+    default_shape,
+    dense_config,
+    image_shape,
+    load_config,
+    recorded_config,
+)
 from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.compress import DEFAULT_SITES
 from mmkcr.apis.latency import (
     AMP_DTYPES,
-    LayerTiming,
+    RUNTIMES,
     PairTiming,
-    keep_share,
-    measure_layers,
+    Side,
     measure_pair,
-    scatter_gates,
+    random_subnet,
 )
+from mmkcr.apis.machine import hardware_name, versions_name
 from mmkcr.core import atomic_write
-from mmkcr.models.utils import find_backbone, search_space
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites import why_not
+from mmkcr.models.utils import find_task
 from mmkcr.visualization import format_table
+
+COLUMNS = ('dense', 'slim', 'sites', 'part', 'height', 'width', 'runtime', 'threads', 'batch',
+           'amp', 'device', 'clock', 'pairs', 'gmacs_dense', 'gmacs_slim', 'macs_ratio',
+           'ms_dense', 'ms_slim', 'ratio', 'ratio_q1', 'ratio_q3', 'share', 'share_q1', 'share_q3')
+CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
 
 
 def make_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__)
-    parser.add_argument('config', help='config of the dense model, or of a search, retraining or '
-                        'deployment: its backbone is then taken without gates and structure')
-    parser.add_argument('slim_config', nargs='?', help='config of the subnet')
-    parser.add_argument('--structure', help='structure file of the subnet')
-    parser.add_argument('--target-macs', metavar='TARGET',
-                        help='subnet with one keep ratio everywhere: 3.9G, 0.8 or 80%% of the '
-                        'dense model')
+    parser.add_argument('dense', help='config, checkpoint or ONNX file of one side')
+    parser.add_argument('slim', nargs='?', help='of the other')
+    parser.add_argument('--target-macs', nargs='+', default=[None], metavar='TARGET',
+                        help='random subnets of the dense side: 3.9G, 0.8 or 80%% of its MACs')
+    parser.add_argument('--sites', nargs='+', metavar='KIND', help='of random subnets; default: '
+                        f'those of the backbone, else those of {", ".join(DEFAULT_SITES)} that it '
+                        'has')
+    parser.add_argument('--where', default='', metavar='REGEX',
+                        help='of the sites: part of the paths of their modules')
     parser.add_argument('--divisor', type=int, default=8,
                         help='with --target-macs, sizes are multiples of it (%(default)s)')
-    parser.add_argument('--dense', choices=('host', 'subnet'), default='host',
-                        help='layers of the dense side (%(default)s)')
-    parser.add_argument('--batch-size', type=int, default=8, help='images (%(default)s)')
+    parser.add_argument('--part', choices=('model', 'backbone'), default='model',
+                        help='what is timed and counted (%(default)s; of a detector with its neck)')
+    parser.add_argument('--runtime', nargs='+', choices=RUNTIMES, default=['eager'],
+                        help='(%(default)s)')
+    parser.add_argument('--batch-size', type=int, nargs='+', default=[1], help='(%(default)s)')
+    parser.add_argument('--threads', type=int, nargs='+', default=[1], help='(%(default)s)')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help="height and width, or one number for both; default: the config's")
-    parser.add_argument('--threads', type=int, help='of torch; default: as torch finds them')
-    parser.add_argument('--compile', action='store_true', help='torch.compile both sides')
     parser.add_argument('--amp', choices=sorted(AMP_DTYPES), help='autocast on both sides')
     parser.add_argument('--device', default='cpu', help='cpu, cuda, cuda:1 (%(default)s)')
-    parser.add_argument('--layers', action='store_true', help='also time, in further pairs, the '
-                        'layers that shrink: what the share would be if nothing else changed; '
-                        'with --dense subnet')
     parser.add_argument('--repeats', type=int, default=20, help='pairs (%(default)s)')
     parser.add_argument('--warmup', type=int, default=3, help='pairs before (%(default)s)')
-    parser.add_argument('--clock', choices=('wall', 'cpu'), default='wall',
-                        help='cpu: time of the calling thread, for --threads 1 on a busy machine '
-                        '(%(default)s)')
-    parser.add_argument('--out', metavar='FILE', help='JSON file '
-                        '(work_dirs/benchmarks/latency_<config name>.json)')
+    parser.add_argument('--clock', choices=tuple(CLOCKS),
+                        help='default: cpu on one thread of a CPU, else wall')
+    parser.add_argument('--out', default='work_dirs/benchmarks', metavar='DIR',
+                        help='where the CSV file is (%(default)s)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+                        help='entries of the configs to overwrite: key=value')
+    parser.add_argument('--slim-options', nargs='+', action=DictAction,
+                        help='the same, of the slim side only')
     return parser
 
 
-def task_model(model: Dict[str, Any], **backbone: Any) -> nn.Module:
-    """Build a task model whose backbone has further arguments."""
-    model = dict(model, backbone=dict(model['backbone'], **backbone))
-    return build_model(Config(dict(model=model, default_scope='mmpretrain')))
+class Pair(NamedTuple):
+    """Two sides to measure.
+
+    Args:
+        names (tuple[str, str]): Of both.
+        dense (nn.Module | Path): The one.
+        slim (nn.Module | Path): The other.
+        shape (tuple[int, int, int]): (C, H, W) of an image.
+        sites (str): Kinds of site of a random subnet, or ''.
+    """
+
+    names: Tuple[str, str]
+    dense: Side
+    slim: Side
+    shape: Tuple[int, int, int]
+    sites: str = ''
 
 
-def build_pair(args: Any) -> Tuple[nn.Module, nn.Module, Tuple[int, int, int]]:
-    """The dense model, the subnet and the image's shape."""
-    config = load_config(args.config, args.cfg_options)
-    if not isinstance(config.get('model'), dict):
-        build_model(config)  # says what is missing
-    own = config.model.get('architecture', config.model).get('backbone', {}).get('structure')
-    given = [args.slim_config, args.structure, args.target_macs]
-    if sum(value is not None for value in given) > 1 or not any((*given, own)):
-        raise ValueError('expected one of a second config, `--structure`, `--target-macs` and a '
-                         f'`structure` in `{args.config}`, found '
-                         f'{sum(value is not None for value in given)}')
-    model = task_config(config)
-    dense = task_model(model)
-    shape = image_shape(args.shape) if args.shape else default_shape(
-        Config(dict(model=model)), dense)
-    unlearned = dict(find_backbone(dense).unlearned_gates)
-    if args.dense == 'subnet':
-        dense = slimmed(task_model(model, gates=unlearned), 1., 1, shape)
-    if args.slim_config:
-        return dense, build_model(load_config(args.slim_config, args.cfg_options)), shape
-    if args.target_macs is None:
-        return dense, task_model(model, structure=args.structure or own), shape
-    torch.manual_seed(0)  # the units of gates with options
-    supernet = task_model(model, gates=unlearned)
-    return dense, slimmed(supernet, args.target_macs, args.divisor, shape), shape
+def read_config(name: str, options: Optional[Dict]) -> Config:
+    """The config of a side that is no ONNX file."""
+    if Path(name).suffix in ('.pth', '.pt', '.ckpt'):
+        config = recorded_config(name)
+        config.merge_from_dict(options or {})
+        return config
+    return load_config(name, options)
 
 
-def slimmed(supernet: nn.Module, target: Union[str, float], divisor: int,
-            shape: Tuple[int, int, int]) -> nn.Module:
-    """The subnet of a target with one keep ratio everywhere."""
-    scatter_gates(supernet)
-    return slim(supernet, target, divisor, shape)[0]
+def build(config: Config, part: str) -> nn.Module:
+    """A model of random weights, or its backbone."""
+    torch.manual_seed(0)
+    model = build_model(config)
+    return find_task(model).backbone if part == 'backbone' else model
 
 
-def report(timing: PairTiming, name: str, batch_size: int) -> str:
+def make_pair(args: Any, target: Optional[str]) -> Pair:
+    """The two sides.
+
+    Raises:
+        ValueError: Two sides and a target, one side that the other does not follow from, or no
+            shape for ONNX files that leave it open.
+    """
+    if args.slim and target:
+        raise ValueError(f'expected a second side or `--target-macs`, found `{args.slim}` and '
+                         f'{target!r}')
+    onnx = [name for name in (args.dense, args.slim) if str(name).endswith('.onnx')]
+    if onnx:
+        if len(onnx) != 2 or not args.shape:
+            raise ValueError('expected two ONNX files and `--shape`, found '
+                             f'{len(onnx)} and {args.shape}')
+        return Pair(tuple(Path(name).stem for name in onnx), *map(Path, onnx),
+                    image_shape(args.shape))
+    config = read_config(args.dense, args.cfg_options)
+    if args.slim:
+        options = {**(args.cfg_options or {}), **(args.slim_options or {})}
+        slim = build(read_config(args.slim, options), args.part)
+        dense = build(config, args.part)
+        return Pair((label(args.dense), label(args.slim)), dense, slim, shape_of(args, config, dense))
+    dense = build(dense_config(config), args.part)
+    shape = shape_of(args, config, dense)
+    if target is None:
+        if find_backbone_config(config).get('structure') is None:
+            raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '
+                             f'`{args.dense}`, found none')
+        return Pair((label(args.dense), 'its structure'), dense, build(config, args.part), shape)
+    slim, kinds = searchable(build(dense_config(config), args.part), args)
+    slim, _ = random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
+                            args.divisor)
+    return Pair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
+
+
+def find_backbone_config(config: Config) -> Dict[str, Any]:
+    """The backbone's part of a config, inside wrappers or not."""
+    model = config.model
+    while 'architecture' in model:
+        model = model.architecture
+    return model.get('backbone') or {}
+
+
+def searchable(model: nn.Module, args: Any) -> Tuple[nn.Module, str]:
+    """A dense model with a search space, and its kinds of site."""
+    host = getattr(model, 'backbone', model)
+    host = host if isinstance(host, nn.Module) else model
+    space = getattr(host, 'search_space', None)
+    if space is None or not space.kinds or args.sites:
+        names = args.sites or [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
+        space = SearchSpace.of_dense(host, [dict(kind=name, where=args.where) for name in names])
+    kinds = [kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds]
+    return model, '+'.join(dict.fromkeys(kinds))
+
+
+def shape_of(args: Any, config: Config, model: nn.Module) -> Tuple[int, int, int]:
+    """The image's shape."""
+    return image_shape(args.shape) if args.shape else default_shape(config, model)
+
+
+def label(name: str) -> str:
+    """A side's name without folders."""
+    return name.split('::')[-1].rsplit('/', 1)[-1].removesuffix('.py')
+
+
+def measure(pair: Pair, args: Any, runtime: str, batch: int, threads: int) -> Tuple[Dict, PairTiming]:
+    """One line of the file."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    one = threads == 1 and args.device == 'cpu'
+    clock = args.clock or ('cpu' if one else 'wall')
+    if clock == 'cpu' and not one:
+        raise ValueError(f'expected one thread of a CPU for `--clock cpu`, found {threads} on '
+                         f'{args.device}')
+    images = torch.randn(batch, *pair.shape, device=args.device)
+    sides = [side.to(args.device) if isinstance(side, nn.Module) else side
+             for side in (pair.dense, pair.slim)]
+    timing = measure_pair(*sides, images, args.repeats, args.warmup, runtime, threads, args.amp,
+                          CLOCKS[clock])
+    found = timing.to_dict()
+    macs = found['macs']
+    values = (*pair.names, pair.sites, args.part, *pair.shape[1:], runtime, threads, batch,
+              args.amp or 'fp32', args.device, clock, len(timing.dense),
+              *(rounded(macs[side], 1e-9) for side in ('dense', 'slim')), rounded(macs['ratio']),
+              *(rounded(found['seconds'][side], 1e3) for side in ('dense', 'slim')),
+              *map(rounded, (found['ratio'], *found['ratio_quartiles'], found['share'],
+                             *found['share_quartiles'])))
+    return dict(zip(COLUMNS, values)), timing
+
+
+def rounded(value: Optional[float], scale: float = 1.) -> Any:
+    """Four digits; '' of nothing."""
+    return '' if value is None else float(f'{value * scale:.4g}')
+
+
+def append(row: Dict[str, Any], folder: Path) -> Path:
+    """Add a line to the file of this machine."""
+    path = folder / f'latency_{hardware_name()}_{versions_name()}.csv'
+    before = path.read_text() if path.is_file() else ','.join(COLUMNS) + '\n'
+    with atomic_write(path) as target:
+        with target.open('w', newline='') as file:
+            file.write(before)
+            csv.DictWriter(file, COLUMNS, lineterminator='\n').writerow(row)
+    return path
+
+
+def report(rows: List[Dict[str, Any]]) -> str:
     """The table."""
-    def row(side: str, macs: int, seconds: float) -> Tuple:
-        return (side, f'{macs / 1e9:.4g}', f'{seconds * 1e3:.1f}',
-                f'{seconds * 1e3 / batch_size:.2f}', f'{macs / timing.macs_dense:.3f}')
-
-    content = timing.to_dict()
-    rows = [row(side, content['macs'][side], content['seconds'][side])
-            for side in ('dense', 'slim')]
-    text = format_table(('', 'MACs (G)', 'ms', 'ms / image', 'MACs ratio'), rows, title=name)
-    low, high = content['ratio_quartiles']
-    text += f'\ntime ratio {timing.ratio:.3f} (quartiles {low:.3f} to {high:.3f})'
-    if timing.share() is not None:
-        low, high = content['share_quartiles']
-        text += (f'\nshare of the MAC saving that became time: {timing.share():.2f} '
-                 f'(quartiles {low:.2f} to {high:.2f})')
-    return text
+    columns = ('slim', 'sites', 'runtime', 'threads', 'batch', 'G MACs', 'ms', 'MACs', 'time',
+               'quartiles', 'share')
+    return format_table(columns, [(
+        row['slim'], row['sites'], row['runtime'], row['threads'], row['batch'],
+        f'{row["gmacs_dense"]} to {row["gmacs_slim"]}', f'{row["ms_dense"]} to {row["ms_slim"]}',
+        row['macs_ratio'], row['ratio'], f'{row["ratio_q1"]} to {row["ratio_q3"]}', row['share'])
+        for row in rows], title=rows[0]['dense'])
 
 
-def report_layers(timing: LayerTiming) -> str:
-    """What the layers that shrink contribute."""
-    (dense, slim), whole = timing.sums, timing.seconds
-    text = (f'{len(timing.layers)} layers that shrink: {dense * 1e3:.1f} to {slim * 1e3:.1f} ms '
-            f'of {whole[0] * 1e3:.1f} to {whole[1] * 1e3:.1f} ms')
-    if timing.ceiling() is not None:
-        text += f'\nshare if nothing else changed: {timing.ceiling():.2f}'
-    return text
+def check(args: Any) -> None:
+    """Refuse numbers that make no sense, before models are built."""
+    for name in ('batch_size', 'threads'):
+        if min(getattr(args, name)) < 1:
+            raise ValueError(f'expected `--{name.replace("_", "-")}` of at least 1, found '
+                             f'{min(getattr(args, name))}')
+    if torch.device(args.device).type == 'cuda' and not torch.cuda.is_available():
+        raise ValueError(f'expected a CUDA device for `--device` {args.device}, found none')
 
 
 @command
@@ -164,45 +266,22 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
-    if args.threads is not None:
-        if args.threads < 1:
-            raise ValueError(f'expected at least one thread, found `--threads` {args.threads}')
-        torch.set_num_threads(args.threads)
-    if args.clock == 'cpu' and (args.threads != 1 or args.device != 'cpu'):
-        raise ValueError('expected `--threads 1` on the CPU for `--clock cpu`, found '
-                         f'threads {args.threads} on {args.device}')
-    if args.batch_size < 1:
-        raise ValueError(f'expected a `--batch-size` of at least 1, found {args.batch_size}')
-    if args.layers and (args.compile or args.dense != 'subnet'):
-        raise ValueError('expected `--layers` with `--dense subnet`, whose layers do the same, and '
-                         f'without `--compile`, found --dense {args.dense}'
-                         f'{" --compile" if args.compile else ""}')
-    if torch.device(args.device).type == 'cuda' and not torch.cuda.is_available():
-        raise ValueError(f'expected a CUDA device for `--device` {args.device}, found none')
-    torch.manual_seed(0)
-    with contextlib.redirect_stdout(sys.stderr):
-        dense, subnet, shape = build_pair(args)
-    images = torch.randn(args.batch_size, *shape, device=args.device)
-    clock = time.thread_time if args.clock == 'cpu' else time.perf_counter
-    timing = measure_pair(dense.to(args.device), subnet.to(args.device), images, args.repeats,
-                          args.warmup, args.compile, args.amp, clock)
-    layers = measure_layers(dense, subnet, images, args.repeats, args.warmup, args.amp,
-                            clock) if args.layers else None
-    name = Path(args.config).stem
-    structure = search_space(subnet).structure
-    result = dict(
-        config=args.config, slim_config=args.slim_config, structure=args.structure,
-        target_macs=args.target_macs, divisor=args.divisor, dense=args.dense,
-        input_shape=list(shape), batch_size=args.batch_size, compile=args.compile, amp=args.amp,
-        device=args.device, clock=args.clock,
-        machine=machine_info(), keep_ratio=keep_share(structure) if structure else None,
-        layers=layers and layers.to_dict(), **timing.to_dict())
-    print(report(timing, name, args.batch_size))
-    if layers is not None:
-        print(report_layers(layers))
-    out = Path(args.out or f'work_dirs/benchmarks/latency_{name}.json')
-    with atomic_write(out) as path:
-        path.write_text(json.dumps(result, indent=2) + '\n')
+    check(args)
+    rows, path = [], None
+    for target in args.target_macs:
+        with contextlib.redirect_stdout(sys.stderr):
+            pair = make_pair(args, target)
+        for runtime, batch, threads in itertools.product(args.runtime, args.batch_size,
+                                                         args.threads):
+            with contextlib.redirect_stdout(sys.stderr):
+                row, timing = measure(pair, args, runtime, batch, threads)
+            rows.append(row)
+            path = append(row, Path(args.out))
+            if timing.ratio > 1:
+                print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
+                      f'{timing.ratio:.3f} of the time of the dense one')
+    print(report(rows))
+    print(f'Added {len(rows)} lines to {path}')
 
 
 if __name__ == '__main__':

@@ -23,8 +23,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.machine import machine_info
 from mmkcr.apis.cli import Parser, command
+from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.functional.moments import CHUNK, Moments, moments_of
 from mmkcr.functional.pivots import gram_matrix, pivot_order, reconstruction_error

@@ -30,8 +30,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.machine import machine_info
 from mmkcr.apis.cli import Parser, command
+from mmkcr.apis.machine import machine_info
 from mmkcr.core.io import atomic_write
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator

@@ -29,9 +29,9 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.machine import machine_info
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.machine import machine_info
 from mmkcr.core import TOLERANCE, atomic_write, choose_options
 from mmkcr.engine.optimizers import JointOptimWrapperConstructor
 from mmkcr.models.utils import search_space

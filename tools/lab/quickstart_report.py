@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import (
     format_table,
@@ -12,7 +13,6 @@ from mmkcr.visualization import (
     plot_curve,
     plot_gate_histograms,
 )
-from .machine import machine_info
 from .quickstart import MODELS
 
 COLUMNS = ('model', 'params (k)', 'MACs (M)', 'MACs', 'top-1 (%)', 'KC', 'ms / image', 'time')

@@ -5,9 +5,9 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
+from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table, plot_curve
-from .machine import machine_info
 from .study import Study
 
 Results = Sequence[Mapping[str, Any]]

@@ -1,8 +1,24 @@
-"""Channels taken out of a tensor, and put back at their places."""
+"""Channels taken out of a tensor, and put back at their places.
+
+What is fastest depends on what computes, so :class:`Take` and :class:`Put` have a *form*:
+
+- ``'scatter'``: ``index_select`` and ``index_copy``, as PyTorch runs it fastest; the default.
+- ``'gather'``: both gather, the second from channels that a zero was padded to. Runtimes gather
+  faster than they scatter.
+- ``'transposed'``: the same along the second to last dimension, between two transpositions. For
+  runtimes that gather along the last one number by number.
+- ``'grouped'``: rows of ``group`` neighbours are gathered. For selections of whole groups.
+
+Contiguous channels are sliced and padded, whatever the form.
+"""
+
+from typing import Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+FORMS = ('scatter', 'gather', 'transposed', 'grouped')
 
 
 def exporting() -> bool:
@@ -38,11 +54,7 @@ def put(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
     """
     dim = dim % x.ndim
     if exporting():
-        # runtimes gather faster than they scatter: place K holds the zero that is padded on
-        inverse = torch.full((total, ), len(kept))
-        inverse[kept] = torch.arange(len(kept))
-        padding = (0, 0) * (x.ndim - 1 - dim) + (0, 1)
-        return F.pad(x, padding).index_select(dim, inverse)
+        return _padded(x, dim, 0, 1).index_select(dim, _sources(kept, total))
     shape = list(x.shape)
     shape[dim] = total
     return x.new_zeros(shape).index_copy(dim, kept, x)
@@ -53,29 +65,130 @@ def add(x: Tensor, kept: Tensor, out: Tensor, dim: int = -1) -> Tensor:
     return x + put(out.to(x.dtype), kept, x.shape[dim], dim)
 
 
-class Take(nn.Module):
+def _sources(kept: Tensor, total: int) -> Tensor:
+    """Place of every channel among the kept ones; K, where a zero is padded on, if it is none."""
+    sources = torch.full((total, ), len(kept), device=kept.device)
+    sources[kept] = torch.arange(len(kept), device=kept.device)
+    return sources
+
+
+def _padded(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """Zeros before and after the entries along a dimension."""
+    return F.pad(x, (0, 0) * (x.ndim - 1 - dim % x.ndim) + (before, after))
+
+
+def largest_group(kept: Tensor, total: int) -> int:
+    """The most neighbours that are kept or dropped together, a power of two.
+
+    Args:
+        kept (Tensor): Places of kept channels, int64, ascending.
+        total (int): All channels.
+
+    Returns:
+        int: g, such that all channels from a multiple of g to the next are kept, or none is.
+    """
+    mask = torch.zeros(total, dtype=torch.bool)
+    mask[kept.cpu()] = True
+    group = 1
+    while total % (2 * group) == 0:
+        rows = mask.view(-1, 2 * group)
+        if not bool((rows.all(1) | ~rows.any(1)).all()):
+            break
+        group *= 2
+    return group
+
+
+class _Selection(nn.Module):
+    """What :class:`Take` and :class:`Put` share.
+
+    Args:
+        kept (Tensor): Places of the kept channels, int64, ascending, shape (K,).
+        total (int): All channels.
+        dim (int): Of the channels.
+    """
+
+    form: str = 'scatter'
+
+    def __init__(self, kept: Tensor, total: int, dim: int) -> None:
+        super().__init__()
+        self.total, self.dim = total, dim
+        self.register_buffer('kept', kept.clone(), persistent=False)  # that of the site is saved
+        first, last = (int(kept[0]), int(kept[-1])) if len(kept) else (0, -1)
+        self.contiguous = last + 1 - first == len(kept)
+        self.first, self.count = first, len(kept)
+
+    def set_form(self, form: str, group: int = 1) -> None:
+        """Compute in another form, with the same result.
+
+        Args:
+            form (str): Among :data:`FORMS`.
+            group (int): Of the form ``'grouped'``: channels of a row, see :func:`largest_group`.
+                Defaults to 1.
+
+        Raises:
+            ValueError: Another form, or a group that is not kept or dropped as one.
+        """
+        if form not in FORMS:
+            raise ValueError(f'expected a form of selection among {FORMS}, found {form!r}')
+        if largest_group(self.kept, self.total) % group:
+            raise ValueError(f'expected a `group` of channels that are kept or dropped together, '
+                             f'found {group}')
+        self.form, self.group = form, group
+        self.register_buffer('index', self._index(self.kept[::group] // group,
+                                                  self.total // group), persistent=False)
+
+    def _index(self, kept: Tensor, total: int) -> Tensor:
+        """What is gathered, in rows of the group."""
+        raise NotImplementedError
+
+    def _dims(self, x: Tensor) -> Tuple[Tensor, int]:
+        """The tensor and the dimension to gather along, in the form's layout."""
+        dim = self.dim % x.ndim
+        if self.form == 'grouped':
+            return x.unflatten(dim, (-1, self.group)), dim
+        if self.form == 'transposed' and dim == x.ndim - 1:
+            return x.transpose(-1, -2), dim - 1
+        return x, dim
+
+    def _back(self, x: Tensor, dim: int) -> Tensor:
+        """Undo :meth:`_dims`."""
+        if self.form == 'grouped':
+            return x.flatten(dim, dim + 1)
+        if self.form == 'transposed' and self.dim % x.ndim == x.ndim - 1:
+            return x.transpose(-1, -2)
+        return x
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(model)``."""
+        return f'kept={self.count}, total={self.total}, dim={self.dim}, form={self.form}'
+
+
+class Take(_Selection):
     """The kept channels of a tensor.
 
     Args:
         kept (Tensor): Their places, int64, ascending, shape (K,).
+        total (int): All channels.
         dim (int): Of the channels. Defaults to -1.
     """
 
-    def __init__(self, kept: Tensor, dim: int = -1) -> None:
-        super().__init__()
-        self.dim = dim
-        self.register_buffer('kept', kept.clone(), persistent=False)  # that of the site is saved
+    def __init__(self, kept: Tensor, total: int, dim: int = -1) -> None:
+        super().__init__(kept, total, dim)
+
+    def _index(self, kept: Tensor, total: int) -> Tensor:
+        return kept
 
     def forward(self, x: Tensor) -> Tensor:
         """See :func:`take`."""
-        return take(x, self.kept, self.dim)
+        if self.contiguous:
+            return x.narrow(self.dim, self.first, self.count)
+        if self.form == 'scatter':
+            return take(x, self.kept, self.dim)
+        rows, dim = self._dims(x)
+        return self._back(rows.index_select(dim, self.index), dim)
 
-    def extra_repr(self) -> str:
-        """Shown by ``print(model)``."""
-        return f'kept={len(self.kept)}, dim={self.dim}'
 
-
-class Put(Take):
+class Put(_Selection):
     """Channels at their places among all channels, zero elsewhere.
 
     Args:
@@ -85,13 +198,16 @@ class Put(Take):
     """
 
     def __init__(self, kept: Tensor, total: int, dim: int = -1) -> None:
-        super().__init__(kept, dim)
-        self.total = total
+        super().__init__(kept, total, dim)
+
+    def _index(self, kept: Tensor, total: int) -> Tensor:
+        return _sources(kept, total)
 
     def forward(self, x: Tensor) -> Tensor:
         """See :func:`put`."""
-        return put(x, self.kept, self.total, self.dim)
-
-    def extra_repr(self) -> str:
-        """Shown by ``print(model)``."""
-        return f'{super().extra_repr()}, total={self.total}'
+        if self.contiguous:
+            return _padded(x, self.dim, self.first, self.total - self.first - self.count)
+        if self.form == 'scatter':
+            return put(x, self.kept, self.total, self.dim)
+        rows, dim = self._dims(x)
+        return self._back(_padded(rows, dim, 0, 1).index_select(dim, self.index), dim)

@@ -41,7 +41,7 @@ class AttentionOutputs(HostSite):
         """Slice, and select what the projection reads."""
         present = getattr(self.owner.select, 'kept', None)
         super().slice_units(units, optimizer)
-        self.owner.select = Take(units if present is None else present[units], 1)
+        self.owner.select = Take(units if present is None else present[units], self.total, 1)
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """``(2 size^2 + size) + (1 + size) H W C'``, C' hidden channels of the local module's

@@ -79,7 +79,7 @@ class MLPChannels(MLPSite):
             selected.kept = kept.clone()
         else:
             super().slice_units(units, optimizer)
-            selected = Take(kept, dim)
+            selected = Take(kept, self.total, dim)
         self._set(self.view.norm, selected)
         after = self.module(self.view.after)
         inside = after[0] if isinstance(after, nn.Sequential) else after

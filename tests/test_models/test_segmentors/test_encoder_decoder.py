@@ -11,7 +11,7 @@ from mmseg.structures import SegDataSample
 
 from mmkcr.apis import count_macs, slim
 from mmkcr.apis.export import compare_onnx, export_onnx
-from mmkcr.apis.tensor_model import TensorModel
+from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.utils import find_backbone
 
 NORM = dict(type='BN', requires_grad=True)

@@ -1,0 +1,1 @@
+"""Models as they are deployed: prepared for a runtime, exported, opened there."""

@@ -1,0 +1,167 @@
+"""Layers of the hosts in a form that can be traced and that runtimes compute fast.
+
+``torch.onnx`` follows tensors, and shapes as long as they are integers: a division of floats, a
+``math.ceil`` or a loop over slices is frozen at the traced size. These subclasses compute the same
+from integers. :func:`traceable` puts them in the hosts' places.
+"""
+
+from typing import Any, Dict, Optional, Tuple, Type
+
+import torch
+import torch.nn.functional as F
+from mmcv.cnn.bricks.transformer import AdaptivePadding
+from mmpretrain.models.backbones.mobilevit import MobileVitBlock
+from mmpretrain.models.utils import ShiftWindowMSA
+from torch import Tensor, nn
+
+from mmkcr.models.layers.take_over import take_over
+
+#: Added to the scores of what is masked. The softmax makes 0 of it. Of the hosts' -100 it makes
+#: 4e-44, a subnormal number, and products with those take 20 times as long on a CPU.
+MASKED = -1000.
+
+
+def window_reverse(windows: Tensor, height: int, width: int, window_size: int) -> Tensor:
+    """Windows (B * nW, w, w, C) to maps (B, H, W, C)."""
+    rows, columns = height // window_size, width // window_size
+    x = windows.reshape(-1, rows, columns, window_size, window_size, windows.shape[-1])
+    return x.transpose(2, 3).reshape(-1, height, width, windows.shape[-1])
+
+
+def attention_mask(hw_shape: Tuple[int, int], window_size: int, shift_size: int,
+                   device: Optional[torch.device] = None) -> Optional[Tensor]:
+    """Mask (nW, w * w, w * w) of the tokens that a cyclic shift made neighbours."""
+    if shift_size <= 0:
+        return None
+    rows, columns = (_regions(length, window_size, shift_size, device) for length in hw_shape)
+    windows = ShiftWindowMSA.window_partition(
+        (3 * rows[:, None] + columns[None, :])[None, :, :, None], window_size)
+    regions = windows.reshape(-1, window_size**2)
+    return MASKED * (regions[:, None] != regions[:, :, None]).float()
+
+
+def _regions(length: int, window_size: int, shift_size: int,
+             device: Optional[torch.device]) -> Tensor:
+    """0 before the last window, 1 in it, 2 in its shifted part."""
+    position = torch.arange(length, device=device)
+    return (position >= length - window_size).int() + (position >= length - shift_size).int()
+
+
+class TraceableShiftWindowMSA(ShiftWindowMSA):
+    """Swin's windows."""
+
+    window_reverse = staticmethod(window_reverse)
+    get_attn_mask = staticmethod(attention_mask)
+
+
+class TraceablePadding(AdaptivePadding):
+    """Padding of a map so that a filter covers it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pad (B, C, H, W), by nothing if the filter covers it already."""
+        def missing(length: Any, kernel: int, stride: int, dilation: int) -> Any:
+            outputs = (length + stride - 1) // stride
+            pads = (outputs - 1) * stride + (kernel - 1) * dilation + 1 - length
+            return pads.clamp(min=0) if isinstance(pads, Tensor) else max(pads, 0)
+
+        height, width = map(missing, x.shape[-2:], self.kernel_size, self.stride, self.dilation)
+        top, left = (0, 0) if self.padding == 'corner' else (height // 2, width // 2)
+        return F.pad(x, (left, width - left, top, height - top))
+
+
+class TraceableAveragePool(nn.AdaptiveAvgPool2d):
+    """Pooling to a fixed output size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool (B, C, H, W), by two products with averages unless to one value."""
+        sizes = self.output_size if isinstance(self.output_size, tuple) else (self.output_size, ) * 2
+        if sizes == (1, 1):
+            return F.adaptive_avg_pool2d(x, 1)
+        rows, columns = (_averages(length, bins, x) for length, bins in zip(x.shape[-2:], sizes))
+        return rows @ x @ columns.transpose(0, 1)
+
+
+def _averages(length: Any, bins: int, like: Tensor) -> Tensor:
+    """(bins, length): bin i averages floor(i length / bins) to ceil((i + 1) length / bins)."""
+    position = torch.arange(length, device=like.device)[None]
+    index = torch.arange(bins, device=like.device)[:, None]
+    start, end = index * length // bins, ((index + 1) * length + bins - 1) // bins
+    inside = ((position >= start) & (position < end)).to(like.dtype)
+    return inside / inside.sum(1, keepdim=True)
+
+
+class TraceableMobileVitBlock(MobileVitBlock):
+    """MobileViT's block, which resizes maps to whole patches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A map (B, C, H, W) of any size; resized by nothing where it has whole patches."""
+        local, (rows, columns) = self.local_rep(x), self.patch_size
+        batch, channels, height, width = local.shape
+        down, across = (height + rows - 1) // rows, (width + columns - 1) // columns
+
+        def resize(maps: Tensor, size: Tuple[int, int]) -> Tensor:
+            return F.interpolate(maps, size=size, mode='bilinear', align_corners=False)
+
+        maps = resize(local, (down * rows, across * columns))
+        maps = maps.reshape(batch, channels, down, rows, across, columns)
+        tokens = maps.permute(0, 3, 5, 2, 4, 1).reshape(
+            batch * rows * columns, down * across, channels)
+        tokens = self.global_rep(tokens)
+        maps = tokens.reshape(batch, rows, columns, down, across, channels)
+        maps = maps.permute(0, 5, 3, 1, 4, 2).reshape(batch, channels, down * rows,
+                                                      across * columns)
+        out = self.conv_proj(resize(maps, (height, width)))
+        return out if self.conv_fusion is None else self.conv_fusion(torch.cat((x, out), 1))
+
+
+class TileUnfold(nn.Unfold):
+    """``Unfold`` of tiles that do not overlap, without the gather that exporters make of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C * k * k, tiles)."""
+        sizes = [value if isinstance(value, tuple) else (value, ) * 2 for value in
+                 (self.kernel_size, self.stride, self.padding, self.dilation)]
+        (rows, columns), stride, padding, dilation = sizes
+        if rows != columns or stride != (rows, columns) or padding != (0, 0) or dilation != (1, 1):
+            return super().forward(x)
+        return F.pixel_unshuffle(x, rows).flatten(2)
+
+
+class FlatLinear(nn.Linear):
+    """A linear layer that flattens tokens, which runtimes then compute as one matrix product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs) to (..., outputs)."""
+        out = super().forward(x.reshape(-1, x.shape[-1]))
+        return out.reshape(*x.shape[:-1], self.out_features)
+
+
+#: What stands for a layer of a host, which must be of just this class.
+TRACEABLE: Dict[Type[nn.Module], Type[nn.Module]] = {
+    ShiftWindowMSA: TraceableShiftWindowMSA,
+    nn.AdaptiveAvgPool2d: TraceableAveragePool,
+    nn.Unfold: TileUnfold,
+}
+#: The same where height and width are dynamic. At a fixed size the hosts' own layers do less.
+TRACEABLE_AT_ANY_SIZE: Dict[Type[nn.Module], Type[nn.Module]] = {
+    **TRACEABLE,
+    AdaptivePadding: TraceablePadding,
+    MobileVitBlock: TraceableMobileVitBlock,
+}
+
+
+def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
+    """Exchange the hosts' layers that cannot be traced inside a module.
+
+    Args:
+        module (nn.Module): Changed in place, so let it be a copy.
+        dynamic_size (bool): Whether height and width are not those of the trace. Defaults to True.
+
+    Returns:
+        nn.Module: The module, or what stands for it.
+    """
+    for name, child in list(module._modules.items()):
+        if child is not None:
+            module._modules[name] = traceable(child, dynamic_size)
+    found = (TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE).get(type(module))
+    return module if found is None else take_over(found, module)

@@ -1,0 +1,124 @@
+"""From a trained model to the form in which a runtime computes it fastest, with the same outputs.
+
+What runtimes do themselves is left to them: batch norms are folded into convolutions by the
+exporter, activations are fused by the runtimes.
+"""
+
+import copy
+from typing import Dict, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.core import Unsupported
+from mmkcr.models.adapters import mlp_views
+from mmkcr.models.layers.norms import SlicedLayerNorm
+from mmkcr.models.layers.operator_attention import OperatorAttention
+from mmkcr.models.layers.selection import Put, Take, largest_group
+from mmkcr.models.layers.take_over import take_over
+from .layers import FlatLinear, traceable
+from .tensor_model import TensorModel
+
+#: Form of a selection of scattered tokens' channels by runtime, see
+#: :mod:`mmkcr.models.layers.selection`. Measured in docs/deploy.md, but for TensorRT.
+SELECTION_FORMS: Dict[str, str] = dict(any='gather', onnxruntime='transposed', openvino='gather',
+                                       tensorrt='gather')
+RUNTIMES = tuple(SELECTION_FORMS)
+#: Neighbours that are kept together from which on rows of them are gathered faster.
+GROUPED_FROM = 16
+
+
+def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) -> TensorModel:
+    """A copy of a model, ready to be traced for a runtime.
+
+    - The affine parts of the norms before MLPs are folded into the projections behind them.
+    - Selections of channels get the form that is fastest there.
+    - What operators in the place of heads derive from weights is computed once.
+    - ONNX Runtime gets the linear layers of MLPs as matrix products of two dimensions.
+    - Layers of the hosts that cannot be traced are exchanged.
+
+    Args:
+        model (nn.Module): A backbone or task model, dense or a subnet; it is left as it is.
+        runtime (str): Among :data:`RUNTIMES`. Defaults to ``'any'``.
+        dynamic_size (bool): Whether height and width are not those of the trace. Defaults to
+            False.
+
+    Returns:
+        TensorModel: From images to tensors.
+
+    Raises:
+        ValueError: Another runtime.
+    """
+    if runtime not in RUNTIMES:
+        raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
+    view = TensorModel(copy.deepcopy(model))
+    for module in view.modules():
+        if isinstance(module, OperatorAttention):
+            module.fold()
+    for mlp in mlp_views(view):
+        if isinstance(mlp, Unsupported):
+            continue
+        if mlp.norm:
+            _fold_norm(view, mlp.norm, mlp.inputs)
+        if runtime == 'onnxruntime':
+            for path in (*mlp.inputs, mlp.output):
+                if type(view.get_submodule(path)) is nn.Linear:
+                    _set(view, path, take_over(FlatLinear, view.get_submodule(path)))
+    for path, module in list(view.named_modules()):
+        if isinstance(module, SlicedLayerNorm):
+            _set(view, path, _split_norm(module))
+    for module in view.modules():
+        if isinstance(module, (Take, Put)):
+            module.set_form(*selection_form(module, runtime))
+    return traceable(view, dynamic_size)
+
+
+def selection_form(selection: nn.Module, runtime: str) -> Tuple[str, int]:
+    """Form and group in which a runtime selects fastest.
+
+    Args:
+        selection (Take | Put): Contiguous channels are sliced in any form.
+        runtime (str): Among :data:`RUNTIMES`.
+    """
+    if selection.dim != -1:  # rows of maps lie together already
+        return 'gather', 1
+    group = largest_group(selection.kept, selection.total)
+    return ('grouped', group) if group >= GROUPED_FROM else (SELECTION_FORMS[runtime], 1)
+
+
+def _set(root: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition('.')
+    setattr(root.get_submodule(parent), name, module)
+
+
+@torch.no_grad()
+def _fold_norm(root: nn.Module, path: str, inputs: Tuple[str, ...]) -> None:
+    """Multiply the affine part of a norm into the linear layers that read it."""
+    norm, layers = root.get_submodule(path), [root.get_submodule(name) for name in inputs]
+    if type(norm) not in (nn.LayerNorm, SlicedLayerNorm) or norm.weight is None or \
+            not all(type(layer) is nn.Linear for layer in layers):
+        return
+    for layer in layers:
+        shift = layer.weight @ norm.bias if norm.bias is not None else 0.
+        layer.weight.mul_(norm.weight)
+        if layer.bias is not None:
+            layer.bias.add_(shift)
+        elif norm.bias is not None:
+            layer.bias = nn.Parameter(shift)
+    norm.weight = norm.bias = None
+    norm.elementwise_affine = False
+
+
+@torch.no_grad()
+def _split_norm(norm: SlicedLayerNorm) -> nn.Module:
+    """A norm over all channels with its affine part, and a selection behind it."""
+    affine = norm.weight is not None
+    whole = nn.LayerNorm(norm.total, norm.eps, affine)
+    if affine:
+        for name in ('weight', 'bias'):
+            value: Tensor = getattr(norm, name)
+            wide = torch.zeros(norm.total, dtype=norm.weight.dtype)
+            if value is not None:
+                wide[norm.kept] = value
+            setattr(whole, name, nn.Parameter(wide))
+    return nn.Sequential(whole, Take(norm.kept, norm.total))

@@ -1,0 +1,132 @@
+"""ONNX files opened in the runtimes that people deploy in."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Union
+
+import numpy as np
+
+#: What to install, by runtime.
+PACKAGES: Dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
+                                tensorrt='onnxruntime-gpu tensorrt')
+Session = Callable[[np.ndarray], List[np.ndarray]]
+_OPERATOR = re.compile(r'for ([A-Z]\w+)\(\d+\) node with name \'([^\']*)\'')  # of ONNX Runtime
+_OPERATIONS = re.compile(r'following (?:ONNX )?operations?(?: that are not supported)?:?\s*([\w., ]+)')
+
+
+def require_runtime(runtime: str) -> None:
+    """Check that a runtime is installed.
+
+    Args:
+        runtime (str): Of :data:`PACKAGES`.
+
+    Raises:
+        ValueError: Another runtime.
+        ImportError: It is not there; the message says what to install.
+    """
+    if runtime not in PACKAGES:
+        raise ValueError(f'expected a runtime among {sorted(PACKAGES)}, found {runtime!r}')
+    package = 'onnxruntime' if runtime == 'tensorrt' else runtime
+    there = importlib.util.find_spec(package) is not None
+    if there and runtime == 'tensorrt':
+        import onnxruntime
+        there = 'TensorrtExecutionProvider' in onnxruntime.get_available_providers()
+    if not there:
+        raise ImportError(f'expected the runtime `{runtime}`, found that it is not installed: '
+                          f'pip install {PACKAGES[runtime]}')
+
+
+def runtime_version(runtime: str) -> str:
+    """Version of an installed runtime, such as ``'1.31.1'``."""
+    require_runtime(runtime)
+    module = importlib.import_module('openvino' if runtime == 'openvino' else 'onnxruntime')
+    return str(module.__version__).split('-')[0]
+
+
+def open_onnx(path: Union[str, Path], runtime: str = 'onnxruntime', threads: Optional[int] = None,
+              shape: Optional[Sequence[int]] = None, device: str = 'cpu') -> Session:
+    """Open an ONNX file.
+
+    Args:
+        path (str | Path): With one input, the images.
+        runtime (str): Of :data:`PACKAGES`. Defaults to ``'onnxruntime'``.
+        threads (int, optional): Of the CPU. Defaults to None: as the runtime finds them.
+        shape (Sequence[int], optional): (B, C, H, W) of all images that will come: what the file
+            leaves open is fixed to it, so that the runtime can plan. Defaults to None.
+        device (str): ``'cpu'`` or ``'cuda'``; TensorRT is always on the latter. Defaults to
+            ``'cpu'``.
+
+    Returns:
+        Callable: From images (B, C, H, W) to the outputs, all fp32 arrays. OpenVINO's are valid
+        until the next call.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ImportError: The runtime is not installed.
+        ValueError: The runtime cannot read the file, or lacks an operator: the message names it and
+            its place in the network.
+    """
+    require_runtime(runtime)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f'expected an ONNX file at `{path}`, found none')
+    opened = _open_openvino if runtime == 'openvino' else _open_onnxruntime
+    try:
+        return opened(str(path), runtime, threads, shape, device)
+    except Exception as error:  # the runtimes' own kinds have no common base but this
+        _refuse(path, runtime, error)
+
+
+def _refuse(path: Union[str, Path], runtime: str, error: Exception) -> NoReturn:
+    """The error of a runtime as one sentence."""
+    text = ' '.join(str(error).split())
+    missing = _OPERATOR.search(text)
+    if missing:
+        raise ValueError(f'expected a graph of operators that `{runtime}` has, found '
+                         f'`{missing[1]}` at `{missing[2]}` in `{path}`') from error
+    operations = _OPERATIONS.search(text)
+    if operations:
+        raise ValueError(f'expected a graph of operators that `{runtime}` has, found '
+                         f'{operations[1].strip()} in `{path}`') from error
+    raise ValueError(f'expected an ONNX file that `{runtime}` can read, found `{path}` '
+                     f'({text[:300]})') from error
+
+
+def _open_onnxruntime(path: str, runtime: str, threads: Optional[int],
+                      shape: Optional[Sequence[int]], device: str) -> Session:
+    import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if threads is not None:
+        options.intra_op_num_threads = options.inter_op_num_threads = threads
+        # waiting threads that spin would count as work
+        options.add_session_config_entry('session.intra_op.allow_spinning', '0')
+    if shape is not None:
+        for name, size in zip(('batch', 'channels', 'height', 'width'), shape):
+            options.add_free_dimension_override_by_name(name, size)
+    providers = dict(cpu=['CPUExecutionProvider'], cuda=['CUDAExecutionProvider'])[device]
+    if runtime == 'tensorrt':
+        providers = ['TensorrtExecutionProvider', 'CUDAExecutionProvider']
+    session = onnxruntime.InferenceSession(path, options, providers)
+    name = session.get_inputs()[0].name
+    return lambda images: session.run(None, {name: images})
+
+
+def _open_openvino(path: str, runtime: str, threads: Optional[int],
+                   shape: Optional[Sequence[int]], device: str) -> Session:
+    import openvino
+    core = openvino.Core()
+    model = core.read_model(path)
+    if shape is not None:
+        model.reshape(list(shape))
+    # fp32 as everywhere else: bf16 would be taken where the processor has it
+    config: Dict[str, Any] = dict(INFERENCE_PRECISION_HINT='f32', NUM_STREAMS='1')
+    if threads is not None:
+        config.update(INFERENCE_NUM_THREADS=str(threads))
+    request = core.compile_model(model, 'CPU', config).create_infer_request()
+
+    def run(images: np.ndarray) -> List[np.ndarray]:
+        found = request.infer([images], share_inputs=True, share_outputs=True)
+        return [found[index] for index in range(len(found))]
+
+    return run
