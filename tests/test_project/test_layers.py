@@ -18,7 +18,7 @@ LAYERS = [
     ('functional', 'visualization'),  # mathematics, and figures: no models
     ('models', ),
     ('datasets', 'evaluation'),
-    ('engine', ),
+    ('engine', 'deploy'),
     ('apis', ),
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
