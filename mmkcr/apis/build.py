@@ -11,6 +11,7 @@ from torch import nn
 
 from mmkcr.engine.compressed_config import compressed_config, image_size
 from mmkcr.models.building import build_model, load_weights, read_config
+from mmkcr.safe_load import read_checkpoint
 
 __all__ = [
     'build_model', 'default_shape', 'drop_idle_workers', 'file_sha256', 'image_shape',
