@@ -192,9 +192,10 @@ def refuse_gates_without_search(model: nn.Module) -> None:
               if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]
     gated = next((space for space in spaces if space.gates()), None)
     if gated is not None and not isinstance(model, SearchModel):
-        raise ValueError(f'expected `gates` of `{gated.type_name}` in an `mmkcr.SearchModel`, found '
-                         f"`{type(model).__name__}`: write model = dict(type='mmkcr.SearchModel', "
-                         'architecture=<your model>), or let `mmkcr init CONFIG` write it')
+        raise ValueError(f'expected `gates` of `{gated.type_name}` in an `mmkcr.SearchModel`, '
+                         f'found `{type(model).__name__}`: write model = dict(type='
+                         '"mmkcr.SearchModel", architecture=<your model>), or let `mmkcr init '
+                         'CONFIG` write it')
 
 
 class StartHook(Hook):
