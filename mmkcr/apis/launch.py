@@ -14,10 +14,14 @@ from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+from torch import nn
 
 from mmkcr.apis.build import drop_idle_workers
 from mmkcr.apis.cli import Parser, add_trust_argument
 from mmkcr.apis.processes import join_processes
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.utils import unwrap
+from mmkcr.models.wrappers import SearchModel
 
 _STAMP = re.compile(r'\d{8}_\d{6}')
 _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
@@ -167,10 +171,31 @@ def build_runner(config: Config) -> Runner:
         config (Config): Complete config of a run.
 
     Raises:
-        ValueError: See :func:`~mmkcr.apis.processes.join_processes`.
+        ValueError: See :func:`~mmkcr.apis.processes.join_processes`; or gates without a search.
     """
     join_processes(config)
-    return RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
+    runner = RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
+    refuse_gates_without_search(unwrap(runner.model))
+    return runner
+
+
+def refuse_gates_without_search(model: nn.Module) -> None:
+    """Refuse a supernet that nothing prices: its gates would all stay open.
+
+    Args:
+        model (nn.Module): Of a run.
+
+    Raises:
+        ValueError: A backbone has gates, and the model is no ``SearchModel``.
+    """
+    spaces = [space for module in model.modules()
+              if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]
+    gated = next((space for space in spaces if space.gates()), None)
+    if gated is not None and not isinstance(model, SearchModel):
+        raise ValueError(f'expected `gates` of `{gated.type_name}` in an `mmkcr.SearchModel`, '
+                         f'found `{type(model).__name__}`: write model = dict(type='
+                         '"mmkcr.SearchModel", architecture=<your model>), or let `mmkcr init '
+                         'CONFIG` write it')
 
 
 class StartHook(Hook):

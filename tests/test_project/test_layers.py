@@ -20,6 +20,7 @@ LAYERS = [
     ('datasets', 'evaluation'),
     ('engine', 'deploy'),
     ('apis', ),
+    ('__main__', ),
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(PACKAGE.rglob('*.py'))
