@@ -22,7 +22,6 @@ from mmkcr.deploy.onnx_graph import count_operators, fold_constants
 from mmkcr.deploy.prepare import RUNTIMES, prepare
 from mmkcr.deploy.runtimes import Session, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
-from .count import count_macs
 
 _NEEDED = ('onnx', 'onnxruntime')
 _OPSET = 17  # the first with LayerNormalization
@@ -154,7 +153,7 @@ class _Checked:
             temporary = Path(folder) / self.path.name
             graph = trace(prepared, temporary, self.shape, dynamic)
             graph.metadata_props.add(key=f'{_META}.macs',
-                                     value=str(count_macs(self.model.model, self.shape)))
+                                     value=str(self.model.count_macs(self.shape)))
             onnx.save(graph, temporary)
             errors = compare_onnx(self.model, temporary, shapes, runtime=runtime)
             worst = max(errors, key=errors.get)

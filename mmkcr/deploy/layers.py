@@ -74,7 +74,8 @@ class TraceableAveragePool(nn.AdaptiveAvgPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool (B, C, H, W), by two products with averages unless to one value."""
-        sizes = self.output_size if isinstance(self.output_size, tuple) else (self.output_size, ) * 2
+        sizes = self.output_size
+        sizes = sizes if isinstance(sizes, tuple) else (sizes, sizes)
         if sizes == (1, 1):
             return F.adaptive_avg_pool2d(x, 1)
         rows, columns = (_averages(length, bins, x) for length, bins in zip(x.shape[-2:], sizes))

@@ -5,6 +5,7 @@ exporter, activations are fused by the runtimes.
 """
 
 import copy
+from collections import Counter
 from typing import Dict, Tuple
 
 import torch
@@ -84,6 +85,19 @@ def selection_form(selection: nn.Module, runtime: str) -> Tuple[str, int]:
         return 'gather', 1
     group = largest_group(selection.kept, selection.total)
     return ('grouped', group) if group >= GROUPED_FROM else (SELECTION_FORMS[runtime], 1)
+
+
+def describe_selections(model: nn.Module, runtime: str) -> str:
+    """Forms of a model's selections of channels in a runtime: ``'24 transposed, 2 sliced'``.
+
+    Args:
+        model (nn.Module): See :func:`prepare`.
+        runtime (str): Among :data:`RUNTIMES`.
+    """
+    found = Counter('sliced' if module.contiguous else module.form
+                    for module in prepare(model, runtime).modules()
+                    if isinstance(module, (Take, Put)))
+    return ', '.join(f'{count} {form}' for form, count in found.most_common()) or 'none'
 
 
 def _set(root: nn.Module, path: str, module: nn.Module) -> None:

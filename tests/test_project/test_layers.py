@@ -18,7 +18,7 @@ LAYERS = [
     ('functional', 'visualization'),  # mathematics, and figures: no models
     ('models', ),
     ('datasets', 'evaluation'),
-    ('engine', ),
+    ('engine', 'deploy'),
     ('apis', ),
     ('__main__', ),
 ]
