@@ -1,6 +1,8 @@
 """Fixtures of the whole suite."""
 
+import gc
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +10,23 @@ import torch
 import mmkcr  # noqa: F401  (before any host library: makes torchvision importable)
 
 torch.set_num_threads(1)
+
+
+_GROWTH = 2**29  # bytes
+_resident = [0]
+
+
+def _resident_bytes():
+    return int(Path('/proc/self/statm').read_text().split()[1]) * 4096
+
+
+@pytest.fixture(autouse=True)
+def _freed():
+    """Models are circles of references, whose tensors Python's collector does not count."""
+    yield
+    if _resident_bytes() > _resident[0] + _GROWTH:
+        gc.collect()
+        _resident[0] = _resident_bytes()
 
 
 @pytest.fixture

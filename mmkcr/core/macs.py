@@ -126,7 +126,9 @@ class MacsModel:
             raise ValueError(f'expected the forward to reach every site, found that site '
                              f'`{missed[0]}` was not')
         own = _own_macs(report, model, root)
-        self._forms = {name for name, site in self.sites.items() if site.has_own_macs}
+        # a list: the order of a sum of floats decides its last bits, and that of a set of names is
+        # another one in every process
+        self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
         self.terms, variable = self._terms(own, root)
         self.fixed = report.total - variable
         self.added = sum(report.modules.get(name, 0) for name in added_layers(model))
@@ -142,11 +144,13 @@ class MacsModel:
         """MACs at full sizes of all that sites change, and what they are now in all."""
         paths = {module: path for path, module in root.named_modules()}
         along: Dict[Tuple[str, str], List[str]] = {}  # sites by module path and part
-        for name in self.sites.keys() - self._forms:
-            for axis in self.sites[name].axes():
+        for name, site in self.sites.items():
+            if name in self._forms:
+                continue
+            for axis in site.axes():
                 if axis.name == 'weight':
                     along.setdefault((paths[axis.module], ''), []).append(name)
-            for path, parts in self.sites[name].products().items():
+            for path, parts in site.products().items():
                 for part in parts:
                     along.setdefault((path, part), []).append(name)
         merged: Dict[Tuple[str, ...], int] = {}

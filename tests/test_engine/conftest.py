@@ -1,6 +1,8 @@
 """Fixtures of the engine's tests: real data on disk and training in other processes."""
 
+import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -23,7 +25,12 @@ def digits_root(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def run_jobs(digits_root, tmp_path_factory):
-    """Runs jobs of ``train_jobs.py`` one after the other; gives their exit statuses."""
+    """Runs jobs of ``train_jobs.py`` one after the other; gives their exit statuses.
+
+    Strings are hashed otherwise in every call, as in every process: what depends on the order of
+    a set of names is then another run.
+    """
+    calls = itertools.count(1)
 
     def run(jobs, launcher=()):
         folder = tmp_path_factory.mktemp('jobs')
@@ -31,7 +38,8 @@ def run_jobs(digits_root, tmp_path_factory):
         (folder / 'jobs.json').write_text(json.dumps(jobs))
         result = subprocess.run(
             [sys.executable, *launcher, str(SCRIPT), str(folder / 'jobs.json')],
-            capture_output=True, text=True, timeout=600)
+            capture_output=True, text=True, timeout=600,
+            env={**os.environ, 'PYTHONHASHSEED': str(next(calls))})
         assert result.returncode == 0, result.stderr[-4000:]
         statuses = folder / 'statuses.json'
         if not statuses.is_file():

@@ -141,7 +141,9 @@ class BiMaskGate(BaseGate):
         A group counts by the channels that it can still keep, so that slicing
         the others away changes no rank.
         """
+        # sums of many: the same ranks whatever type the gate has
         importance = self.importance.detach().view(self.present_shape)
+        importance = importance.to(torch.promote_types(importance.dtype, torch.float32))
         if self.order == 'ordinal':
             groups, channels = (torch.arange(size, device=importance.device)
                                 for size in importance.shape)
@@ -215,7 +217,8 @@ class BiMaskGate(BaseGate):
     # ---- contract of all gates ------------------------------------------------------------------
 
     def _hardest(self) -> Tensor:
-        position = int(self.probabilities().detach().argmax())
+        # by the logits: probabilities may be equal where these are not, by rounding
+        position = int(self.alpha.detach().masked_fill(~self.alive, -torch.inf).argmax())
         return torch.tensor(divmod(position, self.alpha.shape[1]))
 
     def resample(self, generator: Optional[torch.Generator] = None) -> None:

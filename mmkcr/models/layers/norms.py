@@ -60,7 +60,10 @@ class MaskedLayerNorm(nn.LayerNorm):
         support = self.shared[0].support()
         if support is None:
             return super().forward(x)
-        x = x.to(torch.promote_types(x.dtype, torch.float32))  # as the host's does under autocast
+        # as the host's norm: fp32 inside, and fp32 out under autocast alone
+        precise = torch.promote_types(x.dtype, torch.float32)
+        dtype = precise if torch.is_autocast_enabled(x.device.type) else x.dtype
+        x = x.to(precise)
         support = support.to(x.dtype).repeat_interleave(self.inner)
         count = support.sum()
         centred = x - (x * support).sum(-1, keepdim=True) / count
@@ -68,4 +71,4 @@ class MaskedLayerNorm(nn.LayerNorm):
         out = centred * torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             out = out * self.weight
-        return (out if self.bias is None else out + self.bias) * (support > 0)
+        return ((out if self.bias is None else out + self.bias) * (support > 0)).to(dtype)

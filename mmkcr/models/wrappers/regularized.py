@@ -100,7 +100,7 @@ class RegularizedModel(BaseModel):
                   for name, term in active.items()}
         with ExitStack() as stack:
             taps = {layer: stack.enter_context(FeatureTap(self.architecture, layer))
-                    for layer in set(layers.values())}
+                    for layer in dict.fromkeys(layers.values())}
             for term in active.values():
                 if hasattr(term, 'watch'):
                     stack.enter_context(term.watch())
