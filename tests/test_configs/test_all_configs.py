@@ -18,8 +18,8 @@ from mmkcr.models import DistillationLoss, InformationBottleneckLoss, KernelComp
 from mmkcr.models.utils import find_task, search_space
 
 FOUND = {'combined': 1, 'kcr/search': 12, 'kcr/retrain': 20, 'kcr/deploy': 5,
-         'kcr/transfer': 3, 'kcr/digits': 11, 'kcr/detection': 13, 'kcr/segmentation': 11, 'dcs/digits': 21, 'dcs/search': 4,
-         'dcs/retrain': 9, 'dcs/deploy': 4, 'dcs/detection': 12,
+         'kcr/transfer': 3, 'kcr/digits': 11, 'kcr/detection': 13, 'kcr/segmentation': 11,
+         'dcs/digits': 21, 'dcs/search': 4, 'dcs/retrain': 9, 'dcs/deploy': 4, 'dcs/detection': 12,
          'dwconv/digits': 8, 'dwconv/imagenet': 9, 'dwconv/segmentation': 19,
          'ofb/search': 9, 'ofb/retrain': 9, 'ofb/transfer': 2, 'ofb/segmentation': 8,
          'ofb/detection': 1, 'ofb/digits': 6}
