@@ -250,9 +250,14 @@ def random_subnet(model: nn.Module,
     return model, structure
 
 
+def _groups(site: Site) -> int:
+    """Groups of which a random selection keeps equally many units; whole heads are units."""
+    return 1 if site.groups == site.total else site.groups
+
+
 def _random_sizes(site: Site, divisor: int) -> List[int]:
-    """Sizes of a random subnet's site: of several heads, as many channels of each."""
-    step = math.lcm(divisor if site.total >= 4 * divisor else 1, site.groups)
+    """Sizes of a random subnet's site."""
+    step = math.lcm(divisor if site.total >= 4 * divisor else 1, _groups(site))
     return allowed_sizes(site.total, 1, step)
 
 
@@ -264,6 +269,7 @@ def random_units(site: Site, count: int, generator: torch.Generator) -> Tensor:
         count (int): Units, a multiple of the groups.
         generator (torch.Generator): On the CPU.
     """
-    width = site.total // site.groups
+    groups = _groups(site)
+    width = site.total // groups
     return torch.cat([group * width + torch.randperm(width, generator=generator)[
-        :count // site.groups].sort().values for group in range(site.groups)])
+        :count // groups].sort().values for group in range(groups)])

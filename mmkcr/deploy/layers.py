@@ -128,15 +128,6 @@ class TileUnfold(nn.Unfold):
         return F.pixel_unshuffle(x, rows).flatten(2)
 
 
-class FlatLinear(nn.Linear):
-    """A linear layer that flattens tokens, which runtimes then compute as one matrix product."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., inputs) to (..., outputs)."""
-        out = super().forward(x.reshape(-1, x.shape[-1]))
-        return out.reshape(*x.shape[:-1], self.out_features)
-
-
 #: What stands for a layer of a host, which must be of just this class.
 TRACEABLE: Dict[Type[nn.Module], Type[nn.Module]] = {
     ShiftWindowMSA: TraceableShiftWindowMSA,
