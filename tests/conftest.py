@@ -47,3 +47,19 @@ def _isolated():
     from mmengine.registry import DefaultScope
     for manager in (DefaultScope, MessageHub, MMLogger):
         manager._instance_dict.clear()
+
+
+@pytest.fixture(scope='session')
+def digits_options():
+    """Few scenes, everything else as by default."""
+    from lab.digits import DigitsOptions
+    return DigitsOptions(train_scenes=10, val_scenes=10)
+
+
+@pytest.fixture(scope='session')
+def digits_root(digits_options, tmp_path_factory):
+    """A folder with the digits that tests read and do not alter."""
+    from lab.digits import write_digits
+    root = tmp_path_factory.mktemp('data') / 'digits'
+    assert write_digits(root, digits_options)
+    return root

@@ -34,8 +34,8 @@ TRAINING = dict(
     no_architecture_part=(
         "train_cfg['architecture_fraction'] = 1.\n", r'`architecture_fraction` within \(0, 1\)'),
     backbone_without_sites=(
-        f"{BACKBONE}['layer_cfgs'] = dict(ffn_type='swiglu_fused')\n",
-        'expected an mmcv `FFN`|with searchable layers'),
+        f"{BACKBONE}['layer_cfgs'] = dict(num_fcs=3)\n",
+        'an `FFN` of 3 layers, where two are expected'),
     backbone_that_cannot_be_gated=(
         f"{BACKBONE} = dict(_delete_=True, type='ResNet', depth=18, gates=dict("
         "type='mmkcr.GumbelChannelGate'))\n", "unexpected keyword argument 'gates'"),
