@@ -4,8 +4,6 @@ import dataclasses
 from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 
 from mmkcr.functional.moments import Moments
@@ -13,6 +11,7 @@ from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.models.calibration import Forward, collect, readers, taps
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import HostSite
+from mmkcr.visualization.progress import shown as progress_bar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,4 +123,4 @@ def shown(items: Sequence[Any], what: str, settings: CompressOptions) -> Iterabl
     """
     if not settings.progress:
         return items
-    return track(items, what, len(items), console=Console(stderr=True))
+    return progress_bar(items, what)

@@ -56,7 +56,7 @@ from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites import why_not
 from mmkcr.models.utils import find_task
-from mmkcr.visualization import format_table
+from mmkcr.visualization import format_table, shown
 
 COLUMNS = ('dense', 'slim', 'sites', 'part', 'height', 'width', 'runtime', 'threads', 'batch',
            'amp', 'device', 'clock', 'pairs', 'gmacs_dense', 'gmacs_slim', 'macs_ratio',
@@ -264,11 +264,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     check(args)
     rows, path = [], None
+    settings = list(itertools.product(args.runtime, args.batch_size, args.threads))
     for target in args.target_macs:
         with contextlib.redirect_stdout(sys.stderr):
             pair = make_pair(args, target)
-        for runtime, batch, threads in itertools.product(args.runtime, args.batch_size,
-                                                         args.threads):
+        for runtime, batch, threads in shown(settings, 'Pairs', refresh=False):
             with contextlib.redirect_stdout(sys.stderr):
                 row, timing = measure(pair, args, runtime, batch, threads)
             rows.append(row)
