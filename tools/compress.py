@@ -13,14 +13,15 @@ Examples:
 from numbers import Real
 from typing import Any, Dict, Optional, Sequence
 
-from mmengine.config import DictAction
+from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
 from mmkcr.apis.build import image_shape, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.compress import DEFAULT_SITES, REFITTED
 from mmkcr.apis.compress_files import CONFIG, CompressFiles, compress_files, dense_and_slim
-from mmkcr.apis.launch import check_file
+from mmkcr.apis.finetune import write_finetune_config
+from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.visualization import format_table
 
@@ -55,15 +56,18 @@ def make_parser() -> Parser:
     parser.add_argument('--device', default='cpu', help='such as cuda (%(default)s)')
     parser.add_argument('--out', metavar='DIR',
                         help='folder to write to (work_dirs/<config name>/compress)')
+    parser.add_argument('--finetune', type=int, metavar='LENGTH',
+                        help='then train for so many epochs, or iterations where the config counts '
+                        'these, with its own schedule shortened and the dense model as teacher')
     parser.add_argument('--evaluate', action='store_true',
-                        help='also evaluate both models on the test set')
+                        help='also evaluate all models on the test set')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
     return parser
 
 
 def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> None:
-    """Print what was kept, and both models side by side."""
+    """Print what was kept, and the models side by side: dense, slim, fine-tuned."""
     structure, agreement = files.result.structure, files.result.agreement
     rows = [(name, site.total, len(site.kept), f'{len(site.kept) / site.total:.1%}',
              f'{float(files.result.profiles[name].losses[len(site.kept)]):.2g}')
@@ -90,12 +94,25 @@ def evaluate(config: Any, checkpoint: Optional[str], work_dir: str) -> Dict[str,
     return Runner.from_cfg(config).test()
 
 
+def finetune(dense: Config, args: Any, files: CompressFiles) -> str:
+    """Train what was compressed; gives the checkpoint."""
+    path = write_finetune_config(dense, args.checkpoint, files.result.structure, files.folder,
+                                 args.finetune)
+    config = load_config(path, compressed=False)
+    config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
+    start_training(config)
+    return latest_checkpoint(config.work_dir)
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Compress, write and print."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
     check_file(args.checkpoint, 'a checkpoint')
+    if args.finetune is not None and args.finetune < 1:
+        raise ValueError('expected `--finetune` of at least one epoch or iteration, found '
+                         f'{args.finetune}')
     fields = ('train_dataloader', ) if args.calibration is None else ()
     fields += ('test_dataloader', ) if args.evaluate else ()
     check_data_folders(load_config(args.config, args.cfg_options), fields)
@@ -104,12 +121,17 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         args.batch_size, image_shape(args.shape) if args.shape else None, args.part, args.out,
         args.seed, args.device, args.cfg_options, divisor=args.divisor, uniform=args.uniform,
         rho=args.rho)
-    metrics = []
+    dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
+    if args.finetune is not None:
+        tuned = [finetune(dense, args, files)]
     if args.evaluate:
         work_dir = str(files.folder / 'evaluate')
-        metrics = [evaluate(load_config(args.config, args.cfg_options), args.checkpoint, work_dir),
-                   evaluate(load_config(files.folder / CONFIG), None, work_dir)]
+        metrics = [evaluate(dense, args.checkpoint, work_dir),
+                   *(evaluate(load_config(files.folder / CONFIG), checkpoint, work_dir)
+                     for checkpoint in (None, *tuned))]
     report(files, metrics)
+    for checkpoint in tuned:
+        print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
 
 
 if __name__ == '__main__':

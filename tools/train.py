@@ -15,14 +15,11 @@ from mmkcr.apis.cli import Parser, command
 from mmkcr.apis.launch import (
     add_common_arguments,
     apply_common_arguments,
-    build_runner,
-    check_file,
-    nothing_written_before_start,
     optim_wrapper_parts,
     resume_latest,
     set_dataloader_defaults,
+    start_training,
 )
-from mmkcr.datasets.data_check import check_data_folders
 
 
 def make_parser(doc: str = __doc__) -> Parser:
@@ -89,16 +86,7 @@ def train(args: Any) -> None:
         ValueError: The config has no training.
     """
     config = merge_args(load_config(args.config, compressed=False), args)
-    if config.get('train_cfg') is None:
-        raise ValueError(f'expected a config with a `train_cfg`, found `{args.config}` without')
-    check_file(config.get('load_from'), 'a checkpoint')
-    check_data_folders(config, ('train_dataloader', 'val_dataloader'))
-    with nothing_written_before_start(config.work_dir) as start:
-        runner = build_runner(config)
-        runner.register_hook(start)
-        runner.register_hook(dict(type='mmkcr.CheckpointGuardHook'))
-        runner.register_hook(dict(type='mmkcr.ClassCheckHook'))
-        runner.train()
+    start_training(config)
 
 
 @command

@@ -23,6 +23,7 @@ from .build import (
 from .calibration_data import calibration_images
 from .compress import CompressResult, compress
 from .compress_progress import CompressProgress
+from .finetune import with_import
 from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 
 CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
@@ -153,9 +154,7 @@ def write_config(cfg: Config, structure: Structure, folder: Path) -> None:
     written.model.pop('init_cfg', None)
     written.model.pop('pretrained', None)
     written.load_from = f'{{{{ fileDirname }}}}/{WEIGHTS}'
-    imports = written.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
-    names = imports['imports'] if isinstance(imports['imports'], list) else [imports['imports']]
-    written.custom_imports = dict(imports, imports=[*names, *({'mmkcr'} - set(names))])
+    written.custom_imports = with_import(written)
     with atomic_write(folder / CONFIG) as path:
         path.write_text(written.pretty_text)
 

@@ -19,6 +19,7 @@ from torch import nn
 from mmkcr.apis.build import drop_idle_workers
 from mmkcr.apis.cli import Parser, add_trust_argument
 from mmkcr.apis.processes import join_processes
+from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.utils import unwrap
 from mmkcr.models.wrappers import SearchModel
@@ -176,6 +177,30 @@ def build_runner(config: Config) -> Runner:
     join_processes(config)
     runner = RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
     refuse_gates_without_search(unwrap(runner.model))
+    return runner
+
+
+def start_training(config: Config) -> Runner:
+    """Check a complete config, build its runner and train.
+
+    Args:
+        config (Config): Of a run, with a ``work_dir``.
+
+    Raises:
+        FileNotFoundError: The checkpoint to start from, or data, are missing.
+        ValueError: The config has no training, or cannot be built. Nothing is written then.
+    """
+    if config.get('train_cfg') is None:
+        raise ValueError('expected a config with a `train_cfg`, found '
+                         f'`{config.filename or config.work_dir}` without')
+    check_file(config.get('load_from'), 'a checkpoint')
+    check_data_folders(config, ('train_dataloader', 'val_dataloader'))
+    with nothing_written_before_start(config.work_dir) as start:
+        runner = build_runner(config)
+        runner.register_hook(start)
+        runner.register_hook(dict(type='mmkcr.CheckpointGuardHook'))
+        runner.register_hook(dict(type='mmkcr.ClassCheckHook'))
+        runner.train()
     return runner
 
 

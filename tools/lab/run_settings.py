@@ -2,10 +2,12 @@
 
 import argparse
 import os
-from typing import Any, Dict, Mapping
+from typing import Any
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
+
+from mmkcr.engine.schedule import stretch_schedule
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +50,7 @@ def prepare_run(config: Config, seed: int, epochs_factor: float = 1.,
     Args:
         config (Config): Epoch-based; changed in place.
         seed (int): Of everything random.
-        epochs_factor (float): See :func:`stretch_schedule`. Defaults to 1.
+        epochs_factor (float): See :func:`~mmkcr.engine.schedule.stretch_schedule`. Defaults to 1.
         train_slice (bool): See :func:`hold_out_of_train`. Defaults to False.
 
     Returns:
@@ -67,31 +69,6 @@ def prepare_run(config: Config, seed: int, epochs_factor: float = 1.,
     config.default_hooks.logger.update(interval=10)
     stretch_schedule(config, epochs_factor)
     return config
-
-
-def stretch_schedule(config: Config, factor: float) -> None:
-    """Scale the epochs, or iterations, of a schedule and of the hooks that follow it, in place.
-
-    Args:
-        config (Config): Epoch-based or iteration-based.
-        factor (float): Above 0.
-    """
-    def scale(entry: Dict, *keys: str) -> None:
-        for key in keys:
-            if key in entry:
-                entry[key] = max(round(entry[key] * factor), int(key != 'begin'))
-
-    if factor == 1:
-        return
-    scale(config.train_cfg, 'max_epochs', 'max_iters')
-    groups = config.param_scheduler
-    for group in groups.values() if isinstance(groups, Mapping) else [groups]:
-        for scheduler in group:
-            scale(scheduler, 'begin', 'end', 'T_max')
-    for hook in config.get('custom_hooks', []):
-        scale(hook, 'begin', 'interval', 'until')
-        if 'decay' in hook and 'interval' not in hook:  # else its steps are scaled already
-            hook.decay = hook.decay**(1 / factor)
 
 
 def hold_out_of_train(config: Config) -> None:

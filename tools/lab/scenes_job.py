@@ -18,10 +18,11 @@ from mmkcr.apis.build import build_model, default_shape, file_sha256, load_confi
 from mmkcr.apis.count import count_macs
 from mmkcr.apis.latency import measure_pair
 from mmkcr.apis.slim_files import STRUCTURE
+from mmkcr.engine.schedule import stretch_schedule
 from mmkcr.models.utils import find_backbone
 from .jobs import Say
 from .pipeline import StagedPipeline, Start, deployed
-from .run_settings import move_data, prepare_run, stretch_schedule
+from .run_settings import move_data, prepare_run
 
 BACKBONE = 'kcr/digits/kcr-dense_swin-mini_anywhere_1xb64_digits.py'
 #: Configs of a task by stage.

@@ -2,12 +2,13 @@
 
 from .adaptive_one_hot import AdaptiveOneHotLoss
 from .distillation import DistillationLoss
+from .feature_distillation import FeatureDistillationLoss
 from .information_bottleneck import InformationBottleneckLoss
 from .kernel_complexity import KernelComplexityLoss
 from .mask_price import MaskPrice
 from .price import MacsPrice
 
 __all__ = [
-    'AdaptiveOneHotLoss', 'DistillationLoss', 'InformationBottleneckLoss',
-    'KernelComplexityLoss', 'MacsPrice', 'MaskPrice'
+    'AdaptiveOneHotLoss', 'DistillationLoss', 'FeatureDistillationLoss',
+    'InformationBottleneckLoss', 'KernelComplexityLoss', 'MacsPrice', 'MaskPrice'
 ]

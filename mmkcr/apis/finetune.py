@@ -1,0 +1,82 @@
+"""Fine-tuning a compressed network with its own schedule, shortened, and its teacher."""
+
+import copy
+from pathlib import Path
+from typing import Any, Union
+
+from mmengine.config import Config, ConfigDict
+
+from mmkcr.core import Structure, atomic_write
+from mmkcr.engine.schedule import stretch_schedule
+from .slim_files import STRUCTURE, WEIGHTS
+
+DENSE, FINETUNE = 'dense.py', 'finetune.py'
+
+
+def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure: Structure,
+                          folder: Path, length: int, weight: float = 1.) -> Path:
+    """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.
+
+    The schedule is the dense config's, with all its parts scaled to the new length. The dense
+    network teaches what its backbone gives: see :class:`mmkcr.FeatureDistillationLoss`.
+
+    Args:
+        dense (Config): Of the dense task model.
+        checkpoint (str | Path): Its weights, a file or URL.
+        structure (Structure): Of the subnet.
+        folder (Path): With structure and weights; other names in the config are relative to it.
+        length (int): Epochs, or iterations where the dense config counts these.
+        weight (float): Of the teacher's term. Defaults to 1.
+
+    Returns:
+        Path: Of the config, which ``tools/train.py`` takes.
+
+    Raises:
+        ValueError: The config trains nothing, or ``length`` is not positive.
+    """
+    if length < 1:
+        raise ValueError(f'expected at least one epoch or iteration to fine-tune, found {length}')
+    train_cfg = dense.get('train_cfg') or {}
+    key = next((key for key in ('max_epochs', 'max_iters') if train_cfg.get(key)), None)
+    if key is None:
+        raise ValueError('expected a config with `max_epochs` or `max_iters` in `train_cfg` to '
+                         'fine-tune, found none')
+    config = copy.deepcopy(dense)
+    stretch_schedule(config, length / train_cfg[key])
+    config.train_cfg[key] = length
+    interval = config.train_cfg.get('val_interval', 1)
+    config.train_cfg.val_interval = min(interval, length)
+    here, checkpoint = '{{ fileDirname }}', str(checkpoint)
+    if '://' not in checkpoint:
+        checkpoint = str(Path(checkpoint).expanduser().resolve())
+    config.runner_type = 'mmkcr.CompressionRunner'
+    config.custom_imports = with_import(config)
+    config.load_from, config.resume = None, False
+    config.compression = ConfigDict(
+        sites=structure.backbone['sites'], structure=f'{here}/{STRUCTURE}',
+        weights=f'{here}/{WEIGHTS}', wrapper='mmkcr.RegularizedModel',
+        regularizers=dict(teacher=dict(
+            type='mmkcr.FeatureDistillationLoss', teacher=f'{here}/{DENSE}',
+            checkpoint=checkpoint, weight=weight)))
+    for name, content in ((DENSE, dense), (FINETUNE, config)):
+        content = without_initial_weights(content)
+        with atomic_write(folder / name) as path:
+            path.write_text(content.pretty_text)
+    return folder / FINETUNE
+
+
+def without_initial_weights(config: Config) -> Config:
+    """A copy of a config whose model starts from no checkpoint of its own."""
+    config = copy.deepcopy(config)
+    for part in (config.model, config.model.backbone):
+        part.pop('pretrained', None)
+        if (part.get('init_cfg') or {}).get('type') == 'Pretrained':
+            part.pop('init_cfg')
+    return config
+
+
+def with_import(config: Config) -> Any:
+    """The config's ``custom_imports``, with this package."""
+    imports = config.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
+    names = imports['imports'] if isinstance(imports['imports'], list) else [imports['imports']]
+    return dict(imports, imports=[*names, *({'mmkcr'} - set(names))])

@@ -1,0 +1,32 @@
+"""The length of a training."""
+
+from typing import Dict, Mapping
+
+from mmengine.config import Config
+
+
+def stretch_schedule(config: Config, factor: float) -> None:
+    """Scale the epochs, or iterations, of a schedule and of the hooks that follow it, in place.
+
+    Args:
+        config (Config): Epoch-based or iteration-based.
+        factor (float): Above 0.
+    """
+    def scale(entry: Dict, *keys: str) -> None:
+        for key in keys:
+            if key in entry:
+                entry[key] = max(round(entry[key] * factor), int(key != 'begin'))
+
+    if factor == 1:
+        return
+    scale(config.train_cfg, 'max_epochs', 'max_iters')
+    groups = config.get('param_scheduler') or []
+    for group in groups.values() if isinstance(groups, Mapping) else [groups]:
+        for scheduler in group if isinstance(group, list) else [group]:
+            scale(scheduler, 'begin', 'end', 'T_max')
+            if 'milestones' in scheduler:
+                scheduler.milestones = [max(round(m * factor), 1) for m in scheduler.milestones]
+    for hook in config.get('custom_hooks', []):
+        scale(hook, 'begin', 'interval', 'until')
+        if 'decay' in hook and 'interval' not in hook:  # else its steps are scaled already
+            hook.decay = hook.decay**(1 / factor)

@@ -1,0 +1,96 @@
+"""Distillation of a backbone's maps from the network that it was made of."""
+
+from contextlib import contextmanager
+from typing import Any, Iterator, List, Mapping, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.models.calibration import flat_tensors
+from mmkcr.models.utils import find_task
+from mmkcr.registry import MODELS
+from .distillation import Teacher
+
+
+@MODELS.register_module()
+class FeatureDistillationLoss(nn.Module):
+    r"""Relative squared distance of a backbone's outputs from a teacher's of the same shapes.
+
+    .. math:: w \, \frac{1}{L} \sum_l \frac{\|f^s_l - f^t_l\|^2}{\|f^t_l\|^2}
+
+    A regulariser of :class:`mmkcr.RegularizedModel` for any task: it asks for no labels and no
+    head. The teacher is the dense network of the same config, so both see the same images.
+
+    Args:
+        teacher (str | dict): See :class:`~mmkcr.models.losses.distillation.Teacher`.
+        checkpoint (str, optional): As there. Defaults to None.
+        weight (float): w. Defaults to 1.
+
+    Attributes:
+        active (bool): Whether the term is on.
+        feature_layer (str): What the wrapper watches.
+        needs_inputs (bool): ``forward`` takes the student's inputs.
+
+    Raises:
+        ValueError: ``weight`` is negative.
+    """
+
+    feature_layer = 'backbone'
+    needs_inputs = True
+
+    def __init__(self, teacher: Union[str, Mapping[str, Any]], checkpoint: Optional[str] = None,
+                 weight: float = 1.) -> None:
+        super().__init__()
+        if weight < 0:
+            raise ValueError('expected a non-negative `weight` in FeatureDistillationLoss, found '
+                             f'{weight}')
+        self.teacher, self.weight, self.active = Teacher(teacher, checkpoint), weight, True
+        self._student: List[nn.Module] = []  # in a list, so that it is no module of this one
+        self._maps: List[Tensor] = []
+
+    def bind(self, student: nn.Module) -> None:
+        """Note the student's backbone; the wrapper calls it.
+
+        Args:
+            student (BaseModel): The task model.
+        """
+        self._student = [find_task(student).backbone]
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Within the block the maps of the student's backbone are kept."""
+        def keep(_: nn.Module, __: tuple, out: Any) -> None:
+            self._maps = flat_tensors(out)
+
+        handle = self._student[0].register_forward_hook(keep)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def forward(self, _: Tensor, inputs: Tensor) -> Tensor:
+        """Computes the weighted loss of a batch.
+
+        Args:
+            _ (Tensor): The pooled features, which are not needed.
+            inputs (Tensor): The student's (B, 3, H, W), normalised.
+
+        Returns:
+            Tensor: Scalar, fp32 or fp64.
+
+        Raises:
+            ValueError: Student and teacher give maps of other shapes.
+        """
+        maps, self._maps = self._maps, []
+        with torch.no_grad():
+            wanted = flat_tensors(self.teacher.model(inputs.device).backbone(inputs))
+        shapes = [[tuple(out.shape) for out in outputs] for outputs in (wanted, maps)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"expected maps of the teacher's shapes {shapes[0]} from the "
+                             f"student's backbone, found {shapes[1]}")
+        distances = []
+        for out, target in zip(maps, wanted):
+            target = target.to(torch.promote_types(target.dtype, torch.float32))
+            distances.append((out.to(target) - target).square().sum() /
+                             target.square().sum().clamp(min=1e-12))
+        return self.weight * torch.stack(distances).mean()
