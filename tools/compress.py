@@ -73,12 +73,13 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> No
              f'{float(files.result.profiles[name].losses[len(site.kept)]):.2g}')
             for name, site in structure.sites.items()]
     print(format_table(('site', 'units', 'kept', 'share', 'loss'), rows))
-    rows = [(name, f'{dense:.4g}', f'{slim:.4g}', f'{slim / dense:.1%}')
+    tuned = [''] * (len(metrics) > 2)
+    rows = [(name, f'{dense:.4g}', f'{slim:.4g}', *tuned, f'{slim / dense:.1%}')
             for name, dense, slim in dense_and_slim(files)]
-    for dense, slim in zip(*[iter(metrics)] * 2):
-        rows += [(name, f'{dense[name]:.4g}', f'{slim[name]:.4g}', '')
-                 for name in dense if isinstance(dense[name], Real)]  # mmseg gives NumPy's
-    print(format_table(('', 'dense', 'slim', 'share'), rows))
+    for name, value in metrics[0].items() if metrics else ():
+        if isinstance(value, Real):  # mmseg gives NumPy's
+            rows.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))
+    print(format_table(('', 'dense', 'slim', *(['tuned'] if tuned else []), 'share'), rows))
     same = f', {agreement["top1"]:.1%} with the same class' if 'top1' in agreement else ''
     print(f'Outputs on held-out calibration images differ by {agreement["error"]:.1%} of their '
           f'size{same}.')
