@@ -17,7 +17,7 @@ from mmkcr.apis.launch import (
     apply_common_arguments,
     build_runner,
     check_file,
-    nothing_written_before_start,
+    one_run,
     optim_wrapper_parts,
     resume_latest,
     set_dataloader_defaults,
@@ -84,7 +84,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         raise ValueError(f'expected a config with a `train_cfg`, found `{args.config}` without')
     check_file(config.get('load_from'), 'a checkpoint')
     check_data_folders(config, ('train_dataloader', 'val_dataloader'))
-    with nothing_written_before_start(config.work_dir) as start:
+    with one_run(config) as start:
         runner = build_runner(config)
         runner.register_hook(start)
         runner.register_hook(dict(type='mmkcr.CheckpointGuardHook'))

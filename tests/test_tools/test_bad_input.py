@@ -33,9 +33,9 @@ TRAINING = dict(
     unknown_cost=("model['price'] = dict(cost='latency')\n", "`macs` or `paper`, found 'latency'"),
     no_architecture_part=(
         "train_cfg['architecture_fraction'] = 1.\n", r'`architecture_fraction` within \(0, 1\)'),
-    backbone_without_sites=(
-        f"{BACKBONE}['layer_cfgs'] = dict(ffn_type='swiglu_fused')\n",
-        'expected an mmcv `FFN`|with searchable layers'),
+    unknown_kind_of_gate=(
+        f"{BACKBONE}['gates'] = dict(heads=dict(type='mmkcr.GumbelChannelGate'))\n",
+        r"by kind among \['mlp_channels'\], found .*'heads'"),
     backbone_that_cannot_be_gated=(
         f"{BACKBONE} = dict(_delete_=True, type='ResNet', depth=18, gates=dict("
         "type='mmkcr.GumbelChannelGate'))\n", "unexpected keyword argument 'gates'"),

@@ -92,7 +92,7 @@ def trained(tools, config_path, tmp_path):
 
 @pytest.fixture
 def refused(tools, capsys, monkeypatch, tmp_path):
-    """Runs a command in an empty folder; gives its one sentence; nothing is left behind."""
+    """Runs a command in an empty folder; gives its one sentence; logs alone are left behind."""
 
     def run(name, *args):
         folder = tmp_path / 'empty'
@@ -101,7 +101,7 @@ def refused(tools, capsys, monkeypatch, tmp_path):
         with pytest.raises(SystemExit) as ended:
             tools[name].main(list(args))
         assert ended.value.code == 1
-        assert not list(folder.iterdir())
+        assert not [path for path in folder.rglob('*') if path.is_file() and path.suffix != '.log']
         (line, ) = [line for line in capsys.readouterr().err.splitlines()
                     if line.startswith('error: ')]
         return line
@@ -121,6 +121,24 @@ def test_train_resume_test(tools, config_path, trained, tmp_path):
     assert len(right) == 12
     assert json.loads(metrics.read_text())['accuracy/top1'] == pytest.approx(
         100 * sum(right) / 12, abs=1e-4)
+
+
+def test_resume_with_another_config(tools, config_path, trained, refused):
+    """What makes another run is refused before anything is written; the rest is named."""
+    before = sorted(trained.rglob('*'))
+    line = refused('train', config_path, '--work-dir', str(trained), '--resume', '--cfg-options',
+                   'model.architecture.head.cal_acc=True')
+    assert '`model.architecture.head.cal_acc` was not there and is True, and 0 more' in line
+    assert sorted(trained.glob('*.p*')) == [path for path in before if path.parent == trained
+                                            and path.suffix.startswith('.p')]
+    tools['train'].main([config_path, '--work-dir', str(trained), '--resume', '--cfg-options',
+                         'optim_wrapper.optimizer.lr=0.5'])
+    # the epochs too: the first run was told of one
+    named = {line.split('another config: ')[1] for path in trained.glob('*/*.log')
+             for line in path.read_text().splitlines() if 'another config: ' in line}
+    assert named == {
+        '`train_cfg.max_epochs` was 1 and is 2: the run does not go on as it would have.',
+        "`optim_wrapper.optimizer.lr` was 0.1 and is 0.5: the checkpoint's is used."}
 
 
 def test_check_of_what_a_config_expects(tools, config_path, trained, tmp_path, capsys):
