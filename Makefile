@@ -1,4 +1,4 @@
-# quickstart, test and lint, each from a bare clone with Python 3.11 and gcc.
+# quickstart, test, lint and docs, each from a bare clone with Python 3.11 and gcc.
 # What is installed is remembered by the stamps in $(VENV): a second call reuses it.
 PYTHON ?= python3.11
 VENV ?= .venv
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c requirements/constraints.txt
 export MAX_JOBS
 
-.PHONY: quickstart test lint
+.PHONY: quickstart test lint docs
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/runtime.stamp
@@ -25,6 +25,10 @@ lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .
 	$(BIN)/interrogate -c setup.cfg mmkcr
 
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo 'Open site/index.html'
+
 $(VENV)/created.stamp:
 	@echo '== virtual environment in $(VENV)'
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +36,10 @@ $(VENV)/created.stamp:
 
 $(VENV)/lint.stamp: $(VENV)/created.stamp requirements/lint.txt requirements/constraints.txt
 	$(PIP) -r requirements/lint.txt
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/created.stamp requirements/docs.txt requirements/constraints.txt
+	$(PIP) -r requirements/docs.txt
 	@touch $@
 
 # mmcv comes as whatever pip finds without compiling: the compiled operators can wait.

@@ -67,9 +67,10 @@ setup(
     license_files=['LICENSE'],
     python_requires='>=3.11',
     packages=find_packages(include=['mmkcr', 'mmkcr.*']),
+    entry_points=dict(console_scripts=['mmkcr = mmkcr.apis.console:main']),
     install_requires=requirements('runtime'),
     extras_require={name: requirements(name)
-                    for name in ('optional', 'tests', 'lint', 'transformers')},
+                    for name in ('optional', 'tests', 'lint', 'docs', 'transformers')},
     options={'build': {'build_base': BUILD.name}},
     cmdclass={'build_py': BuildWithMim},
     zip_safe=False,

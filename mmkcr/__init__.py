@@ -6,10 +6,18 @@ running code (:mod:`mmkcr.safe_load`). Models, hooks, loops and metrics are
 imported when a registry of scope ``mmkcr`` is first asked for one of them.
 """
 
-from .compat import ensure_torchvision, hush_missing_operators, register_references
+from .compat import (
+    ensure_torchvision,
+    hush_missing_operators,
+    hush_optional_parts,
+    refuse_mixed_families,
+    register_references,
+)
 from .version import __version__
 
+refuse_mixed_families()
 ensure_torchvision()
+hush_optional_parts()
 hush_missing_operators()
 register_references()
 

@@ -1,5 +1,9 @@
 """Makes the host libraries importable where their wheels disagree, and their configs ours.
 
+The maintained forks of the OpenMMLab libraries (``onedl-*``) install the same folders as the
+original packages. Where both are installed, files of one lie among those of the other, so the
+import ends with what to do.
+
 The torchvision wheel is built for CUDA. Beside a CPU build of torch its
 compiled operators cannot be loaded, and ``import torchvision`` then stops with
 ``operator torchvision::nms does not exist`` although no operator is needed.
@@ -9,12 +13,23 @@ Declaring the two schemas that torchvision registers fake kernels for is enough.
 import functools
 import logging
 import warnings
-from typing import Optional, Tuple
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Dict, Optional, Tuple
 
+import mmengine.logging
 import torch
 from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.logging import MMLogger
+
+#: Original packages by the fork that installs the same folder.
+ORIGINALS: Dict[str, Tuple[str, ...]] = {
+    'onedl-mmcv': ('mmcv', 'mmcv-lite', 'mmcv-full'),
+    'onedl-mmengine': ('mmengine', 'mmengine-lite'),
+    'onedl-mmpretrain': ('mmpretrain', 'mmcls'),
+    'onedl-mmdetection': ('mmdet', ),
+    'onedl-mmsegmentation': ('mmsegmentation', ),
+}
 
 _NMS_SCHEMA = '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'
 _library = None  # keeps the declared schemas alive for the whole process
@@ -40,6 +55,47 @@ def ensure_torchvision() -> bool:
             _library.define(name + _NMS_SCHEMA)
         import torchvision  # noqa: F401
     return _library is not None
+
+
+def _installed(name: str) -> Optional[str]:
+    """Version of an installed distribution; None if there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def refuse_mixed_families() -> None:
+    """Refuse the original OpenMMLab packages beside their forks.
+
+    Raises:
+        ImportError: Both are installed; the message has the two commands that mend it.
+    """
+    both = {fork: found for fork, names in ORIGINALS.items() if _installed(fork)
+            and (found := [name for name in names if _installed(name)])}
+    if not both:
+        return
+    originals = [name for found in both.values() for name in found]
+    forks = [f'{fork}=={_installed(fork)}' for fork in both]
+    raise ImportError(
+        f'expected the OpenMMLab packages of one family, found {", ".join(originals)} beside '
+        f'{", ".join(forks)}, which overwrite each other\'s files: run `pip uninstall -y '
+        f'{" ".join(originals)}`, then `pip install --force-reinstall --no-deps '
+        f'--no-build-isolation {" ".join(forks)}`')
+
+
+def hush_optional_parts() -> None:
+    """Drop what the forks print at import of the data sets of a service that is not installed."""
+    say = mmengine.logging.print_log
+    if hasattr(say, '__wrapped__'):  # once is enough
+        return
+
+    @functools.wraps(say)
+    def print_log(msg: Any, *args: Any, **kwargs: Any) -> None:
+        if not str(msg).startswith('Could not import OneDL'):
+            say(msg, *args, **kwargs)
+
+    mmengine.logging.print_log = print_log
 
 
 def hush_missing_operators() -> None:

@@ -71,3 +71,30 @@ def test_only_two_notices_are_hushed():
         warnings.warn('Fail to import ``MultiScaleDeformableAttention`` from x', stacklevel=1)
         warnings.warn('Fail to import ``DeformConv`` from x', stacklevel=1)
     assert [str(w.message) for w in seen] == ['Fail to import ``DeformConv`` from x']
+
+
+def test_the_service_that_is_not_installed_is_not_mentioned(tmp_path):
+    result = run('import mmkcr, mmpretrain.datasets, mmdet.datasets, mmseg.datasets\n'
+                 'from mmengine.logging import print_log\n'
+                 'print_log("Could not import OneDL X"); print_log("Could not import Y")', tmp_path)
+    assert result.stdout == 'Could not import Y\n' and 'OneDL' not in result.stderr
+
+
+@pytest.mark.parametrize('original', ['mmdet', 'mmcv-lite'])
+def test_both_families_at_once_are_refused(tmp_path, original):
+    """An original package beside its fork: what is there, and the two commands."""
+    info = tmp_path / f'{original.replace("-", "_")}-3.3.0.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {original}\nVersion: 3.3.0\n')
+    result = run('import mmkcr', tmp_path)
+    assert result.returncode != 0
+    line = result.stderr.splitlines()[-1]
+    fork = dict(mmdet='onedl-mmdetection', **{'mmcv-lite': 'onedl-mmcv'})[original]
+    assert f'found {original} beside {fork}==' in line
+    assert f'pip uninstall -y {original}`' in line
+
+
+def test_one_family_alone_is_good():
+    from mmkcr.compat import ORIGINALS, _installed, refuse_mixed_families
+    assert any(_installed(fork) for fork in ORIGINALS)
+    refuse_mixed_families()

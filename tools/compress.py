@@ -10,6 +10,7 @@ Examples:
         --target-macs 70% --calibration FOLDER --images 256 --out slim
 """
 
+from numbers import Real
 from typing import Any, Dict, Optional, Sequence
 
 from mmengine.config import DictAction
@@ -72,7 +73,7 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> No
             for name, dense, slim in dense_and_slim(files)]
     for dense, slim in zip(*[iter(metrics)] * 2):
         rows += [(name, f'{dense[name]:.4g}', f'{slim[name]:.4g}', '')
-                 for name in dense if isinstance(dense[name], float)]
+                 for name in dense if isinstance(dense[name], Real)]  # mmseg gives NumPy's
     print(format_table(('', 'dense', 'slim', 'share'), rows))
     same = f', {agreement["top1"]:.1%} with the same class' if 'top1' in agreement else ''
     print(f'Outputs on held-out calibration images differ by {agreement["error"]:.1%} of their '

@@ -1,13 +1,13 @@
 """A study (an ablation table) in one command: trainings, slimmings, evaluations, one table.
 
-The study is a YAML file with named variants, see mmkcr/apis/study.py. Stages that variants
+The study is a YAML file with named variants, see tools/lab/study.py. Stages that variants
 have in common are run once. Prints the table with mean and standard deviation over the seeds;
 writes table.txt, table.md, summary.json and accuracy_over_macs_*.png to the work dir.
 
 A second call reuses what is finished, and goes on where one was stopped.
 
-examples:
-    python tools/study.py configs/dcs/digits/dcs-study_ablation.yml --seeds 0 1 2
+Examples:
+    python tools/study.py configs/dcs/digits/dcs-study_ablation_digits.yml --seeds 0 1 2
     python tools/study.py STUDY.yml --train-slice --epochs-factor 0.5
 """
 

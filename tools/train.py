@@ -25,9 +25,13 @@ from mmkcr.apis.launch import (
 from mmkcr.datasets.data_check import check_data_folders
 
 
-def make_parser() -> Parser:
-    """The command line."""
-    parser = Parser(__doc__)
+def make_parser(doc: str = __doc__) -> Parser:
+    """The command line.
+
+    Args:
+        doc (str): Description and examples.
+    """
+    parser = Parser(doc)
     parser.add_argument('config', help='config of the training')
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT',
                         help='go on from a checkpoint, without a value from the latest one of the '
@@ -75,10 +79,15 @@ def merge_args(config: Config, args: Any) -> Config:
     return config
 
 
-@command
-def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Check, build and train."""
-    args = make_parser().parse_args(argv)
+def train(args: Any) -> None:
+    """Check, build and train.
+
+    Args:
+        args (Namespace): Of :func:`make_parser`.
+
+    Raises:
+        ValueError: The config has no training.
+    """
     config = merge_args(load_config(args.config, compressed=False), args)
     if config.get('train_cfg') is None:
         raise ValueError(f'expected a config with a `train_cfg`, found `{args.config}` without')
@@ -90,6 +99,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         runner.register_hook(dict(type='mmkcr.CheckpointGuardHook'))
         runner.register_hook(dict(type='mmkcr.ClassCheckHook'))
         runner.train()
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Parse and train."""
+    train(make_parser().parse_args(argv))
 
 
 if __name__ == '__main__':

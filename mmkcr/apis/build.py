@@ -14,8 +14,9 @@ from mmkcr.models.building import build_model, load_weights, read_config
 from mmkcr.safe_load import read_checkpoint, read_config_text
 
 __all__ = [
-    'build_model', 'default_shape', 'drop_idle_workers', 'file_sha256', 'image_shape',
-    'load_config', 'load_weights', 'read_config', 'set_structure', 'state_bytes'
+    'backbone_config', 'build_model', 'default_shape', 'dense_config', 'drop_idle_workers',
+    'file_sha256', 'image_shape', 'load_config', 'load_weights', 'read_config',
+    'recorded_config', 'set_structure', 'state_bytes'
 ]
 
 
@@ -85,10 +86,15 @@ def image_shape(shape: Sequence[int]) -> Tuple[int, int, int]:
 
 def set_structure(config: Config, structure: str) -> None:
     """Put a structure file into the config's backbone, bare or inside our wrappers."""
+    backbone_config(config)['structure'] = structure
+
+
+def backbone_config(config: Config) -> Mapping[str, Any]:
+    """The backbone's part of a config, bare or inside our wrappers; empty if there is none."""
     model = config.model
     while 'architecture' in model:
         model = model.architecture
-    model.backbone.structure = structure
+    return model.get('backbone') or {}
 
 
 def file_sha256(path: Union[str, Path]) -> str:

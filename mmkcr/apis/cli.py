@@ -4,15 +4,46 @@ import argparse
 import functools
 import logging
 import os
+import re
+import select
+import signal
 import sys
 import warnings
-from typing import Any, Callable, NoReturn, Optional, Sequence
+from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Sequence
 
 from mmkcr.safe_load import trust_checkpoints
 
 #: Raised by this package, or by the hosts, for something that the user can mend.
 USER_ERRORS = (ValueError, TypeError, KeyError, FileNotFoundError, FileExistsError,
                NotADirectoryError, IsADirectoryError, PermissionError, ImportError)
+
+
+class Entry(NamedTuple):
+    """A command.
+
+    Args:
+        tool (str): Path below ``tools/`` without its suffix.
+        about (str): What it does, in a few words.
+    """
+
+    tool: str
+    about: str
+
+
+#: What follows ``mmkcr`` on the command line.
+COMMANDS: Dict[str, Entry] = {
+    'compress': Entry('compress', 'make a trained model smaller in closed form, without training'),
+    'init': Entry('init', 'write the few lines beside your own config'),
+    'search': Entry('search', 'train gates and weights: which units a model can do without'),
+    'slim': Entry('slim', 'cut a searched model under a budget'),
+    'train': Entry('train', 'train any config of mmpretrain, mmdet or mmseg'),
+    'test': Entry('test', 'evaluate a checkpoint'),
+    'export': Entry('deployment/export_onnx', 'write an ONNX file and compare it with PyTorch'),
+    'flops': Entry('analysis_tools/get_flops', 'count MACs and parameters, attention included'),
+    'latency': Entry('benchmarks/latency', 'time a dense and a slim model in turns'),
+    'publish': Entry('publish', 'one file with weights, structure and metadata'),
+    'zoo': Entry('zoo', 'list the models of this package'),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,6 +59,8 @@ class Parser(argparse.ArgumentParser):
         first, _, rest = doc.strip().partition('\n')
         super().__init__(description=first, epilog=rest.strip('\n'),
                          formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+        if self.prog.startswith('mmkcr '):
+            self.epilog = _as_mmkcr(self.epilog)
         self.add_argument('--debug', action='store_true',
                           help='show the traceback of an error (also: MMKCR_DEBUG=1)')
 
@@ -40,6 +73,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with status 2."""
         self.exit(2, f'error: {message} (see `{self.prog} --help`)\n')
+
+
+def _as_mmkcr(text: str) -> str:
+    """A text with ``mmkcr slim`` for ``python tools/slim.py``."""
+    names = {entry.tool: name for name, entry in COMMANDS.items()}
+
+    def name_of(match: re.Match) -> str:
+        return f'mmkcr {names[match[2]]}' if match[2] in names else match[0]
+
+    return re.sub(r'(python )?tools/([\w/]+)\.py', name_of, text)
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +111,13 @@ def sentence(error: BaseException) -> str:
     return ' '.join(str(text).split()) or type(error).__name__
 
 
+def reader_is_gone() -> bool:
+    """Whether nobody reads standard output any more, as after ``| head``."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
     """Decorate ``main(argv=None)``: a user's mistake prints one line and exits with status 1.
 
@@ -82,7 +132,15 @@ def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
         given = sys.argv[1:] if argv is None else argv
         debug = '--debug' in given or os.environ.get('MMKCR_DEBUG', '0') not in ('', '0')
         try:
-            return main(argv)
+            try:
+                return main(argv)
+            finally:
+                sys.stdout.flush()  # a closed pipe is noticed here, and not at exit
+        except BrokenPipeError:
+            if not reader_is_gone():
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + signal.SIGPIPE)  # as other commands end before `| head`
         except USER_ERRORS as error:
             if debug:
                 raise

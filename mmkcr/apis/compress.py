@@ -13,15 +13,12 @@ import math
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, Structure, count_params, parse_target
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.functional.refit import refit_output
 from mmkcr.models.calibration import (
     Forward,
@@ -38,26 +35,14 @@ from mmkcr.models.calibration import (
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import HostSite, KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
+from .compress_progress import CompressProgress
+from .site_profiles import CompressOptions, SiteProfile, profile_sites, shown
 from .slim import note_backbone_macs
 
 #: Kinds whose units can be chosen and refitted.
 REFITTED = ('mlp_hidden', 'heads', 'attention_outputs', 'mlp_channels')
 #: Those that a call takes by default: they need no gather and lose least at the same MACs.
 DEFAULT_SITES = ('mlp_hidden', 'heads', 'attention_outputs')
-
-
-@dataclasses.dataclass
-class SiteProfile:
-    """What calibration says about a site.
-
-    Args:
-        order (UnitOrder): Units by how much the readers lose without them; channels of a unit.
-        losses (Tensor): Loss of the network's outputs with the first k units, k = 0 … total, fp64;
-            relative to the outputs, or in nats for class scores.
-    """
-
-    order: UnitOrder
-    losses: Tensor
 
 
 @dataclasses.dataclass
@@ -78,44 +63,6 @@ class CompressResult:
     agreement: Dict[str, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class CompressOptions:
-    """How to compress.
-
-    Args:
-        divisor (int): Sizes of hidden layers and channels are multiples of it, or full. Defaults
-            to 8.
-        min_share (float): Least share of its units that a site keeps. Defaults to 0.05.
-        uniform (bool): The same share of every site instead of the best allocation. Defaults to
-            False.
-        rho (float): Ridge of orders and refits, relative. Defaults to 1e-3.
-        rows (int): Most positions of a batch and layer that moments are taken of. Defaults to
-            4096.
-        per_unit (tuple[int, int]): Positions for each input of a layer after which no more images
-            are looked at, for its order and for its refit. Defaults to (4, 12).
-        logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
-        progress (bool): Show how far it is. Defaults to True.
-        refit (str): What readers get: ``'least-squares'``, or for controls ``'mean'`` (the bias
-            alone takes the means) or ``'none'``. Defaults to ``'least-squares'``.
-        choose (Callable, optional): For controls: takes a site, the moments of its first reader
-            and a generator, and gives an order of its units in the place of the closed form's.
-            Defaults to None.
-        seed (int): Of everything drawn. Defaults to 0.
-    """
-
-    divisor: int = 8
-    min_share: float = 0.05
-    uniform: bool = False
-    rho: float = 1e-3
-    rows: int = 4096
-    per_unit: Tuple[int, int] = (4, 12)
-    logits: bool = False
-    progress: bool = True
-    refit: str = 'least-squares'
-    choose: Optional[Callable[[HostSite, Moments, torch.Generator], Tensor]] = None
-    seed: int = 0
-
-
 def compress(model: nn.Module,
              images: Union[Tensor, Sequence[Any]],
              target: Union[str, int, float],
@@ -125,6 +72,7 @@ def compress(model: nn.Module,
              forward: Optional[Forward] = None,
              held_out: Union[Tensor, Sequence[Any], None] = None,
              profiles: Optional[Mapping[str, SiteProfile]] = None,
+             done: Optional[CompressProgress] = None,
              **options: Any) -> CompressResult:
     """Make a network smaller in closed form, from unlabelled images.
 
@@ -145,6 +93,8 @@ def compress(model: nn.Module,
             None: the last tenth of ``images``, which calibration then does not see.
         profiles (Mapping[str, SiteProfile], optional): Of an earlier call with these images and
             sites. Defaults to None: they are made.
+        done (CompressProgress, optional): What an earlier call with these arguments had done; what
+            this one does is written there. Defaults to None.
         **options: See :class:`CompressOptions`.
 
     Returns:
@@ -170,15 +120,20 @@ def compress(model: nn.Module,
     subnet = copy.deepcopy(dense)
     space = searched(subnet, sites)
     whole = searched(dense, sites)
+    macs = _macs(subnet, space, input_shape, part)
+    wanted = parse_target(target, macs.dense)
+    check_reach(space, macs, wanted, settings)
+    profiles = profiles or (done.profiles() if done else None)
     if profiles is None:
         profiles = profile_sites(dense, whole, batches, forward, settings)
-    macs = _macs(subnet, space, input_shape, part)
-    sizes = share_out(space, profiles, macs, parse_target(target, macs.dense), settings)
+        if done is not None:
+            done.save_profiles(profiles)
+    sizes = share_out(space, profiles, macs, wanted, settings)
     structure = space.structure_for(
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
     params = count_params(dense)
-    _apply(dense, subnet, structure, batches, forward, settings)
+    _apply(dense, subnet, structure, batches, forward, settings, done)
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
     if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
         note_backbone_macs(structure, subnet, part)
@@ -236,61 +191,6 @@ def _name(kind: KindConfig) -> str:
     return kind if isinstance(kind, str) else kind['kind']
 
 
-def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
-                  settings: CompressOptions) -> Dict[str, SiteProfile]:
-    """Orders and losses of all sites, from one pass forward and backward of the dense network.
-
-    Args:
-        dense (nn.Module): The network.
-        space (SearchSpace): Of its backbone.
-        batches (Sequence): Calibration batches.
-        forward (Callable): See :func:`compress`.
-        settings (CompressOptions): As there.
-
-    Raises:
-        ValueError: A site is not reached, or an activation is not finite.
-    """
-    layers = {f'{name}:{path}': space.host.get_submodule(path)
-              for name, site in space.sites.items()
-              for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
-    shown = _shown(batches, 'Orders of units', settings)
-    found = collect(dense, shown, forward, layers, settings.rows, settings.logits,
-                    settings.seed, settings.per_unit[0])
-    generator = torch.Generator().manual_seed(settings.seed)
-    profiles = {}
-    for name, site in space.sites.items():
-        covariances, grams, groups = [], [], 1
-        for reader in readers(site):
-            layer, moments = layers[f'{name}:{reader.path}'], found[f'{name}:{reader.path}']
-            if moments.inputs.count == 0:
-                raise ValueError(f'expected the calibration images to reach site `{name}`, found '
-                                 'that they do not')
-            sensitivity = moments.positions * moments.gradients.second_moment
-            weight = layer.weight.detach().flatten(1).double()
-            covariances.append(moments.inputs.covariance)
-            grams.append(weight.T @ sensitivity.to(weight) @ weight)
-            groups = reader.inner * taps(layer)
-        extra = None
-        for path in site.lost_outputs():
-            moments = found[f'{name}:{path}']
-            extra = moments.positions * moments.output_energy * \
-                moments.gradients.second_moment.diagonal()
-        order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
-                            extra=extra)
-        if settings.choose is not None:
-            inputs = found[f'{name}:{readers(site)[0].path}'].inputs
-            order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
-        profiles[name] = SiteProfile(order, order.errors)
-    return profiles
-
-
-def _shown(items: Sequence[Any], what: str, settings: CompressOptions) -> Iterable[Any]:
-    """Items with a progress bar on standard error."""
-    if not settings.progress:
-        return items
-    return track(items, what, len(items), console=Console(stderr=True))
-
-
 def _macs(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
           part: Optional[str]) -> MacsModel:
     counted = counted_part(model, part) if hasattr(model, 'data_preprocessor') else model
@@ -301,6 +201,25 @@ def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
     """Sizes that a site may have, ascending."""
     divisor = settings.divisor if site.total >= 4 * settings.divisor else 1
     return allowed_sizes(site.total, max(1, round(settings.min_share * site.total)), divisor)
+
+
+def check_reach(space: SearchSpace, macs: MacsModel, target: int,
+                settings: CompressOptions) -> None:
+    """Refuse a target that no sizes of the sites meet.
+
+    Args:
+        space (SearchSpace): Of the dense backbone.
+        macs (MacsModel): Of the sites' sizes.
+        target (int): Most MACs.
+        settings (CompressOptions): Sizes on offer.
+
+    Raises:
+        ValueError: The target is out of reach; the message gives the range.
+    """
+    lowest = macs({name: size_options(site, settings)[0] for name, site in space.sites.items()})
+    if not lowest <= target:
+        raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
+                         f'{macs.dense / 1e9:.6g}G MACs, found {target / 1e9:.6g}G')
 
 
 def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: MacsModel,
@@ -323,12 +242,9 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: Mac
     Raises:
         ValueError: The target is out of reach; the message gives the range.
     """
+    check_reach(space, macs, target, settings)
     offered = {name: size_options(site, settings) for name, site in space.sites.items()}
     sizes = {name: site.total for name, site in space.sites.items()}
-    lowest = macs({name: options[0] for name, options in offered.items()})
-    if not lowest <= target:
-        raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
-                         f'{macs(sizes) / 1e9:.6g}G MACs, found {target / 1e9:.6g}G')
     if settings.uniform:
         return uniform_sizes(offered, macs, target)
     for _ in range(20):
@@ -359,7 +275,7 @@ def uniform_sizes(offered: Mapping[str, List[int]], macs: MacsModel, target: int
 
 
 def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: Sequence[Any],
-           forward: Forward, settings: CompressOptions) -> None:
+           forward: Forward, settings: CompressOptions, done: Optional[CompressProgress]) -> None:
     """Slice site after site, and refit the readers to the dense network's outputs.
 
     A site sees the inputs that the compressed network has by then, so errors do not pile up
@@ -374,20 +290,32 @@ def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: S
     batches = _enough(dense, whole, structure, batches, forward, settings)
     runs = [ResumableForward(model, own.host, batches, forward)
             for model, own in ((dense, whole), (subnet, space))]
-    shown = _shown(list(blocks), 'Refit of blocks', settings)
+    refits, last = settings.refit != 'none', None
     try:
-        for block in shown:
-            for name in blocks[block]:
-                site = space.sites[name]
-                kept = torch.tensor(structure.sites[name].kept)
-                site.slice_to(kept.to(next(site.owner.parameters()).device))
-                if settings.refit != 'none':
+        for block in shown(list(blocks), 'Refit of blocks', settings):
+            sites = [space.sites[name] for name in blocks[block]]
+            kept = {site: torch.tensor(structure.sites[name].kept, device=_device(site))
+                    for name, site in zip(blocks[block], sites)}
+            if refits and done is not None and done.has_block(block):
+                for site in sites:
+                    site.slice_to(kept[site])
+                done.load_block(block, _refitted(sites))
+                last = block
+                continue
+            if last is not None:
+                for run in runs:
+                    run.finish(last)
+                last = None
+            for site in sites:
+                site.slice_to(kept[site])
+                if refits:
                     _refit(runs, {reader.path: None for reader in readers(site)}, settings)
                     for path in site.lost_outputs():  # its inputs come from what was refitted
-                        _refit(runs, {path: kept}, settings)
-            if settings.refit != 'none':
-                for run in runs:
-                    run.finish(block)
+                        _refit(runs, {path: kept[site]}, settings)
+            if refits:
+                last = block
+                if done is not None:
+                    done.save_block(block, _refitted(sites))
     finally:
         for run in runs:
             run.close()
@@ -395,6 +323,17 @@ def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: S
         if name not in names:
             site.slice_to(torch.arange(site.total))
     space.structure = structure
+
+
+def _device(site: HostSite) -> torch.device:
+    return next(site.owner.parameters()).device
+
+
+def _refitted(sites: Sequence[HostSite]) -> Dict[str, nn.Module]:
+    """The layers with new weights, by path."""
+    paths = [path for site in sites
+             for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())]
+    return {path: sites[0].host.get_submodule(path) for path in paths}
 
 
 def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches: Sequence[Any],

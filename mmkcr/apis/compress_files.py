@@ -5,17 +5,27 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+import torch
 from mmengine.config import Config, ConfigDict
 from torch import nn
 
 from mmkcr.core import Structure, atomic_write
 from mmkcr.models.utils import find_task, is_detector
-from .build import build_model, default_shape, load_config, load_weights, state_bytes
+from mmkcr.version import __version__
+from .build import (
+    build_model,
+    default_shape,
+    file_sha256,
+    load_config,
+    load_weights,
+    state_bytes,
+)
 from .calibration_data import calibration_images
 from .compress import CompressResult, compress
+from .compress_progress import CompressProgress
 from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 
-CONFIG, SENSITIVITY = 'config.py', 'sensitivity.json'
+CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
 
 
 class CompressFiles(NamedTuple):
@@ -53,8 +63,9 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                    **settings: Any) -> CompressFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
-    The config that is written is the one that was given, with the subnet as its backbone: the
-    hosts' tools and this package's take it as it is.
+    A call that was killed goes on behind the last block that it refitted when it is repeated with
+    the same arguments. The config that is written is the one that was given, with the subnet as
+    its backbone: the hosts' tools and this package's take it as it is.
 
     Args:
         config (str | Path): Of a dense task model.
@@ -89,21 +100,31 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
     batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
-    result = compress(model, batches, target_macs, sites, input_shape, part, task_outputs,
-                      logits=classifies, seed=seed, **settings)
+    folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
+    done = CompressProgress(folder / PROGRESS, dict(
+        version=__version__, torch=torch.__version__, config=cfg.pretty_text, sites=sites,
+        checkpoint=file_sha256(checkpoint), target_macs=target_macs, calibration=calibration,
+        images=images, batch_size=batch_size, shape=input_shape, part=part, seed=seed,
+        settings=settings))
+    try:
+        result = compress(model, batches, target_macs, sites, input_shape, part, task_outputs,
+                          done=done, logits=classifies, seed=seed, **settings)
+    except ValueError:
+        done.remove()
+        raise
     structure = result.structure
     backbone = {key: value for key, value in cfg.model.backbone.items() if key != 'init_cfg'}
     structure.backbone['backbone'] = _scoped(backbone, cfg)
     structure.provenance = dict(provenance(cfg, config, checkpoint, content),
                                 agreement=result.agreement, calibration=dict(
                                     images=images, folder=calibration is not None, seed=seed))
-    folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
     write_subnet(result.model, structure, content.get('meta') or {}, folder)
     write_config(cfg, structure, folder)
     with atomic_write(folder / SENSITIVITY) as path:
         path.write_text(json.dumps({name: dict(
             order=profile.order.order.tolist(), losses=profile.losses.tolist())
             for name, profile in result.profiles.items()}) + '\n')
+    done.remove()
     return CompressFiles(folder, result, dict(dense=state_bytes(model),
                                               subnet=state_bytes(result.model)))
 

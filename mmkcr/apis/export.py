@@ -18,11 +18,15 @@ from torch import Tensor, nn
 
 from mmkcr.core import atomic_write
 from mmkcr.core.sites import holders
-from mmkcr.deploy.onnx_graph import count_operators, fold_constants
+from mmkcr.deploy.onnx_graph import (
+    count_operators,
+    fold_constants,
+    narrow_indices,
+    split_projections,
+)
 from mmkcr.deploy.prepare import RUNTIMES, prepare
 from mmkcr.deploy.runtimes import Session, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
-from .count import count_macs
 
 _NEEDED = ('onnx', 'onnxruntime')
 _OPSET = 17  # the first with LayerNormalization
@@ -152,9 +156,9 @@ class _Checked:
         prepared = prepare(self.model.model, self.runtime, dynamic)
         with tempfile.TemporaryDirectory() as folder:
             temporary = Path(folder) / self.path.name
-            graph = trace(prepared, temporary, self.shape, dynamic)
+            graph = trace(prepared, temporary, self.shape, dynamic, self.runtime)
             graph.metadata_props.add(key=f'{_META}.macs',
-                                     value=str(count_macs(self.model.model, self.shape)))
+                                     value=str(self.model.count_macs(self.shape)))
             onnx.save(graph, temporary)
             errors = compare_onnx(self.model, temporary, shapes, runtime=runtime)
             worst = max(errors, key=errors.get)
@@ -175,7 +179,8 @@ class _Checked:
         return shapes
 
 
-def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool) -> 'object':
+def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool,
+          runtime: str = 'any') -> 'object':
     """The ONNX graph of a prepared model, with constants where images make no difference.
 
     Args:
@@ -183,6 +188,7 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
         path (Path): Of a file to use on the way.
         shape (Sequence[int]): (C, H, W).
         dynamic (bool): Whether height and width are.
+        runtime (str): See :func:`~mmkcr.deploy.prepare.prepare`. Defaults to ``'any'``.
 
     Returns:
         onnx.ModelProto: With the input ``images`` and the outputs ``output``, or ``output0`` ...
@@ -207,7 +213,11 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
             raise ValueError('expected a model of operators that ONNX has, found '
                              f'`{type(prepared.model).__name__}`: {_first_line(error)}') from error
     examples = [(2, *traced), (3, *shape)]
-    return fold_constants(onnx.load(path), [np.zeros(size, np.float32) for size in examples])
+    graph = fold_constants(onnx.load(path), [np.zeros(size, np.float32) for size in examples])
+    if runtime != 'tensorrt':  # measured in the others
+        split_projections(graph)
+    narrow_indices(graph)
+    return graph
 
 
 def _general(model: nn.Module, shape: Sequence[int]) -> Tuple[int, int, int]:

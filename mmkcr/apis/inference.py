@@ -8,10 +8,10 @@ from typing import Any, Dict, List, Optional, Union
 import mmengine
 from mmengine.config import Config
 
-import mmkcr
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.safe_load import read_checkpoint
 from .build import load_config, set_structure
+from .shipped import shipped_root
 
 
 def list_models(pattern: str = '*') -> List[str]:
@@ -20,7 +20,7 @@ def list_models(pattern: str = '*') -> List[str]:
     Args:
         pattern (str): As of file names. Defaults to all.
     """
-    return [name for name in _configs() if fnmatch(name, pattern)]
+    return [name for name in model_index() if fnmatch(name, pattern)]
 
 
 def model_config(model: Union[str, Path]) -> Config:
@@ -36,7 +36,8 @@ def model_config(model: Union[str, Path]) -> Config:
     Raises:
         FileNotFoundError: None of these.
     """
-    path = _configs().get(str(model), model)
+    entry = model_index().get(str(model))
+    path = entry['Config'] if entry else model
     if '::' not in str(path) and not Path(path).is_file():
         raise FileNotFoundError(f'expected a config file or a model of `mmkcr.apis.list_models()`, '
                                 f'found `{model}`')
@@ -51,7 +52,8 @@ def register_models() -> None:
     """
     from mmpretrain.apis import ModelHub
     if not any(ModelHub.has(name) for name in list_models()):
-        ModelHub.register_model_index(_root() / 'model-index.yml', config_prefix=_root())
+        root = shipped_root()
+        ModelHub.register_model_index(root / 'model-index.yml', config_prefix=root)
 
 
 def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
@@ -103,16 +105,14 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
     return built
 
 
-def _root() -> Path:
-    """Folder of ``model-index.yml``: the clone's, or what an installed package carries."""
-    package = Path(mmkcr.__file__).parent
-    clone = package.parent / 'model-index.yml'
-    return package.parent if clone.is_file() else package / '.mim'
+def model_index() -> Dict[str, Dict[str, Any]]:
+    """Entries of this package's metafiles by the models' names.
 
-
-def _configs() -> Dict[str, str]:
-    """Config files by the models' names."""
-    root = _root()
+    Returns:
+        dict[str, dict]: ``Config`` is a path that can be opened, ``Metadata`` has sizes and data,
+        ``Results`` what was measured here, or None where nothing was run.
+    """
+    root = shipped_root()
     metafiles = mmengine.load(root / 'model-index.yml')['Import']
-    return {entry['Name']: str(root / entry['Config'])
+    return {entry['Name']: {**entry, 'Config': str(root / entry['Config'])}
             for path in metafiles for entry in mmengine.load(root / path)['Models']}

@@ -1,5 +1,6 @@
 """Latency of two models in one runtime, measured in pairs."""
 
+import math
 import statistics
 import tempfile
 import time
@@ -12,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, Structure, parse_target
+from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
-from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
-from .compress import CompressOptions, size_options, uniform_sizes
-from .count import count_macs
+from .compress import uniform_sizes
 from .export import export_onnx, onnx_macs
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -162,7 +162,7 @@ def side_macs(side: Side, inputs: Tensor) -> Optional[int]:
     """MACs of a model for one image, or what an ONNX file says of them."""
     if not isinstance(side, nn.Module):
         return onnx_macs(side)
-    return count_macs(TensorModel(side).model, tuple(inputs.shape[1:]))
+    return TensorModel(side).count_macs(inputs.shape[1:])
 
 
 def _opened(side: Side, runtime: str, inputs: Tensor, threads: Optional[int], amp: Optional[str],
@@ -170,8 +170,9 @@ def _opened(side: Side, runtime: str, inputs: Tensor, threads: Optional[int], am
     """A call of one side that returns when it is done."""
     if runtime not in PACKAGES:
         if not isinstance(side, nn.Module):
-            raise ValueError(f'expected models for the runtime `{runtime}`, found the file `{side}`')
-        return _in_torch(side, runtime, inputs, amp)
+            raise ValueError(f'expected models for the runtime `{runtime}`, found the file '
+                             f'`{side}`')
+        return torch_call(TensorModel(side), inputs, runtime, amp)
     require_runtime(runtime)
     if isinstance(side, nn.Module):
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -182,10 +183,17 @@ def _opened(side: Side, runtime: str, inputs: Tensor, threads: Optional[int], am
     return lambda: session(images)
 
 
-def _in_torch(model: nn.Module, runtime: str, inputs: Tensor,
-              amp: Optional[str]) -> Callable[[], Any]:
-    view = TensorModel(model)
-    call = torch.compile(view, dynamic=False) if runtime == 'compiled' else view
+def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
+               amp: Optional[str] = None) -> Callable[[], Any]:
+    """A forward without gradients that returns when it is done.
+
+    Args:
+        module (nn.Module): Of one tensor.
+        inputs (Tensor): On its device.
+        runtime (str): ``'eager'`` or ``'compiled'``. Defaults to ``'eager'``.
+        amp (str, optional): See :func:`measure_pair`. Defaults to None.
+    """
+    call = torch.compile(module, dynamic=False) if runtime == 'compiled' else module
 
     def run() -> None:
         with torch.no_grad(), torch.autocast(inputs.device.type, AMP_DTYPES.get(amp),
@@ -213,7 +221,8 @@ def random_subnet(model: nn.Module,
         target (str | int | float): Most MACs, see :func:`~mmkcr.core.parse_target`.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
         part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
-        divisor (int): Sizes of 32 units and more are multiples of it, or full. Defaults to 8.
+        divisor (int): Sizes of sites with four times as many units or more are multiples of it, or
+            full. Defaults to 8.
         seed (int): Of the choice. Defaults to 0.
 
     Returns:
@@ -224,8 +233,7 @@ def random_subnet(model: nn.Module,
     """
     space, counted = search_space(model), counted_part(model, part)
     macs = MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
-    offered = {name: size_options(site, CompressOptions(divisor=divisor))
-               for name, site in space.sites.items()}
+    offered = {name: _random_sizes(site, divisor) for name, site in space.sites.items()}
     wanted = parse_target(target, macs.dense)
     lowest = macs({name: sizes[0] for name, sizes in offered.items()})
     if not lowest <= wanted <= macs.dense:
@@ -235,16 +243,33 @@ def random_subnet(model: nn.Module,
     sizes = uniform_sizes(offered, macs, wanted)
     structure = space.structure_for({name: random_units(space.sites[name], size, generator)
                                      for name, size in sizes.items()})
+    structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
+    if counted is not model:
+        structure.macs['part'] = 'backbone'
     space.slice_to(structure)
     return model, structure
 
 
+def _groups(site: Site) -> int:
+    """Groups of which a random selection keeps equally many units; whole heads are units."""
+    return 1 if site.groups == site.total else site.groups
+
+
+def _random_sizes(site: Site, divisor: int) -> List[int]:
+    """Sizes of a random subnet's site."""
+    step = math.lcm(divisor if site.total >= 4 * divisor else 1, _groups(site))
+    return allowed_sizes(site.total, 1, step)
+
+
 def random_units(site: Site, count: int, generator: torch.Generator) -> Tensor:
-    """Some units of a site, int64, ascending.
+    """Some units of a site, int64, ascending; of every group as many.
 
     Args:
         site (Site): The site.
-        count (int): Units.
+        count (int): Units, a multiple of the groups.
         generator (torch.Generator): On the CPU.
     """
-    return torch.randperm(site.total, generator=generator)[:count].sort().values
+    groups = _groups(site)
+    width = site.total // groups
+    return torch.cat([group * width + torch.randperm(width, generator=generator)[
+        :count // groups].sort().values for group in range(groups)])

@@ -14,11 +14,15 @@ from mmengine.hooks import Hook
 from mmengine.logging import MMLogger, print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+from torch import nn
 
 from mmkcr.apis.build import drop_idle_workers
 from mmkcr.apis.cli import Parser, add_trust_argument
 from mmkcr.apis.processes import is_first_process, join_processes
 from mmkcr.core import atomic_write, locked
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.utils import unwrap
+from mmkcr.models.wrappers import SearchModel
 
 _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
 
@@ -167,10 +171,31 @@ def build_runner(config: Config) -> Runner:
         config (Config): Complete config of a run.
 
     Raises:
-        ValueError: See :func:`~mmkcr.apis.processes.join_processes`.
+        ValueError: See :func:`~mmkcr.apis.processes.join_processes`; or gates without a search.
     """
     join_processes(config)
-    return RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
+    runner = RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
+    refuse_gates_without_search(unwrap(runner.model))
+    return runner
+
+
+def refuse_gates_without_search(model: nn.Module) -> None:
+    """Refuse a supernet that nothing prices: its gates would all stay open.
+
+    Args:
+        model (nn.Module): Of a run.
+
+    Raises:
+        ValueError: A backbone has gates, and the model is no ``SearchModel``.
+    """
+    spaces = [space for module in model.modules()
+              if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]
+    gated = next((space for space in spaces if space.gates()), None)
+    if gated is not None and not isinstance(model, SearchModel):
+        raise ValueError(f'expected `gates` of `{gated.type_name}` in an `mmkcr.SearchModel`, '
+                         f'found `{type(model).__name__}`: write model = dict(type='
+                         '"mmkcr.SearchModel", architecture=<your model>), or let `mmkcr init '
+                         'CONFIG` write it')
 
 
 class StartHook(Hook):
@@ -204,17 +229,18 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
         ValueError: Another run writes to the folder; or the hosts refused the config.
     """
     hook, first = StartHook(), is_first_process(config.launcher)
-    copied = Path(config.work_dir, Path(config.filename or 'config.py').name)
+    copied = config.filename and Path(config.work_dir, Path(config.filename).name)
     with locked(config.work_dir) if first and alone else nullcontext():
-        before = copied.read_bytes() if copied.is_file() else None
+        before = copied.read_bytes() if copied and copied.is_file() else None
         try:
             yield hook
         except Exception as error:
             if hook.started:
                 raise RuntimeError(f'the run stopped: {error}') from error
             if first:
-                _restore(copied, before)
                 _note(error)
+            if first and copied:
+                _restore(copied, before)
             if 'Original Traceback' in str(error):  # of a data-loading worker
                 raise ValueError('expected samples that can be loaded, found one that cannot: '
                                  f'{str(error).strip().splitlines()[-1]}') from error

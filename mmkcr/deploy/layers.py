@@ -74,7 +74,8 @@ class TraceableAveragePool(nn.AdaptiveAvgPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool (B, C, H, W), by two products with averages unless to one value."""
-        sizes = self.output_size if isinstance(self.output_size, tuple) else (self.output_size, ) * 2
+        sizes = self.output_size
+        sizes = sizes if isinstance(sizes, tuple) else (sizes, sizes)
         if sizes == (1, 1):
             return F.adaptive_avg_pool2d(x, 1)
         rows, columns = (_averages(length, bins, x) for length, bins in zip(x.shape[-2:], sizes))
@@ -125,15 +126,6 @@ class TileUnfold(nn.Unfold):
         if rows != columns or stride != (rows, columns) or padding != (0, 0) or dilation != (1, 1):
             return super().forward(x)
         return F.pixel_unshuffle(x, rows).flatten(2)
-
-
-class FlatLinear(nn.Linear):
-    """A linear layer that flattens tokens, which runtimes then compute as one matrix product."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., inputs) to (..., outputs)."""
-        out = super().forward(x.reshape(-1, x.shape[-1]))
-        return out.reshape(*x.shape[:-1], self.out_features)
 
 
 #: What stands for a layer of a host, which must be of just this class.

@@ -4,7 +4,7 @@ A traced graph computes shapes, indices, position embeddings and masks anew for 
 many small nodes. Here they are evaluated once, at some input shapes that the file is for.
 """
 
-from typing import Any, Dict, List, Sequence, Set
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -30,14 +30,16 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
     """
     from onnx import numpy_helper
     graph = model.graph
-    values = _evaluate(model, _from_shapes(graph), images)
+    reshapes = {node.output[0]: f'{node.output[0]}_shape' for node in graph.node
+                if node.op_type == 'Reshape'}
+    values = _evaluate(model, _from_shapes(graph), reshapes, images)
     constants = {name: found[0] for name, found in values.items()
                  if all(np.array_equal(found[0], other) for other in found[1:])}
     for node in graph.node:
         if node.op_type == 'Reshape' and node.input[1] in values.keys() - constants.keys():
-            shape = _with_free_entry(values[node.input[1]])
+            shape = _with_free_entry(values[reshapes[node.output[0]]])
             if shape is not None:
-                node.input[1] = f'{node.input[1]}_{node.name}'
+                node.input[1] = reshapes[node.output[0]]
                 constants[node.input[1]] = shape
     _bypass(graph, constants)
     kept, needed = [], {output.name for output in graph.output}
@@ -77,6 +79,183 @@ def _bypass(graph: Any, constants: Dict[str, np.ndarray]) -> None:
                 padded[node.output[0]] = node.input[0]
 
 
+def split_projections(model: Any) -> int:
+    """Make one projection to queries, keys and values three, in place.
+
+    Hosts compute the three in one product and part its outputs, transposed as they must be.
+    Runtimes copy every part once more for that, which three products do not.
+
+    Args:
+        model (onnx.ModelProto): Of folded constants, see :func:`fold_constants`.
+
+    Returns:
+        int: Projections that were split.
+    """
+    graph = _Graph(model.graph)
+    found = [part for node in model.graph.node
+             if (part := _Projection.of(node, graph)) is not None]
+    for projection in found:
+        projection.split(graph)
+    gone = {node.output[0] for projection in found for node in projection.replaced}
+    nodes = []
+    for node in model.graph.node:
+        nodes += graph.before.get(node.output[0], ())
+        nodes += [] if node.output[0] in gone else [node]
+    kept = [node.SerializeToString() for node in nodes]
+    del model.graph.node[:]
+    for content in kept:
+        model.graph.node.add().ParseFromString(content)
+    _drop_unused(model.graph)
+    return len(found)
+
+
+def narrow_indices(model: Any) -> None:
+    """Store the indices of numbers to gather as int32, half of what is read; in place.
+
+    Args:
+        model (onnx.ModelProto): Of folded constants, see :func:`fold_constants`.
+    """
+    graph = _Graph(model.graph)
+    for node in model.graph.node:
+        if node.op_type != 'GatherElements':
+            continue
+        made = graph.maker.get(node.input[1])
+        reader, place = (made, 0) if made is not None and made.op_type == 'Expand' else (node, 1)
+        value = graph.value(reader.input[place])
+        if value is not None and value.dtype == np.int64:
+            reader.input[place] = graph.add_constant(f'{reader.output[0]}_index',
+                                                     value.astype(np.int32))
+    _drop_unused(model.graph)
+
+
+def _drop_unused(graph: Any) -> None:
+    """Leave out constants that no node reads."""
+    used = {name for node in graph.node for name in _inputs(node)}
+    used |= {output.name for output in graph.output}
+    weights = [weight for weight in graph.initializer if weight.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(weights)
+
+
+class _Graph:
+    """Who makes and who reads a tensor, and constants.
+
+    Args:
+        graph (onnx.GraphProto): The graph.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self.maker = {name: node for node in graph.node for name in node.output}
+        self.readers: Dict[str, List[Any]] = {}
+        for node in graph.node:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+        self.weights = {weight.name: weight for weight in graph.initializer}
+        self.before: Dict[str, List[Any]] = {}  # new nodes, by an output of the node behind them
+
+    def value(self, name: str) -> Any:
+        """A constant, or None."""
+        from onnx import numpy_helper
+        return numpy_helper.to_array(self.weights[name]) if name in self.weights else None
+
+    def add_constant(self, name: str, value: np.ndarray) -> str:
+        """Store a constant; gives its name."""
+        from onnx import numpy_helper
+        self.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        return name
+
+
+def _attribute(node: Any, name: str) -> Any:
+    from onnx import helper
+    return next((helper.get_attribute_value(entry) for entry in node.attribute
+                 if entry.name == name), None)
+
+
+class _Projection(NamedTuple):
+    """MatMul, Add, Reshape to (B, N, 3, H, d), Transpose to (3, B, H, N, d), and its three parts.
+
+    Args:
+        x (str): What is projected.
+        weight (np.ndarray): (C, 3 H d).
+        bias (np.ndarray, optional): (3 H d).
+        shape (np.ndarray): (B, N, 3, H, d), B possibly -1.
+        parts (tuple[str, str, str]): Names of queries, keys and values.
+        replaced (list): The nodes.
+    """
+
+    x: str
+    weight: np.ndarray
+    bias: Optional[np.ndarray]
+    shape: np.ndarray
+    parts: Tuple[str, ...]
+    replaced: List[Any]
+
+    @classmethod
+    def of(cls, node: Any, graph: _Graph) -> Optional['_Projection']:
+        """The projection whose transposition a node is, or None."""
+        if node.op_type != 'Transpose' or _attribute(node, 'perm') != [2, 0, 3, 1, 4]:
+            return None
+        parts, ends = cls._parts(node.output[0], graph)
+        chain, name, bias = [node], node.input[0], None
+        for kind in ('Reshape', 'Add', 'MatMul'):
+            made = graph.maker.get(name)
+            if made is not None and made.op_type != kind and kind == 'Add':
+                continue
+            if made is None or made.op_type != kind or len(graph.readers[name]) != 1:
+                return None
+            chain.append(made)
+            if kind == 'Reshape':
+                shape, name = graph.value(made.input[1]), made.input[0]
+            elif kind == 'Add':
+                values = [graph.value(entry) for entry in made.input]
+                if (values[0] is None) == (values[1] is None):
+                    return None
+                bias = values[0] if values[1] is None else values[1]
+                name = made.input[values[0] is not None]
+            else:
+                weight, x = graph.value(made.input[1]), made.input[0]
+        if parts is None or shape is None or weight is None or weight.ndim != 2 or \
+                bias is not None and bias.ndim != 1 or (shape[2:] < 1).any() or shape[2] != 3:
+            return None
+        return cls(x, weight, bias, shape, parts, chain + ends)
+
+    @staticmethod
+    def _parts(name: str, graph: _Graph) -> Tuple[Optional[Tuple[str, ...]], List[Any]]:
+        """Names of the three parts, and the nodes that make them."""
+        readers = graph.readers.get(name, [])
+        if len(readers) == 1 and readers[0].op_type == 'Split':
+            ends = [graph.readers.get(part, []) for part in readers[0].output]
+            if [[node.op_type for node in nodes] for nodes in ends] == [['Squeeze']] * 3:
+                nodes = [end for end, in ends]
+                return tuple(node.output[0] for node in nodes), [readers[0], *nodes]
+        found = {}
+        for node in readers:
+            index = graph.value(node.input[1]) if node.op_type == 'Gather' else None
+            if index is None or index.ndim or _attribute(node, 'axis') != 0:
+                return None, []
+            found[int(index)] = node
+        if sorted(found) != [0, 1, 2] or len(readers) != 3:
+            return None, []
+        return tuple(found[i].output[0] for i in range(3)), readers
+
+    def split(self, graph: _Graph) -> None:
+        """Add the three products to a graph."""
+        from onnx import helper
+        width, made = self.weight.shape[1] // 3, []
+        for i, name in enumerate(self.parts):
+            own = slice(i * width, (i + 1) * width)
+            weight = graph.add_constant(f'{name}_weight', self.weight[:, own])
+            made.append(helper.make_node('MatMul', [self.x, weight], [f'{name}_product']))
+            if self.bias is not None:
+                bias = graph.add_constant(f'{name}_bias', self.bias[own])
+                made.append(helper.make_node('Add', [f'{name}_product', bias], [f'{name}_sum']))
+            shape = graph.add_constant(f'{name}_shape', np.delete(self.shape, 2))
+            made += [helper.make_node('Reshape', [made[-1].output[0], shape], [f'{name}_heads']),
+                     helper.make_node('Transpose', [f'{name}_heads'], [name], perm=[0, 2, 1, 3])]
+        graph.before[self.replaced[0].output[0]] = made
+
+
 def count_operators(model: Any) -> Dict[str, int]:
     """Nodes of a graph by operator.
 
@@ -109,9 +288,9 @@ def _from_shapes(graph: Any) -> List[str]:
     return found
 
 
-def _evaluate(model: Any, names: Sequence[str],
+def _evaluate(model: Any, names: Sequence[str], shapes: Dict[str, str],
               images: Sequence[np.ndarray]) -> Dict[str, List[np.ndarray]]:
-    """Values of some tensors for every example."""
+    """Values of some tensors, and shapes of others by new names, for every example."""
     import onnx
     import onnxruntime
     probe = onnx.ModelProto()
@@ -119,13 +298,17 @@ def _evaluate(model: Any, names: Sequence[str],
     present = {value.name for value in probe.graph.output}
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names
                               if name not in present)
+    for name, of_shape in shapes.items():
+        probe.graph.node.append(onnx.helper.make_node('Shape', [name], [of_shape]))
+        probe.graph.output.append(onnx.ValueInfoProto(name=of_shape))
+    names = [*names, *shapes.values()]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(probe.SerializeToString(), options,
                                            ['CPUExecutionProvider'])
     name = session.get_inputs()[0].name
-    runs = [session.run(list(names), {name: image}) for image in images] if names else []
+    runs = [session.run(names, {name: image}) for image in images] if names else []
     return {name: list(found) for name, found in zip(names, zip(*runs))}
 
 

@@ -5,9 +5,11 @@ exporter, activations are fused by the runtimes.
 """
 
 import copy
+from collections import Counter
 from typing import Dict, Tuple
 
 import torch
+from mmcv.cnn import Linear
 from torch import Tensor, nn
 
 from mmkcr.core import Unsupported
@@ -15,13 +17,12 @@ from mmkcr.models.adapters import mlp_views
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
 from mmkcr.models.layers.selection import Put, Take, largest_group
-from mmkcr.models.layers.take_over import take_over
-from .layers import FlatLinear, traceable
+from .layers import traceable
 from .tensor_model import TensorModel
 
 #: Form of a selection of scattered tokens' channels by runtime, see
 #: :mod:`mmkcr.models.layers.selection`. Measured in docs/deploy.md, but for TensorRT.
-SELECTION_FORMS: Dict[str, str] = dict(any='gather', onnxruntime='transposed', openvino='gather',
+SELECTION_FORMS: Dict[str, str] = dict(any='gather', onnxruntime='elements', openvino='gather',
                                        tensorrt='gather')
 RUNTIMES = tuple(SELECTION_FORMS)
 #: Neighbours that are kept together from which on rows of them are gathered faster.
@@ -34,7 +35,6 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
     - The affine parts of the norms before MLPs are folded into the projections behind them.
     - Selections of channels get the form that is fastest there.
     - What operators in the place of heads derive from weights is computed once.
-    - ONNX Runtime gets the linear layers of MLPs as matrix products of two dimensions.
     - Layers of the hosts that cannot be traced are exchanged.
 
     Args:
@@ -56,14 +56,8 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
         if isinstance(module, OperatorAttention):
             module.fold()
     for mlp in mlp_views(view):
-        if isinstance(mlp, Unsupported):
-            continue
-        if mlp.norm:
+        if not isinstance(mlp, Unsupported) and mlp.norm:
             _fold_norm(view, mlp.norm, mlp.inputs)
-        if runtime == 'onnxruntime':
-            for path in (*mlp.inputs, mlp.output):
-                if type(view.get_submodule(path)) is nn.Linear:
-                    _set(view, path, take_over(FlatLinear, view.get_submodule(path)))
     for path, module in list(view.named_modules()):
         if isinstance(module, SlicedLayerNorm):
             _set(view, path, _split_norm(module))
@@ -86,6 +80,19 @@ def selection_form(selection: nn.Module, runtime: str) -> Tuple[str, int]:
     return ('grouped', group) if group >= GROUPED_FROM else (SELECTION_FORMS[runtime], 1)
 
 
+def describe_selections(model: nn.Module, runtime: str) -> str:
+    """Forms of a model's selections of channels in a runtime: ``'24 transposed, 2 sliced'``.
+
+    Args:
+        model (nn.Module): See :func:`prepare`.
+        runtime (str): Among :data:`RUNTIMES`.
+    """
+    found = Counter('sliced' if module.contiguous else module.form
+                    for module in prepare(model, runtime).modules()
+                    if isinstance(module, (Take, Put)))
+    return ', '.join(f'{count} {form}' for form, count in found.most_common()) or 'none'
+
+
 def _set(root: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition('.')
     setattr(root.get_submodule(parent), name, module)
@@ -96,7 +103,7 @@ def _fold_norm(root: nn.Module, path: str, inputs: Tuple[str, ...]) -> None:
     """Multiply the affine part of a norm into the linear layers that read it."""
     norm, layers = root.get_submodule(path), [root.get_submodule(name) for name in inputs]
     if type(norm) not in (nn.LayerNorm, SlicedLayerNorm) or norm.weight is None or \
-            not all(type(layer) is nn.Linear for layer in layers):
+            not all(type(layer) in (nn.Linear, Linear) for layer in layers):
         return
     for layer in layers:
         shift = layer.weight @ norm.bias if norm.bias is not None else 0.

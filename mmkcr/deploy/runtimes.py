@@ -12,7 +12,8 @@ PACKAGES: Dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
                                 tensorrt='onnxruntime-gpu tensorrt')
 Session = Callable[[np.ndarray], List[np.ndarray]]
 _OPERATOR = re.compile(r'for ([A-Z]\w+)\(\d+\) node with name \'([^\']*)\'')  # of ONNX Runtime
-_OPERATIONS = re.compile(r'following (?:ONNX )?operations?(?: that are not supported)?:?\s*([\w., ]+)')
+_OPERATIONS = re.compile(  # of OpenVINO
+    r'following (?:ONNX )?operations?(?: that are not supported)?:?\s*([\w., ]+)')
 
 
 def require_runtime(runtime: str) -> None:

@@ -1,10 +1,11 @@
 """A model of any task family as a function from images to tensors."""
 
-from typing import Tuple, Union
+from typing import Sequence, Tuple, Union
 
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
+from mmkcr.core import count_forward_macs
 from mmkcr.models.utils import find_task, is_detector, unwrap
 
 
@@ -37,3 +38,12 @@ class TensorModel(nn.Module):
         else:
             out = self.model(images, None, mode='tensor')
         return (out[0] if len(out) == 1 else tuple(out)) if isinstance(out, (list, tuple)) else out
+
+    def count_macs(self, input_shape: Sequence[int]) -> int:
+        """MACs of what runs here for one image.
+
+        Args:
+            input_shape (Sequence[int]): (C, H, W).
+        """
+        images = next(self.parameters()).new_zeros(1, *input_shape)
+        return count_forward_macs(self, lambda: self(images)).total

@@ -5,7 +5,6 @@ Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 
 import copy
 import math
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
@@ -13,11 +12,11 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 from mmengine.runner import Runner
-from mmengine.utils import track_iter_progress
 from torch import nn
 from torch.utils.data import DataLoader
 
 from mmkcr.models.wrappers.feature_tap import features_on_samples
+from mmkcr.visualization import shown
 from .features import find_pipeline, share_of_rank, undisturbed, with_pipeline
 from .metrics import KernelComplexityMetric
 
@@ -73,7 +72,7 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str = 'backbo
             raise ValueError(f'expected from 1 to n = {n} landmarks, found `{landmarks}`')
         kwargs['landmark_ratio'] = landmarks / n
     metric = KernelComplexityMetric(prefix='kernel', **kwargs)
-    batches = track_iter_progress((loader, len(loader)), file=sys.stderr) if progress else loader
+    batches = shown(loader, 'Kernel complexity') if progress else loader
     with undisturbed(model), features_on_samples(model, layer):
         for batch in batches:
             samples = model.test_step(batch)

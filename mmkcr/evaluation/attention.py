@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from mmkcr.models.utils import unwrap
 from mmkcr.models.wrappers.attention_tap import Attention, AttentionTap
+from mmkcr.visualization import shown
 from .features import undisturbed
 
 
@@ -86,7 +87,7 @@ def attention_statistics(model: nn.Module, loader: DataLoader, images: Optional[
     model, seen = unwrap(model), 0
     with undisturbed(model), AttentionTap(model) as tap:
         found = {name: AttentionStatistics(bins) for name in tap.layers}
-        for batch in loader:
+        for batch in shown(loader, 'Attention'):
             data = model.data_preprocessor(batch, False)
             left = None if images is None else images - seen
             inputs = data['inputs'][:left]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mmkcr.models.layers.operator_attention import TokenGrid
 from mmkcr.models.utils import find_task, unwrap
+from mmkcr.visualization import shown
 from .features import undisturbed
 
 REDUCTIONS = ('sum', 'mean', 'relative')
@@ -245,7 +246,7 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
         while rest:
             part = dict(list(rest.items())[:together])
             with HeadStatistics(part, some.grid, window) as statistics:
-                for batch in batches:
+                for batch in shown(batches, 'Head scores'):
                     model.test_step(batch)
             scores.update((statistics.reduce() if distributed else statistics).scores(reduction))
             rest = {name: layer for name, layer in rest.items() if name not in part}

@@ -1,6 +1,7 @@
 """Closed-form slimming: exact where units depend on each other, within its budget, reloadable."""
 
 import copy
+from importlib import import_module
 
 import pytest
 import timm
@@ -11,6 +12,7 @@ from mmpretrain.models import SwinTransformer, VisionTransformer
 from torch import nn
 
 from mmkcr.apis import compress, count_macs
+from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.core import Structure
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.models import KCRVisionTransformer, Searchable
@@ -223,3 +225,46 @@ def test_readers_are_the_layers_that_the_units_enter():
              for name, site in space.sites.items()}
     assert found['layers.0.ffn.mlp_hidden'] == [('layers.0.ffn.layers.1', 1)]
     assert found['layers.0.attn.heads'] == [('layers.0.attn.proj', 8)]
+
+
+@pytest.mark.parametrize('build, sites', [(vit, ['mlp_hidden', 'heads', 'mlp_channels']),
+                                          (swin, ['mlp_hidden', 'heads'])])
+@pytest.mark.parametrize('blocks', [0, 1, 2])
+def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, blocks, tmp_path,
+                                                             monkeypatch):
+    """After any block; what was done is not done again."""
+    def run():
+        done = CompressProgress(tmp_path / 'progress', dict(target='60%'))
+        return compress(build(), IMAGES, '60%', sites, done=done, **OPTIONS)
+
+    unbroken = compress(build(), IMAGES, '60%', sites, **OPTIONS)
+    save, count = CompressProgress.save_block, [0]
+
+    def killed(self, *args):
+        if count[0] == blocks:
+            raise KeyboardInterrupt
+        count[0] += 1
+        save(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CompressProgress, 'save_block', killed)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    monkeypatch.setattr(import_module('mmkcr.apis.compress'), 'profile_sites', None)
+    saved = []
+    monkeypatch.setattr(CompressProgress, 'save_block',
+                        lambda self, block, layers: saved.append(block))
+    again = run()
+    assert again.structure == unbroken.structure and again.agreement == unbroken.agreement
+    for name, value in unbroken.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+    assert len(saved) + blocks >= 3 and len(set(saved)) == len(saved)
+
+
+def test_progress_of_another_compression_is_not_used(tmp_path):
+    progress = CompressProgress(tmp_path / 'out/progress', dict(target='60%'))
+    assert not (tmp_path / 'out').exists()
+    progress.save_block('layers.0', dict(fc=nn.Linear(2, 2)))
+    assert CompressProgress(tmp_path / 'out/progress', dict(target='60%')).has_block('layers.0')
+    assert not CompressProgress(tmp_path / 'out/progress', dict(target='50%')).has_block('layers.0')
+    assert not (tmp_path / 'out').exists()

@@ -14,8 +14,8 @@ from torch import nn
 
 from mmkcr.apis import export, slim
 from mmkcr.apis.export import ExportMismatch, compare_onnx, export_onnx
-from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.deploy.layers import MASKED, attention_mask, traceable, window_reverse
+from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from mmengine.config import ConfigDict
 
-from mmkcr.apis import slim
+from mmkcr.apis import count_macs, slim
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.export import compare_onnx, export_onnx
+from mmkcr.apis.export import compare_onnx, export_onnx, onnx_macs
 from mmkcr.deploy.tensor_model import TensorModel
 
 CONFIG = Path(__file__).parents[2] / (
@@ -41,6 +41,8 @@ def test_backbone_and_neck_at_two_image_sizes(positions, tmp_path):
     # sizes that the export has not seen, not divisible by the window or the strides
     sizes = [(1, 3, 75, 90), (2, 3, 131, 58)]
     assert max(compare_onnx(TensorModel(model), report.path, sizes).values()) < 1e-5
+    whole = TensorModel(model).count_macs((3, 64, 64))
+    assert onnx_macs(report.path) == whole > count_macs(model.backbone, (3, 64, 64))
     names = [entry.name for entry in onnx.load(report.path).graph.output]
     assert names == [f'output{level}' for level in range(4)]
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """mmpretrain's, mmdet's and mmseg's inferencers on dense and slimmed models."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,21 @@ def test_pictures(demo, name, trained, scenes, tmp_path, capsys):
     left, right = np.array_split(pixels, 2, axis=1)
     assert pixels.shape[:2] == (528, 960) and left.std() > 0 and right.std() > 0
     assert not np.array_equal(left, right)
+
+
+def test_titles_have_macs_and_time_of_the_backbones(demo, trained):
+    dense, subnet, structure = trained(DETECTOR)
+    models = [demo.load((DETECTOR.format(state), path), file, 'cpu') for state, path, file in (
+        ('dense', dense, None), ('slim', subnet, structure))]
+    first, second = demo.titles(models, (3, 64, 64), 'eager', 2)
+    assert re.fullmatch(r'dense: [\d.]+ M MACs, [\d.]+ ms', first)
+    assert re.fullmatch(r'slim: [\d.]+ M MACs \(\d+%\), [\d.]+ ms \(\d+%\)', second)
+    assert demo.titles(models, (3, 64, 64), None, 2)[0] == first.rpartition(',')[0]
+
+
+def test_a_class_has_one_color(demo):
+    assert demo.palette(3) == demo.palette(10)[:3] and len(set(demo.palette(10))) == 10
+    assert len(set(demo.palette(80))) == 80
 
 
 def test_what_was_found_is_enlarged_with_the_image(demo):

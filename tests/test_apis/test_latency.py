@@ -1,29 +1,22 @@
 """Pairs, their ratio and the share of the MAC saving; nothing here depends on real time."""
 
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mmcv.cnn import ConvModule
 from torch import nn
 
-from mmkcr.apis import slim
-from mmkcr.apis.latency import (
-    PairTiming,
-    keep_share,
-    measure_layers,
-    measure_pair,
-    scatter_gates,
-    shrinking_layers,
-)
+from mmkcr.apis import count_macs
+from mmkcr.apis.export import export_onnx
+from mmkcr.apis.latency import PairTiming, measure_pair, random_subnet
+from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 
-GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
 VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64),
            img_size=32, patch_size=8, drop_path_rate=0.1)
 SWIN = dict(arch=dict(embed_dims=16, depths=[1, 2], num_heads=[2, 2]), img_size=32,
             window_size=4, patch_size=4, out_indices=[1])
+SHAPE = (3, 32, 32)
 
 
 class Clock:
@@ -101,89 +94,63 @@ def test_equal_macs_have_no_share():
     (dict(repeats=0), 'at least one repeat.*repeats=0'),
     (dict(warmup=-1), 'warmup=-1'),
     (dict(amp='fp8'), "among .*bf16.*, found 'fp8'"),
+    (dict(amp='bf16', runtime='openvino'), 'for PyTorch, found .* for `openvino`'),
+    (dict(runtime='caffe'), "a runtime among .*, found 'caffe'"),
 ])
 def test_refusals(kwargs, message):
     with pytest.raises(ValueError, match=message):
         measure(Clock(), **kwargs)
 
 
+@pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
+def test_models_and_their_files_run_in_a_runtime(runtime, tmp_path):
+    pytest.importorskip(runtime)
+    subnet, structure = random_subnet(KCRVisionTransformer(**VIT), 0.8, SHAPE, divisor=1)
+    sides = KCRVisionTransformer(**VIT), subnet
+    inputs = torch.randn(2, *SHAPE)
+    timing = measure_pair(*sides, inputs, 2, 0, runtime, 1)
+    assert len(timing.ratios) == 2 and min(timing.ratios) > 0
+    files = [export_onnx(side, tmp_path / f'{index}.onnx', SHAPE).path
+             for index, side in enumerate(sides)]
+    of_files = measure_pair(*files, inputs, 1, 0, runtime, 1)
+    assert [(t.macs_dense, t.macs_slim) for t in (timing, of_files)] == \
+        [(structure.macs['dense'], structure.macs['subnet'])] * 2
+    with pytest.raises(ValueError, match='models for the runtime `eager`, found the file'):
+        measure_pair(*files, inputs)
+
+
+def test_a_runtime_that_is_not_there_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    for runtime, package in PACKAGES.items():
+        with pytest.raises(ImportError, match=f'`{runtime}`, found.*: pip install {package}'):
+            measure(Clock(), runtime=runtime)
+
+
+@pytest.mark.parametrize('target', [0.9, 0.75])
 @pytest.mark.parametrize('cls, kwargs', [(KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN)])
-def test_scattered_gates_keep_one_ratio_everywhere_at_random(cls, kwargs):
-    supernet = cls(**kwargs, gates=GATES)
-    scatter_gates(supernet)
-    subnet, structure = slim(supernet, 0.75, 1, (3, 32, 32))
-    assert structure.macs['subnet'] <= 0.75 * structure.macs['dense']
-    share = keep_share(structure)
-    assert 0.2 < share < 0.8
-    for site in structure.sites.values():
-        assert abs(len(site.kept) - share * site.total) <= 1.5
+def test_random_subnets_keep_one_ratio_everywhere(cls, kwargs, target):
+    subnet, structure = random_subnet(cls(**kwargs), target, SHAPE, divisor=1)
+    assert structure.macs['subnet'] == count_macs(subnet, SHAPE)
+    assert structure.macs['dense'] == count_macs(cls(**kwargs), SHAPE)
+    assert structure.macs['subnet'] <= target * structure.macs['dense']
+    kept = {name: len(site.kept) / site.total for name, site in structure.sites.items()}
+    assert max(kept.values()) < 1
+    for name, site in structure.sites.items():
+        assert all(abs(kept[name] - other) <= 1.5 / site.total + 1.5 / 16
+                   for other in kept.values())
         assert site.kept != list(range(len(site.kept)))
+
+
+def test_random_subnets_are_within_reach():
+    with pytest.raises(ValueError, match='within the reachable .*G to .*G MACs, found'):
+        random_subnet(KCRVisionTransformer(**VIT), 0.01, SHAPE)
 
 
 @pytest.mark.parametrize('cls, kwargs', [(KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN)])
 def test_a_subnet_compiles_without_a_graph_break(cls, kwargs):
-    supernet = cls(**kwargs, gates=GATES)
-    scatter_gates(supernet)
-    subnet = slim(supernet, 0.75, 8, (3, 32, 32))[0]
+    subnet, _ = random_subnet(cls(**kwargs), 0.75, SHAPE)
     subnet.eval()
-    x = torch.randn(2, 3, 32, 32)
+    x = torch.randn(2, *SHAPE)
     with torch.no_grad():
         compiled = torch.compile(subnet, fullgraph=True, backend='eager')(x)[-1]
         torch.testing.assert_close(compiled, subnet(x)[-1])
-
-
-# ---- the layers that shrink --------------------------------------------------------------------
-
-
-class Layers(nn.Module):
-    """A convolution that shrinks, a layer that does not, and one more that runs twice."""
-
-    def __init__(self, clock, hidden, slow):
-        super().__init__()
-        self.clock, self.slow = clock, slow
-        self.conv = ConvModule(3, hidden, 1, norm_cfg=dict(type='BN'))
-        self.rest = nn.Conv2d(3, 5, 1)
-        self.twice = nn.Linear(hidden, hidden)
-        for module, seconds in ((self.conv, hidden), (self.rest, slow), (self.twice, hidden / 10)):
-            module.register_forward_hook(lambda *_, seconds=seconds: clock.pass_(seconds))
-
-    def forward(self, x):
-        self.clock.pass_(self.slow)  # a gather, say
-        self.rest(x)
-        x = self.conv(x).movedim(1, -1)
-        return self.twice(self.twice(x))
-
-
-class Passing(Clock):
-
-    def pass_(self, seconds):
-        self.now += seconds
-
-
-def test_layers_that_shrink_are_timed_alone():
-    clock = Passing()
-    dense, subnet = Layers(clock, 20, 1), Layers(clock, 10, 3)
-    timing = measure_layers(dense, subnet, torch.zeros(2, 3, 4, 4), 3, 1, clock=lambda: clock.now)
-    assert timing.layers == {'conv': (20, 10), 'twice': (4, 2)}
-    assert timing.sums == (24, 12) and timing.seconds == (26, 18)
-    saved = 1 - (3 * 10 + 3 * 5 + 2 * 10 * 10) / (3 * 20 + 3 * 5 + 2 * 20 * 20)
-    assert timing.ceiling() == pytest.approx(12 / 26 / saved)
-    assert timing.to_dict()['ceiling'] == timing.ceiling()
-    before = clock.now
-    dense(torch.zeros(2, 3, 4, 4))
-    assert clock.now - before == 26 and len(dense.conv._forward_hooks) == 1  # nothing is left
-
-
-@pytest.mark.parametrize('cls, kwargs', [(KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN)])
-def test_layers_that_shrink_are_those_of_the_sites(cls, kwargs):
-    supernet = cls(**kwargs, gates=GATES)
-    scatter_gates(supernet)
-    subnet, structure = slim(supernet, 0.75, 8, (3, 32, 32))
-    found = shrinking_layers(cls(**kwargs), subnet)
-    ffns = [site.removesuffix('.mlp_channels') for site in structure.sites]
-    assert found == [f'{ffn}.layers.{part}' for ffn in ffns for part in ('0.0', '1')]
-
-
-def test_models_of_one_size_have_no_layers_that_shrink():
-    with pytest.raises(ValueError, match='expected a subnet with smaller layers.*found none'):
-        measure_layers(*(Layers(Passing(), 10, 1) for _ in range(2)), torch.zeros(2, 3, 4, 4))

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 from lab.model_zoo import task_config, uninitialized
 from mmkcr.core import Structure
+from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.registry import MODELS
 
 SAMPLES = dict(ImageNet=1281167, ClassSubset=126000, Flowers102=2040, OxfordIIITPet=3680,
@@ -56,10 +57,11 @@ def stand_in(cfg):
 
 @pytest.fixture(scope='session')
 def load():
-    """``Config.fromfile`` that reads each file, and the hosts' metafiles, once."""
+    """What a config file stands for; each file, and the hosts' metafiles, are read once."""
     original = mmengine.config.utils.load
     mmengine.config.utils.load = functools.lru_cache(maxsize=None)(original)
-    read = functools.lru_cache(maxsize=None)(lambda path: Config.fromfile(ROOT / path))
+    read = functools.lru_cache(maxsize=None)(
+        lambda path: compressed_config(Config.fromfile(ROOT / path)))
     yield lambda path: copy.deepcopy(read(path))
     mmengine.config.utils.load = original
 

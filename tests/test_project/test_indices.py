@@ -20,6 +20,12 @@ def test_configs_of_the_metafiles_exist():
     assert configs and not [config for config in configs if not (ROOT / config).is_file()]
 
 
+def test_code_of_the_collections_exists():
+    files = [collection['Code']['URL'] for path in (ROOT / 'configs').glob('*/metafile.yml')
+             for collection in load(path)['Collections']]
+    assert files and not [file for file in files if not (ROOT / file).is_file()]
+
+
 def test_scripts_of_the_data_sets_exist():
     scripts = [entry['script'] for entry in load(ROOT / 'dataset-index.yml').values()]
     assert scripts and all((ROOT / script).is_file() for script in scripts)

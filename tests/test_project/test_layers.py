@@ -18,8 +18,9 @@ LAYERS = [
     ('functional', 'visualization'),  # mathematics, and figures: no models
     ('models', ),
     ('datasets', 'evaluation'),
-    ('engine', ),
+    ('engine', 'deploy'),
     ('apis', ),
+    ('__main__', ),
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(PACKAGE.rglob('*.py'))

@@ -133,6 +133,50 @@ def test_a_users_config_is_built_in_an_empty_folder(site, tmp_path, kind):
                                           'True'], result.stderr[-2000:]
 
 
+@pytest.fixture
+def console(site, tmp_path):
+    """``console('zoo', ...)``: the installed command in an empty folder; gives what it printed."""
+
+    def run(*words):
+        result = subprocess.run([str(site / 'bin/mmkcr'), *words], cwd=tmp_path, text=True,
+                                capture_output=True, env=dict(os.environ, PYTHONPATH=str(site)))
+        assert result.returncode == 0, result.stderr[-2000:]
+        return result.stdout
+
+    return run
+
+
+def test_command_from_the_installed_wheel(console, site, tmp_path):
+    """With tools, configs and methods that the wheel carries, and no clone."""
+    assert console('--version') == 'mmkcr 0.1.0\n'
+    path = Path(console('zoo', 'kcr-dense_vit-mini_1xb64_digits', '--path').strip())
+    assert path.is_file() and site in path.parents
+    assert '0.00757' in console('flops', str(path))  # G of MACs
+    console('init', 'mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py')
+    assert {file.name for file in tmp_path.iterdir()} == {'kcr-search_swin-tiny_16xb64_in1k.py'}
+
+
+def test_compress_from_the_installed_wheel(console, tmp_path):
+    """A host's own config, a checkpoint and a folder of images; nothing else."""
+    import torch
+    from PIL import Image
+
+    from mmkcr.apis.build import build_model, load_config
+    host = 'mmpretrain::deit/deit-tiny_4xb256_in1k.py'
+    torch.save(dict(state_dict=build_model(load_config(host)).state_dict(), meta={}),
+               tmp_path / 'deit.pth')
+    (tmp_path / 'images').mkdir()
+    noise = torch.randint(0, 256, (8, 224, 224, 3), dtype=torch.uint8)
+    for number, image in enumerate(noise):
+        Image.fromarray(image.numpy()).save(tmp_path / 'images' / f'{number}.png')
+    out = console('compress', host, 'deit.pth', '--target-macs', '60%', '--calibration', 'images',
+                  '--batch-size', '2', '--out', 'slim')
+    assert 'Wrote slim/config.py' in out
+    assert {file.name for file in (tmp_path / 'slim').iterdir()} >= {
+        'config.py', 'structure.json', 'subnet.pth'}
+    assert 'G MACs' in console('flops', 'slim/config.py')
+
+
 def test_editable_install_links_to_the_sources(build, tmp_path):
     clone = shutil.copytree(build[0], tmp_path / 'clone')
     subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-index',

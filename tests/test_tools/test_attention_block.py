@@ -30,14 +30,15 @@ def test_block_table(load_tool, tmp_path, capsys):
     assert result['machine']['threads'] == 1 and 'dwconv' in capsys.readouterr().out
 
 
-def test_backbone_beside_the_dense_one(load_tool, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize('runtime', ['eager', 'onnxruntime'])
+def test_backbone_beside_the_dense_one(runtime, load_tool, tmp_path, capsys, monkeypatch):
     tool = load_tool('benchmarks/attention_block')
     small = dict(embed_dims=384, num_layers=6, num_heads=6, feedforward_channels=48)
     monkeypatch.setitem(DWConvVisionTransformer.arch_zoo, 'base', small)
     monkeypatch.setitem(SIZES, 'base', (384, 6))
     tool.main(['--sizes', '--backbones', 'base', '--shares', '0', '0.5', '--image', '56',
-               '--repeats', '1', '--warmup', '0', '--threads', '1', '--clock', 'cpu', '--out',
-               str(tmp_path / 'b.json')])
+               '--repeats', '1', '--warmup', '0', '--threads', '1', '--clock', 'cpu',
+               '--runtime', runtime, '--out', str(tmp_path / 'b.json')])
     none, half = json.loads((tmp_path / 'b.json').read_text())['backbones']
     assert none['macs']['ratio'] == 1 > half['macs']['ratio'] and half['blocks'] == [1, 2, 3]
     saved = 3 * (2 * 384**2 * 16 + 2 * 16**2 * 384 - 9 * 384 * 16)
@@ -63,7 +64,8 @@ def test_blocks_of_the_paper():
 
 @pytest.mark.parametrize('arguments, message', [
     (['--repeats', '0'], 'repeats'), (['--shares', '1.5'], 'within 0 and 1'),
-    (['--device', 'cuda'], 'expected a CUDA device'), (['--clock', 'cpu'], '`--threads 1`')])
+    (['--device', 'cuda'], 'expected a CUDA device'), (['--clock', 'cpu'], '`--threads 1`'),
+    (['--runtime', 'openvino'], 'no `--sizes` of single blocks')])
 def test_bad_input(load_tool, arguments, message, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     with pytest.raises(SystemExit) as stop:

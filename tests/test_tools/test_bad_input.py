@@ -36,6 +36,9 @@ TRAINING = dict(
     unknown_kind_of_gate=(
         f"{BACKBONE}['gates'] = dict(heads=dict(type='mmkcr.GumbelChannelGate'))\n",
         r"by kind among \['mlp_channels'\], found .*'heads'"),
+    backbone_without_sites=(
+        f"{BACKBONE}['layer_cfgs'] = dict(num_fcs=3)\n",
+        'an `FFN` of 3 layers, where two are expected'),
     backbone_that_cannot_be_gated=(
         f"{BACKBONE} = dict(_delete_=True, type='ResNet', depth=18, gates=dict("
         "type='mmkcr.GumbelChannelGate'))\n", "unexpected keyword argument 'gates'"),

@@ -4,6 +4,7 @@ import onnx
 import pytest
 
 from mmkcr.apis.build import load_config
+from mmkcr.core import Structure
 
 TOOL = 'deployment/export_onnx'
 
@@ -35,6 +36,19 @@ def test_a_backbone_at_a_fixed_size(run_tool, deploy, tmp_path):
     assert '2x3x40x24' in printed and 'height and width 40 x 24' in printed
     sides = onnx.load(tmp_path / 'b.onnx').graph.input[0].type.tensor_type.shape.dim
     assert [side.dim_param or side.dim_value for side in sides] == ['batch', 3, 40, 24]
+
+
+@pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
+def test_for_a_runtime_sizes_are_fixed_and_the_dense_network_is_timed(run_tool, deploy, tmp_path,
+                                                                      runtime):
+    pytest.importorskip(runtime)
+    printed = run_tool(TOOL, *deploy, '--runtime', runtime, '--repeats', 2)
+    assert 'height and width 32 x 32' in printed
+    assert f'of its MACs, in `{runtime}`: batch 1, 2 pairs' in printed
+    structure = Structure.load(tmp_path / 'slim/structure.json').macs
+    assert f'{structure["subnet"] / structure["dense"]:.3f} of its MACs' in printed
+    printed = run_tool(TOOL, *deploy, '--runtime', runtime, '--dynamic-size', '--repeats', 0)
+    assert 'width dynamic' in printed and 'of its MACs' not in printed
 
 
 def test_mistakes(refused, deploy, search_config, tmp_path):

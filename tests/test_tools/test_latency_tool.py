@@ -1,5 +1,7 @@
 """tools/benchmarks/latency.py: which two models it compares, what it prints and writes."""
 
+import csv
+
 import pytest
 
 from mmkcr.apis import count_macs
@@ -7,46 +9,76 @@ from mmkcr.apis.build import load_config
 from mmkcr.core import count_params
 
 TOOL = 'benchmarks/latency'
-FAST = ('--repeats', 3, '--warmup', 1, '--threads', 1, '--batch-size', 2, '--memory', 'system')
+FAST = ('--repeats', 3, '--warmup', 1, '--batch-size', 2)
 
 
-def test_a_target_stands_for_one_keep_ratio(run_tool, search_config, read_json, tmp_path):
-    printed = run_tool(TOOL, search_config, '--target-macs', '80%', '--divisor', 4, *FAST)
-    result = read_json(tmp_path / 'work_dirs/benchmarks/latency_tiny-search.json')
-    assert 0.7 < result['macs']['ratio'] <= 0.8 and 0 < result['keep_ratio'] < 1
-    assert len(result['samples']['dense']) == len(result['samples']['slim']) == 3
-    assert result['share'] == pytest.approx((1 - result['ratio']) / (1 - result['macs']['ratio']))
-    assert (result['memory'], result['batch_size']) == ('system', 2)
-    assert result['machine']['threads'] == 1
-    assert f'{result["share"]:.2f}' in printed and f'{result["ratio"]:.3f}' in printed
+@pytest.fixture
+def read_rows(tmp_path):
+    """Lines of the one CSV file that was written."""
+    def read(folder=tmp_path / 'work_dirs/benchmarks'):
+        path, = folder.glob('*.csv')
+        with path.open() as file:
+            return list(csv.DictReader(file))
+    return read
 
 
-@pytest.mark.parametrize('side', ['host', 'subnet'])
-def test_both_sides_can_be_subnets(load_tool, search_config, side):
-    tool = load_tool(TOOL)
-    arguments = [str(search_config), '--target-macs', '80%', '--dense', side]
-    dense, subnet, shape = tool.build_pair(tool.make_parser().parse_args(arguments))
-    layers = [[type(module) for module in model.modules()] for model in (dense, subnet)]
-    assert (layers[0] == layers[1]) == (side == 'subnet')
-    assert count_macs(subnet, shape) <= 0.8 * count_macs(dense, shape)
-    assert count_params(dense) == count_params(tool.task_model(
-        load_config(search_config).model.architecture, gates=None))
+@pytest.fixture
+def pair_of(load_tool):
+    """``pair_of(*arguments)``: the two sides."""
+    def make(*arguments):
+        tool = load_tool(TOOL)
+        args = tool.make_parser().parse_args(list(map(str, arguments)))
+        return tool.make_pair(args, args.target_macs[0])
+    return make
 
 
-def test_layers_that_shrink_are_timed_on_request(run_tool, search_config, read_json, tmp_path):
-    printed = run_tool(TOOL, search_config, '--target-macs', '80%', '--divisor', 4, '--dense',
-                       'subnet', '--layers', *FAST)
-    found = read_json(tmp_path / 'work_dirs/benchmarks/latency_tiny-search.json')['layers']
-    assert f'{len(found["layers"])} layers that shrink' in printed
-    assert all('.ffn.layers.' in name for name in found['layers'])
-    (dense, slim), macs = found['sums'], found['macs_ratio']
-    assert 0 < dense < found['seconds'][0] and 0 < slim < found['seconds'][1]
-    assert found['ceiling'] == pytest.approx((dense - slim) / found['seconds'][0] / (1 - macs))
-    assert f'changed: {found["ceiling"]:.2f}' in printed
+def test_a_line_for_every_pair(run_tool, search_config, read_rows):
+    printed = run_tool(TOOL, search_config, '--target-macs', '90%', '80%', '--divisor', 4,
+                       '--runtime', 'eager', 'onnxruntime', *FAST)
+    run_tool(TOOL, search_config, '--target-macs', '80%', '--threads', 2, *FAST)
+    rows = read_rows()
+    assert [(row['slim'], row['runtime']) for row in rows] == [
+        *((f'random, {target}', runtime) for target in ('90%', '80%')
+          for runtime in ('eager', 'onnxruntime')), ('random, 80%', 'eager')]
+    assert [row['clock'] for row in rows] == ['cpu'] * 4 + ['wall']
+    for row in rows:
+        macs, ratio = float(row['macs_ratio']), float(row['ratio'])
+        assert 0.7 < macs <= float(row['slim'][-3:-1]) / 100
+        assert float(row['share']) == pytest.approx((1 - ratio) / (1 - macs), rel=1e-2, abs=1e-2)
+        assert (row['sites'], row['batch'], row['pairs']) == ('mlp_channels', '2', '3')
+        assert float(row['gmacs_slim']) == pytest.approx(float(row['gmacs_dense']) * macs, rel=1e-2)
+    assert all(f'{row["ratio"]}' in printed for row in rows[:4])
 
 
-def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkpoint, read_json,
-                                                 tmp_path):
+def test_both_sides_are_made_of_the_same_layers(pair_of, search_config):
+    pair = pair_of(search_config, '--target-macs', '80%')
+    dense, slim = ([type(module).__module__ for module in side.modules()
+                    if not list(module.children()) and list(module.parameters())]
+                   for side in (pair.dense, pair.slim))
+    assert len(dense) == len(slim)
+    assert count_macs(pair.slim, pair.shape) <= 0.8 * count_macs(pair.dense, pair.shape)
+    assert count_params(pair.slim) < count_params(pair.dense)
+
+
+@pytest.mark.parametrize('part', ['model', 'backbone'])
+def test_an_ordinary_config_has_the_sites_that_are_asked_for(pair_of, search_config, part,
+                                                             tmp_path):
+    config = load_config(search_config)
+    config.model = config.model.architecture
+    config.model.backbone.type = 'VisionTransformer'
+    config.model.backbone.pop('gates')
+    config.dump(tmp_path / 'host.py')
+    pair = pair_of(tmp_path / 'host.py', '--target-macs', '80%', '--sites', 'mlp_hidden',
+                   '--part', part)
+    assert pair.sites == 'mlp_hidden' and hasattr(pair.dense, 'head') == (part == 'model')
+    hidden = {name: value.shape for name, value in pair.slim.named_parameters()}
+    changed = [name for name, value in pair.dense.named_parameters()
+               if value.shape != hidden[name]]
+    assert changed and all('.ffn.layers.' in name for name in changed)
+
+
+def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkpoint, read_rows,
+                                                 read_json, tmp_path):
     run_tool('slim', search_config, checkpoint, '--target-macs', '80%', '--out', tmp_path / 'slim')
     structure = tmp_path / 'slim' / 'structure.json'
     config = load_config(search_config)
@@ -55,26 +87,34 @@ def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkp
     config.model.backbone.structure = str(structure)
     deploy = tmp_path / 'deploy.py'
     config.dump(deploy)
-    macs = []
-    for args in ((search_config, '--structure', structure), (search_config, deploy), (deploy, )):
-        run_tool(TOOL, *args, *FAST, '--out', tmp_path / 'out.json')
-        macs.append(read_json(tmp_path / 'out.json')['macs'])
-    assert macs[0] == macs[1] == macs[2]
+    dense = tmp_path / 'dense.py'
+    config.model.backbone.pop('structure')
+    config.dump(dense)
+    run_tool(TOOL, deploy, *FAST)
+    run_tool(TOOL, dense, deploy, *FAST)
+    for name in ('dense', 'deploy'):
+        run_tool('deployment/export_onnx', tmp_path / f'{name}.py', '--out',
+                 tmp_path / f'{name}.onnx', '--repeats', 0)
+    run_tool(TOOL, tmp_path / 'dense.onnx', tmp_path / 'deploy.onnx', '--shape', 32,
+             '--runtime', 'onnxruntime', *FAST)
     written = read_json(structure)['macs']
-    assert (macs[0]['dense'], macs[0]['slim']) == (written['dense'], written['subnet'])
+    rows = read_rows()
+    assert len(rows) == 3 and {row['macs_ratio'] for row in rows} == {
+        f'{written["subnet"] / written["dense"]:.4g}'}
 
 
 @pytest.mark.parametrize('args, message', [
-    ((), 'expected one of a second config, `--structure`, `--target-macs`'),
-    (('--target-macs', '80%', '--structure', 'x.json'), 'found 2'),
-    (('--structure', 'x.json'), '`x.json`, found none'),
+    ((), 'expected a second side, `--target-macs` or a `structure`'),
+    (('x.onnx', ), 'expected two ONNX files and `--shape`'),
+    (('none.py', ), 'config file at'),
+    (('x.py', '--target-macs', '80%'), 'expected a second side or `--target-macs`'),
     (('--target-macs', '1%'), 'within the reachable'),
-    (('--target-macs', '80%', '--threads', 0), 'at least one thread'),
+    (('--target-macs', '80%', '--threads', 0), '`--threads` of at least 1, found 0'),
     (('--target-macs', '80%', '--batch-size', 0), '`--batch-size` of at least 1, found 0'),
-    (('--target-macs', '80%', '--clock', 'cpu'), '`--threads 1`'),
+    (('--target-macs', '80%', '--clock', 'cpu', '--threads', 2), '`--clock cpu`, found 2'),
     (('--target-macs', '80%', '--repeats', 0), 'at least one repeat'),
-    (('--target-macs', '80%', '--layers'), '`--dense subnet`'),
-    (('--target-macs', '80%', '--layers', '--dense', 'subnet', '--compile'), '--compile'),
+    (('--target-macs', '80%', '--amp', 'bf16', '--runtime', 'openvino'), 'for PyTorch'),
+    (('--target-macs', '80%', '--sites', 'nothing'), 'a kind of site among'),
 ])
 def test_mistakes(refused, search_config, args, message):
     assert message in refused(TOOL, search_config, *args)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from mmengine.config import Config
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import DefaultScope
 from mmengine.visualization import Visualizer
+
+from mmkcr.core import locked
 
 TOOLS = Path(__file__).parents[2] / 'tools'
 
@@ -101,7 +104,8 @@ def refused(tools, capsys, monkeypatch, tmp_path):
         with pytest.raises(SystemExit) as ended:
             tools[name].main(list(args))
         assert ended.value.code == 1
-        assert not [path for path in folder.rglob('*') if path.is_file() and path.suffix != '.log']
+        assert not [path for path in folder.rglob('*') if path.is_file() and not re.search(
+            r'/\d{8}_\d{6}/', str(path))]
         (line, ) = [line for line in capsys.readouterr().err.splitlines()
                     if line.startswith('error: ')]
         return line
@@ -311,7 +315,19 @@ def test_earlier_runs_survive_a_mistake(tools, config_path, trained):
     with pytest.raises(SystemExit):
         tools['train'].main([config_path, '--work-dir', str(trained), '--cfg-options',
                              'model.type=Nothing'])
-    assert before == {path: path.is_file() and path.read_bytes() for path in trained.rglob('*')}
+    after = {path: path.is_file() and path.read_bytes() for path in trained.rglob('*')}
+    assert before.items() <= after.items()
+    (log, ) = (path for path in after.keys() - before.keys() if path.suffix == '.log')
+    assert 'The run did not start: ' in log.read_text() and 'Nothing' in log.read_text()
+    assert all(path.parent.parent == trained or path.parent == trained and path.is_dir()
+               for path in after.keys() - before.keys())
+
+
+def test_a_run_of_another_process_in_the_folder(tools, config_path, trained, refused):
+    """What it writes meanwhile stays, and it is named."""
+    with locked(trained):
+        line = refused('train', config_path, '--work-dir', str(trained), '--resume')
+    assert f'found that process {os.getpid()} of' in line and str(trained) in line
 
 
 def test_errors_within_the_run_keep_their_traceback_and_logs(tools, config_path, tmp_path,

@@ -9,7 +9,8 @@ each measurement.
 
 examples:
   python tools/benchmarks/attention_block.py --backbones base --repeats 5
-  python tools/benchmarks/attention_block.py --device cuda --dtype fp16 --compile --batch-size 32
+  python tools/benchmarks/attention_block.py --sizes --backbones large --runtime openvino
+  python tools/benchmarks/attention_block.py --device cuda --dtype fp16 --runtime compiled
 """
 
 import json
@@ -25,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.attention_profile import MODES, SIZES, profile_backbone, profile_block
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.latency import AMP_DTYPES
+from mmkcr.apis.latency import AMP_DTYPES, RUNTIMES
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
+from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.visualization import format_table
 
 SHARES = (0., 1 / 4, 1 / 2, 2 / 3)
@@ -54,9 +56,10 @@ def make_parser() -> Parser:
     parser.add_argument('--threads', type=int, help="of the CPU; default: torch's own choice")
     parser.add_argument('--device', default='cpu', help='cpu or cuda (%(default)s)')
     parser.add_argument('--dtype', choices=sorted(AMP_DTYPES), help='of weights; default: fp32')
-    parser.add_argument('--compile', action='store_true', help='torch.compile')
+    parser.add_argument('--runtime', choices=RUNTIMES, default='eager',
+                        help='those of ONNX files are for whole ViTs only (%(default)s)')
     parser.add_argument('--clock', choices=('wall', 'cpu'), default='wall',
-                        help='cpu: time of the calling thread, for --threads 1 on a busy machine '
+                        help='cpu: time of the process, for --threads 1 on a busy machine '
                         '(%(default)s)')
     parser.add_argument('--repeats', type=int, default=10, help='(%(default)s)')
     parser.add_argument('--warmup', type=int, default=3, help='calls before (%(default)s)')
@@ -100,12 +103,15 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.clock == 'cpu' and (args.threads != 1 or args.device != 'cpu'):
         raise ValueError('expected `--threads 1` on the CPU for `--clock cpu`, found '
                          f'threads {args.threads} on {args.device}')
+    if args.sizes and args.runtime in PACKAGES:
+        raise ValueError('expected no `--sizes` of single blocks for a runtime of ONNX files, '
+                         f'found {" ".join(args.sizes)} for `{args.runtime}`')
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     common = dict(batch_size=args.batch_size, device=args.device, dtype=args.dtype,
-                  compile=args.compile, repeats=args.repeats, warmup=args.warmup,
-                  clock=time.thread_time if args.clock == 'cpu' else time.perf_counter)
+                  runtime=args.runtime, repeats=args.repeats, warmup=args.warmup,
+                  clock=time.process_time if args.clock == 'cpu' else time.perf_counter)
     blocks, backbones = [], []
 
     def write() -> None:
@@ -121,7 +127,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if blocks:
         print(block_table(blocks), flush=True)
     for size, operator, share in product(args.backbones, args.operators, args.shares):
-        backbones.append(profile_backbone(size, share, args.image, operator=operator, **common))
+        backbones.append(profile_backbone(size, share, args.image, operator=operator,
+                                          threads=args.threads, **common))
         write()
     if backbones:
         print(backbone_table(backbones))

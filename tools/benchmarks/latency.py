@@ -32,6 +32,7 @@ from mmengine.config import Config, DictAction
 from torch import nn
 
 from mmkcr.apis.build import (
+    backbone_config,
     build_model,
     default_shape,
     dense_config,
@@ -51,10 +52,11 @@ from mmkcr.apis.latency import (
 )
 from mmkcr.apis.machine import hardware_name, versions_name
 from mmkcr.core import atomic_write
+from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites import why_not
 from mmkcr.models.utils import find_task
-from mmkcr.visualization import format_table
+from mmkcr.visualization import format_table, shown
 
 COLUMNS = ('dense', 'slim', 'sites', 'part', 'height', 'width', 'runtime', 'threads', 'batch',
            'amp', 'device', 'clock', 'pairs', 'gmacs_dense', 'gmacs_slim', 'macs_ratio',
@@ -155,11 +157,12 @@ def make_pair(args: Any, target: Optional[str]) -> Pair:
         options = {**(args.cfg_options or {}), **(args.slim_options or {})}
         slim = build(read_config(args.slim, options), args.part)
         dense = build(config, args.part)
-        return Pair((label(args.dense), label(args.slim)), dense, slim, shape_of(args, config, dense))
+        return Pair((label(args.dense), label(args.slim)), dense, slim,
+                    shape_of(args, config, dense))
     dense = build(dense_config(config), args.part)
     shape = shape_of(args, config, dense)
     if target is None:
-        if find_backbone_config(config).get('structure') is None:
+        if backbone_config(config).get('structure') is None:
             raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '
                              f'`{args.dense}`, found none')
         return Pair((label(args.dense), 'its structure'), dense, build(config, args.part), shape)
@@ -167,14 +170,6 @@ def make_pair(args: Any, target: Optional[str]) -> Pair:
     slim, _ = random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
                             args.divisor)
     return Pair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
-
-
-def find_backbone_config(config: Config) -> Dict[str, Any]:
-    """The backbone's part of a config, inside wrappers or not."""
-    model = config.model
-    while 'architecture' in model:
-        model = model.architecture
-    return model.get('backbone') or {}
 
 
 def searchable(model: nn.Module, args: Any) -> Tuple[nn.Module, str]:
@@ -199,7 +194,8 @@ def label(name: str) -> str:
     return name.split('::')[-1].rsplit('/', 1)[-1].removesuffix('.py')
 
 
-def measure(pair: Pair, args: Any, runtime: str, batch: int, threads: int) -> Tuple[Dict, PairTiming]:
+def measure(pair: Pair, args: Any, runtime: str, batch: int,
+            threads: int) -> Tuple[Dict[str, Any], PairTiming]:
     """One line of the file."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -268,18 +264,21 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     check(args)
     rows, path = [], None
+    settings = list(itertools.product(args.runtime, args.batch_size, args.threads))
     for target in args.target_macs:
         with contextlib.redirect_stdout(sys.stderr):
             pair = make_pair(args, target)
-        for runtime, batch, threads in itertools.product(args.runtime, args.batch_size,
-                                                         args.threads):
+        for runtime, batch, threads in shown(settings, 'Pairs', refresh=False):
             with contextlib.redirect_stdout(sys.stderr):
                 row, timing = measure(pair, args, runtime, batch, threads)
             rows.append(row)
             path = append(row, Path(args.out))
             if timing.ratio > 1:
+                forms = describe_selections(pair.slim, runtime) if runtime in SELECTION_FORMS \
+                    and not isinstance(pair.slim, Path) else 'as they are'
                 print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
-                      f'{timing.ratio:.3f} of the time of the dense one')
+                      f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
+                      f'{forms}')
     print(report(rows))
     print(f'Added {len(rows)} lines to {path}')
 

@@ -1,28 +1,36 @@
 """Pictures of what a detector or segmentor sees before and after slimming.
 
 One picture an image: boxes and masks, or class maps, of the dense model and of the slimmed one,
-side by side, with the multiply-accumulates of the backbones.
+side by side, with the multiply-accumulates of the backbones, and with --runtime their time for
+one image: in turns, on one thread and its clock.
 
 Examples:
     python tools/demo/before_after.py \
         --dense kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes DENSE_CHECKPOINT \
         --slim kcr-mask-rcnn_swin-mini_slim_1xb8_digit-scenes SLIM_CHECKPOINT \
-        --images data/digits/scenes/images/validation --count 4
+        --images data/digits/scenes/images/validation --count 4 --runtime onnxruntime
     python tools/demo/before_after.py --dense CONFIG CHECKPOINT --slim CONFIG CHECKPOINT \
         --structure structure.json --images street.jpg --score-thr 0.5
 """
 
+import contextlib
+import sys
+import time
 from pathlib import Path
+from statistics import median
 from typing import Any, List, Optional, Sequence, Tuple
 
 import mmcv
+import numpy as np
 import torch
+from matplotlib import colormaps
 from mmengine.structures import PixelData
 from numpy import ndarray
 from torch import Tensor
 
 from mmkcr.apis import count_macs, inferencer, model_config
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.latency import RUNTIMES, measure_pair
 from mmkcr.models.utils import find_backbone
 from mmkcr.visualization.figures import saved_figure
 
@@ -45,6 +53,9 @@ def make_parser() -> Parser:
                         help='folder of the pictures (%(default)s)')
     parser.add_argument('--score-thr', type=float, default=0.3,
                         help='lowest score of a box that is drawn (%(default)s)')
+    parser.add_argument('--runtime', choices=RUNTIMES, help='also time the backbones')
+    parser.add_argument('--repeats', type=int, default=50,
+                        help='pairs that are timed (%(default)s)')
     parser.add_argument('--device', default='cpu', help='where the models run (%(default)s)')
     add_trust_argument(parser)
     return parser
@@ -84,14 +95,25 @@ def load(model: Sequence[str], structure: Optional[str], device: str) -> Any:
     return inferencer(config, model[1], structure, device, show_progress=False)
 
 
-def draw(built: Any, images: Sequence[Path], score_thr: float) -> Tuple[List[ndarray], int]:
-    """Images (H, W, 3) in RGB with what a model finds, and its backbone's MACs for the first."""
+def palette(classes: int) -> List[Tuple[int, ...]]:
+    """A color a class, the same in every picture."""
+    colors = colormaps['tab10' if classes <= 10 else 'turbo'].resampled(max(classes, 10))
+    return [tuple(round(255 * part) for part in colors(number)[:3]) for number in range(classes)]
+
+
+def draw(built: Any, images: Sequence[Path],
+         score_thr: float) -> Tuple[List[ndarray], Tuple[int, int, int]]:
+    """Images (H, W, 3) in RGB with what a model finds, and what its backbone is given."""
     options = dict(pred_score_thr=score_thr) if built.scope == 'mmdet' else {}
     backbone, shapes, drawn = find_backbone(built.model), [], []
     hook = backbone.register_forward_pre_hook(
         lambda _, inputs: shapes.append(tuple(inputs[0].shape[1:])))
-    built.visualizer.dataset_meta = built.model.dataset_meta
+    meta = dict(built.model.dataset_meta)
+    if not isinstance(meta.get('palette'), (list, tuple)):
+        meta['palette'] = palette(len(meta['classes']))
+    built.visualizer.dataset_meta = meta
     for path in images:
+        np.random.seed(0)  # mmdet varies the colors of masks
         found = built(str(path), return_datasamples=True)
         sample, = found['predictions'] if isinstance(found, dict) else [found]
         image = torch.from_numpy(mmcv.imread(path, channel_order='rgb'))[None]
@@ -101,7 +123,32 @@ def draw(built: Any, images: Sequence[Path], score_thr: float) -> Tuple[List[nda
             draw_gt=False, **options)
         drawn.append(built.visualizer.get_image())
     hook.remove()
-    return drawn, count_macs(backbone, shapes[0])
+    return drawn, shapes[0]
+
+
+def titles(models: Sequence[Any], shape: Tuple[int, int, int], runtime: Optional[str],
+           repeats: int) -> List[str]:
+    """MACs of the backbones, and their time.
+
+    Args:
+        models (Sequence): Inferencers, dense and slim.
+        shape (tuple[int, int, int]): (C, H, W) that both are counted and timed for.
+        runtime (str, optional): Of :data:`~mmkcr.apis.latency.RUNTIMES`; None: not timed.
+        repeats (int): Pairs.
+    """
+    backbones = [find_backbone(built.model) for built in models]
+    macs = [count_macs(backbone, shape) for backbone in backbones]
+    found = [f'dense: {macs[0] / 1e6:.1f} M MACs',
+             f'slim: {macs[1] / 1e6:.1f} M MACs ({macs[1] / macs[0]:.0%})']
+    if runtime is None:
+        return found
+    torch.set_num_threads(1)
+    with contextlib.redirect_stdout(sys.stderr):
+        timing = measure_pair(*backbones, torch.randn(1, *shape), repeats, runtime=runtime,
+                              threads=1, clock=time.process_time)
+    milliseconds = 1e3 * median(timing.dense), 1e3 * median(timing.slim)
+    return [f'{found[0]}, {milliseconds[0]:.1f} ms',
+            f'{found[1]}, {milliseconds[1]:.1f} ms ({timing.ratio:.0%})']
 
 
 def enlarge(pixels: Tensor, factor: int) -> Tensor:
@@ -129,14 +176,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     images = find_images(args.images, args.count)
     models = load(args.dense, None, args.device), load(args.slim, args.structure, args.device)
-    (dense, dense_macs), (slim, slim_macs) = (
-        draw(model, images, args.score_thr) for model in models)
-    titles = (f'dense: {dense_macs / 1e6:.1f} M MACs',
-              f'slimmed: {slim_macs / 1e6:.1f} M MACs ({slim_macs / dense_macs:.0%})')
+    (dense, shape), (slim, _) = (draw(model, images, args.score_thr) for model in models)
+    named = titles(models, shape, args.runtime, args.repeats)
     for image, *pictures in zip(images, dense, slim):
         path = Path(args.out) / f'{image.stem}.png'
         with saved_figure(path, (8., 4.4), ncols=2) as (_, axes):
-            for axis, picture, title in zip(axes, pictures, titles):
+            for axis, picture, title in zip(axes, pictures, named):
                 axis.imshow(picture)
                 axis.set_title(title)
                 axis.set_axis_off()

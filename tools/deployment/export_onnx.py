@@ -1,26 +1,39 @@
-"""Export a subnet, or any model, to ONNX and compare it with PyTorch.
+"""Export a subnet, or any model, to ONNX for a runtime, and compare it there with PyTorch.
 
-A classifier gives logits; --backbone exports the feature maps of the backbone
-alone. The batch is dynamic, and so are height and width where the backbone
-allows: ViT always, Swin with pad_small_map=True. Outputs are compared in
-ONNX Runtime at several batch sizes and image sizes; a file that differs is
-not written.
+A classifier gives logits, a detector the maps of its neck; --backbone exports the feature maps of
+the backbone alone. The batch is dynamic. Height and width are fixed for a runtime, and dynamic for
+`any`, where the backbone allows: ViT always, Swin with pad_small_map=True. Outputs are compared at
+several batch sizes and image sizes; a file that differs is not written. Where the config's backbone
+has a structure, the latency against the dense network is measured, exported in the same way.
 
-Example:
+Examples:
     python tools/deployment/export_onnx.py CONFIG CHECKPOINT --out subnet.onnx
+    python tools/deployment/export_onnx.py CONFIG CHECKPOINT --runtime openvino
 """
 
 import contextlib
 import sys
+import tempfile
+import time
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence, Tuple
 
 import torch
-from mmengine.config import DictAction
+from mmengine.config import Config, DictAction
 
-from mmkcr.apis.build import build_model, default_shape, image_shape, load_config, load_weights
+from mmkcr.apis.build import (
+    backbone_config,
+    build_model,
+    default_shape,
+    dense_config,
+    image_shape,
+    load_config,
+    load_weights,
+)
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.export import export_onnx
+from mmkcr.apis.export import ExportReport, export_onnx
+from mmkcr.apis.latency import PairTiming, measure_pair
+from mmkcr.deploy.prepare import RUNTIMES, describe_selections
 from mmkcr.models.utils import find_task
 from mmkcr.visualization import format_table
 
@@ -34,16 +47,43 @@ def make_parser() -> Parser:
     parser.add_argument('--backbone', action='store_true', help='the feature maps only')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help="height and width, or one number for both; default: the config's")
-    parser.add_argument('--static-size', action='store_true', help='fix height and width')
-    parser.add_argument('--positions', choices=('resized', 'baked'), default='resized',
-                        help="a ViT's position embedding: resized in the graph, or stored at the "
-                        'size of the export, which fixes height and width (%(default)s)')
+    parser.add_argument('--runtime', choices=RUNTIMES, default='any',
+                        help='what the file is to be fast in; every file runs everywhere '
+                        '(%(default)s)')
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument('--static-size', action='store_true', help='fix height and width')
+    size.add_argument('--dynamic-size', action='store_true', help='leave them open')
     parser.add_argument('--tolerance', type=float, default=1e-4,
                         help='largest difference, relative to the largest output (%(default)g)')
+    parser.add_argument('--repeats', type=int, default=20,
+                        help='pairs to time against the dense network; 0: none (%(default)s)')
+    parser.add_argument('--threads', type=int, default=1,
+                        help='of the timing (%(default)s: by the CPU clock, else the wall clock)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
     add_trust_argument(parser)
     return parser
+
+
+def measured_in(args: Any) -> str:
+    """The runtime that a file is checked and timed in."""
+    return 'onnxruntime' if args.runtime == 'any' else args.runtime
+
+
+def against_dense(args: Any, config: Config, report: ExportReport,
+                  shape: Tuple[int, int, int]) -> Optional[PairTiming]:
+    """Time the file in turns with that of the dense network; None where the config is dense."""
+    if not args.repeats or backbone_config(config).get('structure') is None:
+        return None
+    torch.manual_seed(0)
+    dense = build_model(dense_config(config))
+    dense = dense.backbone if args.backbone else dense
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'dense.onnx'
+        export_onnx(dense, path, shape, report.dynamic_size, (1, ), runtime=args.runtime)
+        return measure_pair(path, report.path, torch.randn(1, *shape), args.repeats, 3,
+                            measured_in(args), args.threads,
+                            clock=time.process_time if args.threads == 1 else time.perf_counter)
 
 
 @command
@@ -52,6 +92,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     quiet_hosts()
     config = load_config(args.config, args.cfg_options)
+    size = None if args.static_size == args.dynamic_size else args.dynamic_size
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
@@ -62,13 +103,20 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             model = find_task(model).backbone
         name = Path(args.config).stem
         report = export_onnx(model, args.out or f'work_dirs/{name}/{name}.onnx', shape,
-                             not args.static_size, tolerance=args.tolerance,
-                             bake=args.positions == 'baked')
+                             size, tolerance=args.tolerance, runtime=args.runtime)
+        timing = against_dense(args, config, report, shape)
     print(format_table(('input', 'difference from PyTorch'),
                        [('x'.join(map(str, key)), f'{error:.2g}')
                         for key, error in report.errors.items()]))
     if not args.checkpoint:
         print('notice: no checkpoint was given, the weights are random')
+    if timing is not None:
+        print(f'{timing.ratio:.3f} of the time of the dense network, at '
+              f'{timing.macs_ratio:.3f} of its MACs, in `{measured_in(args)}`: batch 1, '
+              f'{len(timing.dense)} pairs, threads {args.threads}')
+        if timing.ratio > 1:
+            print('warning: slower than the dense network; selections of channels: '
+                  f'{describe_selections(model, args.runtime)}')
     if report.notice:
         print(f'notice: {report.notice}')
     size = 'dynamic' if report.dynamic_size else f'{shape[1]} x {shape[2]}'

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmkcr.apis.latency import AMP_DTYPES, _elapsed, measure_pair
+from mmkcr.apis.latency import AMP_DTYPES, measure_pair, torch_call
 from mmkcr.core import count_forward_macs, count_params
 from mmkcr.models.backbones import DWConvVisionTransformer
 from mmkcr.models.layers import OperatorAttention, TokenGrid
@@ -80,7 +80,7 @@ def attention_block(mode: str, size: str, hw: Sequence[int]) -> nn.Module:
 
 @torch.no_grad()
 def profile_block(mode: str, size: str, hw: Sequence[int], batch_size: int = 1,
-                  device: str = 'cpu', dtype: Optional[str] = None, compile: bool = False,
+                  device: str = 'cpu', dtype: Optional[str] = None, runtime: str = 'eager',
                   repeats: int = 10, warmup: int = 3,
                   clock: Clock = time.perf_counter) -> Dict[str, Any]:
     """MACs, parameters, latency and memory of one block.
@@ -92,7 +92,7 @@ def profile_block(mode: str, size: str, hw: Sequence[int], batch_size: int = 1,
         batch_size (int): Images. Defaults to 1.
         device (str): Defaults to ``'cpu'``.
         dtype (str, optional): ``'fp16'`` or ``'bf16'`` weights and tokens. Defaults to fp32.
-        compile (bool): Run through ``torch.compile``. Defaults to False.
+        runtime (str): ``'eager'`` or ``'compiled'``. Defaults to ``'eager'``.
         repeats (int): Timed calls. Defaults to 10.
         warmup (int): Calls before. Defaults to 3.
         clock (Callable): Seconds. Defaults to the wall clock.
@@ -112,12 +112,12 @@ def profile_block(mode: str, size: str, hw: Sequence[int], batch_size: int = 1,
     tokens = torch.randn(batch_size, hw[0] * hw[1], SIZES[size][0], device=device).to(kind)
     with PeakMemory() as memory:
         module(tokens)
-    call = torch.compile(module, dynamic=False) if compile else module
-    samples = []
-    for index in range(-warmup, repeats):
-        elapsed = _elapsed(call, tokens, clock)
-        if index >= 0:
-            samples.append(elapsed)
+    call, samples = torch_call(module, tokens, runtime), []
+    for _ in range(warmup + repeats):
+        start = clock()
+        call()
+        samples.append(clock() - start)
+    samples = samples[warmup:]
     return dict(mode=mode, size=size, tokens=hw[0] * hw[1], macs=macs, params=params,
                 memory=memory.peak, seconds=statistics.median(samples), samples=samples)
 
@@ -132,8 +132,9 @@ def replaced_blocks(size: str, depth: int, share: float) -> List[int]:
 
 def profile_backbone(size: str, share: float, image: int = 336, patch_size: int = 14,
                      batch_size: int = 1, device: str = 'cpu', dtype: Optional[str] = None,
-                     compile: bool = False, repeats: int = 5, warmup: int = 1,
-                     operator: str = 'dwconv', clock: Clock = time.perf_counter) -> Dict[str, Any]:
+                     runtime: str = 'eager', repeats: int = 5, warmup: int = 1,
+                     operator: str = 'dwconv', threads: Optional[int] = None,
+                     clock: Clock = time.perf_counter) -> Dict[str, Any]:
     """A ViT with a share of its blocks replaced, in turns with the dense one (SDPA).
 
     Args:
@@ -144,10 +145,11 @@ def profile_backbone(size: str, share: float, image: int = 336, patch_size: int 
         batch_size (int): See :func:`profile_block`.
         device (str): As there.
         dtype (str, optional): As there.
-        compile (bool): As there.
+        runtime (str): See :func:`~mmkcr.apis.latency.measure_pair`. Defaults to ``'eager'``.
         repeats (int): Pairs. Defaults to 5.
         warmup (int): Pairs before. Defaults to 1.
         operator (str): Of the replaced blocks. Defaults to ``'dwconv'``.
+        threads (int, optional): See :func:`~mmkcr.apis.latency.measure_pair`.
         clock (Callable): Seconds. Defaults to the wall clock.
 
     Returns:
@@ -172,6 +174,6 @@ def profile_backbone(size: str, share: float, image: int = 336, patch_size: int 
             if isinstance(module, OperatorAttention):
                 module.fold()
     images = torch.randn(batch_size, 3, image, image, device=device).to(kind)
-    timing = measure_pair(dense, slim, images, repeats, warmup, compile, clock=clock)
+    timing = measure_pair(dense, slim, images, repeats, warmup, runtime, threads, clock=clock)
     return dict(size=size, replaced=share, image=image, patch_size=patch_size, blocks=blocks,
                 operator=operator, **timing.to_dict())

@@ -5,20 +5,18 @@ What is fastest depends on what computes, so :class:`Take` and :class:`Put` have
 - ``'scatter'``: ``index_select`` and ``index_copy``, as PyTorch runs it fastest; the default.
 - ``'gather'``: both gather, the second from channels that a zero was padded to. Runtimes gather
   faster than they scatter.
-- ``'transposed'``: the same along the second to last dimension, between two transpositions. For
-  runtimes that gather along the last one number by number.
+- ``'elements'``: the same with an index for every number. For runtimes that gather slices of one
+  number as slices, by a copy each.
 - ``'grouped'``: rows of ``group`` neighbours are gathered. For selections of whole groups.
 
 Contiguous channels are sliced and padded, whatever the form.
 """
 
-from typing import Tuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FORMS = ('scatter', 'gather', 'transposed', 'grouped')
+FORMS = ('scatter', 'gather', 'elements', 'grouped')
 
 
 def exporting() -> bool:
@@ -141,21 +139,20 @@ class _Selection(nn.Module):
         """What is gathered, in rows of the group."""
         raise NotImplementedError
 
-    def _dims(self, x: Tensor) -> Tuple[Tensor, int]:
-        """The tensor and the dimension to gather along, in the form's layout."""
+    def _gather(self, x: Tensor) -> Tensor:
+        """The entries of the index along the dimension, or of a zero that is padded on."""
         dim = self.dim % x.ndim
         if self.form == 'grouped':
-            return x.unflatten(dim, (-1, self.group)), dim
-        if self.form == 'transposed' and dim == x.ndim - 1:
-            return x.transpose(-1, -2), dim - 1
-        return x, dim
+            rows = self._with_zero(x.unflatten(dim, (-1, self.group)), dim)
+            return rows.index_select(dim, self.index).flatten(dim, dim + 1)
+        if self.form == 'elements' and dim == x.ndim - 1 > 0:
+            rows = self._with_zero(x.flatten(0, -2), 1)  # (tokens of all images, channels)
+            found = rows.gather(1, self.index.expand(rows.shape[0], -1))
+            return found.reshape(*x.shape[:-1], len(self.index))
+        return self._with_zero(x, dim).index_select(dim, self.index)
 
-    def _back(self, x: Tensor, dim: int) -> Tensor:
-        """Undo :meth:`_dims`."""
-        if self.form == 'grouped':
-            return x.flatten(dim, dim + 1)
-        if self.form == 'transposed' and self.dim % x.ndim == x.ndim - 1:
-            return x.transpose(-1, -2)
+    def _with_zero(self, x: Tensor, dim: int) -> Tensor:
+        """What is gathered from."""
         return x
 
     def extra_repr(self) -> str:
@@ -184,8 +181,7 @@ class Take(_Selection):
             return x.narrow(self.dim, self.first, self.count)
         if self.form == 'scatter':
             return take(x, self.kept, self.dim)
-        rows, dim = self._dims(x)
-        return self._back(rows.index_select(dim, self.index), dim)
+        return self._gather(x)
 
 
 class Put(_Selection):
@@ -203,11 +199,13 @@ class Put(_Selection):
     def _index(self, kept: Tensor, total: int) -> Tensor:
         return _sources(kept, total)
 
+    def _with_zero(self, x: Tensor, dim: int) -> Tensor:
+        return _padded(x, dim, 0, 1)
+
     def forward(self, x: Tensor) -> Tensor:
         """See :func:`put`."""
         if self.contiguous:
             return _padded(x, self.dim, self.first, self.total - self.first - self.count)
         if self.form == 'scatter':
             return put(x, self.kept, self.total, self.dim)
-        rows, dim = self._dims(x)
-        return self._back(_padded(rows, dim, 0, 1).index_select(dim, self.index), dim)
+        return self._gather(x)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmkcr.models.layers.selection import add, put, take
+from mmkcr.models.layers.selection import FORMS, Put, Take, add, largest_group, put, take
 
 LAYOUTS = {
     'tokens': ((2, 5, 6), -1, lambda x: x),
@@ -85,3 +85,50 @@ def test_an_exporter_sees_no_scatter(layout, monkeypatch):
         found = put(x, kept, 6, dim)
     assert torch.equal(found, expected)
     assert not [name for name in operators.names if 'index_copy' in name or 'scatter' in name]
+
+
+# ---- forms for runtimes ------------------------------------------------------------------------
+
+
+def neighbours(places, group):
+    return torch.tensor([group * place + i for place in places for i in range(group)])
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), layout=st.sampled_from(sorted(LAYOUTS)), form=st.sampled_from(FORMS),
+       group=st.sampled_from([1, 2, 3, 6]))
+def test_every_form_gives_the_same(data, layout, form, group):
+    shape, dim, arrange = LAYOUTS[layout]
+    kept = neighbours(sorted(data.draw(st.sets(st.integers(0, 6 // group - 1), min_size=1))), group)
+    x = arrange(torch.randn(shape))
+    selections = Take(kept, 6, dim), Put(kept, 6, dim)
+    few = x.index_select(dim, kept)
+    for selection, given_x, expected in zip(selections, (x, few), (few, put(few, kept, 6, dim))):
+        if form == 'grouped' and largest_group(kept, 6) % group:
+            with pytest.raises(ValueError, match='kept or dropped together'):
+                selection.set_form(form, group)
+            continue
+        selection.set_form(form, group if form == 'grouped' else 1)
+        torch.testing.assert_close(selection(given_x), expected, atol=0, rtol=0)
+        assert not selection.state_dict()
+
+
+@settings(max_examples=50, deadline=None)
+@given(places=st.sets(st.integers(0, 15), min_size=1))
+def test_largest_group_is_the_largest(places):
+    mask = [place in places for place in range(16)]
+    group = largest_group(torch.tensor(sorted(places)), 16)
+    together = [all(len(set(mask[i:i + size])) == 1 for i in range(0, 16, size))
+                for size in (1, 2, 4, 8, 16)]
+    assert group == 2 ** (sum(together) - 1)
+
+
+def test_contiguous_channels_are_sliced_in_any_form():
+    selections = Take(torch.tensor([2, 3, 4]), 6), Put(torch.tensor([2, 3, 4]), 6)
+    for selection, width in zip(selections, (6, 3)):
+        selection.set_form('elements')
+        with Operators() as operators:
+            selection(torch.randn(2, 5, width))
+        assert not any('index' in name or 'gather' in name for name in operators.names)
+    with pytest.raises(ValueError, match="a form of selection among .*, found 'spread'"):
+        selections[0].set_form('spread')

@@ -1,0 +1,46 @@
+"""What the site shows otherwise than the files: links that leave docs/, and names in docstrings."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+_LINK = re.compile(r'\[([^\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)')
+_ROLE = re.compile(r':(?:func|class|data|meth|attr|mod):<code>~?([\w.]+)</code>')
+_FENCE = re.compile(r'(^```.*?^```$)', re.MULTILINE | re.DOTALL)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Give the text ``label (`path`)`` for links to files of the repository.
+
+    Args:
+        markdown (str): Of the page.
+        page (Page): The page.
+        config (MkDocsConfig): Of the site.
+
+    Raises:
+        FileNotFoundError: A link to a file of the repository that is not there.
+    """
+    docs = Path(config['docs_dir'])
+    root, folder = docs.parent, (docs / page.file.src_uri).parent
+
+    def name(match: re.Match) -> str:
+        label, target = match[1], (folder / match[2]).resolve()
+        if target.is_relative_to(docs):
+            return match[0]  # checked by MkDocs
+        if not target.exists():
+            raise FileNotFoundError(f'expected a file at the link `{match[2]}` of '
+                                    f'`{page.file.src_uri}`, found none')
+        path = target.relative_to(root).as_posix()
+        return f'`{path}`' if label in (path, target.name, target.stem) else f'{label} (`{path}`)'
+
+    parts = _FENCE.split(markdown)
+    return ''.join(part if part.startswith('```') else _LINK.sub(name, part) for part in parts)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Show the last part of a name that a docstring refers to, as in ``:func:`~a.b.c```.
+
+    Args:
+        html (str): Of the page.
+    """
+    return _ROLE.sub(lambda match: f'<code>{match[1].rpartition(".")[2]}</code>', html)

@@ -1,0 +1,165 @@
+"""The few lines beside a config of one's own: what ``mmkcr init`` writes."""
+
+import os
+from pathlib import Path
+from typing import Any, Dict, NamedTuple, Sequence, Union
+
+from mmengine.config import Config
+from torch import nn
+
+from mmkcr.core import atomic_write
+from mmkcr.engine.compressed_config import run_length
+from mmkcr.models.sites import find_sites, why_not
+from .build import build_model, read_config
+from .compress import DEFAULT_SITES
+
+METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
+STAGES = ('search', 'retrain', 'compress')
+
+_SEARCH = """# {method} search on {config}, written by `mmkcr init`.
+#   mmkcr search {name}.py
+#   mmkcr slim {name}.py work_dirs/{name}/{last}.pth{budget}
+#   mmkcr init {config} --method {method} --stage retrain
+_base_ = [{config!r}, {base!r}]
+compression = {compression}
+"""
+_RETRAIN = """# Retraining of what a {method} search on {config} left, written by `mmkcr init`.
+#   mmkcr train {name}.py
+#   mmkcr test {name}.py work_dirs/{name}/{last}.pth
+_base_ = [{config!r}, {base!r}]
+compression = {compression}
+"""
+_COMPRESS = """# Fine-tuning of what `mmkcr compress` left of {config}, written by `mmkcr init`.
+#   mmkcr compress {config} CHECKPOINT --target-macs {target}
+#   mmkcr train {name}.py
+_base_ = [{config!r}]
+custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
+runner_type = 'mmkcr.CompressionRunner'
+compression = {compression}
+"""
+
+
+class InitResult(NamedTuple):
+    """What was written.
+
+    Args:
+        path (Path): The config.
+        text (str): Its content.
+    """
+
+    path: Path
+    text: str
+
+
+def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'search',
+                target: str = '70%', out: Union[str, Path, None] = None,
+                force: bool = False) -> InitResult:
+    """Write a config that adds a method to a host's config.
+
+    The host is built once, with random weights, to see that it has what the method needs.
+
+    Args:
+        config (str | Path): Of an ordinary task model: a file or ``library::path``.
+        method (str): Of :data:`METHODS`; ``compress`` has none. Defaults to ``'kcr'``.
+        stage (str): Of :data:`STAGES`. Defaults to ``'search'``.
+        target (str): MACs that a search aims at, of the dense model. Defaults to ``'70%'``.
+        out (str | Path, optional): File to write. Defaults to ``<method>-<stage>_<name>.py`` in
+            the current folder.
+        force (bool): Overwrite a file that is there. Defaults to False.
+
+    Raises:
+        FileExistsError: There is such a file.
+        FileNotFoundError: There is no such config.
+        ValueError: It is no config of an ordinary task model, or its backbone does not have the
+            layers of the method. Nothing is written then.
+    """
+    if method not in METHODS or stage not in STAGES:
+        raise ValueError(f'expected a method of {METHODS} and a stage of {STAGES}, found '
+                         f'{method!r} and {stage!r}')
+    cfg, stem = read_config(config), Path(str(config)).stem
+    host = _host(cfg, config)
+    name = Path(out).stem if out else _name(method, stage, stem)
+    path = Path(out) if out else Path(f'{name}.py')
+    if path.exists() and not force:
+        raise FileExistsError(f'expected no file at `{path}`, found one (`--force` overwrites)')
+    base = f'mmkcr::_base_/methods/{method}_{stage}.py'
+    if stage == 'compress':
+        kinds = [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
+        if not kinds:
+            raise ValueError(_does_not_fit(host, 'compress', DEFAULT_SITES))
+        lines: Dict[str, Any] = dict(sites=kinds, **_files(f'work_dirs/{stem}/compress'))
+        template = _COMPRESS
+    else:
+        kinds = read_config(base).compression.sites
+        if any(why_not(host, kind) for kind in kinds):
+            raise ValueError(_does_not_fit(host, method, kinds))
+        search = _name(method, 'search', stem)
+        if stage == 'retrain':
+            lines, template = _files(f'work_dirs/{search}/slim'), _RETRAIN
+        elif method == 'dwconv':  # a number of blocks, not a budget
+            lines = dict(gates=dict(count=max(1, len(find_sites(host, kinds)) // 2)))
+            template = _SEARCH
+        else:
+            lines, template = dict(target=target), _SEARCH
+    length, by_epoch = run_length(cfg)
+    text = template.format(
+        method=method, config=_from(path, config), base=base, name=name, target=target,
+        last=f'{"epoch" if by_epoch else "iter"}_{length}', compression=_dict_text(lines),
+        budget='' if method == 'dwconv' else f' --target-macs {target} --divisor 8')
+    with atomic_write(path) as temporary:
+        temporary.write_text(text)
+    return InitResult(path, text)
+
+
+def _name(method: str, stage: str, stem: str) -> str:
+    return f'compress_{stem}' if stage == 'compress' else f'{method}-{stage}_{stem}'
+
+
+def _files(folder: str) -> Dict[str, str]:
+    return dict(structure=f'{folder}/structure.json', weights=f'{folder}/subnet.pth')
+
+
+def _from(path: Path, config: Union[str, Path]) -> str:
+    """How a file names the config that it is based on."""
+    if '::' in str(config):
+        return str(config)
+    return os.path.relpath(config, path.parent)
+
+
+def _dict_text(content: Dict[str, Any]) -> str:
+    """A dict as one writes it in a config."""
+    entries = [f'{key}={_dict_text(value) if isinstance(value, dict) else repr(value)}'
+               for key, value in content.items()]
+    line = f'dict({", ".join(entries)})'
+    return line if len(line) < 80 else 'dict(\n    ' + ',\n    '.join(entries) + ')'
+
+
+def _host(cfg: Config, config: Union[str, Path]) -> nn.Module:
+    """The dense backbone of an ordinary task model.
+
+    Raises:
+        ValueError: The config has ``compression``, gates or a structure already, or no backbone.
+    """
+    model = cfg.get('model') or {}
+    if cfg.get('compression') is not None or 'architecture' in model or \
+            {'gates', 'structure'} & set(model.get('backbone') or ()):
+        raise ValueError(f'expected the config of a dense model, found `{config}` with a '
+                         'compression, a search wrapper, `gates` or a `structure` in it already')
+    if 'backbone' not in model:
+        raise ValueError(f'expected a `model` with a `backbone` in `{config}`, found the keys '
+                         f'{sorted(model or cfg.keys())}')
+    return build_model(cfg).backbone
+
+
+def _does_not_fit(host: nn.Module, method: str, kinds: Sequence[str]) -> str:
+    """Why, and what does fit."""
+    reasons = '; '.join(f'`{kind}`: {reason}' for kind in kinds
+                        if (reason := why_not(host, kind)))
+    fitting = [f'--method {other}' for other in METHODS if other != method and not any(
+        why_not(host, kind) for kind in
+        read_config(f'mmkcr::_base_/methods/{other}_search.py').compression.sites)]
+    if method != 'compress' and not all(why_not(host, kind) for kind in DEFAULT_SITES):
+        fitting.append('--stage compress')
+    instead = f': take {" or ".join(f"`{word}`" for word in fitting)}' if fitting else ''
+    return (f'expected a backbone with the sites {list(kinds)} for `{method}`, found '
+            f'`{type(host).__name__}` ({reasons}){instead}')

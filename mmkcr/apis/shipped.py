@@ -1,0 +1,42 @@
+"""Where the configs, the tools and the model index of this package are."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import mmkcr
+
+
+def shipped_root() -> Path:
+    """Folder of ``configs/``, ``tools/`` and ``model-index.yml``.
+
+    Returns:
+        Path: The clone, or what an installed package carries (``mmkcr/.mim``).
+    """
+    package = Path(mmkcr.__file__).parent
+    clone = package.parent / 'model-index.yml'
+    return package.parent if clone.is_file() else package / '.mim'
+
+
+def load_tool(name: str) -> ModuleType:
+    """A command of ``tools/`` as a module, from a clone or an installed package.
+
+    Its folder goes to the front of ``sys.path``, as Python does for a script.
+
+    Args:
+        name (str): Path below ``tools/`` without its suffix, such as ``'deployment/export_onnx'``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    path = shipped_root() / 'tools' / f'{name}.py'
+    if not path.is_file():
+        raise FileNotFoundError(f'expected a tool at `{path}`, found none')
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(f'{path.stem}_command', path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # worker processes and dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

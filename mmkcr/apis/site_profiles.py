@@ -1,0 +1,126 @@
+"""What calibration images say about every site of a dense network (SPEC 9)."""
+
+import dataclasses
+from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.functional.moments import Moments
+from mmkcr.functional.pivots import UnitOrder, pivot_order
+from mmkcr.models.calibration import Forward, collect, readers, taps
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites.base import HostSite
+from mmkcr.visualization.progress import shown as progress_bar
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressOptions:
+    """How to compress.
+
+    Args:
+        divisor (int): Sizes of hidden layers and channels are multiples of it, or full. Defaults
+            to 8.
+        min_share (float): Least share of its units that a site keeps. Defaults to 0.05.
+        uniform (bool): The same share of every site instead of the best allocation. Defaults to
+            False.
+        rho (float): Ridge of orders and refits, relative. Defaults to 1e-3.
+        rows (int): Most positions of a batch and layer that moments are taken of. Defaults to
+            4096.
+        per_unit (tuple[int, int]): Positions for each input of a layer after which no more images
+            are looked at, for its order and for its refit. Defaults to (4, 12).
+        logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
+        progress (bool): Show how far it is. Defaults to True.
+        refit (str): What readers get: ``'least-squares'``, or for controls ``'mean'`` (the bias
+            alone takes the means) or ``'none'``. Defaults to ``'least-squares'``.
+        choose (Callable, optional): For controls: takes a site, the moments of its first reader
+            and a generator, and gives an order of its units in the place of the closed form's.
+            Defaults to None.
+        seed (int): Of everything drawn. Defaults to 0.
+    """
+
+    divisor: int = 8
+    min_share: float = 0.05
+    uniform: bool = False
+    rho: float = 1e-3
+    rows: int = 4096
+    per_unit: Tuple[int, int] = (4, 12)
+    logits: bool = False
+    progress: bool = True
+    refit: str = 'least-squares'
+    choose: Optional[Callable[[HostSite, Moments, torch.Generator], Tensor]] = None
+    seed: int = 0
+
+
+@dataclasses.dataclass
+class SiteProfile:
+    """What calibration says about a site.
+
+    Args:
+        order (UnitOrder): Units by how much the readers lose without them; channels of a unit.
+        losses (Tensor): Loss of the network's outputs with the first k units, k = 0 … total, fp64;
+            relative to the outputs, or in nats for class scores.
+    """
+
+    order: UnitOrder
+    losses: Tensor
+
+
+def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
+                  settings: CompressOptions) -> Dict[str, SiteProfile]:
+    """Orders and losses of all sites, from one pass forward and backward of the dense network.
+
+    Args:
+        dense (nn.Module): The network.
+        space (SearchSpace): Of its backbone.
+        batches (Sequence): Calibration batches.
+        forward (Callable): See :func:`compress`.
+        settings (CompressOptions): As there.
+
+    Raises:
+        ValueError: A site is not reached, or an activation is not finite.
+    """
+    layers = {f'{name}:{path}': space.host.get_submodule(path)
+              for name, site in space.sites.items()
+              for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
+    found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
+                    settings.rows, settings.logits, settings.seed, settings.per_unit[0])
+    generator = torch.Generator().manual_seed(settings.seed)
+    profiles = {}
+    for name, site in space.sites.items():
+        covariances, grams, groups = [], [], 1
+        for reader in readers(site):
+            layer, moments = layers[f'{name}:{reader.path}'], found[f'{name}:{reader.path}']
+            if moments.inputs.count == 0:
+                raise ValueError(f'expected the calibration images to reach site `{name}`, found '
+                                 'that they do not')
+            sensitivity = moments.positions * moments.gradients.second_moment
+            weight = layer.weight.detach().flatten(1).double()
+            covariances.append(moments.inputs.covariance)
+            grams.append(weight.T @ sensitivity.to(weight) @ weight)
+            groups = reader.inner * taps(layer)
+        extra = None
+        for path in site.lost_outputs():
+            moments = found[f'{name}:{path}']
+            extra = moments.positions * moments.output_energy * \
+                moments.gradients.second_moment.diagonal()
+        order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
+                            extra=extra)
+        if settings.choose is not None:
+            inputs = found[f'{name}:{readers(site)[0].path}'].inputs
+            order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
+        profiles[name] = SiteProfile(order, order.errors)
+    return profiles
+
+
+def shown(items: Sequence[Any], what: str, settings: CompressOptions) -> Iterable[Any]:
+    """Items with a progress bar on standard error.
+
+    Args:
+        items (Sequence): Any.
+        what (str): Shown before the bar.
+        settings (CompressOptions): Whether to show it.
+    """
+    if not settings.progress:
+        return items
+    return progress_bar(items, what)

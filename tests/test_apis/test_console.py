@@ -1,0 +1,114 @@
+"""The command ``mmkcr``: the tools under one name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmkcr.apis import console
+from mmkcr.apis.cli import COMMANDS, Parser, reader_is_gone
+from mmkcr.apis.shipped import load_tool, shipped_root
+from mmkcr.version import __version__
+
+REPO = Path(__file__).parents[2]
+
+
+def ends(capsys, *words):
+    """Exit status, output and errors of a command."""
+    status = 0
+    try:
+        console.main(list(words))
+    except SystemExit as ended:
+        status = ended.code or 0
+    found = capsys.readouterr()
+    return status, found.out, found.err
+
+
+def test_version_and_help(capsys):
+    assert ends(capsys, '--version') == (0, f'mmkcr {__version__}\n', '')
+    assert ends(capsys)[1] == ends(capsys, '--help')[1] == console.usage() + '\n'
+    assert all(f'  {name} ' in console.usage() for name in COMMANDS)
+
+
+def test_unknown_command(capsys):
+    status, out, err = ends(capsys, 'comprss', '--images', '3')
+    assert status == 2 and not out and len(err.splitlines()) == 1
+    assert 'found `comprss`; did you mean `compress`?' in err
+    assert 'did you mean' not in ends(capsys, 'frobnicate')[2]
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_help_is_that_of_the_tool_in_the_words_of_the_command(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['mmkcr', name])
+    status, out, _ = ends(capsys, name, '--help')
+    assert status == 0 and out.startswith(f'usage: mmkcr {name} ')
+    assert f'    mmkcr {name} ' in out.split('Example')[1]  # an example, with this command
+    tool = load_tool(COMMANDS[name].tool)
+    assert Path(tool.__file__) == shipped_root() / 'tools' / f'{COMMANDS[name].tool}.py'
+    assert ' '.join(tool.__doc__.strip().splitlines()[0].split()) in ' '.join(out.split())
+
+
+def test_help_of_a_script_names_the_script(capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['tools/slim.py'])
+    assert 'python tools/slim.py CONFIG' in Parser(load_tool('slim').__doc__).format_help()
+    monkeypatch.setattr(sys, 'argv', ['mmkcr x'])
+    text = Parser('A.\n\n  python tools/slim.py X; python tools/study.py').format_help()
+    assert 'mmkcr slim X; python tools/study.py' in text
+
+
+def test_wrong_arguments_name_the_command(capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['mmkcr'])
+    status, _, err = ends(capsys, 'slim')
+    assert status == 2 and '(see `mmkcr slim --help`)' in err
+    status, _, err = ends(capsys, 'flops', 'no/such.py')
+    assert status == 1 and err == 'error: expected a config file at `no/such.py`, found none\n'
+
+
+def test_completion_knows_all_commands():
+    script = ('source /dev/stdin <<< "$(cat "$0")"; COMP_WORDS=(mmkcr l); COMP_CWORD=1; _mmkcr; '
+              'echo "${COMPREPLY[@]}"; COMP_WORDS=(mmkcr ""); _mmkcr; echo "${COMPREPLY[@]}"')
+    text = console.COMPLETION.format(words=' '.join([*COMMANDS, *console.OPTIONS]))
+    done = subprocess.run(['bash', '-c', script, '/dev/stdin'], input=text, capture_output=True,
+                          text=True, check=True)
+    latency, everything = done.stdout.splitlines()
+    assert latency == 'latency' and set(COMMANDS) < set(everything.split())
+
+
+LONG = """
+import sys
+from mmkcr.apis.cli import command
+@command
+def main(argv=None):
+    for number in range(100_000):
+        print(number)
+main([])
+"""
+
+
+@pytest.mark.parametrize('code', [LONG, 'from mmkcr.apis.console import main; main(["--help"])'])
+def test_a_pipe_that_closes_is_no_error(code):
+    """As ``mmkcr ... | true``: nothing on stderr, also not at the end of the interpreter."""
+    process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, cwd=REPO)
+    process.stdout.close()
+    err = process.stderr.read()
+    process.wait()
+    assert (process.returncode, err) == (141, '')
+
+
+def test_another_broken_pipe_is_an_error():
+    """Only standard output is meant: that of a worker process is a failure."""
+    code = ('from mmkcr.apis.cli import command\n'
+            '@command\ndef main(argv=None):\n    raise BrokenPipeError("a worker died")\nmain([])')
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=REPO)
+    assert done.returncode == 1 and 'a worker died' in done.stderr
+
+
+def test_a_tool_that_is_not_there():
+    with pytest.raises(FileNotFoundError, match='expected a tool at .*frobnicate.py'):
+        load_tool('frobnicate')
+
+
+def test_reader_of_this_process_is_there(capfd):
+    assert not reader_is_gone()

@@ -1,0 +1,123 @@
+"""Graphs with constants folded and projections split compute what they computed before."""
+
+import numpy as np
+import onnx
+import pytest
+import timm
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from mmkcr.apis.export import export_onnx
+from mmkcr.apis.latency import random_subnet
+from mmkcr.deploy.onnx_graph import (
+    count_operators,
+    fold_constants,
+    narrow_indices,
+    split_projections,
+)
+from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models.searchable import SearchSpace
+
+SHAPE = (3, 32, 32)
+VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=64),
+           img_size=32, patch_size=8)
+SWIN = dict(arch=dict(embed_dims=16, depths=[1, 2], num_heads=[2, 4]), img_size=32,
+            window_size=4, patch_size=4, out_indices=[1])
+
+
+def heads(model):
+    SearchSpace.of_dense(model, ['heads'])
+    return random_subnet(model, '95%', SHAPE, divisor=1)[0]
+
+
+@pytest.mark.parametrize('make, blocks', [
+    (lambda: KCRVisionTransformer(**VIT), 2), (lambda: heads(KCRVisionTransformer(**VIT)), 2),
+    (lambda: KCRSwinTransformer(**SWIN), 3), (lambda: heads(KCRSwinTransformer(**SWIN)), 3),
+    (lambda: timm.create_model('vit_tiny_patch16_224', img_size=32, depth=2), 2)])
+def test_projections_of_every_host_are_split(make, blocks, tmp_path):
+    """Not for TensorRT, which is compared in PyTorch's own graph; the outputs are checked."""
+    torch.manual_seed(0)
+    model = make()
+    report = export_onnx(model, tmp_path / 'm.onnx', SHAPE, runtime='onnxruntime')
+    assert max(report.errors.values()) < 1e-5
+    graph = onnx.load(report.path)
+    onnx.checker.check_model(graph, full_check=True)
+    transposed = [attribute.ints for node in graph.graph.node if node.op_type == 'Transpose'
+                  for attribute in node.attribute]
+    assert [2, 0, 3, 1, 4] not in [list(perm) for perm in transposed]
+    assert [list(perm) for perm in transposed].count([0, 2, 1, 3]) >= 3 * blocks
+    assert split_projections(graph) == 0  # nothing is left
+    # where sizes are fixed nothing computes shapes but the batch's of class tokens
+    assert report.operators.get('Shape', 0) <= 1
+
+
+def run(model, *arrays):
+    import onnxruntime
+    session = onnxruntime.InferenceSession(model.SerializeToString(),
+                                           providers=['CPUExecutionProvider'])
+    return session.run(None, dict(zip([entry.name for entry in session.get_inputs()], arrays)))
+
+
+def graph_of(nodes, weights, sizes, outputs):
+    inputs = [helper.make_tensor_value_info('images', TensorProto.FLOAT, sizes)]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph(nodes, 'g', inputs, outputs, [
+        numpy_helper.from_array(value, name) for name, value in weights.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid('', 17)], ir_version=8)
+
+
+@pytest.mark.parametrize('bias', [False, True])
+@pytest.mark.parametrize('shared', [False, True])
+def test_a_projection_with_another_reader_stays(bias, shared):
+    """What someone else reads, such as the projection itself, cannot go."""
+    rng = np.random.default_rng(0)
+    nodes = [helper.make_node('MatMul', ['images', 'w'], ['p']),
+             *([helper.make_node('Add', ['p', 'b'], ['s'])] if bias else ()),
+             helper.make_node('Reshape', ['s' if bias else 'p', 'shape'], ['r']),
+             helper.make_node('Transpose', ['r'], ['t'], perm=[2, 0, 3, 1, 4]),
+             *(helper.make_node('Gather', ['t', f'i{i}'], [name], axis=0)
+               for i, name in enumerate('qkv'))]
+    weights = dict(w=rng.normal(size=(6, 24)).astype(np.float32),
+                   b=rng.normal(size=24).astype(np.float32),
+                   shape=np.array([-1, 5, 3, 2, 4]), **{f'i{i}': np.array(i) for i in range(3)})
+    model = graph_of(nodes, weights, ['batch', 5, 6], ['q', 'k', 'v', *(['p'] if shared else ())])
+    if shared:
+        model.graph.node.append(helper.make_node('Relu', ['p'], ['other']))
+        model.graph.output.append(helper.make_tensor_value_info('other', TensorProto.FLOAT, None))
+    x = rng.normal(size=(2, 5, 6)).astype(np.float32)
+    expected = run(model, x)
+    assert split_projections(model) == (0 if shared else 1)
+    for a, b in zip(run(model, x), expected):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    assert ('Gather' in count_operators(model)) == shared
+
+
+def test_shapes_that_follow_from_the_batch_are_folded_whatever_they_are_written_as():
+    """A shape with an entry -1 of its own cannot have another for the batch: it gets its value."""
+    nodes = [helper.make_node('Shape', ['images'], ['all']),
+             helper.make_node('Gather', ['all', 'zero'], ['batch']),
+             helper.make_node('Concat', ['batch', 'rest'], ['shape'], axis=0),
+             helper.make_node('Reshape', ['images', 'shape'], ['out'])]
+    model = graph_of(nodes, dict(zero=np.array([0]), rest=np.array([2, -1])), ['batch', 4, 3],
+                     ['out'])
+    examples = [np.random.rand(size, 4, 3).astype(np.float32) for size in (2, 3)]
+    expected = run(model, examples[0])
+    fold_constants(model, examples)
+    assert count_operators(model) == {'Reshape': 1}
+    assert numpy_helper.to_array(model.graph.initializer[0]).tolist() == [-1, 2, 6]
+    for size in (1, 2, 5):
+        x = np.random.rand(size, 4, 3).astype(np.float32)
+        np.testing.assert_array_equal(run(model, x)[0], x.reshape(size, 2, 6))
+    np.testing.assert_array_equal(run(model, examples[0])[0], expected[0])
+
+
+def test_indices_are_narrow():
+    index = np.array([2, 0])
+    nodes = [helper.make_node('Expand', ['index', 'shape'], ['indices']),
+             helper.make_node('GatherElements', ['images', 'indices'], ['out'], axis=1)]
+    model = graph_of(nodes, dict(index=index, shape=np.array([4, 2])), [4, 3], ['out'])
+    narrow_indices(model)
+    stored = {weight.name: weight.data_type for weight in model.graph.initializer}
+    assert sorted(stored.values()) == [TensorProto.INT32, TensorProto.INT64]  # and the shape
+    x = np.random.rand(4, 3).astype(np.float32)
+    np.testing.assert_array_equal(run(model, x)[0], x[:, index])

@@ -1,0 +1,83 @@
+"""Models prepared for a runtime compute what they computed before."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mmkcr.apis.latency import random_subnet
+from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, describe_selections, prepare
+from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.models import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models.layers.norms import SlicedLayerNorm
+from mmkcr.models.searchable import SearchSpace
+
+SHAPE = (3, 32, 32)
+VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=64),
+           img_size=32, patch_size=8)
+SWIN = dict(arch=dict(embed_dims=16, depths=[1, 2], num_heads=[2, 4]), img_size=32,
+            window_size=4, patch_size=4, out_indices=[1])
+EFFICIENT = dict(arch=dict(widths=[8, 16, 32], depths=[1, 1, 1], head_dim=8), out_indices=(0, 1))
+NETS = [pytest.param(KCRVisionTransformer, VIT, ['mlp_channels'], id='vit'),
+        pytest.param(KCRVisionTransformer, VIT, ['mlp_hidden', 'heads'], id='vit-hidden'),
+        pytest.param(KCRSwinTransformer, SWIN, ['mlp_channels'], id='swin'),
+        pytest.param(KCREfficientViT, EFFICIENT, ['mlp_channels'], id='efficientvit')]
+
+
+def subnet(cls, kwargs, kinds, target='80%'):
+    """A random subnet whose norms and weights are not those of initialisation."""
+    torch.manual_seed(0)
+    model = cls(**kwargs)
+    SearchSpace.of_dense(model, kinds)
+    for parameter in model.parameters():
+        parameter.data.normal_(0.1, 0.3)
+    model, _ = random_subnet(model, target, SHAPE, divisor=1)
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize('runtime', RUNTIMES)
+@pytest.mark.parametrize('cls, kwargs, kinds', NETS)
+def test_the_same_outputs_and_the_model_is_left_as_it_is(cls, kwargs, kinds, runtime):
+    model = subnet(cls, kwargs, kinds)
+    before, x = copy.deepcopy(model.state_dict()), torch.randn(2, *SHAPE)
+    with torch.no_grad():
+        expected, found = TensorModel(model)(x), prepare(model, runtime)(x)
+    expected, found = ((out, ) if isinstance(out, torch.Tensor) else out
+                       for out in (expected, found))
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize('dense', [False, True])
+def test_norms_before_mlps_have_no_affine_part_left(dense):
+    model = KCRVisionTransformer(**VIT) if dense else subnet(KCRVisionTransformer, VIT,
+                                                            ['mlp_channels'])
+    found = prepare(model, 'any').model
+    assert not any(isinstance(module, SlicedLayerNorm) for module in found.modules())
+    for layer in found.layers:
+        norm = next(module for module in layer.ln2.modules() if isinstance(module, nn.LayerNorm))
+        assert norm.weight is None and norm.bias is None and layer.ln1.weight is not None
+
+
+def test_forms_follow_the_runtime_and_the_groups():
+    scattered = subnet(KCRVisionTransformer, VIT, ['mlp_channels'])
+    assert describe_selections(scattered, 'onnxruntime') == '4 elements'
+    assert describe_selections(scattered, 'openvino') == '4 gather'
+    hidden = subnet(KCRVisionTransformer, VIT, ['mlp_hidden'])
+    assert describe_selections(hidden, 'onnxruntime') == 'none'
+    wide = dict(VIT, arch=dict(VIT['arch'], embed_dims=4 * GROUPED_FROM))
+    model = KCRVisionTransformer(**wide)
+    space = model.search_space
+    kept = torch.cat([torch.arange(GROUPED_FROM), torch.arange(2, 4).repeat_interleave(
+        GROUPED_FROM) * GROUPED_FROM + torch.arange(GROUPED_FROM).repeat(2)])
+    names = list(space.sites)
+    space.slice_to(space.structure_for({names[0]: kept, names[1]: torch.arange(8)}))
+    assert describe_selections(model, 'onnxruntime') == '2 grouped, 2 sliced'
+
+
+def test_another_runtime_is_refused():
+    with pytest.raises(ValueError, match="a runtime among .*, found 'caffe'"):
+        prepare(KCRVisionTransformer(**VIT), 'caffe')

@@ -1,0 +1,263 @@
+"""README and docs: every command is taken by its tool, every file and link is there."""
+
+import argparse
+import ast
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmkcr import registry
+from mmkcr.apis import console
+from mmkcr.apis.build import read_config
+from mmkcr.apis.cli import COMMANDS
+from mmkcr.apis.shipped import load_tool
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').rglob('*.md')),
+         *sorted((ROOT / 'configs').glob('*/README.md'))]
+TOOLS = sorted(path for path in (ROOT / 'tools').rglob('*.py') if 'lab' not in path.parts)
+FENCE = re.compile(r'^```(\w*)[^\n]*\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r'^\s*((?:[A-Z_]+=\S+\s+)*'
+                     r'(?:python (?:-m \w+|tools/)|bash tools/|mmkcr |make |pip ).*)$')
+FILE = re.compile(r'(?<![\w./-])(?:tests|tools|mmkcr|configs|docs|requirements)/[\w./-]+'
+                  r'\.(?:py|md|sh|yml|json|txt|png)\b')
+PLACEHOLDER = re.compile(r'\$|\b[A-Z]{4,}\b|[*{]')
+
+
+class Parsed(BaseException):
+    """The arguments were taken; nothing has run."""
+
+
+def commands_of(path):
+    """Command lines of a page: of its code blocks, also indented ones, and of its code spans."""
+    text = path.read_text().replace('\\\n', ' ')
+    lines = FENCE.sub('', text).splitlines()
+    found = [line for language, block in FENCE.findall(text) if language in ('', 'bash')
+             for line in block.splitlines()]
+    found += [line for line in lines if line.startswith('    ')]
+    found += re.findall(r'`([^`\n]+)`', '\n'.join(line for line in lines if line.strip()))
+    return [match[1] for line in found if (match := COMMAND.match(line))]
+
+
+def examples_of(path):
+    """Command lines of the docstring of a tool."""
+    text = (ast.get_docstring(ast.parse(path.read_text())) or '').replace('\\\n', ' ')
+    return [match[1] for line in text.splitlines() if (match := COMMAND.match(line))]
+
+
+CASES = {f'{path.relative_to(ROOT)}:{number}': line for path in PAGES
+         for number, line in enumerate(commands_of(path))}
+CASES.update({f'{path.relative_to(ROOT)}:{number}': line for path in TOOLS
+              for number, line in enumerate(examples_of(path))})
+
+
+def test_commands_were_found():
+    assert len(CASES) > 120
+    assert sum(line.startswith('mmkcr ') for line in CASES.values()) > 25
+    with_example = {name.rpartition(':')[0] for name in CASES}
+    assert not [path.name for path in TOOLS if str(path.relative_to(ROOT)) not in with_example]
+
+
+@pytest.fixture
+def parses(monkeypatch):
+    """``parses(run, words)``: whether a command's parser takes the words."""
+    parse_known_args = argparse.ArgumentParser.parse_known_args
+
+    def stop(self, *args, **kwargs):
+        parsed, rest = parse_known_args(self, *args, **kwargs)
+        if rest:
+            self.error(f'unrecognized arguments: {rest}')
+        raise Parsed
+
+    def parse(run, words):
+        monkeypatch.setattr(argparse.ArgumentParser, 'parse_known_args', stop)
+        monkeypatch.setattr(sys, 'argv', ['command', *words])
+        with pytest.raises(Parsed):
+            run()
+
+    return parse
+
+
+def split(line):
+    """Words of a command, without variables before it, what follows `|` and optional parts."""
+    words = shlex.split(line.replace('...', ''), comments=True)
+    while '=' in words[0]:
+        words = words[1:]
+    return words[:words.index('|')] if '|' in words else words
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_command(parses, case):
+    """The parser of the tool takes it; configs, scripts and hosts' configs that it names exist."""
+    words = split(CASES[case])
+    for word in words:
+        if '::' in word and not PLACEHOLDER.search(word):
+            assert read_config(word)
+        for file in FILE.findall(word):
+            assert PLACEHOLDER.search(file) or (ROOT / file).exists(), file
+    if words[0] == 'make':
+        assert re.search(rf'^{words[1]}:', (ROOT / 'Makefile').read_text(), re.MULTILINE)
+    elif words[0] == 'pip' or words[:2] == ['python', '-m']:
+        pinned = (ROOT / 'requirements/constraints.txt').read_text().split()
+        assert not [word for word in words if '==' in word and word not in pinned]
+    elif words[0] == 'mmkcr':
+        if words[1].startswith('--'):
+            assert words[1] in console.OPTIONS
+        elif len(words) > 2:
+            parses(lambda: console.main(words[1:]), words[1:])
+        else:
+            assert words[1] in COMMANDS
+    elif words[0] == 'bash':
+        script = Path(words[1]).name
+        assert (ROOT / words[1]).is_file()
+        own = dict(dist=2, slurm=4)[script.partition('_')[0]]  # arguments of the script
+        tool = 'test' if 'test' in script else 'train'
+        checkpoint = ['CHECKPOINT'] if tool == 'test' else []
+        if script.startswith('dist'):
+            config, rest = words[2], words[3 + len(checkpoint):]
+            assert rest[0].isdigit()
+            rest = rest[1:]
+        else:
+            config, rest = words[4], words[2 + own:]
+        parses(lambda: load_tool(tool).main([config, *checkpoint, *rest]), [])
+    else:
+        name = words[1].removeprefix('tools/').removesuffix('.py')
+        main = load_tool(name).main
+        takes = inspect.signature(main).parameters
+        parses(lambda: main(words[2:]) if takes else main(), words[2:])
+
+
+# ---- Python -------------------------------------------------------------------------------------
+
+BLOCKS = {f'{path.relative_to(ROOT)}:{number}': block for path in PAGES
+          for number, (language, block) in enumerate(FENCE.findall(path.read_text()))
+          if language == 'python'}
+
+
+@pytest.mark.parametrize('case', BLOCKS)
+def test_python(case):
+    """Blocks compile; what they import of this package, and modules by name, are there."""
+    source = re.sub(r'^(\s*)\.\.\.,?$', '', BLOCKS[case], flags=re.MULTILINE)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or '').startswith('mmkcr'):
+            module = __import__(node.module, fromlist=['x'])
+            assert all(hasattr(module, alias.name) for alias in node.names), node.module
+    registries = [value for value in vars(registry).values()
+                  if isinstance(value, registry.Registry)]
+    for name in re.findall(r"type='mmkcr\.(\w+)'", source):
+        assert any(found.get(f'mmkcr.{name}') for found in registries), name
+    for name in re.findall(r"'(mm\w+::[^']+)'", source):
+        assert read_config(name)
+
+
+def block_with(page, text):
+    """The Python block of a page that has some text."""
+    found, = (block for case, block in BLOCKS.items() if case.startswith(page) and text in block)
+    return found
+
+
+@pytest.mark.parametrize('page', ['README.md', 'docs/your_model.md'])
+def test_timm_block_runs(page, tmp_path, monkeypatch):
+    """On a smaller model without its weights, on noise."""
+    monkeypatch.chdir(tmp_path)
+    block = block_with(page, 'timm.create_model')
+    assert 'vit_small_patch16_224' in block and 'pretrained=True' in block
+    block = block.replace('vit_small_patch16_224', 'vit_tiny_patch16_224').replace(
+        'pretrained=True', 'pretrained=False')
+    images = torch.rand(10, 3, 224, 224)
+    scope = dict(images=images)
+    exec(block, scope)
+    assert Path('structure.json').is_file()
+    assert scope['result'].structure.macs['subnet'] <= 0.6 * scope['result'].structure.macs['dense']
+    assert scope['result'].model(images[:1]).shape == (1, 1000)
+
+
+def test_slimming_block_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(block_with('docs/get_started.md', 'slim(supernet'), {})
+
+
+def test_gate_block_is_a_gate():
+    """The documented gate obeys the law: its supernet and the sliced network agree."""
+    from mmkcr.apis import slim
+    from mmkcr.models import KCRVisionTransformer
+    from mmkcr.models.utils import search_space
+    block = block_with('docs/add_method.md', 'class MyGate')
+    block = block.replace('@MODELS.register_module()', '@MODELS.register_module(force=True)')
+    exec(block, dict(torch=torch))
+    supernet = KCRVisionTransformer(
+        arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64), img_size=32,
+        patch_size=8, gates=dict(type='mmkcr.MyGate')).double()
+    supernet.eval()  # gives None
+    for gate in search_space(supernet).gates().values():
+        torch.nn.init.normal_(gate.alpha)
+        assert gate.train().entropy().isfinite() and gate.expected_size().requires_grad
+        gate.resample(torch.Generator())
+        assert gate().shape == (32, ) and gate.eval()().sum() == len(gate.selection())
+    subnet, _ = slim(supernet, input_shape=(3, 32, 32))
+    image = torch.rand(1, 3, 32, 32, dtype=torch.float64)
+    torch.testing.assert_close(subnet(image), supernet(image))
+
+
+# ---- files and links ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_are_named_exist(page):
+    files = {file for file in FILE.findall(page.read_text()) if not PLACEHOLDER.search(file)}
+    roots = (ROOT, page.parent)
+    assert not [file for file in files if not any((root / file).exists() for root in roots)]
+
+
+def slug(heading):
+    """The anchor of a heading, as Python-Markdown makes it."""
+    text = re.sub(r'[`*]|\[([^\]]*)\]\([^)]*\)', r'\1', heading).lower()
+    return re.sub(r'[-\s]+', '-', re.sub(r'[^\w\s-]', '', text)).strip('-')
+
+
+@pytest.mark.parametrize('page', [*PAGES, ROOT / 'CHANGELOG.md'],
+                         ids=lambda path: str(path.relative_to(ROOT)))
+def test_links(page):
+    """Relative links, with their anchors, and pictures."""
+    text = FENCE.sub('', page.read_text())
+    for target in re.findall(r'\]\(([^)\s]+)\)', text):
+        if '://' in target:
+            continue
+        name, _, anchor = target.partition('#')
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r'^#+ (.*)$', FENCE.sub('', file.read_text()), re.MULTILINE)
+            assert anchor in map(slug, headings), target
+
+
+def test_the_site_is_built_without_a_warning(tmp_path):
+    """And names no host that pages would be fetched from, but for links of the text."""
+    done = subprocess.run(
+        [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '--site-dir',
+         str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
+        env=dict(os.environ, NO_MKDOCS_2_WARNING='1'))
+    assert done.returncode == 0 and 'WARNING' not in done.stderr, done.stderr[-2000:]
+    pages = list(tmp_path.rglob('*.html'))
+    assert len(pages) > len(list((ROOT / 'docs').rglob('*.md')))  # and a page of what is not found
+    for page in pages:
+        fetched = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]+)"',
+                             page.read_text())
+        assert not fetched, page.name
+
+
+def test_api_page_has_the_public_names(tmp_path):
+    text = (ROOT / 'docs/api.md').read_text()
+    names = re.findall(r'^::: (\S+)$', text, re.MULTILINE)
+    for name in names:
+        module, _, attribute = name.rpartition('.')
+        assert hasattr(__import__(module, fromlist=['x']), attribute), name
+    import mmkcr.apis
+    assert set(mmkcr.apis.__all__) <= {name.rpartition('.')[2] for name in names}

@@ -1,0 +1,99 @@
+"""tools/compress.py: a config and a checkpoint to a smaller model that the host's tools take."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.runner import Runner, load_checkpoint, save_checkpoint
+from PIL import Image
+
+from mmkcr.apis import count_macs
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.core import Structure
+
+REPO = Path(__file__).parents[2]
+DIGITS = str(REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py')
+FILES = ['config.py', 'sensitivity.json', 'structure.json', 'subnet.pth']
+
+
+def random_checkpoint(config, path):
+    """Of random weights, those of norms and biases too."""
+    model = build_model(config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    save_checkpoint(dict(state_dict=model.state_dict(), meta=dict(epoch=3)), str(path))
+    return str(path)
+
+
+@pytest.fixture
+def data(small_digits):
+    return ['--cfg-options', *(f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
+                               for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
+                                           'persistent_workers=False'))]
+
+
+def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    load_tool('compress').main([DIGITS, checkpoint, '--target-macs', '60%', '--images', '32',
+                                '--evaluate', *data])
+    printed = capsys.readouterr()
+    out = tmp_path / 'work_dirs/kcr-dense_vit-mini_1xb64_digits/compress'
+    assert sorted(path.name for path in out.iterdir() if path.is_file()) == FILES
+    assert not (out / '.progress').exists()
+    assert 'accuracy/top1' in printed.out and 'Refit of blocks' in printed.err
+    structure = Structure.load(out / 'structure.json')
+    sensitivity = json.loads((out / 'sensitivity.json').read_text())
+    for name, site in structure.sites.items():
+        found = sensitivity[name]
+        assert sorted(found['order'][:len(site.kept)]) == list(site.kept)
+        assert found['losses'] == sorted(found['losses'], reverse=True)
+        assert found['losses'][-1] == 0 and len(found['losses']) == site.total + 1
+
+    # the config is an ordinary one, in another folder too: no word of this package but its type
+    moved = out.rename(tmp_path / 'moved')
+    config = load_config(moved / 'config.py')
+    model = build_model(config)
+    load_checkpoint(model, str(moved / 'subnet.pth'), strict=True)
+    macs = count_macs(model, structure.macs['input_shape'])
+    assert macs == structure.macs['subnet'] <= 0.6 * structure.macs['dense']
+    config.work_dir = str(tmp_path / 'test')
+    metrics = Runner.from_cfg(config).test()
+    assert f'{metrics["accuracy/top1"]:.4g}' in printed.out
+
+
+def write_images(folder, sizes):
+    generator = np.random.default_rng(0)
+    folder.mkdir()
+    for index, size in enumerate(sizes):
+        Image.fromarray(generator.integers(0, 256, (*size, 3), dtype=np.uint8)).save(
+            folder / f'{index}.png')
+    return str(folder)
+
+
+@pytest.mark.parametrize('config, options', [
+    ('mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
+     {'model.backbone.embed_dims': 24, 'model.neck.in_channels': [24, 48, 96, 192],
+      'test_dataloader.dataset.pipeline.1.scale': (224, 160)}),
+    ('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
+     {'model.backbone.embed_dims': 16, 'model.decode_head.in_channels': [16, 32, 80, 128],
+      'test_dataloader.dataset.pipeline.1.scale': (224, 128)}),
+])
+def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch):
+    """From an empty folder, with a folder of images; narrower, for the time it takes."""
+    monkeypatch.chdir(tmp_path)
+    folder = write_images(tmp_path / 'images', [(60, 90), (90, 60), (70, 70)])
+    options['model.backbone.init_cfg'] = None
+    checkpoint = random_checkpoint(load_config(config, options), tmp_path / 'dense.pth')
+    load_tool('compress').main([
+        config, checkpoint, '--target-macs', '80%', '--calibration', folder, '--images', '3',
+        '--batch-size', '1', '--shape', '128', '160', '--out', 'slim', '--cfg-options',
+        *(f'{key}={value}'.replace(' ', '') for key, value in options.items())])
+    model = build_model(load_config('slim/config.py'))
+    load_checkpoint(model, 'slim/subnet.pth', strict=True)
+    structure = Structure.load('slim/structure.json')
+    assert structure.macs['subnet'] <= 0.8 * structure.macs['dense']
+    assert count_macs(model.backbone, (3, 128, 160)) == structure.macs['subnet']

@@ -1,0 +1,149 @@
+"""``mmkcr init``: a few lines beside a config that knows nothing of this package."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.init_config import METHODS
+from mmkcr.apis.launch import refuse_gates_without_search
+from mmkcr.models.utils import search_space
+from mmkcr.models.wrappers import SearchModel
+
+# one of each host, from its package, as it is
+HOSTS = dict(
+    mmpretrain='mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py',
+    mmdet='mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
+    mmseg='mmseg::swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py')
+# a user's config of mmpretrain, which does not import this package
+USER = """
+default_scope = 'mmpretrain'
+data_preprocessor = dict(num_classes=10, mean=[77.9] * 3, std=[95.9] * 3, to_rgb=False)
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(
+        type='VisionTransformer', img_size=32, patch_size=8, out_type='avg_featmap',
+        with_cls_token=False,
+        arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)),
+    head=dict(type='LinearClsHead', num_classes=10, in_channels=32, topk=(1, )))
+data = dict(
+    batch_size=32, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=True),
+    dataset=dict(type='CustomDataset', data_root={data!r}, data_prefix='val',
+                 pipeline=[dict(type='LoadImageFromFile'), dict(type='PackInputs')]))
+train_dataloader = val_dataloader = test_dataloader = data
+del data
+val_evaluator = test_evaluator = dict(type='Accuracy', topk=(1, ))
+optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3))
+train_cfg = dict(by_epoch=True, max_epochs=2)
+val_cfg = test_cfg = dict()
+"""
+
+
+@pytest.fixture
+def user_config(small_digits, tmp_path, monkeypatch):
+    """A user's config in an empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    Path('vit.py').write_text(USER.format(data=str(small_digits)))
+    return 'vit.py'
+
+
+@pytest.mark.parametrize('host', HOSTS)
+def test_a_search_on_the_hosts_own_config(run_tool, host):
+    out = run_tool('init', HOSTS[host], '--target-macs', '60%')
+    written, = Path().glob('*.py')
+    assert out.endswith(f'Wrote {written}\n') and written.name.startswith('kcr-search_')
+    lines = [line for line in written.read_text().splitlines() if not line.startswith('#')]
+    assert len(lines) == 2  # what a user would have to write
+    config = load_config(written)
+    assert config.model.price.target == '60%' and config.default_scope == host
+    model = build_model(config)
+    assert type(model) is SearchModel and model.gates()
+    assert type(model.architecture).__module__.split('.')[0] == host
+
+
+def test_from_a_users_config_to_a_retrained_subnet(run_tool, user_config):
+    """All steps that the written files name, in their order."""
+    run_tool('init', user_config, '--target-macs', '80%')
+    search = 'kcr-search_vit'
+    run_tool('search', f'{search}.py')
+    run_tool('slim', f'{search}.py', f'work_dirs/{search}/epoch_2.pth', '--target-macs', '80%')
+    sizes = json.loads(Path(f'work_dirs/{search}/slim/structure.json').read_text())['macs']
+    assert sizes['subnet'] <= 0.8 * sizes['dense']
+    run_tool('init', user_config, '--stage', 'retrain')
+    run_tool('train', 'kcr-retrain_vit.py')
+    run_tool('test', 'kcr-retrain_vit.py', 'work_dirs/kcr-retrain_vit/epoch_2.pth')
+    model = build_model(load_config('kcr-retrain_vit.py'))
+    assert search_space(model).state_name() == 'subnet'
+
+
+def test_from_a_users_checkpoint_to_a_fine_tuned_subnet(run_tool, user_config):
+    run_tool('train', user_config)
+    run_tool('compress', user_config, 'work_dirs/vit/epoch_2.pth', '--target-macs', '60%',
+             '--images', '40')
+    run_tool('init', user_config, '--stage', 'compress')
+    run_tool('train', 'compress_vit.py')
+    structure = search_space(build_model(load_config('compress_vit.py'))).structure
+    assert structure.sites == search_space(build_model(
+        load_config('work_dirs/vit/compress/config.py'))).structure.sites
+    assert Path('work_dirs/compress_vit/epoch_2.pth').is_file()
+
+
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('stage', ['search', 'retrain'])
+def test_every_method_writes_both_stages(run_tool, user_config, method, stage):
+    run_tool('init', user_config, '--method', method, '--stage', stage)
+    text = Path(f'{method}-{stage}_vit.py').read_text()
+    assert f"'mmkcr::_base_/methods/{method}_{stage}.py'" in text
+    if stage == 'search':
+        assert build_model(load_config(f'{method}-{stage}_vit.py')).gates()
+
+
+def test_paths_are_relative_to_the_file(run_tool, user_config):
+    run_tool('init', user_config, '--out', 'deep/er/mine.py')
+    assert "_base_ = ['../../vit.py', " in Path('deep/er/mine.py').read_text()
+    assert build_model(load_config('deep/er/mine.py')).gates()
+
+
+def test_a_file_that_is_there_stays(run_tool, user_config, capsys):
+    run_tool('init', user_config)
+    Path('kcr-search_vit.py').write_text('mine')
+    with pytest.raises(SystemExit):
+        run_tool('init', user_config)
+    assert 'expected no file at `kcr-search_vit.py`, found one' in capsys.readouterr().err
+    assert Path('kcr-search_vit.py').read_text() == 'mine'
+    run_tool('init', user_config, '--force')
+    assert Path('kcr-search_vit.py').read_text() != 'mine'
+
+
+def test_a_backbone_that_does_not_fit(refused, tmp_path):
+    line = refused('init', 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
+                   '--method', 'dcs')
+    assert '`MixVisionTransformer` (`qk_mask`: ' in line
+    assert line.endswith('take `--method kcr` or `--stage compress`')
+    line = refused('init', 'mmpretrain::resnet/resnet18_8xb32_in1k.py')
+    assert 'found `ResNet` (`mlp_channels`: ' in line and 'take' not in line
+
+
+def test_a_config_that_has_a_method_already(refused, search_config):
+    assert 'expected the config of a dense model' in refused('init', search_config)
+
+
+def test_gates_without_a_search_are_refused(refused, user_config):
+    path = Path('gated.py').resolve()
+    path.write_text(f"_base_ = {str(Path(user_config).resolve())!r}\n"
+                    "custom_imports = dict(imports=['mmkcr'])\n"
+                    "model = dict(backbone=dict(type='mmkcr.KCRVisionTransformer', "
+                    "gates=dict(type='mmkcr.GumbelChannelGate')))\n")
+    line = refused('train', path)
+    assert 'expected `gates` of `KCRVisionTransformer` in an `mmkcr.SearchModel`, found ' \
+        '`ImageClassifier`' in line
+
+
+def test_search_needs_gates(refused, user_config):
+    assert 'found none in' in refused('search', Path(user_config).resolve())
+
+
+def test_dense_models_and_searches_pass(search_config, user_config):
+    for config in (search_config, user_config):
+        refuse_gates_without_search(build_model(load_config(config)))

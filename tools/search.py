@@ -1,0 +1,39 @@
+"""Search: train gates and weights together, to find which units a model can do without.
+
+The training of a config whose backbone has gates, with the arguments of tools/train.py. A config
+of your own becomes one by `mmkcr init CONFIG --stage search`. Afterwards `mmkcr slim` cuts the
+model.
+
+Examples:
+    python tools/search.py configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py
+    python tools/search.py SEARCH_CONFIG --resume --work-dir work_dirs/search
+"""
+
+from typing import Any, Mapping, Optional, Sequence
+
+from train import make_parser, train
+
+from mmkcr.apis.build import load_config
+from mmkcr.apis.cli import command
+
+
+def has_gates(part: Any) -> bool:
+    """Whether a backbone anywhere in a config has gates."""
+    if not isinstance(part, Mapping):
+        return False
+    return part.get('gates') is not None or any(map(has_gates, part.values()))
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Check that there are gates, and train."""
+    args = make_parser(__doc__).parse_args(argv)
+    if not has_gates(load_config(args.config).get('model')):
+        raise ValueError(f'expected a backbone with `gates` to search on, found none in '
+                         f'`{args.config}`: `mmkcr init {args.config} --stage search` writes a '
+                         'config with them')
+    train(args)
+
+
+if __name__ == '__main__':
+    main()

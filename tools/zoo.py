@@ -1,0 +1,62 @@
+"""List the models of this package: sizes, data, and what was measured here.
+
+A row without a result has not been run; its size is counted. MACs are of one image, attention
+included, of detectors and segmentors those of the backbone.
+
+Examples:
+    python tools/zoo.py
+    python tools/zoo.py 'kcr-*_swin-mini_*'
+    python tools/zoo.py kcr-deploy_vit-mini_1xb64_digits --path
+"""
+
+from fnmatch import fnmatch
+from typing import Any, Mapping, Optional, Sequence
+
+from mmkcr.apis.cli import Parser, command
+from mmkcr.apis.inference import model_index
+from mmkcr.visualization import format_table
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('pattern', nargs='?', default='*',
+                        help='names to list, as of files: kcr-* (all)')
+    parser.add_argument('--run', action='store_true', help='only those with results')
+    parser.add_argument('--path', action='store_true', help='print the config files instead')
+    return parser
+
+
+def results(entry: Mapping[str, Any]) -> str:
+    """What was measured, as in ``box AP 0.66, mask AP 0.55``."""
+    metrics = [metric for result in entry.get('Results') or ()
+               for metric in (result.get('Metrics') or {}).items()]
+    return ', '.join(f'{name} {value}' for name, value in metrics)
+
+
+def scaled(value: Optional[float], unit: float) -> str:
+    """A size in its unit, '' where it is not known."""
+    return f'{value / unit:.4g}' if value else ''
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Read the metafiles and print."""
+    args = make_parser().parse_args(argv)
+    found = {name: entry for name, entry in model_index().items()
+             if fnmatch(name, args.pattern) and (results(entry) or not args.run)}
+    if not found:
+        raise ValueError(f'expected a name of a model, found none that fits `{args.pattern}`')
+    if args.path:
+        print('\n'.join(entry['Config'] for entry in found.values()))
+        return
+    rows = []
+    for name, entry in found.items():
+        meta = entry.get('Metadata') or {}
+        rows.append((name, scaled(meta.get('FLOPs'), 1e9), scaled(meta.get('Parameters'), 1e6),
+                     meta.get('Training Data', ''), results(entry)))
+    print(format_table(('model', 'MACs (G)', 'params (M)', 'data', 'measured'), rows))
+
+
+if __name__ == '__main__':
+    main()
