@@ -1,12 +1,14 @@
-"""Checkpoints are data: reading one runs no code, unless the user trusts it.
+"""Checkpoints and YAML files are data: reading one runs no code, unless the user trusts it.
 
 MMEngine tries PyTorch's restricted unpickler and falls back to the unrestricted one, which runs
 whatever a file asks for; its list of what is allowed holds ``getattr``. Importing this package
 puts the readers below in the place of MMEngine's, for its own runs, inferencers and ``Pretrained``
-too. :func:`trust_checkpoints`, ``--trust-checkpoint`` of the commands, or the environment
-variable ``MMKCR_TRUST_CHECKPOINT=1`` allow what MMEngine allows.
+too, and a handler of YAML files that makes plain values alone. :func:`trust_checkpoints`,
+``--trust-checkpoint`` of the commands, or the environment variable ``MMKCR_TRUST_CHECKPOINT=1``
+allow what MMEngine allows of checkpoints.
 """
 
+import ast
 import contextlib
 import functools
 import os
@@ -18,11 +20,16 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Union
 
 import numpy as np
 import torch
+import yaml
+from mmengine.config import Config
+from mmengine.fileio import YamlHandler, register_handler
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import checkpoint as host
 from mmengine.runner.checkpoint import CheckpointLoader
 
 ENVIRONMENT = 'MMKCR_TRUST_CHECKPOINT'
+#: What a registry finds by its name; other dotted names are those of any module's functions.
+_CLASS = re.compile(r'(mmkcr\.|mmengine\.|mmcv\.|mmpretrain\.|mmdet\.|mmseg\.)?[A-Za-z_]\w*')
 _trusted = False
 
 
@@ -100,7 +107,16 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
     with _refusing(filename):
         _check_archive(path)
         with torch.serialization.safe_globals([] if is_trusted() else _harmless()):
-            return torch.load(path, map_location=map_location, weights_only=not is_trusted())
+            content = torch.load(path, map_location=map_location, weights_only=not is_trusted())
+    return content if is_trusted() else _without_code(content)
+
+
+def _without_code(content: Any) -> Any:
+    """Without the text of mmcv's time that MMEngine runs when it resumes, for a warning of it."""
+    meta = content.get('meta') if isinstance(content, dict) else None
+    if isinstance(meta, dict):
+        meta.pop('config', None)
+    return content
 
 
 def load_from_http(filename: str, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +132,7 @@ def _restricted(loader: Callable) -> Callable:
         if is_trusted():
             return loader(filename, *args, **kwargs)
         with _refusing(filename), _forced(), torch.serialization.safe_globals(_harmless()):
-            return loader(filename, *args, **kwargs)
+            return _without_code(loader(filename, *args, **kwargs))
 
     return load
 
@@ -184,6 +200,73 @@ def _harmless() -> List[Any]:
     return [slice, HistoryBuffer, *arrays, (_method, 'builtins.getattr'),
             *((getattr(multiarray, name), f'numpy.{core}.multiarray.{name}')
               for core in ('core', '_core') for name in ('_reconstruct', 'scalar'))]
+
+
+def read_config_text(text: str, path: Union[str, Path]) -> Config:
+    """The config that a run wrote into its checkpoint, without running it.
+
+    Args:
+        text (str): Assignments of plain values, as ``Config.pretty_text`` gives them.
+        path (str | Path): The checkpoint, for the message.
+
+    Raises:
+        ValueError: There is something else in it.
+    """
+    if is_trusted():
+        return Config.fromstring(text, '.py')
+    try:
+        found = {}
+        for line in ast.parse(text).body:
+            (target, ) = line.targets
+            found[target.id] = _plain(line.value)
+        return Config(found)
+    except (AttributeError, KeyError, MemoryError, RecursionError, SyntaxError, TypeError,
+            ValueError) as error:
+        raise ValueError(f'expected a config of plain values in the checkpoint `{path}`, found '
+                         f'one that is not ({type(error).__name__}); `--trust-checkpoint` lets it '
+                         'run code') from error
+
+
+def _plain(node: ast.AST) -> Any:
+    """The value of an expression of literals, lists, dicts and ``dict(...)``."""
+    if isinstance(node, (ast.Call, ast.Dict)):
+        if isinstance(node, ast.Dict):
+            found = dict(zip(map(_plain, node.keys), map(_plain, node.values)))
+        elif node.func.id == 'dict':  # also dict({'0': 1}) and dict(**{'0': 1})
+            found = dict(*map(_plain, node.args))
+            for word in node.keywords:
+                found.update({word.arg: _plain(word.value)} if word.arg else _plain(word.value))
+        else:
+            raise ValueError('a call of another function than `dict`')
+        if not _CLASS.fullmatch(str(found.get('type', 'Any'))):  # a registry imports what it names
+            raise ValueError('a `type` that names a function')
+        return found
+    if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        kind = dict(List=list, Tuple=tuple, Set=set)[type(node).__name__]
+        return kind(map(_plain, node.elts))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_plain(node.operand)
+    if isinstance(node, ast.Name):
+        return dict(inf=float('inf'), nan=float('nan'))[node.id]
+    return ast.literal_eval(node)
+
+
+@register_handler(['yaml', 'yml'])
+class SafeYamlHandler(YamlHandler):
+    """MMEngine's handler of YAML files, whose tags may not name Python's objects."""
+
+    def load_from_fileobj(self, file: Any, **kwargs: Any) -> Any:
+        """Read plain values.
+
+        Raises:
+            ValueError: It is no YAML, or asks for more than plain values.
+        """
+        kwargs.setdefault('Loader', getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
+        try:
+            return super().load_from_fileobj(file, **kwargs)
+        except yaml.YAMLError as error:
+            text = ' '.join(str(error).split())
+            raise ValueError(f'expected YAML of plain values, found: {text:.200}') from error
 
 
 CheckpointLoader.register_scheme('', load_from_local, force=True)

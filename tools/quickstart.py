@@ -23,7 +23,7 @@ from lab.quickstart_jobs import measure_latencies, run_pipelines
 from lab.quickstart_report import plot_all, summarise, table, verdict, write_summary
 from lab.run_settings import add_run_arguments, check_run_arguments
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.core import atomic_write
+from mmkcr.core import atomic_write, locked
 
 CONFIGS = Path(__file__).resolve().parents[1] / 'configs'
 
@@ -53,16 +53,18 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         write_digits(args.data_root)
     options = QuickstartOptions(args.work_dir, str(CONFIGS), args.data_root, args.target_macs,
                                 args.divisor, args.epochs_factor, args.train_slice)
-    jobs = [(arch, seed) for seed in args.seeds for arch in args.archs]
-    results = run_pipelines(jobs, options, args.jobs)
-    rows = summarise(results, measure_latencies(results, options))
-    text = '\n'.join([table(rows), *verdict(rows)])
-    asked = {**asdict(options), 'configs': 'configs', 'seeds': args.seeds}
-    seconds = round(time.perf_counter() - began, 1)
-    write_summary(folder, rows, results, asked, verdict=verdict(rows), seconds_of_this_call=seconds)
-    with atomic_write(folder / 'table.txt') as path:
-        path.write_text(text + '\n')
-    plots = plot_all(folder, rows, results)
+    with locked(folder):
+        jobs = [(arch, seed) for seed in args.seeds for arch in args.archs]
+        results = run_pipelines(jobs, options, args.jobs)
+        rows = summarise(results, measure_latencies(results, options))
+        text = '\n'.join([table(rows), *verdict(rows)])
+        asked = {**asdict(options), 'configs': 'configs', 'seeds': args.seeds}
+        seconds = round(time.perf_counter() - began, 1)
+        write_summary(folder, rows, results, asked, verdict=verdict(rows),
+                      seconds_of_this_call=seconds)
+        with atomic_write(folder / 'table.txt') as path:
+            path.write_text(text + '\n')
+        plots = plot_all(folder, rows, results)
     print(f'\n{text}\n{seconds:.0f} s; summary.json, table.txt and {len(plots)} plots: {folder}')
 
 

@@ -24,6 +24,7 @@ from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline, run_study
 from lab.study_report import summarise, table, write_study
 from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.core import locked
 
 
 def make_parser() -> Parser:
@@ -54,10 +55,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                            args.rows and tuple(args.rows))
     if not Path(args.data_root).exists():
         write_digits(args.data_root)
-    results = run_jobs(_jobs(study, args.nets or study.nets, args.seeds, options), args.jobs)
-    rows, seconds = summarise(study, results), round(time.perf_counter() - began, 1)
-    asked = {**asdict(options), 'seeds': args.seeds}
-    write_study(Path(options.work_dir), study, rows, results, asked, seconds_of_this_call=seconds)
+    with locked(options.work_dir):
+        results = run_jobs(_jobs(study, args.nets or study.nets, args.seeds, options), args.jobs)
+        rows, seconds = summarise(study, results), round(time.perf_counter() - began, 1)
+        asked = {**asdict(options), 'seeds': args.seeds}
+        write_study(Path(options.work_dir), study, rows, results, asked,
+                    seconds_of_this_call=seconds)
     print(f'\n{table(study, rows)}\n{seconds:.0f} s; summary.json, table.txt and table.md: '
           f'{options.work_dir}')
 

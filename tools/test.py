@@ -20,7 +20,7 @@ from mmkcr.apis.launch import (
     apply_common_arguments,
     build_runner,
     check_file,
-    nothing_written_before_start,
+    one_run,
     set_dataloader_defaults,
 )
 from mmkcr.datasets.data_check import check_data_folders
@@ -141,7 +141,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     config = merge_args(config, args)
     check_file(args.checkpoint, 'a checkpoint')
     check_data_folders(config, ('test_dataloader', ))
-    with nothing_written_before_start(config.work_dir) as start:
+    with one_run(config, alone=False) as start:  # also while it trains
         runner = build_runner(config)
         runner.register_hook(start)
         runner.register_hook(dict(type='mmkcr.CheckpointGuardHook', complete=True))

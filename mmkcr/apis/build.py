@@ -11,7 +11,7 @@ from torch import nn
 
 from mmkcr.engine.compressed_config import compressed_config, image_size
 from mmkcr.models.building import build_model, load_weights, read_config
-from mmkcr.safe_load import read_checkpoint
+from mmkcr.safe_load import read_checkpoint, read_config_text
 
 __all__ = [
     'backbone_config', 'build_model', 'default_shape', 'dense_config', 'drop_idle_workers',
@@ -145,4 +145,4 @@ def recorded_config(path: Union[str, Path]) -> Config:
     if not isinstance(text, str):
         raise ValueError(f'expected a checkpoint with the config of its training, found `{path}` '
                          'without: give the config')
-    return compressed_config(Config.fromstring(text, '.py'))
+    return compressed_config(read_config_text(text, path))

@@ -37,6 +37,7 @@ from mmkcr.models.sites.base import HostSite, KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from .compress_progress import CompressProgress
 from .site_profiles import CompressOptions, SiteProfile, profile_sites, shown
+from .slim import note_backbone_macs
 
 #: Kinds whose units can be chosen and refitted.
 REFITTED = ('mlp_hidden', 'heads', 'attention_outputs', 'mlp_channels')
@@ -134,8 +135,8 @@ def compress(model: nn.Module,
     params = count_params(dense)
     _apply(dense, subnet, structure, batches, forward, settings, done)
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
-    if counted_part(subnet, part) is not subnet:
-        structure.macs['part'] = 'backbone'
+    if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
+        note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=params, subnet=count_params(subnet))
     return CompressResult(subnet, structure, dict(profiles),
                           agreement(dense, subnet, held_out, forward, settings.logits))

@@ -1,30 +1,30 @@
 """What training and testing have in common: config and arguments to a Runner."""
 
+import logging
 import os
 import re
-import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence
 
 import torch
 from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
+from mmengine.logging import MMLogger, print_log
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.apis.build import drop_idle_workers
 from mmkcr.apis.cli import Parser, add_trust_argument
-from mmkcr.apis.processes import join_processes
+from mmkcr.apis.processes import is_first_process, join_processes
+from mmkcr.core import atomic_write, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.utils import unwrap
 from mmkcr.models.wrappers import SearchModel
 
-_STAMP = re.compile(r'\d{8}_\d{6}')
 _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
 
 
@@ -195,7 +195,7 @@ def start_training(config: Config) -> Runner:
                          f'`{config.filename or config.work_dir}` without')
     check_file(config.get('load_from'), 'a checkpoint')
     check_data_folders(config, ('train_dataloader', 'val_dataloader'))
-    with nothing_written_before_start(config.work_dir) as start:
+    with one_run(config) as start:
         runner = build_runner(config)
         runner.register_hook(start)
         runner.register_hook(dict(type='mmkcr.CheckpointGuardHook'))
@@ -234,50 +234,58 @@ class StartHook(Hook):
 
 
 @contextmanager
-def nothing_written_before_start(work_dir: str) -> Iterator[StartHook]:
-    """Undo what a Runner wrote if it fails before its first batch.
+def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
+    """Have a work directory alone, and leave it as it was if the run fails before its first batch.
 
-    MMEngine makes folders and files before it builds what a config describes.
-    An error after the start is no mistake in the settings: it becomes a
-    ``RuntimeError``, so that a command shows its traceback.
+    MMEngine makes folders and files before it builds what a config describes. If it then fails,
+    the copy of the config is what it was before, or gone; the log stays, with the reason in it.
+    Nothing else is removed: whatever it is, this run did not make it. An error after the start is
+    no mistake in the settings: it becomes a ``RuntimeError``, so that a command shows its
+    traceback.
 
     Args:
-        work_dir (str): The runner's; files of earlier runs in it stay.
+        config (Config): With ``work_dir`` and ``launcher``.
+        alone (bool): Whether no other run may write to the folder meanwhile. Defaults to True.
 
     Yields:
         StartHook: To be registered in the runner.
+
+    Raises:
+        ValueError: Another run writes to the folder; or the hosts refused the config.
     """
-    hook, folder = StartHook(), Path(work_dir)
-    before = _contents(folder)
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        yield hook
-    except Exception as error:
-        if hook.started:
-            raise RuntimeError(f'the run stopped: {error}') from error
-        if os.environ.get('RANK', '0') == '0':
-            _restore(folder, before, missing)
-        if 'Original Traceback' in str(error):  # of a data-loading worker
-            raise ValueError('expected samples that can be loaded, found one that cannot: '
-                             f'{str(error).strip().splitlines()[-1]}') from error
-        if isinstance(error, (AssertionError, RuntimeError)):  # how the hosts refuse settings
-            raise ValueError(str(error) or 'a host library refused the config') from error
-        raise
+    hook, first = StartHook(), is_first_process(config.launcher)
+    copied = config.filename and Path(config.work_dir, Path(config.filename).name)
+    with locked(config.work_dir) if first and alone else nullcontext():
+        before = copied.read_bytes() if copied and copied.is_file() else None
+        try:
+            yield hook
+        except Exception as error:
+            if hook.started:
+                raise RuntimeError(f'the run stopped: {error}') from error
+            if first:
+                _note(error)
+            if first and copied:
+                _restore(copied, before)
+            if 'Original Traceback' in str(error):  # of a data-loading worker
+                raise ValueError('expected samples that can be loaded, found one that cannot: '
+                                 f'{str(error).strip().splitlines()[-1]}') from error
+            if isinstance(error, (AssertionError, RuntimeError)):  # how the hosts refuse settings
+                raise ValueError(str(error) or 'a host library refused the config') from error
+            raise
 
 
-def _contents(folder: Path) -> Dict[Path, Optional[bytes]]:
-    entries = folder.iterdir() if folder.is_dir() else ()
-    return {path: path.read_bytes() if path.suffix == '.py' else None for path in entries}
+def _restore(path: Path, before: Optional[bytes]) -> None:
+    if before is None:
+        path.unlink(missing_ok=True)
+    elif not path.is_file() or path.read_bytes() != before:
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(before)
 
 
-def _restore(folder: Path, before: Dict[Path, Optional[bytes]], missing: List[Path]) -> None:
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path not in before and path.suffix == '.py':
-            path.unlink()
-        elif path not in before and _STAMP.fullmatch(path.name):
-            shutil.rmtree(path)
-        elif before.get(path) is not None and path.read_bytes() != before[path]:
-            path.write_bytes(before[path])
-    for path in missing:  # from the innermost
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+def _note(error: Exception) -> None:
+    """Put the reason into the log of the run, where it has one."""
+    for handler in MMLogger.get_current_instance().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.emit(logging.LogRecord(
+                'mmengine', logging.ERROR, __file__, 0, 'The run did not start: %s', (error, ),
+                None))

@@ -48,6 +48,16 @@ def join_processes(config: Config) -> None:
     config.model_wrapper_cfg = dict(wrapper, device_ids=None)
 
 
+def is_first_process(launcher: str) -> bool:
+    """Whether this process is alone, or the one of a launcher's that writes.
+
+    Args:
+        launcher (str): As of ``--launcher``.
+    """
+    names = _VARIABLES.get(launcher)
+    return names is None or os.environ.get(names[0], '0') == '0'
+
+
 def _launched(launcher: str) -> Dict[str, str]:
     """PyTorch's variables from those of a launcher."""
     names = _VARIABLES[launcher]

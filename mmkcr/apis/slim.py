@@ -14,7 +14,14 @@ from mmkcr.core import (
     select_units,
 )
 from mmkcr.core.added import added_layers
-from mmkcr.models.utils import counted_part, find_task, search_space, task_forward, unwrap
+from mmkcr.models.utils import (
+    backbone_macs,
+    counted_part,
+    find_task,
+    search_space,
+    task_forward,
+    unwrap,
+)
 from .count import count_macs
 
 
@@ -67,8 +74,24 @@ def slim(model: nn.Module,
     structure.macs = dict(dense=macs.dense,
                           subnet=count_macs(counted_part(subnet, part), input_shape),
                           input_shape=list(input_shape))
-    if counted is not task:
-        structure.macs['part'] = 'backbone'
+    note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=count_params(task) - extra + space.sliced_params(),
                             subnet=count_params(subnet))
     return subnet, structure
+
+
+def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[str]) -> None:
+    """Say what the MACs of a structure are of, and how many are the backbone's.
+
+    By these a model is checked when it is built: its head may be another one by then.
+
+    Args:
+        structure (Structure): With ``macs``; changed in place.
+        subnet (nn.Module): Bare backbone or task model.
+        part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
+    """
+    if counted_part(subnet, part) is not subnet:
+        structure.macs['part'] = 'backbone'
+    else:
+        structure.macs['backbone'] = backbone_macs(search_space(subnet).host,
+                                                   structure.macs['input_shape'])

@@ -7,13 +7,15 @@ site. A subnet is such a file and a plain state_dict.
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
+from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Tuple, Union
 
 import torch
 
 from .io import atomic_write
 
 FORMAT_VERSION = 1
+#: Bounds of what a file may ask for; the largest networks known have 1.5 million units.
+MOST_UNITS, MOST_BYTES = 2**22, 2**26
 
 
 def _published_structure(path: Path) -> Any:
@@ -28,6 +30,37 @@ def _published_structure(path: Path) -> Any:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _without_repeats(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    """A JSON object none of whose keys comes twice: the last one would win."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f'the key `{twice:.60}` comes twice')
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f'`{name}` is no JSON')
+
+
+def _check_counts(data: Mapping[str, Any], where: str) -> None:
+    """Refuse ``macs`` and ``params`` that are no counts."""
+    for part in ('macs', 'params'):
+        for key, value in (data.get(part) or {}).items():
+            if key == 'part':
+                good, wanted = value in ('model', 'backbone'), '`model` or `backbone`'
+            elif key == 'input_shape':
+                good = isinstance(value, (list, tuple)) and len(value) == 3 and all(
+                    _is_count(side) and 0 < side <= MOST_UNITS for side in value)
+                wanted = 'three positive integers'
+            else:
+                good, wanted = _is_count(value) and value >= 0, 'a count'
+            if not good:
+                raise ValueError(f'expected {wanted} as `{key}` of `{part}` of a structure, found '
+                                 f'{str(value):.40} in {where}')
 
 
 @dataclass
@@ -67,9 +100,9 @@ class SiteEntry:
         if operator is not None and not (isinstance(operator, str) and operator):
             raise ValueError(f'expected `operator` at site `{name}` to be a name, found '
                              f'{operator!r}')
-        if not _is_count(total) or total < 1:
-            raise ValueError(f'expected a positive integer `total` at site `{name}`, '
-                             f'found {total!r}')
+        if not _is_count(total) or not 1 <= total <= MOST_UNITS:
+            raise ValueError(f'expected an integer `total` within [1, {MOST_UNITS}] at site '
+                             f'`{name}`, found {str(total):.40}')
         kept = list(range(found)) if _is_count(found) and found <= total else found
         valid = (isinstance(kept, (list, tuple)) and len(kept) + (operator is not None) > 0
                  and all(_is_count(unit) and 0 <= unit < total for unit in kept)
@@ -95,7 +128,8 @@ class Structure:
             module path of its layer within the backbone.
         method (str): Name of the method. Defaults to ''.
         macs (dict): Multiply-accumulates for one image, ``dense``, ``subnet``
-            and the ``input_shape`` (C, H, W) of the count.
+            and the ``input_shape`` (C, H, W) of the count; ``part`` if that is of the
+            ``'backbone'``, else ``backbone``, the subnet's backbone alone.
         params (dict): Parameters, ``dense`` and ``subnet``.
         provenance (dict): Config, checkpoint hash, seed, epoch, versions.
         format_version (int): Of this file format.
@@ -132,9 +166,13 @@ class Structure:
             raise FileNotFoundError(f'expected a structure file at `{path}`, found none')
         if path.suffix == '.pth':
             return cls._from_dict(_published_structure(path), f'`{path}`')
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f'expected a structure file of {MOST_BYTES} bytes at most, found '
+                             f'{path.stat().st_size} in `{path}`')
         try:
-            data = json.loads(path.read_text(encoding='utf8'))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            data = json.loads(path.read_text(encoding='utf8'), object_pairs_hook=_without_repeats,
+                              parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:  # also of huge integers and of bytes
             raise ValueError(f'expected a JSON structure file, found `{path}` that does not '
                              f'parse ({error})') from error
         return cls._from_dict(data, f'`{path}`')
@@ -147,7 +185,7 @@ class Structure:
         if not required <= found <= names:
             raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
                              f'{sorted(names - required)}), found {sorted(found)} in {where}')
-        if data['format_version'] != FORMAT_VERSION:
+        if not _is_count(data['format_version']) or data['format_version'] != FORMAT_VERSION:
             raise ValueError(f'expected structure `format_version` {FORMAT_VERSION}, found '
                              f'{data["format_version"]!r} in {where}')
         for key, kind in dict(backbone=Mapping, sites=Mapping, macs=Mapping, params=Mapping,
@@ -160,6 +198,12 @@ class Structure:
             raise ValueError('expected a structure with a backbone `type` and at least one site, '
                              f'found backbone {str(data["backbone"]):.80} and '
                              f'{len(data["sites"])} sites in {where}')
+        _check_counts(data, where)
+        units = sum(site['total'] for site in data['sites'].values()
+                    if isinstance(site, Mapping) and _is_count(site.get('total')))
+        if units > MOST_UNITS:
+            raise ValueError(f'expected {MOST_UNITS} units at most in all sites of a structure, '
+                             f'found {str(units):.40} in {where}')
         sites = {name: SiteEntry.from_dict(name, site) for name, site in data['sites'].items()}
         return cls(**{**data, 'sites': sites})
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from mmkcr.safe_load import read_checkpoint
 from .loading import load_task, weights_of
+from .utils import check_recorded_macs
 
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
            'them with `pip install --no-cache-dir --force-reinstall --no-deps --no-build-isolation '
@@ -56,7 +57,7 @@ def build_model(config: Config) -> nn.Module:
         nn.Module: In eval mode.
 
     Raises:
-        ValueError: The config has no ``model``.
+        ValueError: The config has no ``model``, or that is not what its structure file says.
         ImportError: The model needs mmcv's compiled operators, which are not
             there.
     """
@@ -74,6 +75,7 @@ def build_model(config: Config) -> nn.Module:
             raise
         raise ImportError(_NO_OPS) from error
     built.train(False)
+    check_recorded_macs(built)
     return built
 
 

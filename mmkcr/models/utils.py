@@ -5,6 +5,8 @@ from typing import Any, Callable, Optional, Sequence
 from mmengine.model import BaseModel, is_model_wrapper
 from torch import nn
 
+from mmkcr.core import count_forward_macs
+from mmkcr.core.added import added_layers
 from .searchable import SearchSpace
 
 
@@ -89,3 +91,38 @@ def _detection_sample(shape: Sequence[int]) -> Any:
     shape = tuple(shape)
     return DetDataSample(metainfo=dict(img_shape=shape, ori_shape=shape, pad_shape=shape,
                                        batch_input_shape=shape, scale_factor=(1., 1.)))
+
+
+def backbone_macs(backbone: nn.Module, input_shape: Sequence[int]) -> int:
+    """MACs of a backbone for one image, without layers that a method adds for its training.
+
+    Args:
+        backbone (nn.Module): A backbone.
+        input_shape (Sequence[int]): (C, H, W).
+    """
+    report = count_forward_macs(backbone, task_forward(backbone, input_shape))
+    return report.total - sum(report.modules.get(name, 0) for name in added_layers(backbone))
+
+
+def check_recorded_macs(model: nn.Module) -> None:
+    """Compare a subnet's backbone with the MACs in its structure, by one forward.
+
+    Args:
+        model (nn.Module): Any; without a structure, or a count of its backbone, it passes.
+
+    Raises:
+        ValueError: They are others: the structure or the backbone's arguments were altered.
+    """
+    for module in unwrap(model).modules():
+        structure = getattr(getattr(module, 'search_space', None), 'structure', None)
+        macs = {} if structure is None else structure.macs
+        recorded = macs.get('subnet') if macs.get('part') == 'backbone' else macs.get('backbone')
+        if recorded is None or 'input_shape' not in macs:
+            continue
+        found = backbone_macs(module, macs['input_shape'])
+        if found != recorded:
+            raise ValueError(
+                f'expected a `{type(module).__name__}` of {recorded} MACs at '
+                f'{tuple(macs["input_shape"])}, as its structure says, found one of {found}: the '
+                'structure or the arguments of the backbone were altered since it was searched '
+                '(a structure without `macs` is not compared)')

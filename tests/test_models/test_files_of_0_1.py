@@ -93,7 +93,9 @@ class TestFile:
         subnet, structure = slim(model, None, 1, (3, *file['size']))
         old = Structure.load(json.loads(file['structure']))
         assert structure.sites == old.renamed(structure.sites).sites
-        assert (structure.macs, structure.params) == (old.macs, old.params)
+        counted = {**structure.macs}
+        counted.pop('backbone')  # 0.1 did not count it
+        assert (counted, structure.params) == (old.macs, old.params)
         assert_same(outputs(subnet, file['size']), file['subnet_outputs'])
 
     def test_what_is_saved_today_has_todays_names(self, path):

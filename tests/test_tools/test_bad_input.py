@@ -33,6 +33,9 @@ TRAINING = dict(
     unknown_cost=("model['price'] = dict(cost='latency')\n", "`macs` or `paper`, found 'latency'"),
     no_architecture_part=(
         "train_cfg['architecture_fraction'] = 1.\n", r'`architecture_fraction` within \(0, 1\)'),
+    unknown_kind_of_gate=(
+        f"{BACKBONE}['gates'] = dict(heads=dict(type='mmkcr.GumbelChannelGate'))\n",
+        r"by kind among \['mlp_channels'\], found .*'heads'"),
     backbone_without_sites=(
         f"{BACKBONE}['layer_cfgs'] = dict(num_fcs=3)\n",
         'an `FFN` of 3 layers, where two are expected'),

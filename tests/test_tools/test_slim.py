@@ -53,6 +53,7 @@ def test_files_load_strictly_and_compute_what_the_supernet_does(run_tool, search
                                atol=1e-5 * float(expected.abs().max()))
     structure = Structure.load(out / 'structure.json')
     assert structure.macs == dict(dense=structure.macs['dense'], subnet=count_macs(model, SHAPE),
+                                  backbone=count_macs(model.backbone, SHAPE),
                                   input_shape=list(SHAPE))
     assert structure.params['subnet'] == count_params(model) < structure.params['dense']
     for site, kept in structure.sites.items():

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from mmengine.config import Config
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import DefaultScope
 from mmengine.visualization import Visualizer
+
+from mmkcr.core import locked
 
 TOOLS = Path(__file__).parents[2] / 'tools'
 
@@ -92,7 +95,7 @@ def trained(tools, config_path, tmp_path):
 
 @pytest.fixture
 def refused(tools, capsys, monkeypatch, tmp_path):
-    """Runs a command in an empty folder; gives its one sentence; nothing is left behind."""
+    """Runs a command in an empty folder; gives its one sentence; logs alone are left behind."""
 
     def run(name, *args):
         folder = tmp_path / 'empty'
@@ -101,7 +104,8 @@ def refused(tools, capsys, monkeypatch, tmp_path):
         with pytest.raises(SystemExit) as ended:
             tools[name].main(list(args))
         assert ended.value.code == 1
-        assert not list(folder.iterdir())
+        assert not [path for path in folder.rglob('*') if path.is_file() and not re.search(
+            r'/\d{8}_\d{6}/', str(path))]
         (line, ) = [line for line in capsys.readouterr().err.splitlines()
                     if line.startswith('error: ')]
         return line
@@ -121,6 +125,24 @@ def test_train_resume_test(tools, config_path, trained, tmp_path):
     assert len(right) == 12
     assert json.loads(metrics.read_text())['accuracy/top1'] == pytest.approx(
         100 * sum(right) / 12, abs=1e-4)
+
+
+def test_resume_with_another_config(tools, config_path, trained, refused):
+    """What makes another run is refused before anything is written; the rest is named."""
+    before = sorted(trained.rglob('*'))
+    line = refused('train', config_path, '--work-dir', str(trained), '--resume', '--cfg-options',
+                   'model.architecture.head.cal_acc=True')
+    assert '`model.architecture.head.cal_acc` was not there and is True, and 0 more' in line
+    assert sorted(trained.glob('*.p*')) == [path for path in before if path.parent == trained
+                                            and path.suffix.startswith('.p')]
+    tools['train'].main([config_path, '--work-dir', str(trained), '--resume', '--cfg-options',
+                         'optim_wrapper.optimizer.lr=0.5'])
+    # the epochs too: the first run was told of one
+    named = {line.split('another config: ')[1] for path in trained.glob('*/*.log')
+             for line in path.read_text().splitlines() if 'another config: ' in line}
+    assert named == {
+        '`train_cfg.max_epochs` was 1 and is 2: the run does not go on as it would have.',
+        "`optim_wrapper.optimizer.lr` was 0.1 and is 0.5: the checkpoint's is used."}
 
 
 def test_check_of_what_a_config_expects(tools, config_path, trained, tmp_path, capsys):
@@ -293,7 +315,19 @@ def test_earlier_runs_survive_a_mistake(tools, config_path, trained):
     with pytest.raises(SystemExit):
         tools['train'].main([config_path, '--work-dir', str(trained), '--cfg-options',
                              'model.type=Nothing'])
-    assert before == {path: path.is_file() and path.read_bytes() for path in trained.rglob('*')}
+    after = {path: path.is_file() and path.read_bytes() for path in trained.rglob('*')}
+    assert before.items() <= after.items()
+    (log, ) = (path for path in after.keys() - before.keys() if path.suffix == '.log')
+    assert 'The run did not start: ' in log.read_text() and 'Nothing' in log.read_text()
+    assert all(path.parent.parent == trained or path.parent == trained and path.is_dir()
+               for path in after.keys() - before.keys())
+
+
+def test_a_run_of_another_process_in_the_folder(tools, config_path, trained, refused):
+    """What it writes meanwhile stays, and it is named."""
+    with locked(trained):
+        line = refused('train', config_path, '--work-dir', str(trained), '--resume')
+    assert f'found that process {os.getpid()} of' in line and str(trained) in line
 
 
 def test_errors_within_the_run_keep_their_traceback_and_logs(tools, config_path, tmp_path,

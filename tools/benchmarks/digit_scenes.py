@@ -40,7 +40,7 @@ from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.expected import check_expected
 from mmkcr.apis.launch import check_file
 from mmkcr.apis.machine import machine_info
-from mmkcr.core import atomic_write
+from mmkcr.core import atomic_write, locked
 from mmkcr.visualization import format_table
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
@@ -126,12 +126,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         write_digits(args.data_root)
     options = ScenesOptions(args.work_dir, str(CONFIGS), args.data_root, args.backbone, args.seed,
                             args.target_macs, factor=args.factor)
-    backbone, = run_jobs({'backbone': Job(partial(run_backbone, options), 1,
-                                          folder / 'backbone.log')}, 1)
-    results = run_jobs({task: Job(partial(run_task, task, options, backbone['checkpoint']), 6,
-                                  folder / f'{task}.log') for task in args.tasks}, args.jobs)
-    rows = [row for result in results
-            for row in rows_of(result, ScenesPipeline(result['task'], options).latency())]
+    with locked(folder):
+        backbone, = run_jobs({'backbone': Job(partial(run_backbone, options), 1,
+                                              folder / 'backbone.log')}, 1)
+        results = run_jobs({task: Job(partial(run_task, task, options, backbone['checkpoint']), 6,
+                                      folder / f'{task}.log') for task in args.tasks}, args.jobs)
+        rows = [row for result in results
+                for row in rows_of(result, ScenesPipeline(result['task'], options).latency())]
     line = shlex.join(['python', 'tools/benchmarks/digit_scenes.py',
                        *(sys.argv[1:] if argv is None else argv)])
     seconds = round(time.perf_counter() - began, 1)

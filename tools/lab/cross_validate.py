@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
 from mmkcr.apis.build import build_model
-from mmkcr.core import atomic_write
+from mmkcr.core import atomic_write, locked
 from mmkcr.datasets import check_data_folders
 from mmkcr.datasets.fold_part import fold_indices, labels_of
 from mmkcr.registry import DATASETS
@@ -75,17 +75,18 @@ def cross_validate(config: Config,
     """
     work_dir, tried = Path(work_dir), list(combinations(grids))
     counts = _check(config, tried, deal)
-    results = _Results(work_dir / RESULTS, _fingerprint(config, deal))
-    jobs = [(values, fold) for values in tried for fold in range(deal.folds)]
-    for number, (values, fold) in enumerate(jobs, 1):
-        if results.get(values, fold) is None:
-            folder = work_dir / _slug(values) / f'fold_{fold}'
-            run = fold_config(with_values(config, values), deal, fold, counts[fold])
-            results.add(values, fold, run_fold(run, folder))
-            done = folder.parent if fold == deal.folds - 1 else folder
-            shutil.rmtree(done, ignore_errors=True)
-        report(f'[{number}/{len(jobs)}] {_slug(values)} fold {fold}: '
-               f'{_pick(results.get(values, fold), metric):.4f}')
+    with locked(work_dir):
+        results = _Results(work_dir / RESULTS, _fingerprint(config, deal))
+        jobs = [(values, fold) for values in tried for fold in range(deal.folds)]
+        for number, (values, fold) in enumerate(jobs, 1):
+            if results.get(values, fold) is None:
+                folder = work_dir / _slug(values) / f'fold_{fold}'
+                run = fold_config(with_values(config, values), deal, fold, counts[fold])
+                results.add(values, fold, run_fold(run, folder))
+                done = folder.parent if fold == deal.folds - 1 else folder
+                shutil.rmtree(done, ignore_errors=True)
+            report(f'[{number}/{len(jobs)}] {_slug(values)} fold {fold}: '
+                   f'{_pick(results.get(values, fold), metric):.4f}')
     return [_score(values, [_pick(results.get(values, fold), metric)
                             for fold in range(deal.folds)]) for values in tried]
 

@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner, find_latest_checkpoint
 from mmengine.utils import ManagerMeta, ManagerMixin
 
-from mmkcr.apis.launch import nothing_written_before_start, set_dataloader_defaults
+from mmkcr.apis.launch import one_run, set_dataloader_defaults
 
 
 class Deal(NamedTuple):
@@ -69,11 +69,11 @@ def run_fold(config: Config, folder: Path) -> Dict[str, float]:
     """
     latest = find_latest_checkpoint(str(folder)) if folder.is_dir() else None
     config = Config(config._cfg_dict.to_dict())
-    config.work_dir = str(folder)
+    config.work_dir, config.launcher = str(folder), 'none'
     config.experiment_name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     if latest is not None:
         config.load_from, config.resume = latest, True
-    with _fresh_instances(), nothing_written_before_start(str(folder)) as start:
+    with _fresh_instances(), one_run(config) as start:
         runner = Runner.from_cfg(config)
         runner.register_hook(start)
         runner.train()

@@ -13,6 +13,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mmkcr.core import locked
+
 #: Says what goes on: job, stage, epochs done, epochs of the stage, its last metrics, or None
 #: when the stage is finished.
 Say = Callable[[str, str, int, int, Optional[Mapping[str, float]]], None]
@@ -26,7 +28,8 @@ class Job(NamedTuple):
     Args:
         work (Callable): Takes a :data:`Say`, returns the result; must pickle.
         stages (int): Number of stages that it will call finished.
-        log (Path): File for all that it prints.
+        log (Path): File for all that it prints; the job has the folder of that name, without
+            the suffix, for itself.
     """
 
     work: Callable[[Say], Dict[str, Any]]
@@ -80,7 +83,7 @@ def _start(news: Any, threads: int) -> None:
 
 
 def _run(job: Job) -> Dict[str, Any]:
-    with _into(job.log):
+    with _into(job.log), locked(job.log.with_suffix('')):
         return job.work(lambda *args: _news.put(args))
 
 

@@ -18,6 +18,7 @@ from mmkcr.apis.build import (
     set_structure,
 )
 from mmkcr.apis.count import count_macs
+from mmkcr.apis.launch import resume_latest
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
 from mmkcr.core import count_params
 from mmkcr.models.utils import search_space
@@ -110,9 +111,7 @@ class StagedPipeline:
         def work(folder: Path) -> Dict[str, Any]:
             began = time.perf_counter()
             config.work_dir = str(folder)
-            config.resume = find_latest_checkpoint(folder) is not None
-            if config.resume:
-                config.load_from = None
+            resume_latest(config)
             runner = Runner.from_cfg(config)
             runner.register_hook(SayHook(lambda *news: self.say(self.name, stage, *news)))
             runner.train()

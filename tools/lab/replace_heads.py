@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mmkcr.apis.build import build_model, default_shape, file_sha256, load_weights
 from mmkcr.apis.count import count_macs
+from mmkcr.apis.slim import note_backbone_macs
 from mmkcr.apis.slim_files import STRUCTURE, write_subnet
 from mmkcr.core import Structure, count_params
 from mmkcr.evaluation.analysis import split_loader
@@ -127,6 +128,7 @@ def replace_heads(model: nn.Module, structure: Structure,
     replaceable_heads(model).slice_to(structure)
     structure.macs = dict(dense=before['macs'], subnet=count_macs(model, input_shape),
                           input_shape=list(input_shape))
+    note_backbone_macs(structure, model, 'model')
     structure.params = dict(dense=before['params'], subnet=count_params(model))
     return structure
 

@@ -1,6 +1,5 @@
 """Checkpoints that survive being killed while they are written."""
 
-import os
 import os.path as osp
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Union
@@ -10,6 +9,7 @@ from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
+from mmkcr.core import atomic_write
 from mmkcr.registry import HOOKS
 
 #: What hooks are called by on all processes before one of them saves.
@@ -21,14 +21,10 @@ def write_atomically(content: bytes, path: Union[str, Path]) -> None:
 
     Args:
         content (bytes): What to write.
-        path (str | Path): Where; its folder must exist.
+        path (str | Path): Where, see :func:`~mmkcr.core.atomic_write`.
     """
-    temporary = f'{path}.part'
-    with open(temporary, 'wb') as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def point_to(checkpoint: str, work_dir: str) -> None:
@@ -52,7 +48,6 @@ class AtomicLocalBackend(LocalBackend):
             obj (bytes): What to write.
             filepath (str | Path): Where; missing folders are made.
         """
-        os.makedirs(osp.dirname(osp.abspath(filepath)), exist_ok=True)
         write_atomically(obj, filepath)
 
 

@@ -1,11 +1,13 @@
-"""Refuses checkpoints of another model."""
+"""Refuses checkpoints and structures of another model."""
 
 from typing import Optional
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from mmkcr.engine.resume_check import config_changes
 from mmkcr.models.loading import load_run, load_start, load_task, weights_of
+from mmkcr.models.utils import check_recorded_macs
 from mmkcr.registry import HOOKS
 
 
@@ -16,7 +18,9 @@ class CheckpointGuardHook(Hook):
     To resume, a checkpoint must hold every entry of the model, in its shape
     (:func:`~mmkcr.models.loading.load_run`); to test, every entry of the task model
     (:func:`~mmkcr.models.loading.load_task`); to start a training (``load_from``), those of the
-    backbone (:func:`~mmkcr.models.loading.load_start`). ``tools/train.py`` and ``tools/test.py``
+    backbone (:func:`~mmkcr.models.loading.load_start`). A run is not resumed with another model,
+    price, split or accumulation than it had, and other changes of its config are named, see
+    :func:`~mmkcr.engine.resume_check.config_changes`. ``tools/train.py`` and ``tools/test.py``
     use it.
 
     Args:
@@ -29,6 +33,14 @@ class CheckpointGuardHook(Hook):
     def __init__(self, complete: Optional[bool] = None) -> None:
         self.complete = complete
 
+    def before_run(self, runner: Runner) -> None:
+        """Compare a subnet with its structure, see :func:`~mmkcr.models.utils.check_recorded_macs`.
+
+        Raises:
+            ValueError: It is another.
+        """
+        check_recorded_macs(runner.model)
+
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Load it once for a try.
 
@@ -37,8 +49,29 @@ class CheckpointGuardHook(Hook):
             checkpoint (dict): What was read from the file.
 
         Raises:
-            ValueError: It does not fit; the message names the first entry that does not.
+            ValueError: It does not fit; the message names the first entry that does not. Or the
+                run to resume was another one.
         """
         path = str(runner._load_from or runner.work_dir)
+        if runner._resume:
+            self._compare_configs(runner, checkpoint, path)
         load = load_task if self.complete else load_run if runner._resume else load_start
         load(runner.model, weights_of(checkpoint, path), path)
+
+    @staticmethod
+    def _compare_configs(runner: Runner, checkpoint: dict, path: str) -> None:
+        text = (checkpoint.get('meta') or {}).get('cfg')
+        try:
+            if not isinstance(text, str):
+                raise ValueError('it holds none')
+            refused, named = config_changes(text, runner.cfg, path)
+        except ValueError as error:  # objects in a config, or a checkpoint of another program
+            runner.logger.warning(f'The config of `{path}` cannot be compared: {error}')
+            return
+        for line in named:
+            runner.logger.warning(f'Resumed with another config: {line}.')
+        if refused:
+            raise ValueError(
+                f'expected the config of the run in `{path}`, found that {refused[0]}, and '
+                f'{len(refused) - 1} more changes that make it another run: begin one from its '
+                'weights (`load_from` without `--resume`)')

@@ -1,0 +1,79 @@
+"""What a resumed run's config changes of that in its checkpoint."""
+
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
+
+from mmengine.config import Config
+
+from mmkcr.safe_load import read_config_text
+
+#: Parts of a config that decide what a run computes.
+_COMPARED = ('model', 'data_preprocessor', 'train_cfg', 'optim_wrapper', 'param_scheduler',
+             'train_dataloader', 'custom_hooks', 'randomness', 'auto_scale_lr')
+#: Keys below these that do not: where things lie, how fast they are read, what is only watched.
+_FREE = ('init_cfg', 'pretrained', 'structure', 'with_cp', 'num_workers', 'persistent_workers',
+         'pin_memory', 'prefetch_factor', 'data_root', 'data_prefix', 'ann_file', 'collate_fn',
+         'val_begin', 'val_interval', 'dynamic_intervals')
+#: What is read from the checkpoint, whatever the config says.
+_RESTORED = ('optim_wrapper', 'param_scheduler', 'randomness')
+_MISSING = object()
+
+
+def config_changes(text: str, config: Config, path: str) -> Tuple[List[str], List[str]]:
+    """Compare the config in a checkpoint with that of the run that resumes from it.
+
+    Another model, another price, another split of the data or another accumulation of gradients
+    make another run: they are refused. The rest is for the user to judge.
+
+    Args:
+        text (str): ``meta['cfg']`` of the checkpoint.
+        config (Config): Of the run.
+        path (str): The checkpoint, for messages.
+
+    Returns:
+        tuple[list[str], list[str]]: What must not change and what may, a line each.
+
+    Raises:
+        ValueError: The text is no config of plain values.
+    """
+    before, now = (dict(_entries('', {key: value for key, value in whole.items()
+                                      if key in _COMPARED}))
+                   for whole in (read_config_text(text, path),
+                                 read_config_text(config.pretty_text, path)))
+    refused, named = [], []
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key, _MISSING), now.get(key, _MISSING)
+        if old is not _MISSING and new is not _MISSING and old == new:
+            continue
+        line = f'`{key}` was {_shown(old)} and is {_shown(new)}'
+        if _is_essential(key):
+            refused.append(line)
+        elif key.split('.')[0] in _RESTORED:
+            named.append(f"{line}: the checkpoint's is used")
+        else:
+            named.append(f'{line}: the run does not go on as it would have')
+    return refused, named
+
+
+def _is_essential(key: str) -> bool:
+    first, _, rest = key.partition('.')
+    if first == 'train_cfg':
+        return rest not in ('max_epochs', 'max_iters')
+    return first in ('model', 'data_preprocessor') or key.endswith('accumulative_counts')
+
+
+def _entries(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
+    """Leaves of a config by their dotted names, without those that may differ."""
+    items: Dict[str, Any] = {}
+    if isinstance(value, Mapping) and value:
+        items = {str(name): entry for name, entry in value.items() if name not in _FREE}
+    elif isinstance(value, (list, tuple)) and any(
+            isinstance(entry, (Mapping, list, tuple)) for entry in value):
+        items = {str(index): entry for index, entry in enumerate(value)}
+    else:
+        yield key, list(value) if isinstance(value, tuple) else value
+    for name, entry in items.items():
+        yield from _entries(f'{key}.{name}' if key else name, entry)
+
+
+def _shown(value: Any) -> str:
+    return 'not there' if value is _MISSING else f'{value!r:.60}'

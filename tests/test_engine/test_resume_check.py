@@ -1,0 +1,64 @@
+"""What may change when a run is resumed, and what is named."""
+
+import copy
+
+import pytest
+from mmengine.config import Config
+
+from mmkcr.engine.resume_check import config_changes
+
+BEFORE = dict(
+    default_scope='mmpretrain', work_dir='a', resume=False, load_from='x.pth',
+    model=dict(type='mmkcr.SearchModel', price=dict(target=0.7), architecture=dict(
+        backbone=dict(type='ViT', init_cfg=dict(type='Constant'), structure='a/structure.json'),
+        head=dict(num_classes=10, topk=(1, 5)))),
+    train_cfg=dict(type='mmkcr.BilevelTrainLoop', max_epochs=4, split_seed=0, val_interval=1),
+    optim_wrapper=dict(weights=dict(optimizer=dict(type='AdamW', lr=1e-3), accumulative_counts=2)),
+    param_scheduler=[dict(type='CosineAnnealingLR', T_max=4)],
+    train_dataloader=dict(batch_size=8, num_workers=2, dataset=dict(data_root='data')),
+    custom_hooks=[dict(type='mmkcr.TemperatureDecayHook', initial=4.5)],
+    randomness=dict(seed=3))
+
+
+def changes(**options):
+    now = Config(copy.deepcopy(BEFORE))
+    now.merge_from_dict({key.replace('__', '.'): value for key, value in options.items()})
+    return config_changes(Config(BEFORE).pretty_text, now, 'x.pth')
+
+
+def test_what_is_the_same_run():
+    assert changes() == ([], [])
+    assert changes(
+        work_dir='b', resume=True, load_from=None, launcher='pytorch', log_level='ERROR',
+        model__architecture__backbone__init_cfg=dict(type='Pretrained', checkpoint='y.pth'),
+        model__architecture__backbone__structure='moved/structure.json',
+        train_dataloader__num_workers=0, train_dataloader__dataset__data_root='elsewhere',
+        train_cfg__val_interval=2, model__architecture__head__topk=[1, 5]) == ([], [])
+
+
+@pytest.mark.parametrize('key, value, line', [
+    ('model__architecture__head__num_classes', 5,
+     '`model.architecture.head.num_classes` was 10 and is 5'),
+    ('model__price__target', 0.5, '`model.price.target` was 0.7 and is 0.5'),
+    ('train_cfg__split_seed', 1, '`train_cfg.split_seed` was 0 and is 1'),
+    ('optim_wrapper__weights__accumulative_counts', 1,
+     '`optim_wrapper.weights.accumulative_counts` was 2 and is 1'),
+    ('data_preprocessor', dict(mean=[1.]), '`data_preprocessor.mean` was not there and is [1.0]')])
+def test_another_run(key, value, line):
+    assert changes(**{key: value}) == ([line], [])
+
+
+@pytest.mark.parametrize('key, value, line', [
+    ('optim_wrapper__weights__optimizer__lr', 0.1, "was 0.001 and is 0.1: the checkpoint's is"),
+    ('param_scheduler__0__T_max', 8, "`param_scheduler.0.T_max` was 4 and is 8: the checkpoint's"),
+    ('train_cfg__max_epochs', 8, 'was 4 and is 8: the run does not go on as it would have'),
+    ('train_dataloader__batch_size', 4, '`train_dataloader.batch_size` was 8 and is 4: the run'),
+    ('custom_hooks__0__initial', 9., '`custom_hooks.0.initial` was 4.5 and is 9.0: the run')])
+def test_what_is_named(key, value, line):
+    refused, (named, ) = changes(**{key: value})
+    assert not refused and line in named
+
+
+def test_code_is_not_run_to_compare():
+    with pytest.raises(ValueError, match='plain values in the checkpoint `x.pth`'):
+        config_changes('import os\nmodel = os.getcwd()', Config(BEFORE), 'x.pth')

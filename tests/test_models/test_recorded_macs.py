@@ -1,0 +1,67 @@
+"""A subnet has the MACs that its structure says."""
+
+import json
+
+import pytest
+import torch
+from mmengine.config import Config
+
+import mmkcr.models  # noqa: F401
+from mmkcr.apis.slim import slim
+from mmkcr.models.building import build_model
+
+ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+
+
+def config(**backbone):
+    return Config(dict(default_scope='mmpretrain', model=dict(
+        type='mmpretrain.ImageClassifier',
+        backbone=dict(type='mmkcr.KCRVisionTransformer', arch=ARCH, img_size=32, patch_size=8,
+                      out_type='avg_featmap', **backbone),
+        head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=32))))
+
+
+@pytest.fixture(scope='module')
+def structure(tmp_path_factory):
+    """The file of a subnet of half the MACs, as a dict."""
+    torch.manual_seed(0)
+    supernet = build_model(config(gates=dict(type='mmkcr.GumbelChannelGate', min_size=4)))
+    for gate in supernet.backbone.search_space.gates().values():
+        torch.nn.init.normal_(gate.alpha)
+    return slim(supernet, 0.8, input_shape=(3, 32, 32))[1].to_dict()
+
+
+@pytest.fixture
+def built(structure, tmp_path):
+    """``built(change, **backbone)``: the model of a file that was changed by ``change(dict)``."""
+
+    def build(change=lambda data: None, **backbone):
+        data = json.loads(json.dumps(structure))
+        change(data)
+        (tmp_path / 'structure.json').write_text(json.dumps(data))
+        return build_model(config(structure=str(tmp_path / 'structure.json'), **backbone))
+
+    return build
+
+
+def test_as_it_was_written(built, structure):
+    assert structure['macs']['backbone'] < structure['macs']['subnet'] < structure['macs']['dense']
+    built()
+    built(lambda data: data['macs'].clear())
+
+
+@pytest.mark.parametrize('change', [
+    lambda data: data['macs'].update(backbone=data['macs']['backbone'] - 1),
+    lambda data: data['macs'].update(part='backbone'),
+    lambda data: data['macs'].update(input_shape=[3, 64, 64]),
+    lambda data: data['sites']['layers.1.ffn.mlp_channels']['kept'].pop()])
+def test_altered(built, change):
+    with pytest.raises(ValueError, match=r'expected a `KCRVisionTransformer` of \d+ MACs at .*, '
+                       r'as its structure says, found one of \d+'):
+        built(change)
+
+
+def test_another_backbone_of_equal_sites(built):
+    """Positions, and so MACs, are others; the sites are the same."""
+    with pytest.raises(ValueError, match='the arguments of the backbone were altered'):
+        built(with_cls_token=False)

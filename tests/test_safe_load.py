@@ -1,0 +1,140 @@
+"""Files that are data run no code: checkpoints, configs within them, YAML."""
+
+import os
+import pickle
+from pathlib import Path
+
+import mmengine
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.logging import HistoryBuffer
+from mmengine.runner.checkpoint import CheckpointLoader
+
+from mmkcr.apis.build import recorded_config
+from mmkcr.safe_load import read_checkpoint, read_config_text, trust_checkpoints
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path), )
+
+
+@pytest.fixture
+def trap(tmp_path):
+    """A folder that is there once code has run."""
+    path = tmp_path / 'ran'
+    yield path
+    trust_checkpoints(False)
+
+
+def save(path, extra, legacy=False):
+    content = dict(state_dict=dict(weight=torch.ones(2)), meta=dict(epoch=1, extra=extra))
+    torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+    return path
+
+
+@pytest.mark.parametrize('legacy', [False, True])
+@pytest.mark.parametrize('read', [read_checkpoint, CheckpointLoader.load_checkpoint])
+def test_code_is_refused_by_name(trap, tmp_path, read, legacy):
+    """By MMEngine's own reader too: runs, inferencers and ``Pretrained`` use it."""
+    path = save(tmp_path / 'bad.pth', Touch(trap), legacy)
+    with pytest.raises(ValueError, match=r'needs `posix.mkdir` to be read; `--trust-checkpoint`'):
+        read(str(path))
+    assert not trap.exists()
+
+
+def test_trusted_code_runs(trap, tmp_path, monkeypatch):
+    path = save(tmp_path / 'mine.pth', Touch(trap))
+    trust_checkpoints()
+    assert read_checkpoint(path)['meta']['epoch'] == 1 and trap.exists()
+    trust_checkpoints(False)
+    trap.rmdir()
+    monkeypatch.setenv('MMKCR_TRUST_CHECKPOINT', '1')
+    read_checkpoint(path)
+    assert trap.exists()
+
+
+def test_getattr_reaches_nothing(tmp_path, trap):
+    """MMEngine's list of what is harmless holds ``getattr``, which reaches everything."""
+
+    class Reach:
+        def __reduce__(self):
+            return getattr, (HistoryBuffer, '__init__')
+
+    with pytest.raises(ValueError, match='getattr'):
+        read_checkpoint(save(tmp_path / 'bad.pth', Reach()))
+
+
+def test_bare_pickles_are_no_checkpoints(trap, tmp_path):
+    (tmp_path / 'bad.pth').write_bytes(pickle.dumps(Touch(trap)))
+    with pytest.raises(ValueError, match='expected a checkpoint at'):
+        read_checkpoint(tmp_path / 'bad.pth')
+    assert not trap.exists()
+
+
+def test_what_runs_write_is_read(tmp_path):
+    """Logs and the numbers of NumPy: what MMEngine puts beside weights."""
+    history = HistoryBuffer([1., 2.], [1, 1])
+    extra = dict(log=history, number=np.float64(3.), array=np.arange(3), flag=np.bool_(True))
+    found = read_checkpoint(save(tmp_path / 'run.pth', extra))['meta']['extra']
+    assert found['log'].mean() == 1.5 and found['number'] == 3 and found['flag']
+    assert found['array'].tolist() == [0, 1, 2]
+
+
+def test_text_that_resuming_would_run_is_dropped(trap, tmp_path):
+    """MMEngine runs ``meta['config']`` when it resumes."""
+    path = tmp_path / 'old.pth'
+    torch.save(dict(state_dict=dict(weight=torch.ones(2)),
+                    meta=dict(config=f'import os\nos.mkdir({str(trap)!r})')), path)
+    assert 'config' not in read_checkpoint(path)['meta']
+    assert 'config' not in CheckpointLoader.load_checkpoint(str(path))['meta']
+
+
+PLAIN = dict(a=1, b=-2.5, c=[1, 'x', None, True], d=dict(type='mmkcr.Thing', e=(1, 2)),
+             f={'0': dict(g=float('inf'))}, model=dict(type='ViT', h={3, 4}))
+
+
+def test_recorded_configs_are_read_as_data():
+    assert read_config_text(Config(PLAIN).pretty_text, 'x.pth').to_dict() == PLAIN
+
+
+@pytest.mark.parametrize('text', [
+    'import os\nmodel = dict()', "model = __import__('os').mkdir({trap!r})",
+    'model = dict(type="os.mkdir", path={trap!r})', 'model = [x for x in (1, )]', 'model = open',
+    'a = b = 1\nmodel += 1',
+    'model = dict(**dict(type="os.mkdir"))', 'model = (',
+    'model = ' + '(' * 5000 + ')' * 5000, 'model = dict({"type": "os.mkdir"})',
+    'model = {"type": "os.mkdir", "path": {trap!r}}',
+    'model = dict(type=dict(type="os.mkdir"))'])
+def test_recorded_code_is_refused(trap, tmp_path, text):
+    path = tmp_path / 'run.pth'
+    torch.save(dict(state_dict=dict(weight=torch.ones(2)),
+                    meta=dict(cfg=text.replace('{trap!r}', repr(str(trap))))), path)
+    with pytest.raises(ValueError, match='expected a config of plain values in the checkpoint'):
+        recorded_config(path)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize('read', [mmengine.load, Config.fromfile])
+def test_yaml_makes_no_objects(trap, tmp_path, read):
+    """Of studies, configs and metafiles."""
+    path = tmp_path / 'study.yml'
+    path.write_text(f'model: !!python/object/apply:os.mkdir [{str(trap)!r}]\n')
+    with pytest.raises(ValueError, match='expected YAML of plain values, found'):
+        read(str(path))
+    assert not trap.exists()
+    path.write_text('model: {type: ViT, depth: 3}\n')
+    assert dict(read(str(path)))['model']['depth'] == 3
+
+
+def test_broken_yaml(tmp_path):
+    Path(tmp_path / 'x.yml').write_text('a: [1, \nb: }')
+    with pytest.raises(ValueError, match='expected YAML of plain values'):
+        mmengine.load(str(tmp_path / 'x.yml'))
