@@ -8,6 +8,7 @@ Examples:
     python tools/compress.py CONFIG CHECKPOINT --target-macs 60%
     python tools/compress.py mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py CHECKPOINT \\
         --target-macs 70% --calibration FOLDER --images 256 --out slim
+    python tools/compress.py CONFIG CHECKPOINT --target-latency 80% --latency-table table.json
 """
 
 from numbers import Real
@@ -23,6 +24,7 @@ from mmkcr.apis.compress_files import CONFIG, CompressFiles, compress_files, den
 from mmkcr.apis.finetune import write_finetune_config
 from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
 from mmkcr.datasets.data_check import check_data_folders
+from mmkcr.deploy.int8 import QUANTIZERS
 from mmkcr.visualization import format_table
 
 
@@ -31,9 +33,17 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('config', help='config of a dense model, a file or library::path')
     parser.add_argument('checkpoint', help='its weights')
-    parser.add_argument('--target-macs', required=True, metavar='TARGET',
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument('--target-macs', metavar='TARGET',
                         help='most MACs: 12.6G, 450M, 0.6 or 60%% of the dense model; of detectors '
                         'and segmentors those of the backbone')
+    target.add_argument('--target-latency', metavar='TARGET',
+                        help="most time: 12ms, 0.8 or 80%% of the dense model's, with "
+                        '--latency-table')
+    parser.add_argument('--latency-table', metavar='FILE',
+                        help='of tools/benchmarks/latency_table.py: runtime, threads, batch')
+    parser.add_argument('--force-table', action='store_true',
+                        help='take a table of another machine')
     parser.add_argument('--sites', nargs='+', metavar='KIND',
                         help=f'kinds of site, of {", ".join(REFITTED)} (those of '
                         f'{", ".join(DEFAULT_SITES)} that the backbone has)')
@@ -61,6 +71,9 @@ def make_parser() -> Parser:
                         'these, with its own schedule shortened and the dense model as teacher')
     parser.add_argument('--evaluate', action='store_true',
                         help='also evaluate all models on the test set')
+    parser.add_argument('--int8', choices=sorted(QUANTIZERS), metavar='RUNTIME',
+                        help='also write dense and slim ONNX files in fp32 and int8 for '
+                        f'{" or ".join(sorted(QUANTIZERS))}, and compare them')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
     return parser
@@ -85,6 +98,14 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> No
           f'size{same}.')
     height, width = structure.macs['input_shape'][1:]
     print(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x {width}.')
+    if files.deployed:
+        rows = [(entry.name, entry.path.name, f'{entry.bytes / 1e6:.2f}', f'{entry.ratio:.3f}',
+                 f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}')
+                for entry in files.deployed]
+        print(format_table(('', 'file', 'MB', 'time, batch 1', 'difference from dense',
+                            'same class'), rows))
+    if files.latency:
+        print(files.latency)
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
 
 
@@ -117,11 +138,15 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     fields = ('train_dataloader', ) if args.calibration is None else ()
     fields += ('test_dataloader', ) if args.evaluate else ()
     check_data_folders(load_config(args.config, args.cfg_options), fields)
+    if (args.latency_table is None) != (args.target_latency is None):
+        raise ValueError('expected `--target-latency` with `--latency-table`, found one without '
+                         'the other')
     files = compress_files(
-        args.config, args.checkpoint, args.target_macs, args.sites, args.calibration, args.images,
-        args.batch_size, image_shape(args.shape) if args.shape else None, args.part, args.out,
-        args.seed, args.device, args.cfg_options, divisor=args.divisor, uniform=args.uniform,
-        rho=args.rho)
+        args.config, args.checkpoint, args.target_macs or args.target_latency, args.sites,
+        args.calibration, args.images, args.batch_size,
+        image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
+        args.device, args.cfg_options, args.latency_table, args.force_table,
+        args.int8, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
     dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
     if args.finetune is not None:
         tuned = [finetune(dense, args, files)]

@@ -9,6 +9,7 @@ gates: these are used. --online-weights takes those of the optimizer instead.
 Examples:
     python tools/slim.py CONFIG CHECKPOINT --target-macs 12.6G --divisor 8
     python tools/slim.py CONFIG CHECKPOINT --target-macs 80% --shape 224 224
+    python tools/slim.py CONFIG CHECKPOINT --target-latency 12ms --latency-table table.json
 """
 
 from typing import Optional, Sequence
@@ -26,9 +27,17 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('config', help='config of the search')
     parser.add_argument('checkpoint', help='checkpoint of the search')
-    parser.add_argument('--target-macs', metavar='TARGET',
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument('--target-macs', metavar='TARGET',
                         help='most MACs of the built subnet: 12.6G, 450M, 0.8 or 80%% of the '
                         'dense model; default: the channels whose gates are open')
+    target.add_argument('--target-latency', metavar='TARGET',
+                        help="most time: 12ms, 0.8 or 80%% of the dense model's, with "
+                        '--latency-table')
+    parser.add_argument('--latency-table', metavar='FILE',
+                        help='of tools/benchmarks/latency_table.py: runtime, threads, batch')
+    parser.add_argument('--force-table', action='store_true',
+                        help='take a table of another machine')
     parser.add_argument('--divisor', type=int, default=1,
                         help='sizes are multiples of it, or full (%(default)s)')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
@@ -65,6 +74,8 @@ def print_summary(result: SlimResult) -> None:
     counted = structure.macs.get('part', 'model')
     print(f'MACs of the {counted} for one image of {height} x {width}; the search checkpoint with '
           f'its optimizers has {sizes["checkpoint"] / 1e6:.2f} MB.')
+    if result.latency:
+        print(result.latency)
     print(f'Wrote {result.folder / STRUCTURE} and {result.folder / WEIGHTS}')
 
 
@@ -73,10 +84,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Slim, write and print."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
+    if (args.latency_table is None) != (args.target_latency is None):
+        raise ValueError('expected `--target-latency` with `--latency-table`, found one without '
+                         'the other')
     print_summary(slim_files(
-        args.config, args.checkpoint, args.target_macs, args.divisor,
+        args.config, args.checkpoint, args.target_macs or args.target_latency, args.divisor,
         image_shape(args.shape) if args.shape else None, args.out, args.online_weights,
-        args.cfg_options, args.part))
+        args.cfg_options, args.part, args.latency_table, args.force_table))
 
 
 if __name__ == '__main__':

@@ -15,9 +15,10 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import MacsModel, Structure, count_params, parse_target
+from mmkcr.core import LatencyModel, LatencyTable, MacsModel, Structure, count_params, parse_target
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.core.budget import allowed_sizes
+from mmkcr.core.latency import useful_sizes
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.refit import refit_output
 from mmkcr.models.calibration import (
@@ -73,6 +74,7 @@ def compress(model: nn.Module,
              held_out: Union[Tensor, Sequence[Any], None] = None,
              profiles: Optional[Mapping[str, SiteProfile]] = None,
              done: Optional[CompressProgress] = None,
+             latency: Optional[LatencyTable] = None,
              **options: Any) -> CompressResult:
     """Make a network smaller in closed form, from unlabelled images.
 
@@ -95,6 +97,8 @@ def compress(model: nn.Module,
             sites. Defaults to None: they are made.
         done (CompressProgress, optional): What an earlier call with these arguments had done; what
             this one does is written there. Defaults to None.
+        latency (LatencyTable, optional): Measured on this network; ``target`` is then a time, see
+            :meth:`~mmkcr.core.LatencyModel.parse_target`. Defaults to None: MACs.
         **options: See :class:`CompressOptions`.
 
     Returns:
@@ -121,14 +125,15 @@ def compress(model: nn.Module,
     space = searched(subnet, sites)
     whole = searched(dense, sites)
     macs = _macs(subnet, space, input_shape, part)
-    wanted = parse_target(target, macs.dense)
-    check_reach(space, macs, wanted, settings)
+    cost = macs if latency is None else LatencyModel(macs, latency)
+    wanted = parse_target(target, macs.dense) if cost is macs else cost.parse_target(target)
+    check_reach(space, cost, wanted, settings)
     profiles = profiles or (done.profiles() if done else None)
     if profiles is None:
         profiles = profile_sites(dense, whole, batches, forward, settings)
         if done is not None:
             done.save_profiles(profiles)
-    sizes = share_out(space, profiles, macs, wanted, settings)
+    sizes = share_out(space, profiles, cost, wanted, settings)
     structure = space.structure_for(
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
@@ -138,6 +143,8 @@ def compress(model: nn.Module,
     if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
         note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=params, subnet=count_params(subnet))
+    if cost is not macs:
+        structure.provenance['latency'] = cost.describe(sizes)
     return CompressResult(subnet, structure, dict(profiles),
                           agreement(dense, subnet, held_out, forward, settings.logits))
 
@@ -203,27 +210,30 @@ def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
     return allowed_sizes(site.total, max(1, round(settings.min_share * site.total)), divisor)
 
 
-def check_reach(space: SearchSpace, macs: MacsModel, target: int,
+def check_reach(space: SearchSpace, macs: Union[MacsModel, LatencyModel], target: int,
                 settings: CompressOptions) -> None:
     """Refuse a target that no sizes of the sites meet.
 
     Args:
         space (SearchSpace): Of the dense backbone.
-        macs (MacsModel): Of the sites' sizes.
-        target (int): Most MACs.
+        macs (MacsModel | LatencyModel): Of the sites' sizes.
+        target (int): Most MACs, or nanoseconds.
         settings (CompressOptions): Sizes on offer.
 
     Raises:
         ValueError: The target is out of reach; the message gives the range.
     """
-    lowest = macs({name: size_options(site, settings)[0] for name, site in space.sites.items()})
-    if not lowest <= target:
-        raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
+    least = {name: size_options(site, settings)[0] for name, site in space.sites.items()}
+    if isinstance(macs, LatencyModel):
+        macs.check_target(target, least)
+    elif not macs(least) <= target:
+        raise ValueError(f'expected a target within the reachable {macs(least) / 1e9:.6g}G to '
                          f'{macs.dense / 1e9:.6g}G MACs, found {target / 1e9:.6g}G')
 
 
-def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: MacsModel,
-              target: int, settings: CompressOptions) -> Dict[str, int]:
+def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
+              macs: Union[MacsModel, LatencyModel], target: int,
+              settings: CompressOptions) -> Dict[str, int]:
     """Sizes of all sites with the least sum of losses within the budget.
 
     Costs of a site are taken at the other sites' sizes of the round before, until nothing changes:
@@ -232,8 +242,8 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: Mac
     Args:
         space (SearchSpace): Of the dense backbone.
         profiles (Mapping[str, SiteProfile]): By site.
-        macs (MacsModel): Of the sites' sizes.
-        target (int): Most MACs.
+        macs (MacsModel | LatencyModel): Of the sites' sizes.
+        target (int): Most MACs, or nanoseconds.
         settings (CompressOptions): Sizes on offer, and whether to share out at all.
 
     Returns:
@@ -251,9 +261,11 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile], macs: Mac
         curves = {}
         for name, options in offered.items():
             costs = [int(macs({**sizes, name: size})) for size in options]
+            useful = useful_sizes(costs)
+            options, costs = ([values[place] for place in useful] for values in (options, costs))
             curves[name] = Curve(options, profiles[name].losses[options].tolist(),
                                  [cost - costs[0] for cost in costs])
-        floor = macs({name: options[0] for name, options in offered.items()})
+        floor = macs({name: curve.sizes[0] for name, curve in curves.items()})
         chosen = allocate(curves, max(target - floor, 0))
         if chosen == sizes:
             break

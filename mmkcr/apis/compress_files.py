@@ -24,6 +24,8 @@ from .calibration_data import calibration_images
 from .compress import CompressResult, compress
 from .compress_progress import CompressProgress
 from .finetune import with_import
+from .int8 import DeployedFile, deploy_int8
+from .latency_table import check_prediction, load_table
 from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 
 CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
@@ -36,11 +38,15 @@ class CompressFiles(NamedTuple):
         folder (Path): Of the files.
         result (CompressResult): Subnet, structure, agreement.
         bytes (dict[str, int]): Of the weights, ``dense`` and ``subnet``.
+        latency (str): With a target of time, how far the prediction was, else ''.
+        deployed (Sequence[DeployedFile]): fp32 and int8 files, if they were asked for.
     """
 
     folder: Path
     result: CompressResult
     bytes: Dict[str, int]
+    latency: str = ''
+    deployed: Sequence[DeployedFile] = ()
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
@@ -56,11 +62,13 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
 
 
 def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
-                   target_macs: Union[str, int, float], sites: Optional[Sequence[Any]] = None,
+                   target: Union[str, int, float], sites: Optional[Sequence[Any]] = None,
                    calibration: Optional[str] = None, images: int = 512, batch_size: int = 16,
                    shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
                    out: Union[str, Path, None] = None, seed: int = 0,
                    device: str = 'cpu', options: Optional[Mapping[str, Any]] = None,
+                   latency: Union[str, Path, None] = None,
+                   force_latency: bool = False, int8: Optional[str] = None,
                    **settings: Any) -> CompressFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
@@ -71,7 +79,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     Args:
         config (str | Path): Of a dense task model.
         checkpoint (str | Path): Its weights.
-        target_macs (str | int | float): See :func:`~mmkcr.apis.compress.compress`.
+        target (str | int | float): See :func:`~mmkcr.apis.compress.compress`.
         sites (Sequence, optional): Kinds of site, as there.
         calibration (str, optional): Folder of images. Defaults to None: the training set.
         images (int): Most calibration images; a tenth of them measures agreement. Defaults to 512.
@@ -84,6 +92,11 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         seed (int): Of everything drawn. Defaults to 0.
         device (str): Defaults to ``'cpu'``.
         options (dict, optional): Config entries to overwrite.
+        latency (str | Path, optional): Table of latencies: ``target`` is a time. Defaults to None:
+            MACs.
+        force_latency (bool): Take a table of another machine. Defaults to False.
+        int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
+            :func:`~mmkcr.apis.int8.deploy_int8`. Defaults to None.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
@@ -99,17 +112,19 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     classifies = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
     part = part or (None if classifies else 'backbone')
     input_shape = shape or default_shape(cfg, model)
+    table = None if latency is None else load_table(latency, _about(input_shape, part),
+                                                    force_latency)
     model.to(device)
     batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
     done = CompressProgress(folder / PROGRESS, dict(
         version=__version__, torch=torch.__version__, config=cfg.pretty_text, sites=sites,
-        checkpoint=file_sha256(checkpoint), target_macs=target_macs, calibration=calibration,
-        images=images, batch_size=batch_size, shape=input_shape, part=part, seed=seed,
-        settings=settings))
+        checkpoint=file_sha256(checkpoint), target=target, calibration=calibration,
+        latency=None if latency is None else file_sha256(latency), images=images,
+        batch_size=batch_size, shape=input_shape, part=part, seed=seed, settings=settings))
     try:
-        result = compress(model, batches, target_macs, sites, input_shape, part, task_outputs,
-                          done=done, logits=classifies, seed=seed, **settings)
+        result = compress(model, batches, target, sites, input_shape, part, task_outputs,
+                          done=done, latency=table, logits=classifies, seed=seed, **settings)
     except ValueError:
         done.remove()
         raise
@@ -117,6 +132,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     backbone = {key: value for key, value in cfg.model.backbone.items() if key != 'init_cfg'}
     structure.backbone['backbone'] = _scoped(backbone, cfg)
     structure.provenance = dict(provenance(cfg, config, checkpoint, content),
+                                **structure.provenance,
                                 agreement=result.agreement, calibration=dict(
                                     images=images, folder=calibration is not None, seed=seed))
     write_subnet(result.model, structure, content.get('meta') or {}, folder)
@@ -125,9 +141,26 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         path.write_text(json.dumps({name: dict(
             order=profile.order.order.tolist(), losses=profile.losses.tolist())
             for name, profile in result.profiles.items()}) + '\n')
+    said = '' if table is None else check_prediction(model, result.model,
+                                                     structure.provenance['latency'])
+    files = () if int8 is None else _int8_files(model, result.model, batches, folder, int8)
     done.remove()
     return CompressFiles(folder, result, dict(dense=state_bytes(model),
-                                              subnet=state_bytes(result.model)))
+                                              subnet=state_bytes(result.model)), said, files)
+
+
+def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,
+                runtime: str) -> Sequence[DeployedFile]:
+    """Files that are calibrated on the calibration images but for the last tenth."""
+    images = [batch['inputs'].cpu().numpy() for batch in batches]
+    count = max(1, len(images) // 10)
+    return deploy_int8(dense.cpu(), slim.cpu(), images[:-count] or images, images[-count:], folder,
+                       runtime)
+
+
+def _about(input_shape: Sequence[int], part: Optional[str]) -> Dict[str, Any]:
+    """What a table of latencies has to be about."""
+    return dict(input_shape=list(input_shape), part=part)
 
 
 def _scoped(backbone: Dict[str, Any], cfg: Config) -> Dict[str, Any]:

@@ -17,8 +17,11 @@ from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites import why_not
+from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
-from .compress import uniform_sizes
+from .compress import DEFAULT_SITES, uniform_sizes
 from .export import export_onnx, onnx_macs
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -203,6 +206,27 @@ def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
             torch.cuda.synchronize(inputs.device)
 
     return run
+
+
+def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -> SearchSpace:
+    """The search space of a dense model, for timing: any kinds of site.
+
+    Args:
+        model (nn.Module): A backbone or task model; its backbone may get a search space.
+        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those that the
+            backbone's class has, else those of
+            :data:`~mmkcr.apis.compress.DEFAULT_SITES` that it can have.
+
+    Raises:
+        ValueError: As of :meth:`~mmkcr.models.searchable.SearchSpace.of_dense`.
+    """
+    host = getattr(model, 'backbone', model)
+    host = host if isinstance(host, nn.Module) else model
+    space = getattr(host, 'search_space', None)
+    if sites or space is None or not space.kinds:
+        kinds = sites or [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
+        return SearchSpace.of_dense(host, kinds)
+    return space
 
 
 def random_subnet(model: nn.Module,

@@ -6,6 +6,8 @@ from typing import Optional, Sequence, Tuple, Union
 from torch import nn
 
 from mmkcr.core import (
+    LatencyModel,
+    LatencyTable,
     MacsModel,
     Structure,
     check_finite_gates,
@@ -29,7 +31,8 @@ def slim(model: nn.Module,
          target_macs: Union[str, int, float, None] = None,
          divisor: int = 1,
          input_shape: Sequence[int] = (3, 224, 224),
-         part: Optional[str] = None) -> Tuple[nn.Module, Structure]:
+         part: Optional[str] = None,
+         latency: Optional[LatencyTable] = None) -> Tuple[nn.Module, Structure]:
     """Discretise the gates of a supernet under a budget and slice its tensors.
 
     Args:
@@ -46,6 +49,8 @@ def slim(model: nn.Module,
             target is about. Defaults to None: what the price of a
             ``SearchModel`` counts, else the backbone of a detector, whose
             heads run on as many proposals as the weights give, else the model.
+        latency (LatencyTable, optional): Of the dense network: ``target_macs`` is then a time, see
+            :meth:`~mmkcr.core.LatencyModel.parse_target`. Defaults to None: MACs.
 
     Returns:
         tuple[nn.Module, Structure]: The subnet with inherited weights (a bare
@@ -62,11 +67,17 @@ def slim(model: nn.Module,
     gates = space.gates()
     check_finite_gates(gates)
     macs = MacsModel(counted, space.host, space.gated_sites(), task_forward(counted, input_shape))
-    target = None if target_macs is None else parse_target(target_macs, macs.dense)
+    cost = macs if latency is None else LatencyModel(macs, latency)
+    target = None
+    if target_macs is not None:
+        target = parse_target(target_macs, macs.dense) if cost is macs else \
+            cost.parse_target(target_macs)
+    if target is not None and cost is not macs:
+        cost.check_target(target, {site: gate.min_size for site, gate in gates.items()})
     kept = {site: gate.selection() for site, gate in gates.items() if gate.decided}
     free = {site: gate for site, gate in gates.items() if not gate.decided}
     sizes = {site: len(units) for site, units in kept.items()}
-    kept.update(select_units(free, lambda others: macs({**sizes, **others}), target, divisor))
+    kept.update(select_units(free, lambda others: cost({**sizes, **others}), target, divisor))
     structure = space.structure_for(kept)
     subnet = copy.deepcopy(task)
     search_space(subnet).slice_to(structure)
@@ -77,6 +88,8 @@ def slim(model: nn.Module,
     note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=count_params(task) - extra + space.sliced_params(),
                             subnet=count_params(subnet))
+    if cost is not macs:
+        structure.provenance['latency'] = cost.describe(structure.sizes())
     return subnet, structure
 
 

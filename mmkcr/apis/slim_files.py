@@ -13,7 +13,16 @@ from mmkcr.core import Structure, atomic_write
 from mmkcr.core.added import added_layers
 from mmkcr.models.utils import search_space
 from mmkcr.version import __version__
-from .build import build_model, default_shape, file_sha256, load_config, load_weights, state_bytes
+from .build import (
+    build_model,
+    default_shape,
+    dense_config,
+    file_sha256,
+    load_config,
+    load_weights,
+    state_bytes,
+)
+from .latency_table import check_prediction, load_table
 from .slim import slim
 
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
@@ -27,11 +36,13 @@ class SlimResult(NamedTuple):
         folder (Path): Where the files are.
         bytes (dict[str, int]): Sizes of the search ``checkpoint``, of the
             ``dense`` weights alone and of the ``subnet`` file.
+        latency (str): With a target of time, how far the prediction was, else ''.
     """
 
     structure: Structure
     folder: Path
     bytes: Dict[str, int]
+    latency: str = ''
 
 
 def slim_files(config: Union[str, Path],
@@ -42,7 +53,9 @@ def slim_files(config: Union[str, Path],
                out: Union[str, Path, None] = None,
                online: bool = False,
                options: Optional[Mapping[str, Any]] = None,
-               part: Optional[str] = None) -> SlimResult:
+               part: Optional[str] = None,
+               latency: Union[str, Path, None] = None,
+               force_latency: bool = False) -> SlimResult:
     """Slim a trained supernet and write the subnet.
 
     Two files are written, both or, on any error, neither: ``structure.json``,
@@ -62,6 +75,9 @@ def slim_files(config: Union[str, Path],
         online (bool): See :func:`~mmkcr.apis.build.load_weights`.
         options (dict, optional): Config entries to overwrite.
         part (str, optional): See :func:`mmkcr.apis.slim`.
+        latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to
+            None: MACs.
+        force_latency (bool): Take a table of another machine. Defaults to False.
 
     Returns:
         SlimResult: Of the files.
@@ -81,13 +97,18 @@ def slim_files(config: Union[str, Path],
     extra = (*search_space(model).gates().values(), *added_layers(task).values())
     dense = state_bytes(task) - sum(map(state_bytes, extra))
     content = load_weights(model, checkpoint, online)
-    subnet, structure = slim(model, target_macs, divisor, shape or default_shape(cfg, model), part)
-    structure.provenance = provenance(cfg, config, checkpoint, content, online)
+    shape = tuple(shape or default_shape(cfg, model))
+    table = None if latency is None else load_table(latency, dict(input_shape=list(shape)),
+                                                    force_latency)
+    subnet, structure = slim(model, target_macs, divisor, shape, part, table)
+    structure.provenance = dict(provenance(cfg, config, checkpoint, content, online),
+                                **structure.provenance)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
     return SlimResult(structure, folder, dict(
         checkpoint=Path(checkpoint).stat().st_size, dense=dense,
-        subnet=(folder / WEIGHTS).stat().st_size))
+        subnet=(folder / WEIGHTS).stat().st_size), '' if table is None else check_prediction(
+            build_model(dense_config(cfg)), subnet, structure.provenance['latency']))
 
 
 def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Path],

@@ -5,6 +5,7 @@ from .budget import parse_target, solve_budget
 from .finite import check_finite, check_finite_gates
 from .gate import BaseGate, NoisyGate
 from .io import atomic_write, locked, remove_stale
+from .latency import LatencyModel, LatencyTable
 from .macs import MacsModel, MacsReport, count_forward_macs, count_params
 from .options import allowed_ratio_sizes, can_meet, choose_options
 from .selection import TOLERANCE, select_units
@@ -13,10 +14,10 @@ from .slicing import slice_conv, slice_linear, slice_norm, slice_parameter, take
 from .structure import SiteEntry, Structure
 
 __all__ = [
-    'Axis', 'BaseGate', 'MacsModel', 'MacsReport', 'MaskPoint', 'NoisyGate', 'Site', 'SiteEntry',
-    'SiteHolder', 'Structure', 'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes',
-    'atomic_write', 'can_meet', 'check_finite', 'check_finite_gates', 'choose_options',
-    'count_forward_macs', 'count_params', 'locked', 'parse_target', 'remove_stale', 'scale_axes',
-    'select_units', 'slice_axes', 'slice_conv', 'slice_linear', 'slice_norm', 'slice_parameter',
-    'solve_budget', 'sync_sizes', 'take'
+    'Axis', 'BaseGate', 'LatencyModel', 'LatencyTable', 'MacsModel', 'MacsReport', 'MaskPoint',
+    'NoisyGate', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE', 'UnitMask',
+    'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'can_meet', 'check_finite',
+    'check_finite_gates', 'choose_options', 'count_forward_macs', 'count_params', 'locked',
+    'parse_target', 'remove_stale', 'scale_axes', 'select_units', 'slice_axes', 'slice_conv',
+    'slice_linear', 'slice_norm', 'slice_parameter', 'solve_budget', 'sync_sizes', 'take'
 ]

@@ -49,12 +49,11 @@ from mmkcr.apis.latency import (
     Side,
     measure_pair,
     random_subnet,
+    searchable,
 )
 from mmkcr.apis.machine import hardware_name, versions_name
 from mmkcr.core import atomic_write
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
-from mmkcr.models.searchable import SearchSpace
-from mmkcr.models.sites import why_not
 from mmkcr.models.utils import find_task
 from mmkcr.visualization import format_table, shown
 
@@ -166,22 +165,12 @@ def make_pair(args: Any, target: Optional[str]) -> Pair:
             raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '
                              f'`{args.dense}`, found none')
         return Pair((label(args.dense), 'its structure'), dense, build(config, args.part), shape)
-    slim, kinds = searchable(build(dense_config(config), args.part), args)
+    slim = build(dense_config(config), args.part)
+    space = searchable(slim, [dict(kind=name, where=args.where) for name in args.sites or ()])
+    kinds = '+'.join(kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds)
     slim, _ = random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
                             args.divisor)
     return Pair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
-
-
-def searchable(model: nn.Module, args: Any) -> Tuple[nn.Module, str]:
-    """A dense model with a search space, and its kinds of site."""
-    host = getattr(model, 'backbone', model)
-    host = host if isinstance(host, nn.Module) else model
-    space = getattr(host, 'search_space', None)
-    if space is None or not space.kinds or args.sites:
-        names = args.sites or [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
-        space = SearchSpace.of_dense(host, [dict(kind=name, where=args.where) for name in names])
-    kinds = [kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds]
-    return model, '+'.join(dict.fromkeys(kinds))
 
 
 def shape_of(args: Any, config: Config, model: nn.Module) -> Tuple[int, int, int]:

@@ -6,7 +6,7 @@ from typing import Dict, Mapping, Optional, Sequence, Union
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import MacsModel, parse_target
+from mmkcr.core import LatencyModel, LatencyTable, MacsModel, parse_target
 from mmkcr.registry import MODELS
 
 
@@ -33,11 +33,11 @@ class MacsPrice(nn.Module):
             multiply-accumulates at the expected sizes, or ``'paper'``,
             :math:`\sum_j l_j (2 \tilde D_j^2 + \tilde D_j)` over the blocks
             with the sampled masks (at least ``min_size`` channels of each),
-            which ignores tokens and hidden width.
-            Defaults to ``'macs'``.
+            which ignores tokens and hidden width; or ``'latency'``, the time of the
+            expected sizes in ``table``. Defaults to ``'macs'``.
         target (str | int | float, optional): As in
             :func:`~mmkcr.core.parse_target`; a share for
-            ``cost='paper'``. Defaults to None.
+            ``cost='paper'``, a time for ``'latency'``. Defaults to None.
         growth (float): Of :math:`\lambda` in a step of training, for a distance
             :math:`|\log(c_{open} / c_{target})|` of 1. Defaults to 0.01.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
@@ -46,9 +46,13 @@ class MacsPrice(nn.Module):
         part (str, optional): ``'model'`` or ``'backbone'``, whose MACs are
             counted, see :func:`~mmkcr.models.utils.counted_part`. Defaults to
             None: the backbone of a detector, else the task model.
+        table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
+            ``cost='latency'``. Defaults to None.
 
     Raises:
-        ValueError: Unknown ``cost`` or ``part``, or a negative ``weight`` or ``growth``.
+        FileNotFoundError: There is no such table.
+        ValueError: Unknown ``cost`` or ``part``, ``cost='latency'`` without a table, or a
+            negative ``weight`` or ``growth``.
     """
 
     def __init__(self,
@@ -57,10 +61,15 @@ class MacsPrice(nn.Module):
                  target: Union[str, int, float, None] = None,
                  growth: float = 0.01,
                  input_shape: Optional[Sequence[int]] = None,
-                 part: Optional[str] = None) -> None:
+                 part: Optional[str] = None,
+                 table: Optional[str] = None) -> None:
         super().__init__()
-        if cost not in ('macs', 'paper'):
-            raise ValueError(f'expected `cost` of a price to be `macs` or `paper`, found {cost!r}')
+        if cost not in ('macs', 'paper', 'latency'):
+            raise ValueError('expected `cost` of a price to be `macs`, `paper` or `latency`, found '
+                             f'{cost!r}')
+        if (cost == 'latency') != (table is not None):
+            raise ValueError("expected a `table` with the `cost` 'latency', found "
+                             f'{table!r} with {cost!r}')
         if min(weight, growth) < 0:
             raise ValueError('expected a non-negative price `weight` and `growth`, found '
                              f'{weight} and {growth}')
@@ -68,6 +77,7 @@ class MacsPrice(nn.Module):
             raise ValueError('expected `part` of a price to be `model` or `backbone`, found '
                              f'{part!r}')
         self.cost = cost
+        self.table = None if table is None else LatencyTable.load(table)
         self.part = part
         self.target = target
         self.growth = growth
@@ -95,8 +105,13 @@ class MacsPrice(nn.Module):
         expected_macs, open_macs = macs(expected), macs(kept)
         logged = dict(macs=expected_macs.detach() / 1e9, macs_open=open_macs / 1e9,
                       kept=sum(kept.values()) / sum(gate.total for gate in gates.values()))
+        parse = parse_target
         if self.cost == 'macs':
             count, cost = macs, expected_macs
+        elif self.cost == 'latency':
+            count = LatencyModel(macs, self.table)
+            cost, parse = count(expected), lambda target, _: count.parse_target(target)
+            logged.update(latency=cost.detach() / 1e6, latency_open=count(kept) / 1e6)  # ms
         else:
             # all masks of a sample may underflow to 0, whose logarithm has no gradient
             count = partial(self._paper_cost, macs)
@@ -106,7 +121,7 @@ class MacsPrice(nn.Module):
             {name: gate.total for name, gate in gates.items()})
         if self.target is None:
             return dict(loss_price=self.weight * torch.log(cost / dense), **logged)
-        target = parse_target(self.target, dense)
+        target = parse(self.target, dense)
         self._check_reach(target, *(count({name: getattr(gate, size)
                                            for name, gate in gates.items()})
                                     for size in ('min_size', 'total')))
@@ -124,7 +139,7 @@ class MacsPrice(nn.Module):
 
     def _check_reach(self, target: int, smallest: int, largest: int) -> None:
         if not smallest <= target <= largest:
-            unit, scale = ('G MACs', 1e9) if self.cost == 'macs' else ('', 1)
+            unit, scale = dict(macs=('G MACs', 1e9), latency=(' ms', 1e6)).get(self.cost, ('', 1))
             raise ValueError(f'expected a price `target` within the reachable '
                              f'{smallest / scale:.6g}{unit} to {largest / scale:.6g}{unit}, found '
                              f'{target / scale:.6g}{unit}')

@@ -1,0 +1,90 @@
+"""Dense and slim networks in fp32 and int8: files of a runtime, side by side."""
+
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from mmkcr.deploy.int8 import quantize_onnx
+from mmkcr.deploy.runtimes import open_onnx
+from mmkcr.deploy.tensor_model import TensorModel
+from .export import export_onnx
+from .latency import measure_pair
+
+
+class DeployedFile(NamedTuple):
+    """One file, and what it is worth.
+
+    Args:
+        name (str): ``'dense'``, ``'slim'``, ``'dense int8'`` or ``'slim int8'``.
+        path (Path): The file.
+        bytes (int): Its size.
+        ratio (float): Its time over that of the dense fp32 file.
+        error (float): Difference from the dense network's outputs in PyTorch on held-out images,
+            as a share of their size.
+        same (float, optional): Share of images with the same class as there; None of maps.
+    """
+
+    name: str
+    path: Path
+    bytes: int
+    ratio: float
+    error: float
+    same: Optional[float]
+
+
+def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
+                held_out: Sequence[np.ndarray], folder: Path, runtime: str = 'onnxruntime',
+                threads: int = 1, repeats: int = 15) -> List[DeployedFile]:
+    """Export both networks for a runtime, quantise both, and measure the four files.
+
+    Args:
+        dense (nn.Module): Task model or backbone.
+        slim (nn.Module): Made of it.
+        images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
+        held_out (Sequence[np.ndarray]): Batches that outputs are compared on.
+        folder (Path): Where the files are written.
+        runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
+        threads (int): Of the timing, at batch 1. Defaults to 1.
+        repeats (int): Pairs. Defaults to 15.
+
+    Returns:
+        list[DeployedFile]: Dense, slim, dense int8, slim int8.
+    """
+    shape, files = images[0].shape[1:], {}
+    for name, model in (('dense', dense), ('slim', slim)):
+        files[name] = export_onnx(model, folder / f'{name}_{runtime}.onnx', shape, False, (1, 2),
+                                  runtime=runtime).path
+    for name in ('dense', 'slim'):
+        files[f'{name} int8'] = folder / f'{name}_{runtime}_int8.onnx'
+        quantize_onnx(files[name], files[f'{name} int8'], images, runtime)
+    view = TensorModel(dense)
+    with torch.no_grad():
+        expected = [_first(view(torch.from_numpy(batch))) for batch in held_out]
+    found = []
+    for name, path in files.items():
+        image = torch.from_numpy(images[0][:1])
+        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, threads,
+                              clock=time.process_time if threads == 1 else time.perf_counter)
+        found.append(DeployedFile(name, path, path.stat().st_size, timing.ratio,
+                                  **_compared(path, runtime, held_out, expected)))
+    return found
+
+
+def _first(outputs: Any) -> np.ndarray:
+    """The last of the outputs: logits, or the deepest map."""
+    return (outputs[-1] if isinstance(outputs, tuple) else outputs).numpy()
+
+
+def _compared(path: Path, runtime: str, batches: Sequence[np.ndarray],
+              expected: Sequence[np.ndarray]) -> Dict[str, Any]:
+    session = open_onnx(path, runtime)
+    # the runtimes hand out their own memory until the next call
+    found = np.concatenate([np.array(session(batch)[-1]) for batch in batches])
+    wanted = np.concatenate(expected)
+    error = float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-12))
+    same = float((found.argmax(1) == wanted.argmax(1)).mean()) if wanted.ndim == 2 else None
+    return dict(error=error, same=same)

@@ -1,0 +1,226 @@
+"""Tables of measured times by kept sizes, and subnets timed against what they predict."""
+
+import copy
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import nn
+
+from mmkcr.core import LatencyTable, MacsModel
+from mmkcr.core.budget import allowed_sizes
+from mmkcr.core.latency import milliseconds
+from mmkcr.deploy.runtimes import PACKAGES
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.utils import counted_part, search_space, task_forward
+from .export import export_onnx
+from .latency import Side, measure_pair, random_units, searchable
+from .machine import hardware_name, versions_name
+
+#: Shares of the units that are measured, beside the most units that are not all.
+SHARES = (0.05, 0.25, 0.5, 0.75)
+
+
+class TableSettings(NamedTuple):
+    """What a table is about.
+
+    Args:
+        runtime (str): Of :data:`~mmkcr.apis.latency.RUNTIMES`. Defaults to ``'onnxruntime'``.
+        threads (int): Of the CPU. Defaults to 1.
+        batch (int): Images. Defaults to 1.
+        input_shape (tuple[int, int, int]): (C, H, W). Defaults to (3, 224, 224).
+        part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
+    """
+
+    runtime: str = 'onnxruntime'
+    threads: int = 1
+    batch: int = 1
+    input_shape: Tuple[int, int, int] = (3, 224, 224)
+    part: Optional[str] = None
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Of JSON types."""
+        return dict(self._asdict(), input_shape=list(self.input_shape))
+
+
+def this_machine() -> Dict[str, str]:
+    """Hardware and versions."""
+    return dict(hardware=hardware_name(), versions=versions_name())
+
+
+def load_table(path: Union[str, Path], settings: Optional[Dict[str, Any]] = None,
+               force: bool = False) -> LatencyTable:
+    """Read a table of this machine.
+
+    Args:
+        path (str | Path): The file.
+        settings (dict, optional): What it has to be about, some of :class:`TableSettings`.
+        force (bool): Take a table of another machine or of other versions. Defaults to False.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is of another machine, about something else or not finished.
+    """
+    table = LatencyTable.load(path)
+    if table.machine != this_machine() and not force:
+        raise ValueError(f'expected a table of this machine ({_said(this_machine())}) in `{path}`, '
+                         f'found one of {_said(table.machine)}: measure another, or force it')
+    wrong = {key: table.settings.get(key) for key, value in (settings or {}).items()
+             if table.settings.get(key) != value}
+    if wrong:
+        raise ValueError(f'expected a table about {settings} in `{path}`, found {wrong}')
+    if not table.dense or any(len(entry['changes']) < len(entry['measured'])
+                              for entry in table.classes):
+        raise ValueError(f'expected a finished table in `{path}`, found sizes that were not '
+                         'measured: run the command that made it again')
+    return table
+
+
+def _said(machine: Dict[str, str]) -> str:
+    return ', '.join(machine.values())
+
+
+def measure_table(model: nn.Module,
+                  path: Union[str, Path],
+                  settings: TableSettings,
+                  sites: Optional[Sequence[KindConfig]] = None,
+                  divisor: int = 8,
+                  repeats: int = 15) -> Iterator[str]:
+    """Measure what the sites of a network add to its time at some sizes.
+
+    Sites that cost the same (kind, units, input, MACs) are measured together: all of them are cut
+    to one size, the rest is dense, and the difference is shared among them. So what runtimes fuse
+    and keep in caches is in the figures. The table is written after each of them; what is in it
+    already is not measured again.
+
+    Args:
+        model (nn.Module): Dense, with a backbone that has sites; left as it is.
+        path (str | Path): Of the table.
+        settings (TableSettings): What it is about.
+        sites (Sequence[str | dict], optional): See :func:`~mmkcr.apis.latency.searchable`.
+        divisor (int): Of the sizes. Defaults to 8.
+        repeats (int): Pairs, see :func:`~mmkcr.apis.latency.measure_pair`. Defaults to 15.
+
+    Yields:
+        str: A line on what was measured.
+
+    Raises:
+        ValueError: There is a table of another machine or about something else at the path.
+    """
+    dense = copy.deepcopy(model)
+    searchable(dense, sites)
+    table = _begun(dense, Path(path), settings, divisor)
+    with tempfile.TemporaryDirectory() as folder:
+        side = _side(model, Path(folder) / 'dense.onnx', settings)
+        for entry in table.classes:
+            for size in entry['measured']:
+                if str(size) in entry['changes']:
+                    continue
+                subnet = _cut(copy.deepcopy(model), sites, entry, size)
+                dense_ns, ratio = time_against(side, subnet, settings, repeats)
+                # one time of the dense network for all: machines drift, ratios do not
+                table.dense = table.dense or round(dense_ns)
+                change = (ratio - 1) * table.dense / len(entry['sites'])
+                entry['changes'][str(size)] = round(change)
+                table.save(path)
+                yield (f'{size} of {entry["total"]} units at {len(entry["sites"])} sites such as '
+                       f'`{entry["sites"][0]}`: {ratio:.3f} of the dense time')
+
+
+def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) -> LatencyTable:
+    """The table so far, or an empty one."""
+    space, counted = search_space(dense), counted_part(dense, settings.part)
+    macs = MacsModel(counted, space.host, space.sites,
+                     task_forward(counted, settings.input_shape))
+    full = {name: site.total for name, site in space.sites.items()}
+    classes: Dict[Tuple, List[str]] = {}
+    for name, site in space.sites.items():
+        key = site.kind, site.total, macs.shapes[name], macs.site_macs(name, full)
+        classes.setdefault(key, []).append(name)
+    entries = []
+    for (_, total, *_), names in classes.items():
+        step = divisor if total >= 4 * divisor else 1
+        offered = allowed_sizes(total, 1, step)
+        measured = {max(size for size in offered if size <= max(share * total, offered[0]))
+                    for share in SHARES} | set(offered[-2:-1])
+        entries.append(dict(sites=names, total=total, measured=sorted(measured - {total}),
+                            changes={}))
+    table = LatencyTable(this_machine(), settings.to_dict(), classes=entries)
+    if not path.is_file():
+        return table
+    before = LatencyTable.load(path)
+    wanted = [(entry['sites'], entry['measured']) for entry in entries]
+    if (before.machine, before.settings) != (table.machine, table.settings) or wanted != [
+            (entry['sites'], entry['measured']) for entry in before.classes]:
+        raise ValueError(f'expected a table of the same machine, settings and sites at `{path}` to '
+                         'go on with, found another')
+    return before
+
+
+def _cut(model: nn.Module, sites: Optional[Sequence[KindConfig]], entry: Dict[str, Any],
+         size: int) -> nn.Module:
+    """A copy with one class of sites at a size, of units drawn at random."""
+    space: SearchSpace = searchable(model, sites)
+    generator = torch.Generator().manual_seed(0)
+    space.slice_to(space.structure_for({
+        name: random_units(space.sites[name], size, generator) for name in entry['sites']}))
+    return model
+
+
+def _side(model: nn.Module, path: Path, settings: TableSettings) -> Side:
+    """A model, or its file, exported once."""
+    model = _timed(model, settings)
+    if settings.runtime not in PACKAGES:
+        return model
+    return export_onnx(model, path, settings.input_shape, False, (settings.batch, ), 1e-3,
+                       settings.runtime).path
+
+
+def _timed(side: Side, settings: TableSettings) -> Side:
+    """What of a side is timed."""
+    whole = settings.part != 'backbone' or not isinstance(side, nn.Module)
+    return side if whole else getattr(side, 'backbone', side)
+
+
+def time_against(dense: Union[nn.Module, Path], subnet: nn.Module, settings: TableSettings,
+                 repeats: int = 15) -> Tuple[float, float]:
+    """Nanoseconds of the dense network, and the subnet's share of its time, in turns.
+
+    Args:
+        dense (nn.Module | Path): The model or its file.
+        subnet (nn.Module): The other side.
+        settings (TableSettings): Runtime, threads, images.
+        repeats (int): Pairs. Defaults to 15.
+    """
+    dense, subnet = (_timed(side, settings) for side in (dense, subnet))
+    torch.set_num_threads(settings.threads)
+    images = torch.zeros(settings.batch, *settings.input_shape).normal_()
+    timing = measure_pair(dense, subnet, images, repeats, 2, settings.runtime, settings.threads,
+                          clock=time.process_time if settings.threads == 1 else time.perf_counter)
+    return statistics.median(timing.dense) * 1e9, timing.ratio
+
+
+def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: Dict[str, Any],
+                     repeats: int = 15) -> str:
+    """Time a built subnet and say how far the prediction was.
+
+    Args:
+        dense (nn.Module): The network that it was made of.
+        subnet (nn.Module): As it was built.
+        predicted (dict): ``latency`` of its structure's provenance.
+        repeats (int): Pairs. Defaults to 15.
+
+    Returns:
+        str: A sentence.
+    """
+    settings = TableSettings(**{key: predicted[key] for key in TableSettings._fields})
+    settings = settings._replace(input_shape=tuple(settings.input_shape))
+    _, ratio = time_against(dense, subnet, settings, repeats)
+    share = predicted['subnet'] / predicted['dense']
+    return (f'Time in `{settings.runtime}`, batch {settings.batch}, threads {settings.threads}: '
+            f'predicted {milliseconds(predicted["subnet"])} of {milliseconds(predicted["dense"])} '
+            f'({share:.1%}), measured {ratio:.1%} ({ratio / share - 1:+.1%} of the prediction)')

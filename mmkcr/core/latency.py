@@ -1,0 +1,206 @@
+"""Time as a function of the sizes of sites, from a table that was measured."""
+
+import bisect
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from .io import atomic_write
+from .macs import MacsModel
+from .sites import Cost
+
+_UNITS = {'s': 10**9, 'ms': 10**6, 'us': 10**3, 'ns': 1}
+
+
+@dataclass
+class LatencyTable:
+    """Measured times of one network on one machine in one runtime.
+
+    Args:
+        machine (dict): Hardware and versions.
+        settings (dict): ``runtime``, ``threads``, ``batch``, ``input_shape`` (C, H, W), ``part``.
+        dense (int): Nanoseconds of the dense network; 0 before it was measured.
+        classes (list[dict]): Sites that cost the same: their names, their ``total``, and by kept
+            size the ``changes``, the nanoseconds that one of them adds to the dense network's. A
+            size that was not measured yet is not there.
+    """
+
+    machine: Dict[str, Any]
+    settings: Dict[str, Any]
+    dense: int = 0
+    classes: List[Dict[str, Any]] = field(default_factory=list)
+    format_version: int = 1
+
+    @classmethod
+    def load(cls, path: Union[str, Path]) -> 'LatencyTable':
+        """Read a table.
+
+        Args:
+            path (str | Path): The file.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ValueError: It is none of ours.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
+                                    'tools/benchmarks/latency_table.py measures one')
+        try:
+            table = cls(**json.loads(Path(path).read_text()))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ValueError(f'expected a table of latencies in `{path}`, found {error}') from error
+        if table.format_version != 1:
+            raise ValueError(f'expected a table of format 1 in `{path}`, found '
+                             f'{table.format_version}')
+        return table
+
+    def save(self, path: Union[str, Path]) -> None:
+        """Write the table, whole or not at all."""
+        with atomic_write(Path(path)) as target:
+            target.write_text(json.dumps(asdict(self), indent=1) + '\n')
+
+    def curves(self) -> Dict[str, Tuple[int, List[int], List[int]]]:
+        """By site its units, the measured sizes ascending, and the nanoseconds that they add."""
+        found = {}
+        for entry in self.classes:
+            points = {**{int(size): change for size, change in entry['changes'].items()},
+                      entry['total']: 0}
+            sizes = sorted(points)
+            for name in entry['sites']:
+                found[name] = entry['total'], sizes, [points[size] for size in sizes]
+        return found
+
+
+class LatencyModel:
+    """Time of the subnet from the sizes of its sites, like :class:`~mmkcr.core.MacsModel`.
+
+    A site adds to the dense network's time what was measured, linear between measured sizes. Where
+    several sites lie along one product, what a site saves there shrinks with the sizes of the
+    others as its MACs do.
+
+    Args:
+        macs (MacsModel): Of the network.
+        table (LatencyTable): Of the same sites.
+
+    Raises:
+        ValueError: A site that the table does not have, or of another size.
+    """
+
+    def __init__(self, macs: MacsModel, table: LatencyTable) -> None:
+        self.macs, self.table, self.sites = macs, table, macs.sites
+        self.curves = table.curves()
+        for name, site in self.sites.items():
+            if name not in self.curves or self.curves[name][0] != site.total:
+                found = f'{self.curves[name][0]} units' if name in self.curves else 'none'
+                raise ValueError(f'expected site `{name}` of {site.total} units in the table of '
+                                 f'latencies, found {found}')
+        self.full = {name: site.total for name, site in self.sites.items()}
+        self.shared = {name for name in self.sites if any(
+            name in term.sites and len(set(term.sites)) > 1 for term in macs.terms)}
+        self.dense = table.dense
+
+    def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
+        """Nanoseconds of the network.
+
+        Args:
+            sizes (Mapping[str, int | Tensor]): Kept units of every site.
+
+        Returns:
+            int | Tensor: An integer for integers, a differentiable scalar for tensors.
+        """
+        total, others = self.table.dense, dict(self.full)
+        for name in self.sites:
+            change = interpolate(*self.curves[name][1:], sizes[name])
+            if name in self.shared:
+                change = change * self._scale(name, others, sizes[name])
+            total, others[name] = total + change, sizes[name]
+        if isinstance(total, Tensor):
+            return total.clamp(min=1.)
+        return max(round(total), 1)
+
+    def _scale(self, name: str, others: Mapping[str, Cost], size: Cost) -> Cost:
+        """MACs that a site saves beside the others' sizes, over those beside full sizes."""
+        alone, here = (self.macs.site_macs(name, sizes) - self.macs.site_macs(
+            name, {**sizes, name: size}) for sizes in (self.full, others))
+        if isinstance(alone, Tensor):
+            return torch.where(alone == 0, 1., here / torch.where(alone == 0, 1., alone))
+        return here / alone if alone else 1.
+
+    def describe(self, sizes: Mapping[str, int]) -> Dict[str, Any]:
+        """What a subnet's structure says of its time: nanoseconds, and what they belong to."""
+        return dict(dense=self.dense, subnet=self(sizes), **self.table.settings,
+                    **self.table.machine)
+
+    def parse_target(self, target: Union[str, int, float]) -> int:
+        """Read a target.
+
+        Args:
+            target (str | int | float): ``'12ms'``, ``'900us'``, or a share of the dense network's
+                time (``0.8``, ``'80%'``).
+
+        Returns:
+            int: Nanoseconds.
+
+        Raises:
+            ValueError: Anything else.
+        """
+        match = re.fullmatch(r'\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|ns|%?)\s*', str(target))
+        value, unit = (float(match[1]), match[2]) if match else (0., '')
+        if value <= 0 or unit == '' and value > 1:
+            raise ValueError('expected a target of time such as `12ms`, `80%` or `0.8`, found '
+                             f'{target!r}')
+        if unit in _UNITS:
+            return int(value * _UNITS[unit])
+        return int(self.dense * value / (100 if unit == '%' else 1))
+
+    def check_target(self, target: int, least: Mapping[str, int]) -> None:
+        """Refuse what no sizes reach.
+
+        Args:
+            target (int): Nanoseconds.
+            least (Mapping[str, int]): Smallest sizes by site.
+
+        Raises:
+            ValueError: It is below the time of the smallest sizes or above that of the dense
+                network.
+        """
+        lowest = self(least)
+        if not lowest <= target <= self.dense:
+            raise ValueError(f'expected a target within the reachable {milliseconds(lowest)} to '
+                             f'{milliseconds(self.dense)}, found {milliseconds(target)}')
+
+
+def milliseconds(nanoseconds: float) -> str:
+    """Such as ``'12.3 ms'``."""
+    return f'{nanoseconds / 1e6:.4g} ms'
+
+
+def interpolate(sizes: Sequence[int], values: Sequence[float], size: Cost) -> Cost:
+    """Value at a size, linear between the given sizes and beyond the smallest.
+
+    Args:
+        sizes (Sequence[int]): Ascending, two or more.
+        values (Sequence[float]): At these.
+        size (int | float | Tensor): Where; a tensor gets a differentiable answer.
+    """
+    where = float(size.detach()) if isinstance(size, Tensor) else size
+    place = min(max(bisect.bisect_left(sizes, where), 1), len(sizes) - 1)
+    (low, high), (start, end) = sizes[place - 1:place + 1], values[place - 1:place + 1]
+    return start + (end - start) * ((size - low) / (high - low))
+
+
+def useful_sizes(costs: Sequence[int]) -> List[int]:
+    """Places of the sizes that cost less than every larger one.
+
+    Where a selection begins, a unit less may cost more: a full site needs none.
+
+    Args:
+        costs (Sequence[int]): At ascending sizes.
+    """
+    return [place for place, cost in enumerate(costs)
+            if all(cost < other for other in costs[place + 1:])]

@@ -1,0 +1,94 @@
+"""Static quantisation of ONNX files after training, by the libraries of the runtimes."""
+
+import importlib.util
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Iterator, Optional, Sequence, Union
+
+import numpy as np
+
+from mmkcr.core import atomic_write
+
+#: Libraries that quantise, by the runtime that the file is for.
+QUANTIZERS: Dict[str, str] = dict(onnxruntime='onnxruntime', openvino='nncf')
+
+
+def quantize_onnx(source: Union[str, Path], target: Union[str, Path],
+                  images: Sequence[np.ndarray], runtime: str = 'onnxruntime') -> None:
+    """Write the int8 form of an ONNX file.
+
+    ONNX Runtime's own quantiser or NNCF, which is OpenVINO's, choose ranges from the images;
+    weights get a scale for every output channel. Both write ONNX with nodes that quantise and
+    dequantise, so any runtime reads the file; only its own makes it fast.
+
+    Args:
+        source (str | Path): Of :func:`~mmkcr.apis.export.export_onnx`.
+        target (str | Path): Where to write; what is there is replaced.
+        images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
+        runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
+
+    Raises:
+        ImportError: The library is not installed; the message says what to install.
+        ValueError: Another runtime, or no images.
+    """
+    if runtime not in QUANTIZERS:
+        raise ValueError(f'expected a runtime that int8 files are made for, of '
+                         f'{sorted(QUANTIZERS)}, found {runtime!r}')
+    if importlib.util.find_spec(QUANTIZERS[runtime]) is None:
+        raise ImportError(f'expected the quantiser of `{runtime}`, found that it is not installed: '
+                          f'pip install {QUANTIZERS[runtime]}')
+    if not len(images):
+        raise ValueError('expected at least one batch of calibration images, found none')
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / 'int8.onnx'
+        quantize = _by_nncf if runtime == 'openvino' else _by_onnxruntime
+        quantize(Path(source), written, images)
+        with atomic_write(Path(target)) as path:
+            path.write_bytes(written.read_bytes())
+
+
+def _by_nncf(source: Path, target: Path, images: Sequence[np.ndarray]) -> None:
+    import nncf
+    import onnx
+    logging.getLogger('nncf').setLevel(logging.ERROR)
+    model = onnx.load(source)
+    name = model.graph.input[0].name
+    # one image at a time: shapes were traced with the batch free
+    singles = [image[None] for batch in images for image in batch]
+    quantized = nncf.quantize(model, nncf.Dataset(singles, lambda image: {name: image}),
+                              subset_size=len(singles), model_type=nncf.ModelType.TRANSFORMER)
+    onnx.save(quantized, target)
+
+
+def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) -> None:
+    import onnx
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+    logging.getLogger('root').setLevel(logging.ERROR)
+    prepared = target.with_name('prepared.onnx')
+    quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+    name = onnx.load(prepared, load_external_data=False).graph.input[0].name
+    quantize_static(str(prepared), str(target), _reader(name, images),
+                    quant_format=QuantFormat.QDQ, per_channel=True,
+                    activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+                    op_types_to_quantize=['MatMul', 'Gemm', 'Conv'],
+                    extra_options=dict(ActivationSymmetric=False, WeightSymmetric=True))
+
+
+def _reader(name: str, images: Sequence[np.ndarray]) -> Any:
+    """Batches in the form in which ONNX Runtime asks for them."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):
+        """See above."""
+
+        def __init__(self) -> None:
+            self._left: Iterator[np.ndarray] = iter(images)
+
+        def get_next(self) -> Optional[Dict[str, np.ndarray]]:
+            """The next batch, None at the end."""
+            batch = next(self._left, None)
+            return None if batch is None else {name: batch}
+
+    return Reader()

@@ -1,0 +1,152 @@
+"""Kills and changed files, as many as asked for, with counts.
+
+    python tests/faults/campaign.py --kills 200 --files 10000 --out faults.json
+
+Training runs of every method and task are killed at random moments and resumed, until they end;
+then all weights, averages and logged values are those of a run that was not killed. Changed files
+are read, see mutations.py. Ends with status 1 if anything was lost or let in.
+"""
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+JOBS = Path(__file__).parents[1] / 'test_engine/train_jobs.py'
+DETECTION = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py'
+#: By name: a job of train_jobs.py and its iterations. All with averages (`EMAHook`);
+#: epochs and iterations, two workers or none, accumulated gradients (iterations), batch norms
+#: (resnet_pruning), every method (KCR, DCS with masks, Once for Both) and both dense tasks.
+RUNS = dict(
+    search=(dict(kind='search'), 20),
+    retrain=(dict(kind='retrain'), 36),
+    iterations=(dict(kind='iterations'), 26),
+    iterated_search=(dict(kind='iterated_search'), 26),
+    masked_search=(dict(kind='masked_search'), 20),
+    masked_retrain=(dict(kind='masked_retrain'), 36),
+    pruning=(dict(kind='pruning'), 36),
+    resnet_pruning=(dict(kind='resnet_pruning'), 36),
+    segmentation=(dict(kind='segment_search'), 14),
+    detection=(dict(config=DETECTION, options={
+        'train_dataloader.dataset.indices': list(range(12)), 'train_dataloader.batch_size': 2,
+        'val_dataloader.dataset.indices': list(range(4)), 'train_cfg.max_epochs': 2,
+        'train_cfg.val_interval': 1, 'default_hooks.logger.interval': 1,
+        'visualizer.vis_backends': [dict(type='LocalVisBackend')]}), 8))
+
+
+def chain(name, number, folder, data_root, kills):
+    """Jobs of one run that is killed so often, at moments that ``number`` decides."""
+    job, iterations = RUNS[name]
+    draw = random.Random(f'{name} {number}')
+    job = dict(job, work_dir=f'{folder}/{name}_{number}', data_root=str(data_root))
+    jobs = []
+    # ascending: what is resumed lies at or before the last one
+    for after in sorted(draw.sample(range(1, iterations), kills)):
+        kind = draw.randrange(4)
+        if kind == 0:
+            moment = dict(kill_rename=draw.randrange(1, 5))
+        elif kind == 1:
+            moment = dict(kill=after, signal='SIGTERM')
+        else:
+            moment = dict(kill=after)
+        jobs.append(dict(job, resume=bool(jobs), **moment))
+    return [*jobs, dict(job, resume=True)]
+
+
+def run(jobs, folder):
+    """Run jobs one after the other; their exit statuses."""
+    path = Path(tempfile.mkdtemp(dir=folder), 'jobs.json')
+    path.write_text(json.dumps(jobs))
+    subprocess.run([sys.executable, str(JOBS), str(path)], check=True, capture_output=True)
+    return json.loads(path.with_name('statuses.json').read_text())
+
+
+def differences(one, other):
+    """Names of what differs between two work directories' last checkpoints."""
+    import torch
+
+    from mmkcr.safe_load import read_checkpoint
+    first, second = (read_checkpoint(Path(folder, 'last_checkpoint').read_text())
+                     for folder in (one, other))
+    found = []
+    for key in ('state_dict', 'ema_state_dict'):
+        states = first.get(key, {}), second.get(key, {})
+        found += sorted(states[0].keys() ^ states[1].keys())
+        found += [name for name, value in states[0].items()
+                  if name in states[1] and not torch.equal(value, states[1][name])]
+    logs = [{name: buffer.data[0].tolist()
+             for name, buffer in checkpoint['message_hub']['log_scalars'].items()
+             if not name.endswith(('time', 'memory', 'eta'))} for checkpoint in (first, second)]
+    return found + sorted(name for name in logs[0].keys() | logs[1].keys()
+                          if logs[0].get(name) != logs[1].get(name))
+
+
+def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=4):
+    """Kill runs until that many kills have hit.
+
+    Args:
+        wanted (int): Kills.
+        folder (Path): For work directories.
+        data_root (str): The digits.
+        names (Sequence[str]): Of :data:`RUNS`, in turns.
+        kills (int): At most in one run. Defaults to 4.
+
+    Returns:
+        dict: ``kills`` by signal, ``runs`` and ``lost``: what differs, by run.
+    """
+    counts, lost, runs = dict(SIGKILL=0, SIGTERM=0), {}, 0
+    while sum(counts.values()) < wanted:
+        name = names[runs % len(names)]
+        unbroken = dict(RUNS[name][0], work_dir=f'{folder}/{name}', data_root=str(data_root))
+        if not Path(unbroken['work_dir']).exists() and run([unbroken], folder) != [0]:
+            raise RuntimeError(f'the run `{name}` failed without any kill')
+        jobs = chain(name, runs, folder, data_root, kills)
+        statuses = run(jobs, folder)
+        work_dir = jobs[-1]['work_dir']
+        counts['SIGKILL'] += statuses.count(-signal.SIGKILL)
+        counts['SIGTERM'] += statuses.count(128 + signal.SIGTERM)
+        bad = [status for status in statuses[:-1]
+               if status not in (0, -signal.SIGKILL, 128 + signal.SIGTERM)]
+        found = [f'statuses {statuses}'] if bad or statuses[-1] else differences(
+            unbroken['work_dir'], work_dir)
+        if found:
+            lost[work_dir] = found[:5]
+        runs += 1
+    return dict(kills=counts, runs=runs, lost=lost)
+
+
+def main():
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--kills', type=int, default=200)
+    parser.add_argument('--files', type=int, default=10000)
+    parser.add_argument('--runs', nargs='+', choices=sorted(RUNS), default=list(RUNS))
+    parser.add_argument('--out', type=Path, help='JSON file for the counts')
+    args = parser.parse_args()
+    began, folder = time.time(), Path(tempfile.mkdtemp(prefix='faults_'))
+    counts = {}
+    if args.files:
+        import mutations
+        counts['files'] = mutations.run(args.files, folder)
+        print(json.dumps(counts['files']), flush=True)
+    if args.kills:
+        sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
+        from lab.digits import write_digits
+        write_digits(folder / 'digits')
+        counts['kills'] = kill_runs(args.kills, folder, folder / 'digits', args.runs)
+        print(json.dumps(counts['kills']), flush=True)
+    counts['seconds'] = round(time.time() - began)
+    if args.out:
+        args.out.write_text(json.dumps(counts, indent=1) + '\n')
+    wrong = counts.get('files', {}).get('wrong') or counts.get('kills', {}).get('lost')
+    sys.exit(bool(wrong))
+
+
+if __name__ == '__main__':
+    main()

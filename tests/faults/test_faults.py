@@ -1,0 +1,18 @@
+"""The short form of tests/faults/campaign.py."""
+
+from campaign import kill_runs
+from mutations import run
+
+
+def test_changed_files(tmp_path):
+    """Refused in one sentence or loaded exactly, without code, large memory or long waits."""
+    found = run(400, tmp_path)
+    assert found['wrong'] == {}
+    for sort in ('structure', 'checkpoint'):
+        assert found[sort]['refused'] > 50 and sum(found[sort].values()) == 200
+
+
+def test_killed_runs(digits_root, tmp_path):
+    """Of the run whose tensors shrink while it trains."""
+    found = kill_runs(2, tmp_path, digits_root, ['pruning'], kills=2)
+    assert found['lost'] == {} and sum(found['kills'].values()) >= 2

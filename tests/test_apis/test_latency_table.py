@@ -1,0 +1,108 @@
+"""Tables of latencies, and compression to a time; the clock is a count of MACs."""
+
+import json
+
+import pytest
+import torch
+
+from mmkcr.apis import count_macs, latency_table
+from mmkcr.apis.compress import compress
+from mmkcr.apis.latency_table import (
+    TableSettings,
+    check_prediction,
+    load_table,
+    measure_table,
+)
+from mmkcr.core import LatencyTable
+from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+
+SHAPE = (3, 32, 32)
+SETTINGS = TableSettings('eager', 1, 2, SHAPE, None)
+VIT = dict(arch=dict(embed_dims=32, num_layers=3, num_heads=4, feedforward_channels=64),
+           img_size=32, patch_size=8)
+SWIN = dict(arch=dict(embed_dims=16, depths=[1, 2], num_heads=[2, 4]), img_size=32,
+            window_size=4, patch_size=4, out_indices=[1])
+NS = 7  # of a MAC
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Time is MACs; gives what was timed, as shares of the dense MACs."""
+    found = []
+
+    def time_against(dense, subnet, settings, repeats=15):
+        assert settings == SETTINGS
+        macs = [count_macs(side, SHAPE) for side in (dense, subnet)]
+        found.append(macs[1] / macs[0])
+        return NS * macs[0], found[-1]
+
+    monkeypatch.setattr(latency_table, 'time_against', time_against)
+    return found
+
+
+@pytest.mark.parametrize('cls, kwargs, classes', [(KCRVisionTransformer, VIT, 1),
+                                                  (KCRSwinTransformer, SWIN, 2)])
+def test_sites_that_cost_the_same_are_measured_once(cls, kwargs, classes, measured, tmp_path):
+    path, model = tmp_path / 'table.json', cls(**kwargs)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    lines = list(measure_table(model, path, SETTINGS, ['mlp_hidden'], 8))
+    table = load_table(path, dict(runtime='eager', batch=2))
+    assert len(table.classes) == classes and len(lines) == len(measured)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert table.dense == NS * count_macs(model, SHAPE)
+    assert table.settings == dict(runtime='eager', threads=1, batch=2, input_shape=[3, 32, 32],
+                                  part=None)
+    for name, (total, sizes, changes) in table.curves().items():
+        assert sizes[-2] < total == sizes[-1] and changes[-1] == 0
+        assert changes == sorted(changes) and changes[0] < 0  # more MACs, more time
+        slopes = [change / (total - size) for size, change in zip(sizes[:-1], changes)]
+        assert slopes == pytest.approx([slopes[0]] * len(slopes), rel=1e-3), name
+
+
+def test_a_stopped_measurement_goes_on(measured, tmp_path):
+    path = tmp_path / 'table.json'
+    first = measure_table(KCRVisionTransformer(**VIT), path, SETTINGS, ['mlp_hidden'])
+    next(first)
+    next(first)
+    with pytest.raises(ValueError, match='a finished table in .*, found sizes that were not'):
+        load_table(path)
+    list(measure_table(KCRVisionTransformer(**VIT), path, SETTINGS, ['mlp_hidden']))
+    table = load_table(path)
+    assert len(measured) == sum(len(entry['measured']) for entry in table.classes)
+    with pytest.raises(ValueError, match='same machine, settings and sites at .*, found another'):
+        list(measure_table(KCRVisionTransformer(**VIT), path, SETTINGS, ['heads']))
+
+
+@pytest.mark.parametrize('target', ['80%', 0.75])
+@pytest.mark.parametrize('kinds', [['mlp_hidden'], ['mlp_hidden', 'heads']])
+def test_compression_to_a_time(kinds, target, measured, tmp_path):
+    torch.manual_seed(0)
+    model, path = KCRVisionTransformer(**VIT), tmp_path / 'table.json'
+    list(measure_table(model, path, SETTINGS, kinds, 8))
+    table = load_table(path)
+    share = 0.8 if target == '80%' else 0.75
+    result = compress(model, torch.randn(32, *SHAPE), target, kinds, SHAPE, latency=table,
+                      divisor=8)
+    said = result.structure.provenance['latency']
+    assert share - 0.15 < said['subnet'] / said['dense'] <= share
+    assert (said['runtime'], said['hardware']) == ('eager', table.machine['hardware'])
+    # as time is MACs here, the prediction is exact, and so is the budget
+    macs = result.structure.macs
+    assert macs['subnet'] / macs['dense'] == pytest.approx(said['subnet'] / said['dense'], rel=1e-4)
+    sentence = check_prediction(model, result.model, said)
+    assert 'in `eager`, batch 2, threads 1: predicted' in sentence and '+0.0%' in sentence
+    with pytest.raises(ValueError, match='a target within the reachable .* ms to .* ms, found'):
+        compress(model, torch.randn(16, *SHAPE), '1%', kinds, SHAPE, latency=table)
+
+
+def test_tables_of_others_are_refused(measured, tmp_path):
+    path = tmp_path / 'table.json'
+    list(measure_table(KCRVisionTransformer(**VIT), path, SETTINGS, ['mlp_hidden']))
+    with pytest.raises(ValueError, match="about {'threads': 2} in .*, found {'threads': 1}"):
+        load_table(path, dict(threads=2))
+    content = json.loads(path.read_text())
+    content['machine']['hardware'] = 'another-64-cores'
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match='a table of this machine .*, found one of another-64-co'):
+        load_table(path)
+    assert load_table(path, force=True) == LatencyTable.load(path)

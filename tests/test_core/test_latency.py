@@ -1,0 +1,157 @@
+"""Time as a function of sizes: exact at what was measured, differentiable."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.core import LatencyModel, LatencyTable, MacsModel
+from mmkcr.core.allocation import Curve, allocate
+from mmkcr.core.latency import interpolate, useful_sizes
+from mmkcr.models import KCRVisionTransformer
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.utils import task_forward
+
+SHAPE = (3, 16, 16)
+DENSE = 10_000_000
+
+
+def macs_model(kinds=('mlp_hidden', )):
+    arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
+    model = KCRVisionTransformer(arch=arch, img_size=16, patch_size=8)
+    space = SearchSpace.of_dense(model, list(kinds))
+    return MacsModel(model, space.host, space.sites, task_forward(model, SHAPE))
+
+
+def table_of(macs, changes=None, **settings):
+    """A table of every site alone, with some changes at sizes 8, 16 and all but one unit."""
+    changes = changes or {'8': -900_000, '16': -500_000, '31': 100_000}
+    classes = [dict(sites=[name], total=site.total, measured=[], changes={
+        size: change for size, change in changes.items() if int(size) < site.total})
+        for name, site in macs.sites.items()]
+    return LatencyTable(dict(hardware='h', versions='v'), dict(settings), DENSE, classes)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 100), st.integers(-99, 99)), min_size=2, max_size=6,
+                unique_by=lambda point: point[0]), st.floats(0, 110))
+def test_interpolation_is_linear_between_points(points, size):
+    sizes, values = zip(*sorted(points))
+    for known, value in zip(sizes, values):
+        assert interpolate(sizes, values, known) == pytest.approx(value)
+    found = interpolate(sizes, values, size)
+    place = sum(known < size for known in sizes)
+    if 0 < place < len(sizes):
+        assert min(values[place - 1:place + 1]) - 1e-6 <= found <= max(
+            values[place - 1:place + 1]) + 1e-6
+    tensor = torch.tensor(size, dtype=torch.float64, requires_grad=True)
+    assert float(interpolate(sizes, values, tensor).detach()) == pytest.approx(found)
+
+
+def test_exact_where_it_was_measured_and_differentiable():
+    macs = macs_model()
+    model = LatencyModel(macs, table_of(macs))
+    first, second = macs.sites
+    assert model.dense == model({first: 32, second: 32}) == DENSE
+    assert model({first: 8, second: 32}) == DENSE - 900_000
+    assert model({first: 8, second: 16}) == DENSE - 1_400_000
+    assert model({first: 12, second: 32}) == DENSE - 700_000
+    sizes = {name: torch.tensor(20., requires_grad=True) for name in macs.sites}
+    model(sizes).backward()
+    assert all(size.grad == pytest.approx(600_000 / 15) for size in sizes.values())
+
+
+def test_sites_of_one_product_do_not_save_the_same_twice():
+    """An MLP of hidden units a and channels b: MACs a b, so b saves a times what it saves alone."""
+    macs = macs_model(['mlp_hidden', 'mlp_channels'])
+    table = LatencyTable({}, {}, DENSE, [dict(sites=[name], total=site.total, measured=[], changes={
+        str(site.total // 2): -1_000_000}) for name, site in macs.sites.items()])
+    model = LatencyModel(macs, table)
+    half = {name: site.total // 2 if name.startswith('layers.0') else site.total
+            for name, site in macs.sites.items()}
+    assert model(half) == DENSE - 1_500_000  # a half, and half of a half
+    tensors = {name: torch.tensor(float(size), requires_grad=True) for name, size in half.items()}
+    assert float(model(tensors).detach()) == pytest.approx(DENSE - 1_500_000)
+
+
+@settings(deadline=None)
+@given(st.integers(8_500_000, DENSE), st.randoms())
+def test_the_solver_equals_enumeration(target, random):
+    macs = MACS
+    model = LatencyModel(macs, table_of(macs))
+    sizes = [8, 16, 24, 31, 32]
+    losses = {name: sorted((random.random() for _ in sizes), reverse=True) for name in macs.sites}
+    curves, full = {}, model.full
+    for name in macs.sites:
+        costs = [model({**full, name: size}) for size in sizes]
+        useful = useful_sizes(costs)
+        assert 3 not in useful and useful[-1] == 4  # 31 units take longer than all
+        curves[name] = Curve([sizes[i] for i in useful], [losses[name][i] for i in useful],
+                             [costs[i] - costs[0] for i in useful])
+    floor = model(dict.fromkeys(macs.sites, 8))
+    chosen = allocate(curves, target - floor, bins=10**6)
+    assert model(chosen) <= target
+
+    def loss(picked):
+        return sum(losses[name][sizes.index(size)] for name, size in picked.items())
+
+    best = min(loss(picked) for picked in (
+        dict(zip(macs.sites, both)) for both in itertools.product(sizes, repeat=2))
+        if model(picked) <= target)
+    assert loss(chosen) == pytest.approx(best)
+
+
+MACS = macs_model()
+
+
+@pytest.mark.parametrize('target, nanoseconds', [
+    ('12ms', 12_000_000), ('1.5 ms', 1_500_000), ('900us', 900_000), ('80%', 8_000_000),
+    (0.8, 8_000_000), (1, DENSE), ('0.002s', 2_000_000)])
+def test_targets(target, nanoseconds):
+    assert LatencyModel(MACS, table_of(MACS)).parse_target(target) == nanoseconds
+
+
+@pytest.mark.parametrize('target', ['12G', '-1ms', 'fast', 12, '0'])
+def test_targets_that_are_no_time(target):
+    with pytest.raises(ValueError, match='a target of time such as `12ms`'):
+        LatencyModel(MACS, table_of(MACS)).parse_target(target)
+
+
+def test_what_is_out_of_reach_gives_the_range():
+    model = LatencyModel(MACS, table_of(MACS))
+    least = dict.fromkeys(MACS.sites, 8)
+    model.check_target(DENSE, least)
+    for target, found in ((1_000_000, '1 ms'), (2 * DENSE, '20 ms')):
+        with pytest.raises(ValueError, match=f'reachable 8.2 ms to 10 ms, found {found}'):
+            model.check_target(target, least)
+
+
+def test_sites_that_the_table_lacks_are_refused():
+    table = table_of(MACS)
+    table.classes.pop()
+    with pytest.raises(ValueError, match='of 32 units in the table of latencies, found none'):
+        LatencyModel(MACS, table)
+    table = table_of(MACS)
+    table.classes[0]['total'] = 48
+    with pytest.raises(ValueError, match='found 48 units'):
+        LatencyModel(MACS, table)
+
+
+def test_files(tmp_path):
+    table = table_of(MACS, runtime='openvino')
+    table.save(tmp_path / 't.json')
+    assert LatencyTable.load(tmp_path / 't.json') == table
+    with pytest.raises(FileNotFoundError, match='a table of latencies at .*, found none: tools/'):
+        LatencyTable.load(tmp_path / 'none.json')
+    for content in ('{', '{"a": 1}', json.dumps(dict(machine={}, settings={}, format_version=2))):
+        (tmp_path / 'bad.json').write_text(content)
+        with pytest.raises(ValueError, match='bad.json'):
+            LatencyTable.load(tmp_path / 'bad.json')
+
+
+def test_the_whole_is_never_negative():
+    table = table_of(MACS, {'8': -9_000_000})
+    assert LatencyModel(MACS, table)(dict.fromkeys(MACS.sites, 1)) == 1

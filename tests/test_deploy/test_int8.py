@@ -1,0 +1,59 @@
+"""int8 files: made by the libraries, close to fp32, smaller, and nothing left behind."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from mmpretrain.models import ImageClassifier
+
+from mmkcr.apis.int8 import deploy_int8
+from mmkcr.apis.latency import random_subnet, searchable
+from mmkcr.deploy.int8 import QUANTIZERS, quantize_onnx
+from mmkcr.deploy.onnx_graph import count_operators
+
+SHAPE = (3, 32, 32)
+ARCH = dict(embed_dims=64, num_layers=2, num_heads=4, feedforward_channels=256)
+
+
+def classifier():
+    torch.manual_seed(0)
+    backbone = dict(type='mmkcr.KCRVisionTransformer', arch=ARCH, img_size=32, patch_size=8)
+    model = ImageClassifier(backbone, head=dict(
+        type='mmpretrain.VisionTransformerClsHead', num_classes=10, in_channels=64))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+@pytest.mark.parametrize('runtime', sorted(QUANTIZERS))
+def test_four_files(runtime, tmp_path):
+    pytest.importorskip(QUANTIZERS[runtime])
+    pytest.importorskip(runtime)
+    dense, slim = classifier(), classifier()
+    searchable(slim, ['mlp_channels'])
+    random_subnet(slim, '80%', SHAPE)
+    rng = np.random.default_rng(0)
+    batches = [rng.normal(size=(8, *SHAPE)).astype(np.float32) for _ in range(3)]
+    rows = {row.name: row for row in deploy_int8(dense, slim, batches[:2], batches[2:], tmp_path,
+                                                 runtime, repeats=1)}
+    assert list(rows) == ['dense', 'slim', 'dense int8', 'slim int8']
+    assert rows['dense'].error < 1e-4 and rows['dense'].same == 1
+    # weights of 8 bits are a quarter, and what is not a product stays as it is
+    assert rows['dense int8'].bytes < 0.6 * rows['dense'].bytes
+    assert rows['slim int8'].bytes < rows['dense int8'].bytes
+    assert 1e-5 < rows['dense int8'].error < 0.2 < rows['slim'].error
+    for name in ('dense int8', 'slim int8'):
+        operators = count_operators(onnx.load(rows[name].path))
+        assert operators['DequantizeLinear'] > 2 * 4  # weights of every block at least
+
+
+def test_refusals(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="of .*openvino.*, found 'tensorrt'"):
+        quantize_onnx('a.onnx', tmp_path / 'b.onnx', [], 'tensorrt')
+    with pytest.raises(ValueError, match='at least one batch of calibration images'):
+        quantize_onnx('a.onnx', tmp_path / 'b.onnx', [])
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    with pytest.raises(ImportError, match='not installed: pip install nncf'):
+        quantize_onnx('a.onnx', tmp_path / 'b.onnx', [np.zeros(1)], 'openvino')
+    assert not list(tmp_path.iterdir())
