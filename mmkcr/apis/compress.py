@@ -10,7 +10,7 @@
 import copy
 import dataclasses
 import math
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,10 @@ from mmkcr.functional.refit import refit_output
 from mmkcr.models.calibration import (
     Forward,
     ResumableForward,
+    added_last,
     block_of,
+    block_rows,
+    caught,
     collect,
     flat_tensors,
     input_rows,
@@ -321,7 +324,7 @@ def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: S
             for site in sites:
                 site.slice_to(kept[site])
                 if refits:
-                    _refit(runs, {reader.path: None for reader in readers(site)}, settings)
+                    _refit(runs, {reader.path: None for reader in readers(site)}, settings, block)
                     for path in site.lost_outputs():  # its inputs come from what was refitted
                         _refit(runs, {path: kept[site]}, settings)
             if refits:
@@ -351,7 +354,7 @@ def _refitted(sites: Sequence[HostSite]) -> Dict[str, nn.Module]:
 def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches: Sequence[Any],
             forward: Forward, settings: CompressOptions) -> Sequence[Any]:
     """As many batches as the refit with the most inputs needs."""
-    needed = 1
+    needed = settings.least_batches
     found = collect(dense, batches[:1], forward, {
         reader.path: space.host.get_submodule(reader.path) for site in space.sites.values()
         for reader in readers(site)}, settings.rows)
@@ -365,21 +368,29 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
 
 
 def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],
-           settings: CompressOptions) -> None:
+           settings: CompressOptions, block: Optional[str] = None) -> None:
     """New weights of some layers, by path, from one pass of the dense and the slim network.
 
-    A layer shall give what the dense network's gives, of all outputs or of the given ones.
+    A layer shall give what the dense network's gives, of all outputs or of the given ones. One
+    whose outputs are the last that is added to its block's shall bring the block's output to the
+    dense network's: it also takes back what earlier blocks have lost.
     """
     old, new = ({path: run.host.get_submodule(path) for path in layers} for run in runs)
+    scale = None
+    if block is not None and len(layers) == 1 and settings.refit == 'least-squares':
+        scale = added_last(runs[0], block, next(iter(old.values())))
     moments = {path: Moments(layer.weight[0].numel(), len(layer.weight), name=path,
                              device=layer.weight.device) for path, layer in new.items()}
     generator = torch.Generator().manual_seed(settings.seed)
     for batch in range(len(runs[0].batches)):
-        if all(found.count >= settings.per_unit[1] * found.num_features
+        if batch >= settings.least_batches and all(
+               found.count >= settings.per_unit[1] * found.num_features
                for found in moments.values()):
             break
-        targets = _caught(runs[0], batch, old, output_rows, 1)
-        inputs = _caught(runs[1], batch, new, input_rows, 0)
+        if scale is None:
+            inputs, targets = _inputs_and_targets(runs, batch, old, new)
+        else:
+            inputs, targets = _towards_the_block(runs, batch, block, new, scale)
         for path, wanted_rows in layers.items():
             rows, wanted = inputs[path], targets[path]
             if wanted_rows is not None:
@@ -401,24 +412,29 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
             layer.bias.data.copy_(bias)
 
 
-def _caught(run: ResumableForward, batch: int, layers: Mapping[str, nn.Module],
-            rows: Callable, side: int) -> Dict[str, Tensor]:
-    """Inputs (side 0) or outputs (side 1) of some layers in one forward, as rows."""
-    caught: Dict[str, Tensor] = {}
+Rows = Dict[str, Tensor]
 
-    def catcher(path: str) -> Callable:
-        def catch(layer: nn.Module, args: tuple, out: Tensor) -> None:
-            caught[path] = rows(layer, (args[0], out)[side])
 
-        return catch
+def _inputs_and_targets(runs: Sequence[ResumableForward], batch: int,
+                        old: Mapping[str, nn.Module],
+                        new: Mapping[str, nn.Module]) -> Tuple[Rows, Rows]:
+    """Inputs of the slim network's layers, outputs of the dense network's."""
+    targets = caught(runs[0], batch, old, list(old.values())[-1])
+    inputs = caught(runs[1], batch, new, list(new.values())[-1])
+    return ({path: input_rows(new[path], found[0]) for path, found in inputs.items()},
+            {path: output_rows(old[path], found[1]) for path, found in targets.items()})
 
-    handles = [layer.register_forward_hook(catcher(path)) for path, layer in layers.items()]
-    try:
-        run.run(batch, list(layers.values())[-1])
-    finally:
-        for handle in handles:
-            handle.remove()
-    return caught
+
+def _towards_the_block(runs: Sequence[ResumableForward], batch: int, block: str,
+                       new: Mapping[str, nn.Module], scale: Tensor) -> Tuple[Rows, Rows]:
+    """The same for a layer that is added last; its targets mend the block's outputs."""
+    (path, layer), = new.items()
+    dense, slim = (run.host.get_submodule(block) for run in runs)
+    wanted = block_rows(layer, caught(runs[0], batch, {block: dense}, dense)[block][1])
+    found = caught(runs[1], batch, {block: slim, path: layer}, slim)
+    args, out = found[path]
+    missing = wanted - block_rows(layer, found[block][1])
+    return {path: input_rows(layer, args)}, {path: output_rows(layer, out) + missing / scale}
 
 
 @torch.no_grad()

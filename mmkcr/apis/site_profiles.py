@@ -1,14 +1,23 @@
 """What calibration images say about every site of a dense network (SPEC 9)."""
 
 import dataclasses
-from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.pivots import UnitOrder, pivot_order
-from mmkcr.models.calibration import Forward, collect, readers, taps
+from mmkcr.functional.refit import refit
+from mmkcr.models.calibration import (
+    Forward,
+    WeightChange,
+    collect,
+    output_changes,
+    readers,
+    taps,
+)
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.visualization.progress import shown as progress_bar
@@ -29,6 +38,10 @@ class CompressOptions:
             4096.
         per_unit (tuple[int, int]): Positions for each input of a layer after which no more images
             are looked at, for its order and for its refit. Defaults to (4, 12).
+        least_batches (int): Batches that are looked at in any case, for orders and refits. Defaults
+            to 16.
+        probe_batches (int): Batches that the losses of some sizes are measured on; 0 takes them
+            from moments, as if positions of an image were independent. Defaults to 4.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show how far it is. Defaults to True.
         refit (str): What readers get: ``'least-squares'``, or for controls ``'mean'`` (the bias
@@ -45,6 +58,8 @@ class CompressOptions:
     rho: float = 1e-3
     rows: int = 4096
     per_unit: Tuple[int, int] = (4, 12)
+    least_batches: int = 16
+    probe_batches: int = 4
     logits: bool = False
     progress: bool = True
     refit: str = 'least-squares'
@@ -84,7 +99,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
               for name, site in space.sites.items()
               for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
     found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
-                    settings.rows, settings.logits, settings.seed, settings.per_unit[0])
+                    settings.rows, settings.logits, settings.seed, settings.per_unit[0],
+                    settings.least_batches)
     generator = torch.Generator().manual_seed(settings.seed)
     profiles = {}
     for name, site in space.sites.items():
@@ -110,7 +126,61 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             inputs = found[f'{name}:{readers(site)[0].path}'].inputs
             order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
         profiles[name] = SiteProfile(order, order.errors)
+    if settings.choose is None and settings.probe_batches:
+        _measure(dense, space, profiles, {name: moments.inputs for name, moments in found.items()},
+                 batches[-settings.probe_batches:], forward, settings)
     return profiles
+
+
+#: Shares of a site's units at which its loss is measured.
+PROBES = (0.25, 0.5, 0.75)
+#: Most bytes of changed weights that are tried in one pass.
+_AT_ONCE = 2**30
+
+
+def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfile],
+             inputs: Mapping[str, Moments], batches: Sequence[Any], forward: Forward,
+             settings: CompressOptions) -> None:
+    """Scale the sites' losses to what some sizes do to the outputs, in place.
+
+    Between the sizes that are measured the factor is interpolated in its logarithm.
+    """
+    waiting, places = list(space.sites), {
+        name: sorted({min(max(round(share * site.total), 1), site.total - 1) for share in PROBES})
+        for name, site in space.sites.items() if site.total > 1}
+    while waiting:
+        changes, size = {}, 0
+        while waiting and (not changes or size < _AT_ONCE):
+            name = waiting.pop(0)
+            if name in places:
+                changes[name] = _changes(space.sites[name], name, profiles[name].order,
+                                         places[name], inputs, settings.rho)
+                size += sum(change.deltas.numel() * 4 for change in changes[name])
+        found = output_changes(dense, shown(batches, 'Losses of sizes', settings), forward,
+                               changes, settings.logits, settings.seed) if changes else {}
+        for name, measured in found.items():
+            losses = profiles[name].losses
+            factors = (measured / losses[places[name]].clamp(min=1e-30)).clamp(min=1e-30).log()
+            factor = np.interp(np.arange(len(losses)), places[name], factors.numpy())
+            scaled = losses * torch.from_numpy(factor).exp()
+            profiles[name].losses = scaled.flip(0).cummax(0).values.flip(0)  # never grows with k
+
+
+def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
+             inputs: Mapping[str, Moments], rho: float) -> List[WeightChange]:
+    """What refits to some numbers of units change in the weights of a site's readers."""
+    changes = []
+    for reader in readers(site):
+        layer, moments = site.host.get_submodule(reader.path), inputs[f'{name}:{reader.path}']
+        weight = layer.weight.detach().flatten(1)
+        deltas = []
+        for count in counts:
+            kept = order.kept(count).to(weight.device)
+            delta = -weight
+            delta[:, kept] += refit(weight, None, moments.covariance, moments.mean, kept, rho)[0]
+            deltas.append(delta)
+        changes.append(WeightChange(layer, moments.mean, torch.stack(deltas)))
+    return changes
 
 
 def shown(items: Sequence[Any], what: str, settings: CompressOptions) -> Iterable[Any]:

@@ -7,7 +7,19 @@ the moments of the readers' inputs, and how much the network's outputs depend on
 
 import math
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from torch import Tensor, nn
@@ -96,13 +108,16 @@ class ReaderMoments:
         rows (int): Most rows of a batch that are taken in.
         sensitive (bool): Also collect the gradients of the outputs.
         enough (float): Rows for each input after which no more is taken in. Defaults to infinity.
+        least (int): Batches that are taken in whatever the rows: neighbours in an image are much
+            alike. Defaults to 0.
     """
 
     def __init__(self, layer: nn.Module, name: str, rows: int, sensitive: bool,
-                 enough: float = math.inf) -> None:
+                 enough: float = math.inf, least: int = 0) -> None:
         outputs, inputs = len(layer.weight), layer.weight[0].numel()
         device = layer.weight.device
         self.layer, self.rows, self.positions, self.most = layer, rows, 0., enough * inputs
+        self.least = least
         self.inputs = Moments(inputs, device=device, name=name)
         self.output_energy = torch.zeros(outputs, dtype=torch.float64, device=device)
         self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
@@ -125,7 +140,7 @@ class ReaderMoments:
     @property
     def complete(self) -> bool:
         """Whether there are enough rows."""
-        return self.inputs.count >= self.most
+        return self._batches >= self.least and self.inputs.count >= self.most
 
     def _gradient(self, gradient: Tensor) -> None:
         self.gradients.add(output_rows(self.layer, gradient))
@@ -134,7 +149,7 @@ class ReaderMoments:
 def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             layers: Mapping[str, nn.Module], rows: int = 4096,
             logits: Optional[bool] = None, seed: int = 0,
-            enough: float = math.inf) -> Dict[str, ReaderMoments]:
+            enough: float = math.inf, least: int = 0) -> Dict[str, ReaderMoments]:
     """Moments of some readers over calibration batches.
 
     With ``logits`` not None every batch is also run backward from a random projection of the
@@ -153,12 +168,13 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         seed (int): Of the projections. Defaults to 0.
         enough (float): Rows for each input of a reader after which it takes in no more; when all
             readers have them, no further batch is run. Defaults to infinity.
+        least (int): Batches that are run in any case. Defaults to 0.
 
     Returns:
         dict[str, ReaderMoments]: By name.
     """
     sensitive = logits is not None
-    found = {name: ReaderMoments(layer, name, rows, sensitive, enough)
+    found = {name: ReaderMoments(layer, name, rows, sensitive, enough, least)
              for name, layer in layers.items()}
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack:
@@ -178,6 +194,86 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             if all(moments.complete for moments in found.values()):
                 break
     return found
+
+
+class WeightChange(NamedTuple):
+    """Changes of a reader's weights that are tried: its outputs change by ``delta (x - mean)``.
+
+    Args:
+        layer (nn.Module): The reader.
+        mean (Tensor): Of its inputs, (d,).
+        deltas (Tensor): Of the weights, (tries, m, d).
+    """
+
+    layer: nn.Module
+    mean: Tensor
+    deltas: Tensor
+
+
+def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
+                   changes: Mapping[str, Sequence[WeightChange]], logits: bool,
+                   seed: int = 0) -> Dict[str, Tensor]:
+    """By how much changes of weights change a network's outputs, to first order.
+
+    The errors of a reader's outputs at the positions of one image are alike, most of all behind
+    attention, so what they do adds up. With the gradient S of a random projection of the outputs,
+    ``dz = <delta, S>`` for every image; S is summed over the image's positions before it is
+    squared. (Moments of errors and gradients alone take positions as independent.)
+
+    Args:
+        model (nn.Module): In eval mode.
+        batches (Iterable): What ``forward`` takes.
+        forward (Callable): Takes model and batch.
+        changes (Mapping[str, Sequence[WeightChange]]): What is changed together, by name.
+        logits (bool): As in :func:`collect`.
+        seed (int): Of the projections. Defaults to 0.
+
+    Returns:
+        dict[str, Tensor]: Mean squares over images, (tries,), fp64, in the unit of
+        :func:`collect`'s gradients.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sums = {name: torch.zeros(len(tried[0].deltas), dtype=torch.float64)
+            for name, tried in changes.items()}
+    images = 0
+    for batch in batches:
+        with ExitStack() as stack:
+            caught: Dict[Any, List[Tensor]] = {}
+            for name, tried in changes.items():
+                for place, change in enumerate(tried):
+                    handle = change.layer.register_forward_hook(
+                        _catcher(caught, (name, place)))
+                    stack.callback(handle.remove)
+            stack.enter_context(_gradients_of_activations(model))
+            with torch.enable_grad():
+                outputs = flat_tensors(forward(model, batch))
+                count = len(outputs[-1])
+                _projected(outputs, logits, generator).backward()
+        for name, tried in changes.items():
+            moved = sum(_moved(change, *caught[name, place], count)
+                        for place, change in enumerate(tried))
+            sums[name] += moved.square().sum(0)
+        images += count
+    return {name: total / max(images, 1) for name, total in sums.items()}
+
+
+def _catcher(caught: Dict[Any, List[Tensor]], key: Any) -> Callable:
+    """A hook that keeps inputs and outputs' gradients of a layer as rows."""
+    def catch(layer: nn.Module, args: tuple, out: Tensor) -> None:
+        caught[key] = [input_rows(layer, args[0].detach()), None]
+        out.register_hook(lambda gradient: caught[key].__setitem__(
+            1, output_rows(layer, gradient)))
+
+    return catch
+
+
+def _moved(change: WeightChange, rows: Tensor, gradients: Tensor, images: int) -> Tensor:
+    """``<delta, S>`` of every image and try, (images, tries), fp64."""
+    deltas = change.deltas.to(rows).flatten(1)
+    rows = (rows - change.mean.to(rows)).view(images, -1, rows.shape[-1])
+    gradients = gradients.view(images, -1, gradients.shape[-1])
+    return torch.stack([deltas @ (gradient.T @ row).flatten()
+                        for gradient, row in zip(gradients, rows)]).double().cpu()
 
 
 @contextmanager
@@ -329,3 +425,65 @@ def _mapped(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if type(out) is dict:
         return {key: _mapped(part, function) for key, part in out.items()}
     return out
+
+
+def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
+           last: nn.Module) -> Dict[str, Tuple[Tensor, Any]]:
+    """First input and output of some modules in one forward up to ``last``.
+
+    Args:
+        run (ResumableForward): The network.
+        batch (int): Which batch.
+        modules (Mapping[str, nn.Module]): By name.
+        last (nn.Module): The last of them.
+    """
+    found: Dict[str, Tuple[Tensor, Any]] = {}
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            handle = module.register_forward_hook(
+                lambda _, args, out, name=name: found.__setitem__(name, (args[0], out)))
+            stack.callback(handle.remove)
+        run.run(batch, last)
+    return found
+
+
+def block_rows(layer: nn.Module, out: Any) -> Tensor:
+    """A block's output as rows, in the layout of one of its layers' outputs."""
+    return output_rows(layer, flat_tensors(out)[0])
+
+
+def added_last(run: ResumableForward, block: str, layer: nn.Module) -> Optional[Tensor]:
+    """How a layer's outputs enter its block's: None if by more than a factor for each channel.
+
+    It is tried: the outputs are moved at random, and the block's outputs looked at.
+
+    Args:
+        run (ResumableForward): The network, of which one batch is run.
+        block (str): Path of the block.
+        layer (nn.Module): Within it.
+
+    Returns:
+        Tensor, optional: The factors, (outputs,); 1 but for layer scale.
+    """
+    module = run.host.get_submodule(block)
+    if module is layer:
+        return None
+    before = caught(run, 0, {'block': module, 'layer': layer}, module)
+    if 'layer' not in before:
+        return None
+    rows, out = block_rows(layer, before['block'][1]), before['layer'][1]
+    step = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out) * out.std()
+    handle = layer.register_forward_hook(lambda _, __, found: found + step)
+    try:
+        moved = caught(run, 0, {'block': module}, module)['block'][1]
+    finally:
+        handle.remove()
+    step = output_rows(layer, step)
+    if rows.shape != step.shape:
+        return None
+    change = (block_rows(layer, moved) - rows).double()
+    step = step.double()
+    factors = (change * step).sum(0) / step.square().sum(0).clamp(min=1e-30)
+    rest = (change - factors * step).square().sum().sqrt()
+    exact = rest <= 1e-3 * change.square().sum().sqrt()
+    return factors.to(out) if exact and factors.abs().min() > 1e-6 * factors.abs().max() else None
