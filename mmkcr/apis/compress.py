@@ -321,12 +321,15 @@ def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: S
                 for run in runs:
                     run.finish(last)
                 last = None
+            outputs: Dict[str, Tensor] = {}  # of the dense layers' that are left
             for site in sites:
+                outputs.update(_outputs_left(site, kept[site]))
                 site.slice_to(kept[site])
                 if refits:
-                    _refit(runs, {reader.path: None for reader in readers(site)}, settings, block)
-                    for path in site.lost_outputs():  # its inputs come from what was refitted
-                        _refit(runs, {path: kept[site]}, settings)
+                    together = [reader.path for reader in readers(site)]
+                    # the inputs of lost outputs come from what was refitted
+                    for paths in (together, *([path] for path in site.lost_outputs())):
+                        _refit(runs, {path: outputs.get(path) for path in paths}, settings, block)
             if refits:
                 last = block
                 if done is not None:
@@ -342,6 +345,14 @@ def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: S
 
 def _device(site: HostSite) -> torch.device:
     return next(site.owner.parameters()).device
+
+
+def _outputs_left(site: HostSite, kept: Tensor) -> Dict[str, Tensor]:
+    """Which outputs of layers are left by a site that keeps some units, by path."""
+    paths = {module: path for path, module in site.host.named_modules()}
+    return {paths[axis.module]: axis.entries(kept) for axis in site.axes()
+            if axis.name == 'weight' and axis.dim == 0 and
+            isinstance(axis.module, (nn.Linear, nn.Conv2d))}
 
 
 def _refitted(sites: Sequence[HostSite]) -> Dict[str, nn.Module]:
@@ -371,14 +382,17 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
            settings: CompressOptions, block: Optional[str] = None) -> None:
     """New weights of some layers, by path, from one pass of the dense and the slim network.
 
-    A layer shall give what the dense network's gives, of all outputs or of the given ones. One
+    A layer shall give what the dense network's gives, of all outputs or of those that are left. One
     whose outputs are the last that is added to its block's shall bring the block's output to the
     dense network's: it also takes back what earlier blocks have lost.
     """
     old, new = ({path: run.host.get_submodule(path) for path in layers} for run in runs)
     scale = None
     if block is not None and len(layers) == 1 and settings.refit == 'least-squares':
-        scale = added_last(runs[0], block, next(iter(old.values())))
+        (path, layer), = old.items()
+        scale = added_last(runs[0], block, layer)
+        if scale is not None and layers[path] is not None:
+            scale = scale[layers[path].to(scale.device)]
     moments = {path: Moments(layer.weight[0].numel(), len(layer.weight), name=path,
                              device=layer.weight.device) for path, layer in new.items()}
     generator = torch.Generator().manual_seed(settings.seed)
@@ -388,13 +402,11 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
                for found in moments.values()):
             break
         if scale is None:
-            inputs, targets = _inputs_and_targets(runs, batch, old, new)
+            inputs, targets = _inputs_and_targets(runs, batch, old, new, layers)
         else:
-            inputs, targets = _towards_the_block(runs, batch, block, new, scale)
-        for path, wanted_rows in layers.items():
+            inputs, targets = _towards_the_block(runs, batch, block, new, layers, scale)
+        for path in layers:
             rows, wanted = inputs[path], targets[path]
-            if wanted_rows is not None:
-                wanted = wanted[:, wanted_rows.to(wanted.device)]
             chosen = pick(len(rows), settings.rows, generator)
             if chosen is not None:
                 rows, wanted = rows[chosen.to(rows.device)], wanted[chosen.to(rows.device)]
@@ -417,23 +429,30 @@ Rows = Dict[str, Tensor]
 
 def _inputs_and_targets(runs: Sequence[ResumableForward], batch: int,
                         old: Mapping[str, nn.Module],
-                        new: Mapping[str, nn.Module]) -> Tuple[Rows, Rows]:
-    """Inputs of the slim network's layers, outputs of the dense network's."""
+                        new: Mapping[str, nn.Module],
+                        left: Mapping[str, Optional[Tensor]]) -> Tuple[Rows, Rows]:
+    """Inputs of the slim network's layers, and those of the dense outputs that are left."""
     targets = caught(runs[0], batch, old, list(old.values())[-1])
     inputs = caught(runs[1], batch, new, list(new.values())[-1])
     return ({path: input_rows(new[path], found[0]) for path, found in inputs.items()},
-            {path: output_rows(old[path], found[1]) for path, found in targets.items()})
+            {path: _columns(output_rows(old[path], found[1]), left[path])
+             for path, found in targets.items()})
+
+
+def _columns(rows: Tensor, kept: Optional[Tensor]) -> Tensor:
+    return rows if kept is None else rows[:, kept.to(rows.device)]
 
 
 def _towards_the_block(runs: Sequence[ResumableForward], batch: int, block: str,
-                       new: Mapping[str, nn.Module], scale: Tensor) -> Tuple[Rows, Rows]:
+                       new: Mapping[str, nn.Module], left: Mapping[str, Optional[Tensor]],
+                       scale: Tensor) -> Tuple[Rows, Rows]:
     """The same for a layer that is added last; its targets mend the block's outputs."""
     (path, layer), = new.items()
     dense, slim = (run.host.get_submodule(block) for run in runs)
     wanted = block_rows(layer, caught(runs[0], batch, {block: dense}, dense)[block][1])
     found = caught(runs[1], batch, {block: slim, path: layer}, slim)
     args, out = found[path]
-    missing = wanted - block_rows(layer, found[block][1])
+    missing = _columns(wanted - block_rows(layer, found[block][1]), left[path])
     return {path: input_rows(layer, args)}, {path: output_rows(layer, out) + missing / scale}
 
 

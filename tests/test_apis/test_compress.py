@@ -23,9 +23,9 @@ OPTIONS = dict(input_shape=(3, 32, 32), progress=False, divisor=4)
 ARCH = dict(embed_dims=32, num_layers=3, num_heads=4, feedforward_channels=128)
 
 
-def vit(cls=VisionTransformer, **kwargs):
+def vit(cls=VisionTransformer, out_type='featmap', **kwargs):
     torch.manual_seed(0)
-    model = cls(arch=ARCH, img_size=32, patch_size=8, out_type='featmap', **kwargs)
+    model = cls(arch=ARCH, img_size=32, patch_size=8, out_type=out_type, **kwargs)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 0.1)
@@ -119,6 +119,17 @@ def test_refitted_is_nearer_than_selected_and_selected_than_random(build):
     assert refitted < shifted < selected < random
 
 
+@pytest.mark.parametrize('build', [vit, swin])
+def test_the_layer_that_ends_a_block_takes_back_what_was_lost(build, monkeypatch):
+    def error():
+        return compress(build(), IMAGES, 0.5, ['mlp_hidden'], held_out=IMAGES, uniform=True,
+                        **OPTIONS).agreement['error']
+
+    mended = error()
+    monkeypatch.setattr(import_module('mmkcr.apis.compress'), 'added_last', lambda *_: None)
+    assert mended < 0.95 * error()
+
+
 def test_shared_out_is_not_worse_than_uniform_in_predicted_loss():
     model = vit()
     results = [compress(model, IMAGES, 0.6, uniform=uniform, **OPTIONS) for uniform in (0, 1)]
@@ -142,6 +153,24 @@ def test_losses_predict_what_one_site_does_to_the_outputs():
         kept = len(result.structure.sites[name].kept)
         predicted = float(profile.losses[kept])**0.5
         assert 0.25 < result.agreement['error'] / predicted < 4, name
+
+
+def test_losses_of_errors_that_are_alike_at_all_positions_are_measured():
+    """Attention that averages makes positions err alike; their mean is no better than each."""
+    model = vit(out_type='avg_featmap').double()
+    for layer in model.layers:
+        layer.attn.qkv.weight.data[:64] = 0.  # queries and keys
+    images = torch.cat([IMAGES.double(), torch.randn(72, 3, 32, 32).double()])
+    where = [dict(kind='heads', where='^layers.0.attn$')]
+    path = 'layers.0.attn.heads'
+    of = {probes: compress(model, images, 0.93, where, held_out=images, probe_batches=probes,
+                           **OPTIONS) for probes in (0, 4)}
+    assert len(of[4].structure.sites[path].kept) < 4
+    predicted = {probes: float(found.profiles[path].losses[len(found.structure.sites[path].kept)])
+                 for probes, found in of.items()}
+    actual = of[4].agreement['error']**2
+    assert 0.3 < predicted[4] / actual < 3
+    assert predicted[0] < 0.3 * actual  # 17 positions, taken as independent
 
 
 def test_profiles_serve_another_budget_without_a_new_pass():

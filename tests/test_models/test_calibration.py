@@ -1,0 +1,115 @@
+"""What calibration reads off a network, against gradients and finite changes of small ones."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from mmpretrain.models import SwinTransformerV2, VisionTransformer
+from torch import nn
+
+from mmkcr.models.calibration import (
+    ResumableForward,
+    WeightChange,
+    added_last,
+    collect,
+    flat_tensors,
+    output_changes,
+)
+
+IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
+
+
+def forward(model, images):
+    return model(images)
+
+
+def vit():
+    torch.manual_seed(0)
+    model = VisionTransformer(
+        arch=dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32), img_size=32,
+        patch_size=8, out_type='featmap')
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3)
+    model.double().eval()  # the host's returns None
+    return model
+
+
+def test_changes_of_outputs_are_the_directional_derivatives_of_every_image():
+    """dz of an image: the gradient of its projected outputs along the change of the weights."""
+    model = vit()
+    layers = dict(first=[model.layers[0].ffn.layers[1]],
+                  both=[model.layers[0].attn.proj, model.layers[1].ffn.layers[0][0]])
+    generator = torch.Generator().manual_seed(1)
+    changes = {name: [WeightChange(
+        layer, torch.randn(layer.in_features, generator=generator).double(),
+        torch.randn(3, *layer.weight.shape, generator=generator).double()) for layer in group]
+        for name, group in layers.items()}
+    found = output_changes(model, [IMAGES[:4], IMAGES[4:]], forward, changes, False, seed=5)
+
+    # the same projections, drawn again; a pass for every image
+    draws = torch.Generator().manual_seed(5)
+    expected = {name: torch.zeros(3).double() for name in changes}
+    for batch in (IMAGES[:4], IMAGES[4:]):
+        outputs = flat_tensors(model(batch))
+        norms = [out.detach().flatten(1).square().sum(1).mean().sqrt() for out in outputs]
+        signs = [torch.randint(0, 2, out.shape, generator=draws).to(out) * 2 - 1 for out in outputs]
+        for image in range(len(batch)):
+            one = flat_tensors(model(batch[image:image + 1]))
+            z = sum((out * sign[image]).sum() / norm
+                    for out, sign, norm in zip(one, signs, norms)) / len(outputs)**0.5
+            for name, group in changes.items():
+                tensors = [tensor for change in group
+                           for tensor in (change.layer.weight, change.layer.bias)]
+                gradients = torch.autograd.grad(z, tensors, retain_graph=True)
+                dz = torch.zeros(3).double()
+                for change, weight, bias in zip(group, gradients[::2], gradients[1::2]):
+                    dz += (change.deltas * weight).sum((1, 2))
+                    dz -= change.deltas @ change.mean @ bias
+                expected[name] += dz.square() / len(IMAGES)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-9, atol=0)
+
+
+def test_some_batches_are_looked_at_whatever_their_rows():
+    model = vit()
+    layer = dict(fc=model.layers[0].ffn.layers[1])
+    batches = list(IMAGES.split(1))
+    counts = [collect(model, batches, forward, layer, enough=0.1, least=least)['fc'].inputs.count
+              for least in (0, 3, 9)]
+    assert counts == [17, 3 * 17, 6 * 17]
+
+
+@pytest.mark.parametrize('scale', [None, 0.3])
+def test_how_a_layer_is_added_to_its_block(scale):
+    model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, embed_dim=16,
+                              depth=2, num_heads=2, num_classes=5, init_values=scale)
+    model = model.double().eval()
+    block = model.blocks[1]
+    if scale is not None:
+        block.ls2.gamma.data.uniform_(0.5, 2.)
+    before = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        run = ResumableForward(model, model, [IMAGES], forward)
+        factors = added_last(run, 'blocks.1', block.mlp.fc2)
+        assert added_last(run, 'blocks.1', block.attn.proj) is None  # the MLP reads it
+        assert added_last(run, 'blocks.1', block) is None
+        assert added_last(run, 'blocks.1', model.blocks[0].mlp.fc2) is None
+        run.close()
+    expected = torch.ones(16).double() if scale is None else block.ls2.gamma
+    torch.testing.assert_close(factors, expected.detach(), rtol=1e-9, atol=0)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_a_layer_before_a_norm_is_not_added():
+    """Swin V2 normalises behind the MLP: its outputs move the block's in no fixed ratio."""
+    model = SwinTransformerV2(arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4],
+                                        extra_norm_every_n_blocks=0), img_size=32, patch_size=4,
+                              window_size=[4, 4], out_indices=(0, 1), pad_small_map=True)
+    model.eval()
+    block = model.stages[0].blocks[0]
+    with torch.no_grad():
+        run = ResumableForward(model, model, [IMAGES.float()], forward)
+        assert added_last(run, 'stages.0.blocks.0', block.ffn.layers[1]) is None
+        run.close()
