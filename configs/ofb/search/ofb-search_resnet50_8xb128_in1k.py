@@ -8,7 +8,7 @@
 _base_ = [
     '../../_base_/models/ofb_resnet50.py',
     'mmpretrain::_base_/datasets/imagenet_bs64.py',
-    '../../_base_/schedules/ofb_search_bs1024_cnn_100e.py',
+    '../../_base_/schedules/ofb_search_bs1024_100e.py',
     '../../_base_/compressed_runtime.py',
     '../../_base_/methods/ofb_search.py',
 ]
@@ -18,6 +18,12 @@ compression = dict(
     target='1.6G',
     # 'paper' has the paper's weights, 'reference' those of the public code
     price=dict(preset='balanced'))
+# without masked image modelling: the paper gives no recipe for CNNs
+custom_hooks = [
+    dict(type='mmkcr.LinearScheduleHook', attribute='importance_weight', start=0.99, end=0.1,
+         share=0.2),
+    dict(type='mmkcr.ProgressivePruningHook', eta=0.2, share=0.5),
+]
 train_dataloader = dict(batch_size=128)
 # the pretrained dense model
 load_from = 'https://mmassets.onedl.ai/mmclassification/v0/resnet/' \
