@@ -22,6 +22,8 @@ DEFAULTS: Dict[str, Any] = dict(
     paramwise=None, hooks=())
 _CONSTRUCTORS = dict(bilevel='mmkcr.SearchOptimWrapperConstructor',
                      joint='mmkcr.JointOptimWrapperConstructor')
+_OF_WRAPPER = ('architecture', 'price', 'regularizers', 'feature_layer', 'entropy_weight',
+               'reconstruction')
 _PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
 
@@ -53,7 +55,8 @@ def compressed_config(config: Config) -> Config:
     - ``hooks`` are added; where they say ``'45%'`` that share of the run is meant, in epochs or
       iterations, as the run counts.
     - What the config says itself stays: optimizers that are split already, with their loop, and
-      hooks of a type that ``custom_hooks`` has.
+      hooks of a type that ``custom_hooks`` has. Entries of ``model`` that are the wrapper's, such
+      as ``model.price.weight`` or ``model.architecture.backbone.qk_mask``, are merged last.
     - ``weights`` is the checkpoint to start from.
 
     Args:
@@ -124,6 +127,7 @@ def _scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
 
 def _wrap_model(config: Config, settings: ConfigDict) -> None:
     """Put the task model into the wrapper that adds price and regularisers."""
+    overrides = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
     wrapper = settings.wrapper if isinstance(settings.wrapper, Mapping) else \
         dict(type=settings.wrapper)
     model = dict(wrapper, architecture=config.model)
@@ -138,7 +142,9 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
     for key in ('regularizers', 'feature_layer'):
         if settings[key] is not None:
             model[key] = settings[key]
-    config.model = ConfigDict(model)
+    wrapped = Config(dict(model=model))
+    wrapped.merge_from_dict(dict(model=overrides))
+    config.model = wrapped.model
 
 
 def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, int]:
