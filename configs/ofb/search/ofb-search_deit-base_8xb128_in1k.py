@@ -10,7 +10,7 @@
 _base_ = [
     '../../_base_/models/ofb_deit-base.py',
     'mmpretrain::_base_/datasets/imagenet_bs64_swin_224.py',
-    '../../_base_/schedules/ofb_search_bs1024_100e.py',
+    '../../_base_/schedules/ofb_search_bs1024_200e.py',
     '../../_base_/compressed_runtime.py',
     '../../_base_/methods/ofb_search.py',
 ]
@@ -30,17 +30,3 @@ train_dataloader = dict(batch_size=128)
 # the pretrained dense model
 load_from = 'https://mmassets.onedl.ai/mmclassification/v0/deit/' \
     'deit-base_pt-16xb64_in1k_20220216-db63c16c.pth'
-# 200 epochs with 20 of warm-up
-param_scheduler = [
-    dict(type='LinearLR', start_factor=1e-3, by_epoch=True, end=20, convert_to_iter_based=True),
-    dict(type='CosineAnnealingLR', T_max=180, eta_min=1e-5, by_epoch=True, begin=20, end=200,
-         convert_to_iter_based=True)
-]
-train_cfg = dict(max_epochs=200)
-
-custom_hooks = [
-    dict(type='mmkcr.LinearScheduleHook', attribute='importance_weight', start=0.99, end=0.1,
-         share=0.1),
-    dict(type='mmkcr.LinearScheduleHook', attribute='mask_ratio', start=0.01, end=0.25),
-    dict(type='mmkcr.ProgressivePruningHook', eta=0.2, share=0.5),
-]
