@@ -46,7 +46,8 @@ def test_no_model_base_only_wraps_another_one():
 
 def test_every_base_is_used():
     texts = {path: path.read_text() for path in (ROOT / 'configs').rglob('*.py')}
-    bases = [path.name for path in texts if '_base_' in path.parts and path.parent.name != 'methods']
+    bases = [path.name for path in texts
+             if '_base_' in path.parts and path.parent.name != 'methods']
     unused = [name for name in bases if not any(f"/{name}'" in text for text in texts.values())]
     assert not unused
 
