@@ -14,6 +14,7 @@ from mmpretrain.structures import DataSample
 
 from lab.model_zoo import uninitialized
 from mmkcr.apis.build import build_model
+from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models import DistillationLoss, InformationBottleneckLoss, KernelComplexityLoss
 from mmkcr.models.utils import find_task, search_space
 
@@ -191,7 +192,7 @@ def test_transfer_starts_from_the_retrained_backbone(load, tmp_path):
 def test_library_references(path, load, tmp_path):
     own = tmp_path / 'own.py'
     own.write_text(f"_base_ = 'mmkcr::{path}'\ntrain_dataloader = dict(batch_size=3)\n")
-    config, original = Config.fromfile(own), load(f'configs/{path}')
+    config, original = compressed_config(Config.fromfile(own)), load(f'configs/{path}')
     assert config.train_dataloader.batch_size == 3
     if 'model' in original:
         assert config.model.type == original.model.type
