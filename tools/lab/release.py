@@ -1,4 +1,4 @@
-"""Assets of a release from work directories: weights, configs, structures, logs, hashes, a table."""
+"""Assets of a release from work directories: weights, structures, logs, hashes, a table."""
 
 import copy
 import json

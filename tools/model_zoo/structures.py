@@ -8,8 +8,7 @@ not up to date.
 
 Examples:
     python tools/model_zoo/structures.py --check
-    python tools/analysis_tools/get_flops.py configs/kcr/deploy/kcr-deploy_vit-small_8xb64_in1k.py \\
-        --cfg-options model.backbone.structure=configs/structures/kcr-search_vit-small_8xb64_in1k-100.json
+    python tools/model_zoo/structures.py --only vit-small --out work_dirs/structures
 """
 
 import sys
