@@ -2,12 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple
+from typing import Any, Dict, List, NamedTuple
 
 import torch
 from mmengine.config import Config
 
-from mmkcr.apis.build import backbone_config, build_model, default_shape
+from mmkcr.apis.build import build_model, default_shape
 from mmkcr.apis.latency import random_subnet
 from mmkcr.core import Structure
 from mmkcr.models.utils import backbone_macs, search_space
@@ -15,7 +15,7 @@ from .model_zoo import replace_blocks, task_config, uninitialized
 
 #: Kinds whose units any others can stand for: the network has the same size and the same layers.
 ALIKE = ('mlp_hidden', 'embedding')
-_SLIM = re.compile(r'work_dirs/([^/]+_in1k(?:-100)?)/slim/structure\.json')
+_SLIM = re.compile(r"work_dirs/([^/']+_in1k(?:-100)?)/slim\b")
 
 
 class Wanted(NamedTuple):
@@ -34,34 +34,32 @@ class Wanted(NamedTuple):
     replaced: Any
 
 
-def structure_name(config: Mapping[str, Any]) -> str:
+def structure_name(text: str) -> str:
     """Name of the file that stands in for the structure of a config, '' if there is none.
 
     Variants of one search (another version of the paper, a frozen backbone) share one.
 
     Args:
-        config (dict): Of an ImageNet model, or of a task with one as its backbone.
+        text (str): The path of the structure that a config names, or the config's own text.
     """
-    match = _SLIM.fullmatch(str(backbone_config(config).get('structure') or ''))
+    match = _SLIM.search(text)
     return re.sub('_(v1|linear)(?=_)', '', match[1]) if match else ''
 
 
-def wanted(models: List[Dict[str, Any]], load: Any) -> List[Wanted]:
+def wanted(models: List[Dict[str, Any]], root: Path) -> List[Wanted]:
     """The structures that the ImageNet configs of some metafiles ask for.
 
     Args:
         models (list[dict]): Entries of metafiles.
-        load (Callable): Reads the config of an entry.
+        root (Path): Folder that their configs' paths start from.
     """
     found: Dict[str, Wanted] = {}
     for entry in models:
-        if not re.search(r'_in1k\.py$', entry['Config']):
-            continue
-        name = structure_name(load(entry['Config']))
-        if name:
-            meta = entry['Metadata']
-            found.setdefault(name, Wanted(name, entry['Config'], meta.get('Target'),
-                                          meta.get('Replaced Blocks')))
+        if entry['Config'].endswith('_in1k.py'):
+            name, meta = structure_name((root / entry['Config']).read_text()), entry['Metadata']
+            if name:
+                found.setdefault(name, Wanted(name, entry['Config'], meta.get('Target'),
+                                              meta.get('Replaced Blocks')))
     return list(found.values())
 
 

@@ -41,8 +41,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     models = [entry for path in sorted((ROOT / 'configs').glob('*/metafile.yml'))
               for entry in yaml.safe_load(path.read_text())['Models']]
-    found = [want for want in wanted(models, lambda path: load_config(ROOT / path))
-             if args.only in want.name]
+    found = [want for want in wanted(models, ROOT) if args.only in want.name]
     stale = []
     with tempfile.TemporaryDirectory() as folder:
         for want in shown(found, 'Structures'):
