@@ -56,7 +56,7 @@ def versions(tmp_path, *args):
                       'case "$*" in *"-c import mmcv.ops"*) exit 0;; esac\n'
                       'echo "$*" >> calls\n'
                       'for word in "$@"; do case $word in *.txt) [ -f "$word" ] && '
-                      'grep -E "^(torch|onedl-mmengine)[=<>]" "$word" >> pins;; '
+                      'grep -E "^(torch|onedl-mmpretrain)==" "$word" >> pins;; '
                       'esac; done\nexit 0\n')
     python.chmod(0o755)
     done = subprocess.run([str(tmp_path / '.ci/versions'), *args], cwd='/', text=True,
@@ -68,9 +68,9 @@ def versions(tmp_path, *args):
 
 
 @pytest.mark.parametrize('args, pins', [
-    ([], ['torch==2.13.0', 'onedl-mmengine==0.10.12', 'onedl-mmengine==0.10.10']),
-    (['oldest'], ['torch==2.13.0', 'onedl-mmengine==0.10.10']),
-    (['torch==9.1.0'], ['torch==9.1.0', 'onedl-mmengine==0.10.12'])])
+    ([], ['torch==2.13.0', 'onedl-mmpretrain==1.3.6', 'onedl-mmpretrain==1.3.5']),
+    (['oldest'], ['torch==2.13.0', 'onedl-mmpretrain==1.3.5']),
+    (['torch==9.1.0'], ['torch==9.1.0', 'onedl-mmpretrain==1.3.6'])])
 def test_rows_of_versions(tmp_path, args, pins):
     """Each row installs the newest versions, but for those that it names."""
     assert set(versions(tmp_path, *args)) == set(pins)
