@@ -133,7 +133,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     structure.backbone['backbone'] = _scoped(backbone, cfg)
     structure.provenance = dict(provenance(cfg, config, checkpoint, content),
                                 **structure.provenance,
-                                agreement=result.agreement, calibration=dict(
+                                target=str(target), agreement=result.agreement, calibration=dict(
                                     images=images, folder=calibration is not None, seed=seed))
     write_subnet(result.model, structure, content.get('meta') or {}, folder)
     write_config(cfg, structure, folder)

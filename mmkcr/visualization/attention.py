@@ -6,6 +6,7 @@ from typing import Any, Mapping, Sequence, Tuple, Union
 import numpy as np
 
 from .figures import saved_figure
+from .palette import AMOUNT
 
 
 def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: Union[str, Path]) -> None:
@@ -86,7 +87,7 @@ def plot_maps(images: Sequence[np.ndarray], maps: Mapping[str, Sequence[np.ndarr
                 if overlay:
                     axes[row, column].imshow(image.astype(np.uint8), cmap='gray')
                 axes[row, column].imshow(found[column], extent=extent, cmap='jet' if overlay
-                                         else 'viridis', alpha=0.5 if overlay else 1.,
+                                         else AMOUNT, alpha=0.5 if overlay else 1.,
                                          interpolation='bilinear' if overlay else 'nearest')
                 if column == 0:
                     axes[row, column].set_ylabel(name, fontsize='small')
@@ -112,7 +113,7 @@ def plot_affinity(images: Sequence[np.ndarray], weights: Mapping[str, Sequence[n
             # one scale an image: a spiked row looks so beside a flat one
             highest = max(float(found[column].max()) for found in weights.values())
             for row, (name, found) in enumerate(weights.items(), 1):
-                axes[row, column].imshow(found[column], vmin=0, vmax=highest, cmap='viridis',
+                axes[row, column].imshow(found[column], vmin=0, vmax=highest, cmap=AMOUNT,
                                          interpolation='nearest')
                 axes[row, column].set_title(f'{entropy[name][column]:.2f} nats', fontsize='small')
                 if column == 0:

@@ -8,6 +8,7 @@ from matplotlib import colormaps
 
 from mmkcr.core import Structure
 from .figures import saved_figure
+from .palette import AMOUNT, CUT, KEPT
 
 Numbers = Sequence[float]
 
@@ -50,10 +51,10 @@ def plot_widths(structure: Structure, groups: Mapping[str, int], path: Union[str
         above.set(ylabel='head', title=f'channels kept of each head, of {full}')
         above.set_yticks(range(len(grid)))
         above.set_xticks(range(len(heads)), heads, rotation=90, fontsize='x-small')
-        below.bar(range(len(others)), [total for _, total in others.values()], color='lightgrey')
-        bars = below.bar(range(len(others)), [kept for kept, _ in others.values()])
+        below.bar(range(len(others)), [total for _, total in others.values()], color=CUT)
+        bars = below.bar(range(len(others)), [kept for kept, _ in others.values()], color=KEPT)
         below.bar_label(bars, padding=2, fontsize='small')
-        below.set(ylabel='units', title='width and hidden layers: kept, of all in grey')
+        below.set(ylabel='units', title='width and hidden layers: kept (dark), of all')
         below.set_xticks(range(len(others)), others, rotation=90, fontsize='x-small')
 
 
@@ -74,9 +75,9 @@ def plot_mask_descent(masks: Mapping[str, Sequence[Tuple[str, Numbers]]],
     columns = min(4, len(masks))
     rows = -(-len(masks) // columns)
     series = max(masks.values(), key=len)
-    with saved_figure(path, (3 * columns, 2.2 * rows + 0.8), nrows=rows, ncols=columns,
+    with saved_figure(path, (max(5., 3 * columns), 2.2 * rows + 0.8), nrows=rows, ncols=columns,
                       squeeze=False) as (figure, axes):
-        colors = colormaps['viridis'](np.linspace(0, 0.9, len(series)))
+        colors = colormaps[AMOUNT](np.linspace(0, 0.9, len(series)))
         for axis, (site, values) in zip(axes.flat, masks.items()):
             for number, (label, mask) in enumerate(values):
                 # thinner, so that one does not hide those below

@@ -4,10 +4,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, Tuple, Union
 
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from mmkcr.core import atomic_write
+from .palette import settings
 
 FORMATS = ('.png', '.jpg', '.pdf', '.svg')
 
@@ -17,7 +19,8 @@ def saved_figure(path: Union[str, Path], size: Tuple[float, float],
                  **grid: Any) -> Iterator[Tuple[Figure, Any]]:
     """Give a figure that is saved when the block ends.
 
-    pyplot is not used: nothing stays open and no display is asked for.
+    pyplot is not used: nothing stays open and no display is asked for. Colours are those of
+    :mod:`~mmkcr.visualization.palette`.
 
     Args:
         path (str | Path): ``.png``, ``.jpg``, ``.pdf`` or ``.svg``; its folder
@@ -34,8 +37,9 @@ def saved_figure(path: Union[str, Path], size: Tuple[float, float],
     path = Path(path)
     if path.suffix not in FORMATS:
         raise ValueError(f'expected a figure file ({", ".join(FORMATS)}), found `{path}`')
-    figure = Figure(figsize=size, layout='constrained')
-    FigureCanvasAgg(figure)
-    yield figure, figure.subplots(**grid)
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+    with rc_context(settings()):
+        figure = Figure(figsize=size, layout='constrained')
+        FigureCanvasAgg(figure)
+        yield figure, figure.subplots(**grid)
+        with atomic_write(path) as temporary:
+            figure.savefig(temporary, dpi=120)

@@ -8,6 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from .figures import saved_figure
 from .masks import as_grid
+from .palette import AMOUNT
 
 
 def plot_head_scores(scores: Mapping[str, Sequence[float]], path: Union[str, Path],
@@ -25,12 +26,12 @@ def plot_head_scores(scores: Mapping[str, Sequence[float]], path: Union[str, Pat
     orders = {site: np.argsort(score, kind='stable') for site, score in values.items()}
     grid = as_grid({site: score[orders[site]] for site, score in values.items()})
     width = max(5., 2.5 + 0.3 * grid.shape[1])
-    with saved_figure(path, (width, 1.4 + 0.26 * len(values))) as (figure, axes):
-        image = axes.imshow(grid, aspect='auto', interpolation='nearest', cmap='viridis')
+    with saved_figure(path, (width, max(2.6, 1.4 + 0.26 * len(values)))) as (figure, axes):
+        image = axes.imshow(grid, aspect='auto', interpolation='nearest', cmap=AMOUNT)
         axes.set_yticks(range(len(values)), list(values), fontsize='x-small')
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel='head, by score', title=title)
-        figure.colorbar(image, ax=axes, label='score (standard deviation over images)')
+        figure.colorbar(image, ax=axes, label='score (deviation over images)')
         if kept is not None:
             marks = [(column, row) for row, (site, order) in enumerate(orders.items())
                      for column, head in enumerate(order)

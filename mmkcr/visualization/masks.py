@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
 
 from mmkcr.core import Structure
 from .figures import saved_figure
+from .palette import ABSENT, CUT, KEPT, SIGNED
 
 Masks = Union[Structure, Mapping[str, Sequence[float]]]
 
@@ -46,8 +49,8 @@ def plot_channel_masks(masks: Masks, path: Union[str, Path], title: str = '') ->
     """Heat map of blocks x channels.
 
     Args:
-        masks (Structure | Mapping[str, Sequence[float]]): A structure: kept
-            channels are dark. Scores: the colour is alpha, centred at the
+        masks (Structure | Mapping[str, Sequence[float]]): A structure: kept, cut and absent
+            channels have a colour each. Scores: the colour is alpha, centred at the
             threshold 0, and a second map shows what is kept.
         path (str | Path): Figure to write.
         title (str): Defaults to none.
@@ -66,14 +69,21 @@ def plot_channel_masks(masks: Masks, path: Union[str, Path], title: str = '') ->
 
 def _draw(figure, axis, name: str, values: Mapping[str, np.ndarray]) -> None:
     grid = as_grid(values)
-    limit = max(float(np.nanmax(np.abs(grid))), 1e-12)
-    low, colours = (0., 'Greys') if name == 'kept' else (-limit, 'RdBu')
-    image = axis.imshow(grid, aspect='auto', interpolation='nearest', cmap=colours, vmin=low,
-                        vmax=1. if name == 'kept' else limit)
     axis.set_yticks(range(len(values)), list(values), fontsize='x-small')
     axis.set_xlabel('channel')
     axis.set_title(name, fontsize='small')
-    figure.colorbar(image, ax=axis)
+    if name != 'kept':
+        limit = max(float(np.nanmax(np.abs(grid))), 1e-12)
+        image = axis.imshow(grid, aspect='auto', interpolation='nearest', cmap=SIGNED, vmin=-limit,
+                            vmax=limit)
+        figure.colorbar(image, ax=axis)
+        return
+    colours = dict(kept=KEPT, cut=CUT, absent=ABSENT)
+    axis.imshow(grid, aspect='auto', interpolation='nearest', vmin=0., vmax=1.,
+                cmap=ListedColormap([CUT, KEPT]).with_extremes(bad=ABSENT))
+    shown = [*colours][:3 if np.isnan(grid).any() else 2]
+    axis.legend(handles=[Patch(facecolor=colours[key], edgecolor='0.6', label=key)
+                         for key in shown], loc='center left', bbox_to_anchor=(1., 0.5))
 
 
 def plot_kept_shares(masks: Mapping[str, Masks], path: Union[str, Path]) -> None:

@@ -41,3 +41,36 @@ def test_success_ends_with_the_closing_line(tmp_path, says):
     dict(says='=== 3 passed in 1.20s ===', lint=1)])
 def test_failure(tmp_path, case):
     assert run(tmp_path, **case).returncode != 0
+
+
+def versions(tmp_path, *args):
+    """Run a copy of .ci/versions with a pip and a pytest that note what they are given."""
+    root = RUN.parents[1]
+    (tmp_path / '.ci').mkdir()
+    shutil.copy(root / '.ci/versions', tmp_path / '.ci')
+    shutil.copytree(root / 'requirements', tmp_path / 'requirements')
+    python = tmp_path / 'python'
+    python.write_text('#!/bin/sh\n'
+                      'if [ "$2" = venv ]; then\n'
+                      '  mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; exit; fi\n'
+                      'case "$*" in *"-c import mmcv.ops"*) exit 0;; esac\n'
+                      'echo "$*" >> calls\n'
+                      'for word in "$@"; do case $word in *.txt) [ -f "$word" ] && '
+                      'grep -E "^(torch|onedl-mmpretrain)==" "$word" >> pins;; '
+                      'esac; done\nexit 0\n')
+    python.chmod(0o755)
+    done = subprocess.run([str(tmp_path / '.ci/versions'), *args], cwd='/', text=True,
+                          capture_output=True, env=dict(os.environ, PYTHON=str(python)))
+    assert done.returncode == 0, done.stderr
+    calls = (tmp_path / 'calls').read_text()
+    assert calls.count('-m pytest') == done.stdout.count('== ') and 'tests/test_configs' in calls
+    return (tmp_path / 'pins').read_text().split()
+
+
+@pytest.mark.parametrize('args, pins', [
+    ([], ['torch==2.13.0', 'onedl-mmpretrain==1.3.6', 'onedl-mmpretrain==1.3.5']),
+    (['oldest'], ['torch==2.13.0', 'onedl-mmpretrain==1.3.5']),
+    (['torch==9.1.0'], ['torch==9.1.0', 'onedl-mmpretrain==1.3.6'])])
+def test_rows_of_versions(tmp_path, args, pins):
+    """Each row installs the newest versions, but for those that it names."""
+    assert set(versions(tmp_path, *args)) == set(pins)

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from mmkcr.version import __version__
 
@@ -89,17 +90,27 @@ def test_tree_stays_clean(build):
     assert {name for name in names_in(clone) - before if '.egg-info/' not in name} == set()
 
 
-def test_requirements_are_pinned(build):
+def versions_of(name):
+    """Versions in a file of requirements by package."""
+    lines = (ROOT / 'requirements' / f'{name}.txt').read_text().splitlines()
+    return dict(line.lower().split('==') for line in lines if '==' in line and line[0] != '#')
+
+
+def test_ranges_end_at_versions_that_were_tested(build):
     wheel = zipfile.ZipFile(build[2])
     metadata, = (name for name in wheel.namelist() if name.endswith('.dist-info/METADATA'))
-    required = [line.removeprefix('Requires-Dist: ')
+    required = [Requirement(line.removeprefix('Requires-Dist: '))
                 for line in wheel.read(metadata).decode().splitlines()
                 if line.startswith('Requires-Dist: ') and 'extra ==' not in line]
-    for pin in ('torch==2.13.0', 'torchvision==0.28.0', 'onedl-mmcv==2.3.6'):
-        assert pin in required
-    constraints = (ROOT / 'requirements' / 'constraints.txt').read_text().splitlines()
-    pinned = {line.split('==')[0].lower(): line for line in constraints if '==' in line}
-    assert all(pinned[line.split('==')[0].lower()].startswith(line) for line in required)
+    newest, oldest = versions_of('constraints'), versions_of('oldest')
+    bounded = {found.name: found.specifier for found in required if found.specifier}
+    assert {'torch', 'torchvision', 'onedl-mmcv'} < set(bounded) and set(oldest) < set(bounded)
+    assert {found.name for found in required} <= set(newest)
+    for name, specifier in bounded.items():
+        ends = {newest[name], oldest.get(name, newest[name])}
+        assert {part.version for part in specifier} == ends, name
+        assert all(specifier.contains(version) for version in ends)
+    assert any(len(specifier) == 2 for specifier in bounded.values())
 
 
 def test_configs_resolve_from_the_installed_wheel(build, tmp_path):

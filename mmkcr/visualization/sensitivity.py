@@ -1,0 +1,160 @@
+"""What layers lose at every size, and what a metric costs in time."""
+
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.ticker import MaxNLocator
+
+from .figures import saved_figure
+from .palette import AMOUNT, DENSE, SERIES
+
+Points = Sequence[Tuple[float, float]]
+
+
+def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: Union[str, Path],
+                     kept: Optional[Mapping[str, int]] = None, title: str = '') -> None:
+    """Curves of the loss over the share of units kept: a panel a kind, a colour a depth.
+
+    All panels share one scale of losses and one of colours: the layer's position in the network.
+
+    Args:
+        losses (Mapping[str, Sequence[float]]): By site, ``<layer>.<kind>``: the loss with 0, 1, 2,
+            ... units, as in ``sensitivity.json``.
+        path (str | Path): Figure to write.
+        kept (Mapping[str, int], optional): Units that a subnet keeps, by site: marked on the
+            curves. Defaults to None.
+        title (str): Defaults to none.
+
+    Raises:
+        ValueError: No sites, or ``kept`` of other sites.
+    """
+    if not losses:
+        raise ValueError('expected losses of at least one site to plot, found none')
+    if kept is not None and set(kept) != set(losses):
+        raise ValueError(f'expected the {len(losses)} sites of the losses, found '
+                         f'{sorted(set(kept) ^ set(losses))} in one of the two only')
+    kinds: Dict[str, List[str]] = {}
+    for site in losses:
+        kinds.setdefault(site.rpartition('.')[2], []).append(site)
+    depth = {layer: number for number, layer in enumerate(
+        dict.fromkeys(_layer(site) for site in losses))}
+    colours = ScalarMappable(Normalize(0, max(len(depth) - 1, 1)), colormaps[AMOUNT])
+    with saved_figure(path, (3.4 * len(kinds) + 1.2, 3.4), ncols=len(kinds), squeeze=False,
+                      sharey=True) as (figure, axes):
+        for axis, (kind, sites) in zip(axes[0], kinds.items()):
+            for site in sites:
+                values = np.asarray(losses[site], dtype=float)
+                shares = np.linspace(0, 100, len(values))
+                colour = colours.to_rgba(depth[_layer(site)])
+                shown = values > 0  # the whole layer loses nothing: no place on a log scale
+                axis.plot(shares[shown], values[shown], color=colour, linewidth=1.3)
+                if kept is not None and kept[site] < len(values) - 1:
+                    axis.plot(shares[kept[site]], values[kept[site]], 'o', color=colour,
+                              markeredgecolor='black', markersize=5)
+            axis.set(title=kind, xlabel='units kept (%)', yscale='log', xlim=(-3, 103))
+            axis.grid(True)
+        axes[0, 0].set_ylabel('loss of the outputs')
+        figure.colorbar(colours, ax=axes[0, -1], label='depth of the layer',
+                        ticks=MaxNLocator(integer=True))
+        figure.suptitle(title)
+
+
+def _layer(site: str) -> str:
+    """The block of a site: its path up to the last number."""
+    parts = site.split('.')
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return '.'.join(parts[:numbers[-1] + 1]) if numbers else site
+
+
+def plot_metric_over_time(dense: Mapping[str, Tuple[float, float]],
+                          slim: Mapping[str, Points], path: Union[str, Path], metric: str = '',
+                          runtime: str = '', labels: Sequence[str] = (),
+                          step: float = 0.) -> None:
+    """A metric over milliseconds: a curve a model, whose dense network is a square.
+
+    Args:
+        dense (Mapping[str, tuple[float, float]]): By model, milliseconds and metric.
+        slim (Mapping[str, Sequence[tuple[float, float]]]): By model, of its subnets.
+        path (str | Path): Figure to write.
+        metric (str): Label of the values. Defaults to none.
+        runtime (str): Of the times. Defaults to none.
+        labels (Sequence[str]): Said at the subnets. Defaults to none.
+        step (float): What one image changes of the metric, drawn as bars. Defaults to 0: none.
+
+    Raises:
+        ValueError: No models, or others in the one than in the other.
+    """
+    if not dense or set(dense) != set(slim):
+        raise ValueError(f'expected dense networks and subnets of the same models, found '
+                         f'{sorted(dense)} and {sorted(slim)}')
+    with saved_figure(path, (6., 3.8)) as (_, axes):
+        for number, (name, points) in enumerate(slim.items()):
+            line = sorted([*points, dense[name]])
+            colour = SERIES[1 + number % (len(SERIES) - 1)]
+            axes.plot(*zip(*line), '-', color=colour, linewidth=1, alpha=0.6)
+            axes.errorbar(*zip(*points), yerr=step or None, fmt='o', capsize=2, color=colour,
+                          label=name)
+            axes.plot(*dense[name], 's', color=DENSE, markersize=8,
+                      label='dense' if number == 0 else None)
+            for text, point in zip(labels, points):
+                axes.annotate(text, point, xytext=(4, -12), textcoords='offset points',
+                              fontsize='x-small')
+        unit = f'ms for one image{f" in {runtime}" if runtime else ""}'
+        axes.set(xlabel=unit, ylabel=metric)
+        axes.grid(True)
+        axes.legend()
+
+
+def plot_spectrum(eigenvalues: Sequence[float], bound: Sequence[float], path: Union[str, Path],
+                  rank: int) -> None:
+    """Eigenvalues of a kernel and the terms whose least is the kernel complexity (KCR).
+
+    Args:
+        eigenvalues (Sequence[float]): Of ``K / n``, descending.
+        bound (Sequence[float]): ``h / n + sqrt(TNN_h / n)`` for h = 0, 1, ...
+        path (str | Path): Figure to write.
+        rank (int): Of the truncation: what lies behind it, the loss lowers.
+    """
+    bound = np.asarray(bound, dtype=float)
+    with saved_figure(path, (8.5, 3.2), ncols=2) as (_, (left, right)):
+        places = np.arange(1, len(eigenvalues) + 1)
+        left.semilogy(places, eigenvalues, color=SERIES[1])
+        left.fill_between(places[rank:], eigenvalues[rank:], min(eigenvalues), color=SERIES[1],
+                          alpha=0.25, label=f'sum: TNN, rank {rank}')
+        left.axvline(rank, color=DENSE, linestyle='--', linewidth=1)
+        left.set(xlabel='i', title='eigenvalues of the kernel over n')
+        left.legend()
+        best = int(bound.argmin())
+        right.plot(bound, color=SERIES[1])
+        right.plot(best, bound[best], 'o', color=SERIES[2], label=f'KC = {bound[best]:.3f}')
+        right.set(xlabel='h', title='h / n + sqrt(TNN_h / n)')
+        right.legend()
+
+
+def plot_shares(shares: Any, path: Union[str, Path], rows: str, columns: str,
+                title: str = '') -> None:
+    """A matrix of shares with its numbers, such as clusters of classes.
+
+    Args:
+        shares (array): (R, C).
+        path (str | Path): Figure to write.
+        rows (str): What a row is.
+        columns (str): What a column is.
+        title (str): Defaults to none.
+    """
+    shares = np.asarray(shares, dtype=float)
+    height, width = shares.shape
+    with saved_figure(path, (0.45 * width + 2., 0.36 * height + 1.2)) as (figure, axes):
+        image = axes.imshow(shares, vmin=0, cmap=AMOUNT, aspect='auto')
+        bright = 0.6 * shares.max()
+        for row, column in zip(*np.nonzero(shares >= bright / 2)):
+            share = shares[row, column]
+            axes.text(column, row, f'{share:.2f}', ha='center', va='center', fontsize='x-small',
+                      color='black' if share > bright else 'white')
+        axes.set(xlabel=columns, ylabel=rows, title=title, xticks=range(width),
+                 yticks=range(height))
+        figure.colorbar(image, ax=axes)

@@ -1,0 +1,78 @@
+"""configs/structures: every ImageNet model can be built before a search was run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from config_files import CONFIGS, ROOT
+
+from lab.model_zoo import uninitialized
+from lab.structures import structure_name, uniform_structure, wanted
+from mmkcr.apis.build import backbone_config, build_model
+from mmkcr.core import Structure, parse_target
+from mmkcr.models.utils import search_space
+
+FOLDER = ROOT / 'configs/structures'
+FILES = sorted(FOLDER.glob('*.json'))
+ASKING = [path for path in CONFIGS if path.endswith('_in1k.py')
+          and ('/retrain/' in path or '/deploy/' in path or '-replace_' in path)]
+
+
+def entries():
+    return [entry for path in sorted((ROOT / 'configs').glob('*/metafile.yml'))
+            for entry in yaml.safe_load(path.read_text())['Models']]
+
+
+def test_there_is_one_for_every_config_that_asks():
+    names = {path: structure_name((ROOT / path).read_text()) for path in ASKING}
+    asking = {path: name for path, name in names.items() if name}  # others inherit it
+    assert len(asking) > 35 and set(asking.values()) == {path.stem for path in FILES}
+
+
+def test_they_are_small_and_say_what_they_are():
+    assert len(FILES) == 23 and max(path.stat().st_size for path in FILES) < 2**16
+    for path in FILES:
+        note = Structure.load(path).provenance['note']
+        assert 'no search has chosen' in note, path.name
+
+
+def test_they_meet_the_targets_of_the_metafiles():
+    found = {want.name: want for want in wanted(entries(), ROOT)}
+    assert set(found) == {path.stem for path in FILES}
+    for path in FILES:
+        structure, want = Structure.load(path), found[path.stem]
+        if want.replaced is not None:
+            assert sum(not site.kept for site in structure.sites.values()
+                       if site.operator) == want.replaced
+            continue
+        macs = structure.macs
+        target = parse_target(want.target, macs['dense'])
+        assert 0.9 * target < macs['subnet'] <= target, path.stem
+
+
+@pytest.mark.parametrize('path', [
+    'configs/kcr/deploy/kcr-deploy_swin-tiny_8xb64_in1k.py',
+    'configs/kcr/retrain/kcr-retrain_vit-small_v1_8xb64_in1k.py',
+    'configs/dcs/deploy/dcs-deploy_mobilevit-small_8xb64_in1k.py',
+    'configs/ofb/retrain/ofb-retrain_resnet50_1600m_8xb128_in1k.py',
+    'configs/ofb/retrain/ofb-retrain_deit-small_900m_8xb128_in1k.py',
+    'configs/dwconv/imagenet/dwconv-replace_dinov2-vit-base_linear_8xb64_in1k.py'])
+def test_a_config_is_built_with_it(path, load):
+    config = load(path)
+    name = structure_name(backbone_config(config)['structure'])
+    backbone_config(config)['structure'] = str(FOLDER / f'{name}.json')
+    with uninitialized():
+        model = build_model(config)
+    space = search_space(model)
+    assert space.state_name() == 'subnet'
+    assert space.structure.sizes() == Structure.load(FOLDER / f'{name}.json').sizes()
+
+
+def test_a_file_is_reproduced(load):
+    name = 'ofb-search_deit-small_900m_8xb128_in1k'
+    want, = (want for want in wanted(entries(), ROOT) if want.name == name)
+    made = uniform_structure(load(want.config), want.target)
+    there = json.loads((FOLDER / f'{name}.json').read_text())
+    assert json.loads(made.dumps()) == there
+    assert Path(want.config).parts[1] == 'ofb'

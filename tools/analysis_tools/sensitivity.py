@@ -1,0 +1,42 @@
+"""Plot what every layer loses at every size, as compress has measured it.
+
+Reads sensitivity.json and structure.json of a folder that compress wrote: a curve a layer, a panel
+a kind of site, one scale of losses and one of colours, and a dot where the subnet is.
+
+Example:
+    python tools/analysis_tools/sensitivity.py slim --out sensitivity.png
+"""
+
+import json
+from pathlib import Path
+from typing import Optional, Sequence
+
+from mmkcr.apis.cli import Parser, command
+from mmkcr.apis.compress_files import SENSITIVITY
+from mmkcr.apis.slim_files import STRUCTURE
+from mmkcr.core import Structure
+from mmkcr.visualization import plot_sensitivity
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Read and plot."""
+    parser = Parser(__doc__)
+    parser.add_argument('folder', type=Path, help='that compress wrote')
+    parser.add_argument('--out', type=Path, metavar='FILE',
+                        help='figure: .png, .pdf or .svg (sensitivity.png in the folder)')
+    args = parser.parse_args(argv)
+    source = args.folder / SENSITIVITY
+    if not source.is_file():
+        raise FileNotFoundError(f'expected `{SENSITIVITY}` of `mmkcr compress` in '
+                                f'`{args.folder}`, found none')
+    structure = Structure.load(args.folder / STRUCTURE)
+    losses = {name: entry['losses'] for name, entry in json.loads(source.read_text()).items()}
+    macs, out = structure.macs, args.out or args.folder / 'sensitivity.png'
+    plot_sensitivity(losses, out, structure.sizes(),
+                     f'{macs["subnet"] / macs["dense"]:.0%} of the MACs')
+    print(f'Wrote {out}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,122 @@
+"""Time the first minutes of three users: of mmdet, of mmseg and of timm.
+
+Each path is what README.md says, line by line, in an empty folder, with a config of the host,
+random weights and a folder of images. Prints the number of lines and the seconds of each.
+
+Example:
+    python tools/benchmarks/user_paths.py --images data/digits/scenes/images/training --count 16
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+import torch
+
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.machine import machine_info
+from mmkcr.visualization import format_table
+
+HOSTS = dict(mmdet='mmdet::pvt/retinanet_pvtv2-b0_fpn_1x_coco.py',
+             mmseg='mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py')
+TIMM = """import timm, torch
+from mmkcr.apis import compress
+model = timm.create_model('vit_tiny_patch16_224').eval()
+result = compress(model, torch.load('images.pt'), '60%')
+result.structure.save('structure.json')
+"""
+
+
+class UserPath(NamedTuple):
+    """A path of a user.
+
+    Args:
+        name (str): Whose.
+        model (str): What is compressed.
+        lines (list[list[str]]): Commands of mmkcr, or one script of Python.
+        written (int): Lines that the user writes.
+    """
+
+    name: str
+    model: str
+    lines: List[List[str]]
+    written: int
+
+
+def user_paths(images: Path, count: int) -> List[UserPath]:
+    """The three paths."""
+    found = []
+    for name, config in HOSTS.items():
+        lines = [['compress', config, 'dense.pth', '--target-macs', '60%', '--calibration',
+                  str(images), '--images', str(count), '--batch-size', '4', '--out', 'slim'],
+                 ['flops', 'slim/config.py'],
+                 ['export', 'slim/config.py', 'slim/subnet.pth']]
+        found.append(UserPath(name, Path(config).stem, lines, len(lines)))
+    found.append(UserPath('timm', 'vit_tiny_patch16_224', [['-c', TIMM]], TIMM.count('\n')))
+    return found
+
+
+def run(path: UserPath, folder: Path, count: int) -> List[float]:
+    """Seconds of each line.
+
+    Raises:
+        RuntimeError: A line failed.
+    """
+    if path.name in HOSTS:
+        model = build_model(load_config(HOSTS[path.name]))
+        torch.save(dict(state_dict=model.state_dict(), meta={}), folder / 'dense.pth')
+        base = [sys.executable, '-m', 'mmkcr']
+    else:
+        torch.save(torch.rand(count, 3, 224, 224), folder / 'images.pt')
+        base = [sys.executable]
+    seconds = []
+    for line in path.lines:
+        start = time.perf_counter()
+        done = subprocess.run([*base, *line], cwd=folder, capture_output=True, text=True,
+                              env=_environment())
+        seconds.append(time.perf_counter() - start)
+        if done.returncode:
+            raise RuntimeError(f'expected `{line[0]}` of the path of {path.name} to end, found '
+                               f'status {done.returncode}: {done.stderr[-500:]}')
+    return seconds
+
+
+def _environment() -> Dict[str, str]:
+    """This package's folder for the processes of the lines."""
+    import mmkcr
+    before = os.environ.get('PYTHONPATH', '')
+    return dict(os.environ, PYTHONPATH=f'{Path(mmkcr.__file__).parents[1]}:{before}')
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run, time and print."""
+    parser = Parser(__doc__)
+    parser.add_argument('--images', type=Path, required=True, help='folder of images')
+    parser.add_argument('--count', type=int, default=16, help='of them (%(default)s)')
+    parser.add_argument('--only', choices=(*HOSTS, 'timm'), nargs='+',
+                        default=(*HOSTS, 'timm'), help='paths (all)')
+    args = parser.parse_args(argv)
+    quiet_hosts()
+    if not args.images.is_dir():
+        raise FileNotFoundError(f'expected a folder of images at `{args.images}`, found none')
+    rows = []
+    for path in user_paths(args.images.resolve(), args.count):
+        if path.name in args.only:
+            with tempfile.TemporaryDirectory() as folder:
+                seconds = run(path, Path(folder), args.count)
+            rows.append((path.name, path.model, path.written, f'{sum(seconds):.0f}',
+                         ', '.join(f'{value:.0f}' for value in seconds)))
+    machine = machine_info()
+    print(format_table(('path', 'model', 'lines', 'seconds', 'of each line'), rows))
+    print(f'{machine["cpu"]}, {machine["cores"]} cores, load {machine["load_average"]}, torch '
+          f'{machine["torch"]}, mmkcr {machine["mmkcr"]}; {args.count} images')
+
+
+if __name__ == '__main__':
+    main()
