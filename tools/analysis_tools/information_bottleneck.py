@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
 from mmkcr.evaluation.analysis import classification_scores, epoch_of, split_loader
 from mmkcr.evaluation.bottleneck import information_statistics
@@ -37,6 +37,7 @@ def make_parser() -> Parser:
                         help='folder of figures and numbers (%(default)s)')
     parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'),
                         help='kind of figure (%(default)s)')
+    add_trust_argument(parser)
     return parser
 
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.compress_study import VARIANTS, Subject, study
 from mmkcr.apis.build import load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
@@ -45,6 +45,7 @@ def make_parser() -> Parser:
     parser.add_argument('--out', help='folder (work_dirs/benchmarks/compress_<config name>)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
+    add_trust_argument(parser)
     return parser
 
 

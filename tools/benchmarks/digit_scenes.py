@@ -36,7 +36,7 @@ from lab.scenes_job import (
     run_task,
 )
 from mmkcr.apis.build import load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.expected import check_expected
 from mmkcr.apis.launch import check_file
 from mmkcr.apis.machine import machine_info
@@ -67,6 +67,7 @@ def make_parser() -> Parser:
                         help='stretch the schedules on the scenes (%(default)s)')
     parser.add_argument('--jobs', type=int, default=1,
                         help='tasks trained at a time, one process each (%(default)s)')
+    add_trust_argument(parser)
     return parser
 
 
