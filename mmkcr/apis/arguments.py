@@ -3,7 +3,7 @@
 import tempfile
 from argparse import Action, Namespace
 from pathlib import Path
-from typing import Any, Iterable, List, Sequence
+from typing import Any, Iterable, List, Sequence, Tuple
 
 import torch
 
@@ -44,6 +44,8 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
         elif name == 'target_macs':
             for value in values:
                 parse_target(value, 2**62)
+        elif name == 'shape' and values:
+            image_shape(values)
         elif name in _FOLDERS and values:
             check_place(values[0], flag, metavars[name] in _FILES)
 
@@ -58,6 +60,21 @@ def _check_numbers(values: Iterable[Any], flag: str, least: int, most: Any) -> N
         if isinstance(value, (int, float)) and not least <= value <= (most or value):
             wanted = f'of at least {least}' if value < least else f'of at most {most}'
             raise ValueError(f'expected `{flag}` {wanted}, found {value}')
+
+
+def image_shape(shape: Sequence[int]) -> Tuple[int, int, int]:
+    """(3, H, W) of a command's ``--shape``, which is H and W or one number for both.
+
+    Raises:
+        ValueError: Not one or two positive numbers, or more pixels than any model takes.
+    """
+    if len(shape) not in (1, 2) or min(shape) < 1:
+        raise ValueError('expected `--shape` of one or two positive numbers, found '
+                         f'{" ".join(map(str, shape))}')
+    if shape[0] * shape[-1] > MOST_PIXELS:
+        raise ValueError(f'expected `--shape` of {MOST_PIXELS} pixels at most, found '
+                         f'{shape[0]} x {shape[-1]}')
+    return 3, shape[0], shape[-1]
 
 
 def check_device(name: str) -> None:

@@ -73,7 +73,11 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ValueError: See :func:`~mmkcr.apis.arguments.check_arguments`.
         """
-        parsed = super().parse_args(*args, **kwargs)
+        try:
+            parsed = super().parse_args(*args, **kwargs)
+        except ValueError as error:  # of `DictAction` alone
+            raise ValueError('expected `key=value` after `--cfg-options` and the like, found '
+                             f'another word ({error})') from error
         check_arguments(parsed, self._actions)
         trust_checkpoints(getattr(parsed, 'trust_checkpoint', False))
         return parsed

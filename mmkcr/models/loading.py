@@ -27,11 +27,14 @@ def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -
         online (bool): Take the optimizer's weights, not their average. Defaults to False.
 
     Raises:
-        ValueError: There is no average beside the weights although ``online`` asks for the latter.
+        ValueError: It has no weights, or there is no average beside the weights although ``online`` asks for the latter.
     """
     prefix = 'module.'
     if not online:
         state = checkpoint.get('state_dict', checkpoint)
+        if not isinstance(state, Mapping):
+            raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found a '
+                             f'`{type(state).__name__}` as its `state_dict`')
         return {key.removeprefix(prefix): value for key, value in state.items()}
     if 'ema_state_dict' not in checkpoint:
         raise ValueError('expected a checkpoint with averaged and online weights (`EMAHook`), '

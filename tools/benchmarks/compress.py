@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.compress_study import VARIANTS, Subject, study
 from mmkcr.apis.build import load_config
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.compress import check_kinds
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
@@ -69,6 +70,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
+    check_kinds(args.sites or ())
     subjects = []
     for seed, checkpoint in enumerate(args.checkpoints):
         config = load_config(args.config, args.cfg_options)
