@@ -53,7 +53,7 @@ ROWS = {
     'deployment/export_onnx': '{dense} {weights} --out {file}',
     'init': '{dense} --out {file}',
     'model_converters/efficientvit_timm': '{weights} {file}',
-    'model_zoo/coverage': '--check --path {document}',
+    'model_zoo/kind_coverage': '--check --path {document}',
     'model_zoo/model_counts': '',
     'model_zoo/paper_sizes': '',
     'model_zoo/readme_tables': '',
