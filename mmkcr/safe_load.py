@@ -231,6 +231,30 @@ def read_config_text(text: str, path: Union[str, Path]) -> Config:
                          'run code') from error
 
 
+def check_types(config: Any, path: Union[str, Path]) -> None:
+    """Refuse a config from a data file whose parts name functions of any module.
+
+    A registry imports what a dotted ``type`` names.
+
+    Args:
+        config (Any): Dicts, lists and values.
+        path (str | Path): The file, for the message.
+
+    Raises:
+        ValueError: There is such a ``type``.
+    """
+    waiting = [config]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            if not is_trusted() and not _CLASS.fullmatch(str(node.get('type', 'Any'))):
+                raise ValueError(f'expected registered types in `{path}`, found '
+                                 f'`{str(node["type"]):.60}`, which a registry would import')
+            waiting += node.values()
+        elif isinstance(node, (list, tuple)):
+            waiting += node
+
+
 def _plain(node: ast.AST) -> Any:
     """The value of an expression of literals, lists, dicts and ``dict(...)``."""
     if isinstance(node, (ast.Call, ast.Dict)):

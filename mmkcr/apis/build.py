@@ -3,7 +3,7 @@
 import copy
 import hashlib
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Optional, Tuple, Union
 
 import torch
 from mmengine.config import Config

@@ -269,8 +269,9 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
             unreadable = isinstance(error, UnreadableImageError) or \
                 not hook.started and 'Original Traceback' in str(error)  # of a loading worker
             if hook.started and not unreadable:
-                known = isinstance(error, (NonFiniteError, OSError))
-                raise (ValueError if known else RuntimeError)(f'the run stopped: {error}') from error
+                told = isinstance(error, (NonFiniteError, OSError))
+                kind = ValueError if told else RuntimeError
+                raise kind(f'the run stopped: {error}') from error
             if first and not hook.started:
                 _note(error)
                 _restore(copied, before)

@@ -1,9 +1,8 @@
 """Loading a checkpoint into a model: whole, or not at all."""
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
-import torch
 from torch import Tensor, nn
 
 from mmkcr.core import check_finite_state
@@ -27,7 +26,8 @@ def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -
         online (bool): Take the optimizer's weights, not their average. Defaults to False.
 
     Raises:
-        ValueError: It has no weights, or there is no average beside the weights although ``online`` asks for the latter.
+        ValueError: It has no weights, or there is no average beside the weights although
+            ``online`` asks for the latter.
     """
     prefix = 'module.'
     if not online:

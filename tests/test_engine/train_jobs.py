@@ -8,7 +8,8 @@ named, to the process and its workers after that many iterations), ``kill_rename
 place of the n-th renaming of a file), ``resume``, ``options`` (merged into the config),
 ``precise`` (in fp64), ``buffers`` (each process writes those of its model to
 ``buffers_<rank>.pth``), ``processes`` (so many, and what is killed is all of them, or one after
-which the launcher ends the others). The exit status of each is written beside it, in ``statuses.json``.
+which the launcher ends the others). The exit status of each is written beside it, in
+``statuses.json``.
 Importing takes seconds, so processes are forked after that. Under ``torchrun`` jobs run in place,
 one after the other.
 """

@@ -1,8 +1,8 @@
 """Every command times every wrong input: one sentence, a status that is not 0, nothing written.
 
-A row is a call that would run; one word of it after the other is replaced by wrong ones, by the kind
-of file that it names, and the wrong values of options that the command offers are added. A command
-without a row fails.
+A row is a call that would run; one word of it after the other is replaced by wrong ones, by the
+kind of file that it names, and the wrong values of options that the command offers are added. A
+command without a row fails.
 """
 
 import contextlib
@@ -67,7 +67,8 @@ ROWS = {
     'zoo': '',
 }
 #: Kinds of the words in braces.
-KINDS = dict(dense='config', heads='config', segmentor='config', segments='checkpoint', search='config', weights='checkpoint', gates='checkpoint',
+KINDS = dict(dense='config', heads='config', segmentor='config', search='config',
+             segments='checkpoint', weights='checkpoint', gates='checkpoint',
              structure='structure', study='study', image='image', document='document', out='place',
              file='file')
 #: Values that no command takes of an option of that name.
@@ -135,9 +136,10 @@ def files(tmp_path_factory, small_digits, search_config, checkpoint):
     (folder / 'page.md').write_text('<!-- table -->\n<!-- /table -->')
     return dict(
         segmentor=folder / 'segmentor.py', segments=folder / 'segments.pth',
-        heads=folder / 'heads.py', dense=folder / 'dense.py', weights=folder / 'dense.pth', search=search_config,
-        gates=checkpoint, structure=folder / 'structure.json', study=folder / 'study.yml',
-        image=next(small_digits.rglob('*.png')), document=folder / 'page.md', data=small_digits,
+        heads=folder / 'heads.py', dense=folder / 'dense.py', weights=folder / 'dense.pth',
+        search=search_config, gates=checkpoint, structure=folder / 'structure.json',
+        study=folder / 'study.yml', image=next(small_digits.rglob('*.png')),
+        document=folder / 'page.md', data=small_digits,
         list=folder / 'list.pth', nan=folder / 'nan.pth', others=folder / 'others.pth',
         empty=folder / 'empty.pth')
 
