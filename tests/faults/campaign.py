@@ -36,6 +36,8 @@ SCENES = {**DIGITS, 'train_dataloader.dataset.indices': list(range(12)),
 #: that become convolutions) and both dense tasks; configs of this project among them.
 RUNS = dict(
     search=dict(kind='search'),
+    search_alone=dict(kind='search', options={
+        'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False}),
     retrain=dict(kind='retrain'),
     iterations=dict(kind='iterations'),
     iterated_search=dict(kind='iterated_search'),

@@ -146,11 +146,11 @@ class ExactResumeHook(Hook):
         seed_everything(derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
         for loader in train_loaders(runner).values():
             source_sampler(loader).set_epoch(runner.epoch)
-            if self._passed:
-                batches = iter(loader.batch_sampler)
-                for _ in range(self._passed):
-                    next(batches, None)
-                continue_with(loader, batches)
+            batches = iter(loader.batch_sampler) if self._passed else None
+            for _ in range(self._passed):
+                next(batches, None)
+            # None too: of two loaders the second is not asked once the first has nothing left
+            continue_with(loader, batches)
         self._passed = 0
 
     def before_train_iter(self,
