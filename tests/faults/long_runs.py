@@ -67,10 +67,9 @@ def measure(name, iterations, minutes, folder, data_root):
         dict: ``iterations`` that were run, ``megabytes`` by iteration, ``growth`` (a share),
         ``seconds``.
     """
+    import train_jobs
     from mmengine.hooks import Hook
     from mmengine.runner import Runner
-
-    import train_jobs
     job, per_epoch = RUNS[name]
     options = {**NO_WORKERS, **job.get('options', {}), **length(per_epoch, iterations)}
     began, found = time.time(), {}

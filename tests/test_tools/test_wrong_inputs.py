@@ -210,8 +210,9 @@ def calls(tool, files, wrong, options):
     rows = [row.split() for row in ROWS[tool].split(' | ')]
     for row in rows:
         for place, word in enumerate(row):
-            first = word not in row[:place]
-            for value in wrong.get(KINDS.get(word.strip('{}')), ()) if first else ():
+            kind = KINDS.get(word.strip('{}'))
+            values = wrong.get(kind, ()) if word not in row[:place] else ()
+            for value in (*values, files['nan']) if kind == 'checkpoint' else values:
                 yield [*good(row[:place]), str(value), *good(row[place + 1:])]
     row = rows[0]
     for option, values in OPTIONS.items():

@@ -24,7 +24,8 @@ def runs(run_jobs, tmp_path_factory):
     for case, after in CASES.items():
         kind = KINDS.get(case, case)
         unbroken, broken = str(root / f'{case}_unbroken'), str(root / f'{case}_broken')
-        other = {'train_dataloader.num_workers': WORKERS.get(case, 1), 'train_dataloader.persistent_workers': False}
+        other = {'train_dataloader.num_workers': WORKERS.get(case, 1),
+                 'train_dataloader.persistent_workers': False}
         jobs += [dict(kind=kind, work_dir=unbroken),
                  dict(kind=kind, work_dir=broken, kill=after, signal='SIGTERM'),
                  dict(kind=kind, work_dir=broken, resume=True, options=other)]
