@@ -44,10 +44,12 @@ def make_parser() -> Parser:
 def measure(name: str, config: str, checkpoints: Sequence[str], args: Any) -> List[Dict[str, Any]]:
     """One row a checkpoint, by epoch."""
     settings = load_config(config)
-    model, rows = build_model(settings).to(args.device), []
-    known, tested = split_loader(settings, args.split), split_loader(settings, 'val')
+    model, rows, loaders = build_model(settings).to(args.device), [], None
     for position, path in enumerate(checkpoints, 1):
         epoch = epoch_of(load_weights(model, path))
+        # after the first weights, which are refused in no time
+        loaders = loaders or [split_loader(settings, name) for name in (args.split, 'val')]
+        known, tested = loaders
         rows.append(dict(
             run=name, epoch=position if epoch is None else epoch, checkpoint=Path(path).name,
             split=args.split, **classification_scores(model, tested),
