@@ -36,7 +36,7 @@ optim_wrapper = dict(weights=dict(optimizer=_sgd), architecture=dict(optimizer=_
 model = dict(architecture=dict(backbone=dict(gates=dict(init=0.05))))
 """
 LONG = CONFIG.replace('range(0, 1437, 20)', 'range(0, 1437, 10)') + """
-train_cfg = dict(max_epochs=60, val_interval=60)
+train_cfg = dict(max_epochs=40, val_interval=40)
 train_dataloader = dict(batch_size=8, dataset=_data, **_loader)
 """
 RETRAIN = CONFIG + """
@@ -138,7 +138,7 @@ def test_a_job_that_was_stopped_twice_ends_as_one_that_was_not(requeued):
     whole, broken, output = requeued
     assert output.count('Told to end: saved iteration') == 2
     assert 'told to end after start 1: asking for another start' in output
-    one, two = (torch.load(folder / 'epoch_60.pth', weights_only=False)
+    one, two = (torch.load(folder / 'epoch_40.pth', weights_only=False)
                 for folder in (whole, broken))
     assert [name for name, value in one['state_dict'].items()
             if not torch.equal(value, two['state_dict'][name])] == []
