@@ -4,7 +4,7 @@
     python tests/faults/long_runs.py --iterations 5000 --minutes 10 --runs kcr
 
 Each search trains in a process of its own, with averages, validations and checkpoints. Memory is
-read fifty times; its median over the last tenth is compared with that over the second tenth, when
+read after every iteration; its median over the last tenth is compared with that over the second tenth, when
 everything has been built. Ends with status 1 if it has grown by more than ``--tolerance``.
 """
 
@@ -64,7 +64,7 @@ def measure(name, iterations, minutes, folder, data_root):
         data_root (str): The digits.
 
     Returns:
-        dict: ``iterations`` that were run, ``megabytes`` by iteration, ``growth`` (a share),
+        dict: ``iterations`` that were run, some ``megabytes`` by iteration, ``growth`` (a share),
         ``seconds``.
     """
     import train_jobs
@@ -79,10 +79,8 @@ def measure(name, iterations, minutes, folder, data_root):
 
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
             step = runner.iter + 1
-            if step % max(1, iterations // SAMPLES) == 0:
-                found[step] = resident()
+            found[step] = resident()
             if time.time() > began + 60 * minutes:
-                found[step] = resident()
                 raise EnoughError
 
     build = Runner.from_cfg
@@ -102,7 +100,8 @@ def measure(name, iterations, minutes, folder, data_root):
     early = median(value for step, value in found.items() if .1 * done <= step <= .2 * done)
     late = median(value for step, value in found.items() if step >= .9 * done)
     return dict(iterations=done, growth=late / early - 1, seconds=round(time.time() - began),
-                megabytes={step: round(value / 1e6, 1) for step, value in found.items()})
+                megabytes={step: round(found[step] / 1e6, 1)
+                           for step in sorted(found)[::max(1, done // SAMPLES)]})
 
 
 def in_child(*args):
