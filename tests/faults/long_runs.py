@@ -4,8 +4,9 @@
     python tests/faults/long_runs.py --iterations 5000 --minutes 10 --runs kcr
 
 Each search trains in a process of its own, with averages, validations and checkpoints. Memory is
-read after every iteration; its median over the last tenth is compared with that over the second tenth, when
-everything has been built. Ends with status 1 if it has grown by more than ``--tolerance``.
+read after every iteration; its median over the last tenth is compared with that over the second
+tenth, when everything has been built. Ends with status 1 if it has grown by more than
+``--tolerance``.
 """
 
 import argparse
