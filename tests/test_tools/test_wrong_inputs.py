@@ -45,6 +45,7 @@ ROWS = {
     'benchmarks/refit': '--out {file}',
     'benchmarks/regularizer_overhead': '--quick --out {out}',
     'benchmarks/search_speed': '{search} --out {file}',
+    'benchmarks/sizes': '',
     'compress': '{dense} {weights} --target-macs 60% --out {out}',
     'cross_validate': '{dense} --grid randomness.seed=0,1 --work-dir {out}',
     'dataset_converters/digits': '--out {out}',
