@@ -10,6 +10,7 @@ from .compat import (
     ensure_torchvision,
     hush_missing_operators,
     hush_optional_parts,
+    name_unreadable_images,
     refuse_mixed_families,
     register_references,
 )
@@ -19,6 +20,7 @@ refuse_mixed_families()
 ensure_torchvision()
 hush_optional_parts()
 hush_missing_operators()
+name_unreadable_images()
 register_references()
 
 from . import registry, safe_load  # noqa: E402,F401  (need the host libraries)

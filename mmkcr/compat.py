@@ -84,6 +84,30 @@ def refuse_mixed_families() -> None:
         f'--no-build-isolation {" ".join(forks)}`')
 
 
+class UnreadableImageError(ValueError):
+    """An image that is missing, empty or damaged."""
+
+
+def name_unreadable_images() -> None:
+    """Let mmcv's loading of images name the file that it cannot read, whatever stops it."""
+    from mmcv.transforms import LoadImageFromFile
+    load = LoadImageFromFile.transform
+    if hasattr(load, '__wrapped__'):  # once is enough
+        return
+
+    @functools.wraps(load)
+    def transform(self: Any, results: Dict) -> Optional[Dict]:
+        try:
+            return load(self, results)
+        except Exception as error:  # of the file system, OpenCV, Pillow
+            text = ' '.join(str(error).split()) or type(error).__name__
+            raise UnreadableImageError('expected an image that can be read at '
+                                       f'`{results.get("img_path")}`, found none ({text:.160})'
+                                       ) from error
+
+    LoadImageFromFile.transform = transform
+
+
 def hush_optional_parts() -> None:
     """Drop what the forks print at import of the data sets of a service that is not installed."""
     say = mmengine.logging.print_log

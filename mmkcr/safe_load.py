@@ -62,9 +62,6 @@ def read_checkpoint(path: Union[str, Path], map_location: Any = 'cpu') -> Dict[s
     if '://' not in str(path) and not Path(path).expanduser().is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{path}`, found none')
     checkpoint = CheckpointLoader.load_checkpoint(str(path), map_location, logger='silent')
-    if not isinstance(checkpoint, Mapping):
-        raise ValueError(f'expected a checkpoint with a `state_dict` at `{path}`, found a '
-                         f'`{type(checkpoint).__name__}`')
     state = checkpoint.get('state_dict', checkpoint)
     tensors = isinstance(state, Mapping) and state and all(
         isinstance(name, str) and torch.is_tensor(value) for name, value in state.items())
@@ -108,13 +105,20 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
         _check_archive(path)
         with torch.serialization.safe_globals([] if is_trusted() else _harmless()):
             content = torch.load(path, map_location=map_location, weights_only=not is_trusted())
-    return content if is_trusted() else _without_code(content)
+    return _without_code(content, filename)
 
 
-def _without_code(content: Any) -> Any:
-    """Without the text of mmcv's time that MMEngine runs when it resumes, for a warning of it."""
-    meta = content.get('meta') if isinstance(content, dict) else None
-    if isinstance(meta, dict):
+def _without_code(content: Any, filename: str) -> Any:
+    """Without the text of mmcv's time that MMEngine runs when it resumes, for a warning of it.
+
+    Raises:
+        ValueError: It is no dict, as of every checkpoint.
+    """
+    if not isinstance(content, Mapping):
+        raise ValueError(f'expected a checkpoint with a `state_dict` at `{filename}`, found a '
+                         f'`{type(content).__name__}`')
+    meta = content.get('meta')
+    if isinstance(meta, dict) and not is_trusted():
         meta.pop('config', None)
     return content
 
@@ -132,7 +136,7 @@ def _restricted(loader: Callable) -> Callable:
         if is_trusted():
             return loader(filename, *args, **kwargs)
         with _refusing(filename), _forced(), torch.serialization.safe_globals(_harmless()):
-            return _without_code(loader(filename, *args, **kwargs))
+            return _without_code(loader(filename, *args, **kwargs), filename)
 
     return load
 
@@ -225,6 +229,30 @@ def read_config_text(text: str, path: Union[str, Path]) -> Config:
         raise ValueError(f'expected a config of plain values in the checkpoint `{path}`, found '
                          f'one that is not ({type(error).__name__}); `--trust-checkpoint` lets it '
                          'run code') from error
+
+
+def check_types(config: Any, path: Union[str, Path]) -> None:
+    """Refuse a config from a data file whose parts name functions of any module.
+
+    A registry imports what a dotted ``type`` names.
+
+    Args:
+        config (Any): Dicts, lists and values.
+        path (str | Path): The file, for the message.
+
+    Raises:
+        ValueError: There is such a ``type``.
+    """
+    waiting = [config]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            if not is_trusted() and not _CLASS.fullmatch(str(node.get('type', 'Any'))):
+                raise ValueError(f'expected registered types in `{path}`, found '
+                                 f'`{str(node["type"]):.60}`, which a registry would import')
+            waiting += node.values()
+        elif isinstance(node, (list, tuple)):
+            waiting += node
 
 
 def _plain(node: ast.AST) -> Any:

@@ -18,7 +18,7 @@ from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
 from mmkcr.apis.build import image_shape, load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress import DEFAULT_SITES, REFITTED
 from mmkcr.apis.compress_files import CONFIG, CompressFiles, compress_files, dense_and_slim
 from mmkcr.apis.finetune import write_finetune_config
@@ -77,6 +77,7 @@ def make_parser() -> Parser:
                         f'{" or ".join(sorted(QUANTIZERS))}, and compare them')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
+    add_trust_argument(parser)
     return parser
 
 
@@ -133,9 +134,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     quiet_hosts()
     check_file(args.checkpoint, 'a checkpoint')
-    if args.finetune is not None and args.finetune < 1:
-        raise ValueError('expected `--finetune` of at least one epoch or iteration, found '
-                         f'{args.finetune}')
     fields = ('train_dataloader', ) if args.calibration is None else ()
     fields += ('test_dataloader', ) if args.evaluate else ()
     check_data_folders(load_config(args.config, args.cfg_options), fields)

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from lab.digits import write_digits
+from lab.quickstart import Pipeline
 from lab.quickstart_config import QuickstartOptions
 from lab.quickstart_jobs import measure_latencies, run_pipelines
 from lab.quickstart_report import plot_all, summarise, table, verdict, write_summary
-from lab.run_settings import add_run_arguments, check_run_arguments
+from lab.run_settings import add_run_arguments, check_run_arguments, check_target
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.core import atomic_write, locked
 
@@ -49,10 +50,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     check_run_arguments(args)
     quiet_hosts()
     began, folder = time.perf_counter(), Path(args.work_dir)
-    if not Path(args.data_root).exists():
-        write_digits(args.data_root)
     options = QuickstartOptions(args.work_dir, str(CONFIGS), args.data_root, args.target_macs,
                                 args.divisor, args.epochs_factor, args.train_slice)
+    for arch in args.archs:
+        check_target(Pipeline(arch, 0, options).config_file('search'), args.target_macs,
+                     args.divisor)
+    if not Path(args.data_root).exists():
+        write_digits(args.data_root)
     with locked(folder):
         jobs = [(arch, seed) for seed in args.seeds for arch in args.archs]
         results = run_pipelines(jobs, options, args.jobs)

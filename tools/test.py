@@ -31,7 +31,7 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('config', help='config of the test')
     parser.add_argument('checkpoint', help='checkpoint of the model')
-    parser.add_argument('--out', help='file for predictions (.pkl) or metrics')
+    parser.add_argument('--out', metavar='FILE', help='file for predictions (.pkl) or metrics')
     parser.add_argument('--out-item', choices=['metrics', 'pred'],
                         help='what to write to --out (pred)')
     parser.add_argument('--check', action='store_true',

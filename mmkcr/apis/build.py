@@ -3,12 +3,13 @@
 import copy
 import hashlib
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Optional, Tuple, Union
 
 import torch
 from mmengine.config import Config
 from torch import nn
 
+from mmkcr.apis.arguments import image_shape
 from mmkcr.engine.compressed_config import compressed_config, image_size
 from mmkcr.models.building import build_model, load_weights, read_config
 from mmkcr.safe_load import read_checkpoint, read_config_text
@@ -70,18 +71,6 @@ def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:
         return tuple(priced)
     task = getattr(model, 'architecture', model)
     return image_size(config, type(task).__module__.split('.')[0])
-
-
-def image_shape(shape: Sequence[int]) -> Tuple[int, int, int]:
-    """(3, H, W) of a command's ``--shape``, which is H and W or one number for both.
-
-    Raises:
-        ValueError: Not one or two positive numbers.
-    """
-    if len(shape) not in (1, 2) or min(shape) < 1:
-        raise ValueError('expected `--shape` of one or two positive numbers, found '
-                         f'{" ".join(map(str, shape))}')
-    return 3, shape[0], shape[-1]
 
 
 def set_structure(config: Config, structure: str) -> None:

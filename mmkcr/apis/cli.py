@@ -11,11 +11,14 @@ import sys
 import warnings
 from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Sequence
 
+from mmkcr.apis.arguments import check_arguments
 from mmkcr.safe_load import trust_checkpoints
 
-#: Raised by this package, or by the hosts, for something that the user can mend.
-USER_ERRORS = (ValueError, TypeError, KeyError, FileNotFoundError, FileExistsError,
-               NotADirectoryError, IsADirectoryError, PermissionError, ImportError)
+#: Raised by this package, the hosts or the system for something that the user can mend.
+USER_ERRORS = (ValueError, TypeError, KeyError, OSError, ImportError, MemoryError)
+#: How PyTorch says that memory is out.
+_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|tried to allocate|Storage size calc",
+                        re.IGNORECASE)
 
 
 class Entry(NamedTuple):
@@ -65,8 +68,17 @@ class Parser(argparse.ArgumentParser):
                           help='show the traceback of an error (also: MMKCR_DEBUG=1)')
 
     def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:
-        """Parse; ``--trust-checkpoint`` takes effect for the process."""
-        parsed = super().parse_args(*args, **kwargs)
+        """Parse and check; ``--trust-checkpoint`` takes effect for the process.
+
+        Raises:
+            ValueError: See :func:`~mmkcr.apis.arguments.check_arguments`.
+        """
+        try:
+            parsed = super().parse_args(*args, **kwargs)
+        except ValueError as error:  # of `DictAction` alone
+            raise ValueError('expected `key=value` after `--cfg-options` and the like, found '
+                             f'another word ({error})') from error
+        check_arguments(parsed, self._actions)
         trust_checkpoints(getattr(parsed, 'trust_checkpoint', False))
         return parsed
 
@@ -107,8 +119,18 @@ def sentence(error: BaseException) -> str:
     """An error's message in one line."""
     if isinstance(error, (FileExistsError, NotADirectoryError)) and error.errno is not None:
         return f'expected a folder, found a file at or above {error.filename}'
+    if isinstance(error, OSError) and error.errno is not None and error.filename:
+        return f'expected to read or write `{error.filename}`, found: {error.strerror}'
+    if isinstance(error, OSError) and error.errno is not None:
+        return str(error.strerror)
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        return f'expected sizes that fit into memory, found more ({_first_line(error)})'
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     return ' '.join(str(text).split()) or type(error).__name__
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def reader_is_gone() -> bool:
@@ -141,8 +163,8 @@ def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)  # as other commands end before `| head`
-        except USER_ERRORS as error:
-            if debug:
+        except (*USER_ERRORS, RuntimeError) as error:
+            if debug or isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)):
                 raise
             print(f'error: {sentence(error)}', file=sys.stderr)
             sys.exit(1)

@@ -190,16 +190,28 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -> 
     known = getattr(host, 'search_space', None)
     if known is not None and known.state_name() != 'dense':
         raise ValueError(f'expected a dense model to compress, found a {known.state_name()}')
-    unknown = sorted({_name(kind) for kind in sites or ()} - set(REFITTED))
-    if unknown:
-        raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
-                         f'found {unknown}')
+    check_kinds(sites or ())
     kinds = sites or default_kinds(host)
     if not kinds:
         reasons = '; '.join(f'`{kind}`: {why_not(host, kind)}' for kind in REFITTED)
         raise ValueError(f'expected a backbone with a kind of site of {list(REFITTED)}, found '
                          f'`{type(host).__name__}` ({reasons})')
     return SearchSpace.of_dense(host, kinds)
+
+
+def check_kinds(sites: Sequence[KindConfig]) -> None:
+    """Refuse kinds of site that cannot be refitted.
+
+    Args:
+        sites (Sequence[str | dict]): Kinds of site.
+
+    Raises:
+        ValueError: One has no closed form.
+    """
+    unknown = sorted({_name(kind) for kind in sites} - set(REFITTED))
+    if unknown:
+        raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
+                         f'found {unknown}')
 
 
 def default_kinds(host: nn.Module) -> List[str]:

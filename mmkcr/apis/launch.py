@@ -19,7 +19,8 @@ from torch import nn
 from mmkcr.apis.build import drop_idle_workers
 from mmkcr.apis.cli import Parser, add_trust_argument
 from mmkcr.apis.processes import is_first_process, join_processes
-from mmkcr.core import atomic_write, locked
+from mmkcr.compat import UnreadableImageError
+from mmkcr.core import NonFiniteError, atomic_write, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.utils import unwrap
@@ -193,13 +194,17 @@ def start_training(config: Config) -> Runner:
     if config.get('train_cfg') is None:
         raise ValueError('expected a config with a `train_cfg`, found '
                          f'`{config.filename or config.work_dir}` without')
+    for key in ('max_epochs', 'max_iters'):
+        length = config.train_cfg.get(key)
+        if length is not None and not (isinstance(length, int) and length >= 1):
+            raise ValueError(f'expected `train_cfg.{key}` of at least 1, found {length!r}')
     check_file(config.get('load_from'), 'a checkpoint')
     check_data_folders(config, ('train_dataloader', 'val_dataloader'))
     with one_run(config) as start:
         runner = build_runner(config)
         runner.register_hook(start)
-        runner.register_hook(dict(type='mmkcr.CheckpointGuardHook'))
-        runner.register_hook(dict(type='mmkcr.ClassCheckHook'))
+        for name in ('CheckpointGuardHook', 'ClassCheckHook', 'FiniteHook'):
+            runner.register_hook(dict(type=f'mmkcr.{name}'))
         runner.train()
     return runner
 
@@ -239,8 +244,9 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
 
     MMEngine makes folders and files before it builds what a config describes. If it then fails,
     the copy of the config is what it was before, or gone; the log stays, with the reason in it.
-    Nothing else is removed: whatever it is, this run did not make it. An error after the start is
-    no mistake in the settings: it becomes a ``RuntimeError``, so that a command shows its
+    Nothing else is removed: whatever it is, this run did not make it. After the start, numbers that
+    are none, images that cannot be read and full disks are still told in a sentence; any other
+    error is no mistake of the user: it becomes a ``RuntimeError``, so that a command shows its
     traceback.
 
     Args:
@@ -260,13 +266,16 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
         try:
             yield hook
         except Exception as error:
-            if hook.started:
-                raise RuntimeError(f'the run stopped: {error}') from error
-            if first:
+            unreadable = isinstance(error, UnreadableImageError) or \
+                not hook.started and 'Original Traceback' in str(error)  # of a loading worker
+            if hook.started and not unreadable:
+                told = isinstance(error, (NonFiniteError, OSError))
+                kind = ValueError if told else RuntimeError
+                raise kind(f'the run stopped: {error}') from error
+            if first and not hook.started:
                 _note(error)
-            if first and copied:
                 _restore(copied, before)
-            if 'Original Traceback' in str(error):  # of a data-loading worker
+            if unreadable:
                 raise ValueError('expected samples that can be loaded, found one that cannot: '
                                  f'{str(error).strip().splitlines()[-1]}') from error
             if isinstance(error, (AssertionError, RuntimeError)):  # how the hosts refuse settings
@@ -274,7 +283,9 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
             raise
 
 
-def _restore(path: Path, before: Optional[bytes]) -> None:
+def _restore(path: Optional[Path], before: Optional[bytes]) -> None:
+    if not path:
+        return
     if before is None:
         path.unlink(missing_ok=True)
     elif not path.is_file() or path.read_bytes() != before:

@@ -2,7 +2,7 @@
 
 from .axes import Axis, scale_axes, slice_axes, sync_sizes
 from .budget import parse_target, solve_budget
-from .finite import check_finite, check_finite_gates
+from .finite import NonFiniteError, check_finite, check_finite_gates, check_finite_state
 from .gate import BaseGate, NoisyGate
 from .io import atomic_write, locked, remove_stale
 from .latency import LatencyModel, LatencyTable
@@ -15,9 +15,10 @@ from .structure import SiteEntry, Structure
 
 __all__ = [
     'Axis', 'BaseGate', 'LatencyModel', 'LatencyTable', 'MacsModel', 'MacsReport', 'MaskPoint',
-    'NoisyGate', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE', 'UnitMask',
-    'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'can_meet', 'check_finite',
-    'check_finite_gates', 'choose_options', 'count_forward_macs', 'count_params', 'locked',
-    'parse_target', 'remove_stale', 'scale_axes', 'select_units', 'slice_axes', 'slice_conv',
-    'slice_linear', 'slice_norm', 'slice_parameter', 'solve_budget', 'sync_sizes', 'take'
+    'NoisyGate', 'NonFiniteError', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE',
+    'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'can_meet', 'check_finite',
+    'check_finite_gates', 'check_finite_state', 'choose_options', 'count_forward_macs',
+    'count_params', 'locked', 'parse_target', 'remove_stale', 'scale_axes', 'select_units',
+    'slice_axes', 'slice_conv', 'slice_linear', 'slice_norm', 'slice_parameter', 'solve_budget',
+    'sync_sizes', 'take'
 ]

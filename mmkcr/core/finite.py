@@ -1,9 +1,13 @@
 """Numbers that must be numbers."""
 
-from typing import Mapping
+from typing import Mapping, Optional
 
 import torch
 from torch import Tensor, nn
+
+
+class NonFiniteError(ValueError):
+    """A loss, a gate or a weight is no number."""
 
 
 def check_finite(values: Mapping[str, Tensor], what: str) -> None:
@@ -14,12 +18,12 @@ def check_finite(values: Mapping[str, Tensor], what: str) -> None:
         what (str): What they are, for the message.
 
     Raises:
-        ValueError: The first that holds a NaN or an infinity, by its name.
+        NonFiniteError: The first that holds a NaN or an infinity, by its name.
     """
     for name, value in values.items():
         wrong = value.detach()[~torch.isfinite(value.detach())]
         if len(wrong):
-            raise ValueError(f'expected finite {what}, found {float(wrong[0])} in `{name}`')
+            raise NonFiniteError(f'expected finite {what}, found {float(wrong[0])} in `{name}`')
 
 
 def check_finite_gates(gates: Mapping[str, nn.Module], where: str = '') -> None:
@@ -30,7 +34,30 @@ def check_finite_gates(gates: Mapping[str, nn.Module], where: str = '') -> None:
         where (str): Added to the message. Defaults to none.
 
     Raises:
-        ValueError: With the first such parameter's name.
+        NonFiniteError: With the first such parameter's name.
     """
     check_finite({f'{site}.gate.{name}': parameter for site, gate in gates.items()
                   for name, parameter in gate.named_parameters()}, f'gates{where}')
+
+
+def check_finite_state(state: Mapping[str, Tensor], path: str,
+                       own: Optional[Mapping[str, Tensor]] = None) -> None:
+    """Refuse weights that are not finite.
+
+    Args:
+        state (Mapping[str, Tensor]): Weights and buffers.
+        path (str): Where they come from, for the message.
+        own (Mapping[str, Tensor], optional): Of a model as it is built: entries that are not
+            finite there either are not looked at. Defaults to None: all are.
+
+    Raises:
+        NonFiniteError: There are some; the message names the first entry and how many values.
+    """
+    for name, value in state.items():
+        given = value if own is None else own.get(name)
+        if given is None or not torch.is_tensor(value) or not value.is_floating_point():
+            continue
+        bad = value.numel() - int(torch.isfinite(value).sum())
+        if bad and (own is None or torch.isfinite(given).all()):
+            raise NonFiniteError(f'expected finite weights in `{path}`, found {bad} of '
+                                 f'{value.numel()} values of `{name}` that are not')

@@ -15,7 +15,8 @@ from .io import atomic_write
 
 FORMAT_VERSION = 1
 #: Bounds of what a file may ask for; the largest networks known have 1.5 million units.
-MOST_UNITS, MOST_BYTES = 2**22, 2**26
+MOST_UNITS, MOST_BYTES, MOST_LEVELS = 2**22, 2**26, 64
+_COUNTS = dict(macs={'dense', 'subnet', 'input_shape'}, params={'dense', 'subnet'})
 
 
 def _published_structure(path: Path) -> Any:
@@ -46,9 +47,22 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f'`{name}` is no JSON')
 
 
+def _check_levels(data: Mapping[str, Any], where: str) -> None:
+    """Refuse nesting that no copy of a model with this structure would survive."""
+    level, nodes = 0, [data]
+    while nodes:
+        level += 1
+        if level > MOST_LEVELS:
+            raise ValueError(f'expected {MOST_LEVELS} levels of nesting at most in a structure, '
+                             f'found more in {where}')
+        inside = [list(node.values()) if isinstance(node, Mapping) else node for node in nodes]
+        nodes = [item for items in inside for item in items
+                 if isinstance(item, (Mapping, list, tuple))]
+
+
 def _check_counts(data: Mapping[str, Any], where: str) -> None:
-    """Refuse ``macs`` and ``params`` that are no counts."""
-    for part in ('macs', 'params'):
+    """Refuse ``macs`` and ``params`` that are no counts, or not all of them."""
+    for part, required in _COUNTS.items():
         for key, value in (data.get(part) or {}).items():
             if key == 'part':
                 good, wanted = value in ('model', 'backbone'), '`model` or `backbone`'
@@ -61,6 +75,16 @@ def _check_counts(data: Mapping[str, Any], where: str) -> None:
             if not good:
                 raise ValueError(f'expected {wanted} as `{key}` of `{part}` of a structure, found '
                                  f'{str(value):.40} in {where}')
+        found = set(data.get(part) or {})
+        optional = {'part', 'backbone'} if part == 'macs' else set()
+        if found and not required <= found <= required | optional:
+            raise ValueError(f'expected `{part}` of a structure with the keys {sorted(required)}'
+                             f'{f" (and of {sorted(optional)})" if optional else ""}, or none, '
+                             f'found {str(sorted(map(str, found))):.80} in {where}')
+    macs = data.get('macs') or {}
+    if macs.get('backbone', 0) > macs.get('subnet', 0):
+        raise ValueError(f'expected a `backbone` of at most the {macs["subnet"]} MACs of the '
+                         f'subnet in a structure, found {str(macs["backbone"]):.40} in {where}')
 
 
 @dataclass
@@ -198,6 +222,7 @@ class Structure:
             raise ValueError('expected a structure with a backbone `type` and at least one site, '
                              f'found backbone {str(data["backbone"]):.80} and '
                              f'{len(data["sites"])} sites in {where}')
+        _check_levels({key: value for key, value in data.items() if key != 'sites'}, where)
         _check_counts(data, where)
         units = sum(site['total'] for site in data['sites'].values()
                     if isinstance(site, Mapping) and _is_count(site.get('total')))

@@ -194,13 +194,13 @@ def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
     _extend(loader.dataset, _SeededDataset)
 
 
-def continue_with(loader: DataLoader, batches: Iterator) -> None:
+def continue_with(loader: DataLoader, batches: Optional[Iterator]) -> None:
     """Make a loader's next pass go on with an iterator of its batch sampler.
 
     Args:
         loader (DataLoader): Changed in place, between two passes.
-        batches (Iterator): ``iter(loader.batch_sampler)``, advanced to where
-            the pass shall begin.
+        batches (Iterator, optional): ``iter(loader.batch_sampler)``, advanced to where
+            the pass shall begin; None for a whole pass.
     """
     _extend(loader.batch_sampler, _ContinuedBatchSampler)
     loader.batch_sampler._rest = batches

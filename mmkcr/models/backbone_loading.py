@@ -8,6 +8,7 @@ from mmengine.model import PretrainedInit, update_init_info
 from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
 
+from mmkcr.core import check_finite_state
 from mmkcr.core.added import added_layers
 from mmkcr.safe_load import read_checkpoint
 
@@ -84,6 +85,7 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] 
             the backbone.
     """
     state = read_backbone(str(checkpoint), prefix, map_location)
+    check_finite_state(state, str(checkpoint), backbone.state_dict())
     try:
         load_state_dict(backbone, state, strict=False, logger='silent')
     except ValueError as error:

@@ -32,7 +32,18 @@ def read_config(path: Union[str, Path]) -> Config:
         raise FileNotFoundError(f'expected a config file at `{path}`, found none')
     if file.suffix not in ('.py', '.json', '.yaml', '.yml'):
         raise ValueError(f'expected a config file (.py, .json or .yaml), found `{path}`')
-    return Config.fromfile(file)
+    try:
+        config = Config.fromfile(file)
+    except (ImportError, OSError):  # which name what is missing
+        raise
+    except Exception as error:  # of Python, JSON and YAML, each its own
+        text = ' '.join(str(error).split())
+        raise ValueError(f'expected a config at `{path}`, found one that cannot be read '
+                         f'({type(error).__name__}: {text:.200})') from error
+    if not isinstance(config.get('model') or {}, Mapping):
+        raise ValueError(f'expected a config whose `model` is a dict at `{path}`, found '
+                         f'{str(config.model):.60}')
+    return config
 
 
 def _resolve(path: str) -> str:

@@ -1,11 +1,11 @@
 """Loading a checkpoint into a model: whole, or not at all."""
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
-import torch
 from torch import Tensor, nn
 
+from mmkcr.core import check_finite_state
 from .utils import find_task
 
 #: State that training wrappers keep beside the task model's: no task model needs it.
@@ -26,11 +26,15 @@ def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -
         online (bool): Take the optimizer's weights, not their average. Defaults to False.
 
     Raises:
-        ValueError: There is no average beside the weights although ``online`` asks for the latter.
+        ValueError: It has no weights, or there is no average beside the weights although
+            ``online`` asks for the latter.
     """
     prefix = 'module.'
     if not online:
         state = checkpoint.get('state_dict', checkpoint)
+        if not isinstance(state, Mapping):
+            raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found a '
+                             f'`{type(state).__name__}` as its `state_dict`')
         return {key.removeprefix(prefix): value for key, value in state.items()}
     if 'ema_state_dict' not in checkpoint:
         raise ValueError('expected a checkpoint with averaged and online weights (`EMAHook`), '
@@ -87,8 +91,8 @@ def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
     """Load what a training begins with (``load_from``).
 
-    The backbone's entries must be there in their shapes; a head for other classes may differ, and
-    what is missing keeps its initial values, as the hosts do it.
+    Most of the backbone's entries must be there, in their shapes; a head for other classes may
+    differ, and what is missing keeps its initial values, as the hosts do it.
 
     Args:
         model (nn.Module): A task model, possibly wrapped.
@@ -96,42 +100,21 @@ def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None
         path (str): The file, for the message.
 
     Raises:
-        ValueError: An entry of the backbone has another shape, none of them is there, or there
-            are values that are not finite.
+        ValueError: An entry of the backbone has another shape, most of them are not there, or
+            there are values that are not finite.
     """
     model = _unwrapped(model)
     task = find_task(model)
     names = [name for name in task.state_dict() if name.startswith('backbone.')]
     names = names or list(task.state_dict())
-    if not set(names) & set(state):
+    missing, _, shaped = _try(model, state, path)
+    absent = sorted(set(names) & set(missing))
+    if 2 * len(absent) > len(names):
         raise ValueError(f'expected weights to start from for the {type(task).__name__} in '
-                         f'`{path}`, found none of its {len(names)} entries such as `{names[0]}` '
-                         f'but `{next(iter(state), "nothing")}`')
-    *_, shaped = _try(model, state, path)
+                         f'`{path}`, found {len(names) - len(absent) or "none"} of its '
+                         f'{len(names)} entries: not `{absent[0]}`, but '
+                         f'`{next(iter(state), "nothing")}`')
     _refuse(task, path, (), [entry for entry in shaped if entry[0].startswith('backbone.')])
-
-
-def check_finite(state: Mapping[str, Tensor], path: str,
-                 own: Optional[Mapping[str, Tensor]] = None) -> None:
-    """Refuse weights that are not finite.
-
-    Args:
-        state (Mapping[str, Tensor]): Weights and buffers.
-        path (str): Where they come from, for the message.
-        own (Mapping[str, Tensor], optional): Of a model as it is built: entries that are not
-            finite there either are not looked at. Defaults to None: all are.
-
-    Raises:
-        ValueError: There are some; the message names the first entry and how many values.
-    """
-    for name, value in state.items():
-        given = value if own is None else own.get(name)
-        if given is None or not torch.is_tensor(value) or not value.is_floating_point():
-            continue
-        bad = value.numel() - int(torch.isfinite(value).sum())
-        if bad and (own is None or torch.isfinite(given).all()):
-            raise ValueError(f'expected finite weights in `{path}`, found {bad} of '
-                             f'{value.numel()} values of `{name}` that are not')
 
 
 def _has_gates(state: Iterable[str]) -> bool:
@@ -145,7 +128,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _try(model: nn.Module, state: Mapping[str, Tensor],
          path: str) -> Tuple[List[str], List[str], List[Tuple[str, str, str]]]:
     """Load what fits; names of what is missing and in excess; name and shapes of what differs."""
-    check_finite(state, path, model.state_dict())
+    check_finite_state(state, path, model.state_dict())
     missing, surplus, shaped = [], [], []
     try:
         missing, surplus = model.load_state_dict(dict(state), strict=False)

@@ -1,6 +1,7 @@
 """Kills and changed files, as many as asked for, with counts.
 
     python tests/faults/campaign.py --kills 200 --files 10000 --out faults.json
+    python tests/faults/campaign.py --kills 200 --files 0 --minutes 60
 
 Training runs of every method and task are killed at random moments and resumed, until they end;
 then all weights, averages and logged values are those of a run that was not killed. Changed files
@@ -10,40 +11,57 @@ are read, see mutations.py. Ends with status 1 if anything was lost or let in.
 import argparse
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 JOBS = Path(__file__).parents[1] / 'test_engine/train_jobs.py'
 DETECTION = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py'
-#: By name: a job of train_jobs.py and its iterations. All with averages (`EMAHook`);
-#: epochs and iterations, two workers or none, accumulated gradients (iterations), batch norms
-#: (resnet_pruning), every method (KCR, DCS with masks, Once for Both) and both dense tasks.
+DIGITS = {'train_dataloader.dataset.indices': list(range(0, 1437, 15)),
+          'train_dataloader.batch_size': 16, 'val_dataloader.dataset.indices': list(range(16)),
+          'train_cfg.max_epochs': 4, 'train_cfg.val_interval': 1,
+          'default_hooks.logger.interval': 1, 'default_hooks.checkpoint.interval': 1,
+          'visualizer.vis_backends': [dict(type='LocalVisBackend')]}
+SCENES = {**DIGITS, 'train_dataloader.dataset.indices': list(range(12)),
+          'train_dataloader.batch_size': 2, 'val_dataloader.dataset.indices': list(range(4)),
+          'train_cfg.max_epochs': 2}
+#: Jobs of train_jobs.py by name. Epochs and iterations, two workers or none,
+#: averages (`EMAHook`), accumulated gradients (iterations), one and two processes, batch norms
+#: (resnet_pruning, shipped_dcs), every method (KCR, DCS with masks, Once for Both, gates of heads
+#: that become convolutions) and both dense tasks; configs of this project among them.
 RUNS = dict(
-    search=(dict(kind='search'), 20),
-    retrain=(dict(kind='retrain'), 36),
-    iterations=(dict(kind='iterations'), 26),
-    iterated_search=(dict(kind='iterated_search'), 26),
-    masked_search=(dict(kind='masked_search'), 20),
-    masked_retrain=(dict(kind='masked_retrain'), 36),
-    pruning=(dict(kind='pruning'), 36),
-    resnet_pruning=(dict(kind='resnet_pruning'), 36),
-    segmentation=(dict(kind='segment_search'), 14),
-    detection=(dict(config=DETECTION, options={
-        'train_dataloader.dataset.indices': list(range(12)), 'train_dataloader.batch_size': 2,
-        'val_dataloader.dataset.indices': list(range(4)), 'train_cfg.max_epochs': 2,
-        'train_cfg.val_interval': 1, 'default_hooks.logger.interval': 1,
-        'visualizer.vis_backends': [dict(type='LocalVisBackend')]}), 8))
+    search=dict(kind='search'),
+    search_alone=dict(kind='search', options={
+        'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False}),
+    retrain=dict(kind='retrain'),
+    iterations=dict(kind='iterations'),
+    iterated_search=dict(kind='iterated_search'),
+    masked_search=dict(kind='masked_search'),
+    masked_retrain=dict(kind='masked_retrain'),
+    pruning=dict(kind='pruning'),
+    resnet_pruning=dict(kind='resnet_pruning'),
+    segmentation=dict(kind='segment_search'),
+    detection=dict(config=DETECTION, options=SCENES),
+    shipped_dwconv=dict(config='configs/dwconv/digits/dwconv-search_vit-octo_1xb64_digits.py',
+                        options=DIGITS),
+    shipped_dcs=dict(config='configs/dcs/digits/dcs-search_efficientvit-mini_1xb64_digits.py',
+                     options=DIGITS),
+    two_searches=dict(kind='search', processes=2),
+    two_retrains=dict(kind='masked_retrain', processes=2),
+    two_iterations=dict(kind='iterations', processes=2),
+    two_segmentors=dict(kind='segment_search', processes=2),
+    two_prunings=dict(kind='resnet_pruning', processes=2))
 
 
-def chain(name, number, folder, data_root, kills):
+def chain(name, number, folder, data_root, kills, iterations):
     """Jobs of one run that is killed so often, at moments that ``number`` decides."""
-    job, iterations = RUNS[name]
     draw = random.Random(f'{name} {number}')
-    job = dict(job, work_dir=f'{folder}/{name}_{number}', data_root=str(data_root))
+    job = dict(RUNS[name], work_dir=f'{folder}/{name}_{number}', data_root=str(data_root))
     jobs = []
     # ascending: what is resumed lies at or before the last one
     for after in sorted(draw.sample(range(1, iterations), kills)):
@@ -66,13 +84,16 @@ def run(jobs, folder):
     return json.loads(path.with_name('statuses.json').read_text())
 
 
+def last_checkpoint(work_dir):
+    """What a run wrote last."""
+    from mmkcr.safe_load import read_checkpoint
+    return read_checkpoint(Path(work_dir, 'last_checkpoint').read_text())
+
+
 def differences(one, other):
     """Names of what differs between two work directories' last checkpoints."""
     import torch
-
-    from mmkcr.safe_load import read_checkpoint
-    first, second = (read_checkpoint(Path(folder, 'last_checkpoint').read_text())
-                     for folder in (one, other))
+    first, second = map(last_checkpoint, (one, other))
     found = []
     for key in ('state_dict', 'ema_state_dict'):
         states = first.get(key, {}), second.get(key, {})
@@ -86,7 +107,8 @@ def differences(one, other):
                           if logs[0].get(name) != logs[1].get(name))
 
 
-def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=4):
+def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=4, until=float('inf'),
+              first=0, say=lambda counts: None):
     """Kill runs until that many kills have hit.
 
     Args:
@@ -95,29 +117,38 @@ def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=4):
         data_root (str): The digits.
         names (Sequence[str]): Of :data:`RUNS`, in turns.
         kills (int): At most in one run. Defaults to 4.
+        until (float): No run begins after that time. Defaults to any.
+        first (int): Number of the first run, which decides its kills. Defaults to 0.
+        say (Callable): Gets the counts after every run. Defaults to nothing.
 
     Returns:
-        dict: ``kills`` by signal, ``runs`` and ``lost``: what differs, by run.
+        dict: ``kills`` by signal, ``runs`` by name and ``lost``: what differs, by run.
     """
-    counts, lost, runs = dict(SIGKILL=0, SIGTERM=0), {}, 0
-    while sum(counts.values()) < wanted:
-        name = names[runs % len(names)]
-        unbroken = dict(RUNS[name][0], work_dir=f'{folder}/{name}', data_root=str(data_root))
+    counts, lost, runs = dict(SIGKILL=0, SIGTERM=0), {}, Counter()
+    found = dict(kills=counts, runs=runs, lost=lost)
+    while sum(counts.values()) < wanted and time.time() < until:
+        number = first + sum(runs.values())
+        name = names[number % len(names)]
+        unbroken = dict(RUNS[name], work_dir=f'{folder}/{name}', data_root=str(data_root))
         if not Path(unbroken['work_dir']).exists() and run([unbroken], folder) != [0]:
             raise RuntimeError(f'the run `{name}` failed without any kill')
-        jobs = chain(name, runs, folder, data_root, kills)
+        iterations = last_checkpoint(unbroken['work_dir'])['meta']['iter']
+        jobs = chain(name, number, folder, data_root, kills, iterations)
         statuses = run(jobs, folder)
         work_dir = jobs[-1]['work_dir']
         counts['SIGKILL'] += statuses.count(-signal.SIGKILL)
         counts['SIGTERM'] += statuses.count(128 + signal.SIGTERM)
         bad = [status for status in statuses[:-1]
                if status not in (0, -signal.SIGKILL, 128 + signal.SIGTERM)]
-        found = [f'statuses {statuses}'] if bad or statuses[-1] else differences(
+        differing = [f'statuses {statuses}'] if bad or statuses[-1] else differences(
             unbroken['work_dir'], work_dir)
-        if found:
-            lost[work_dir] = found[:5]
-        runs += 1
-    return dict(kills=counts, runs=runs, lost=lost)
+        if differing:
+            lost[work_dir] = differing[:5]
+        else:
+            shutil.rmtree(work_dir)
+        runs[name] += 1
+        say(found)
+    return found
 
 
 def main():
@@ -127,6 +158,9 @@ def main():
     parser.add_argument('--kills', type=int, default=200)
     parser.add_argument('--files', type=int, default=10000)
     parser.add_argument('--runs', nargs='+', choices=sorted(RUNS), default=list(RUNS))
+    parser.add_argument('--first', type=int, default=0, help='number of the first run')
+    parser.add_argument('--minutes', type=float, default=float('inf'),
+                        help='no run begins later')
     parser.add_argument('--out', type=Path, help='JSON file for the counts')
     args = parser.parse_args()
     began, folder = time.time(), Path(tempfile.mkdtemp(prefix='faults_'))
@@ -139,8 +173,9 @@ def main():
         sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
         from lab.digits import write_digits
         write_digits(folder / 'digits')
-        counts['kills'] = kill_runs(args.kills, folder, folder / 'digits', args.runs)
-        print(json.dumps(counts['kills']), flush=True)
+        counts['kills'] = kill_runs(
+            args.kills, folder, folder / 'digits', args.runs, until=began + 60 * args.minutes,
+            first=args.first, say=lambda found: print(json.dumps(found), flush=True))
     counts['seconds'] = round(time.time() - began)
     if args.out:
         args.out.write_text(json.dumps(counts, indent=1) + '\n')

@@ -54,6 +54,13 @@ def test_diff():
     assert found == {FFN_1: dict(removed=[1], added=[5, 6])}
 
 
+def nested(levels):
+    found = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
 bad_kept = st.one_of(
     st.lists(st.integers(0, 7), min_size=2, max_size=8).filter(
         lambda kept: any(a >= b for a, b in zip(kept, kept[1:]))),  # not ascending
@@ -109,6 +116,12 @@ def test_corrupted_file_is_refused(tmp_path, data):
     (dict(sites={f's{n}': dict(total=2**20, kept=2**20) for n in range(9)}),
      '4194304 units at most in all sites of a structure, found 9437184'),
     (dict(method=3), '`method` of a structure to be a string'),
+    (dict(macs=dict(dense=10, subnet=5)), r"`macs` .* keys \['dense', 'input_shape', 'subnet'\]"),
+    (dict(macs=dict(GOOD['macs'], bakbone=3)), "found .*'bakbone'"),
+    (dict(macs=dict(GOOD['macs'], backbone=6)), '`backbone` of at most the 5 MACs .* found 6'),
+    (dict(params=dict(dense=3)), r"`params` .* keys \['dense', 'subnet'\], or none"),
+    (dict(provenance=dict(a=nested(100))), '64 levels of nesting at most'),
+    (dict(backbone=dict(type='A', arch=nested(500))), '64 levels of nesting at most'),
 ])
 def test_wrong_keys(change, message):
     with pytest.raises(ValueError, match=message):

@@ -7,7 +7,9 @@ below), ``data_root``, ``work_dir`` and optionally ``kill`` (SIGKILL, or the ``s
 named, to the process and its workers after that many iterations), ``kill_rename`` (SIGKILL in the
 place of the n-th renaming of a file), ``resume``, ``options`` (merged into the config),
 ``precise`` (in fp64), ``buffers`` (each process writes those of its model to
-``buffers_<rank>.pth``). The exit status of each is written beside it, in ``statuses.json``.
+``buffers_<rank>.pth``), ``processes`` (so many, and what is killed is all of them, or one after
+which the launcher ends the others). The exit status of each is written beside it, in
+``statuses.json``.
 Importing takes seconds, so processes are forked after that. Under ``torchrun`` jobs run in place,
 one after the other.
 """
@@ -17,6 +19,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -59,12 +62,12 @@ class Kill(Hook):
 
     priority = 'LOWEST'
 
-    def __init__(self, after, name):
-        self.after, self.signal = after, signal.Signals[name]
+    def __init__(self, after, name, alone):
+        self.after, self.signal, self.alone = after, signal.Signals[name], alone
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter + 1 == self.after:
-            if 'RANK' in os.environ:
+            if self.alone:
                 os.kill(os.getpid(), self.signal)
             else:
                 os.killpg(0, self.signal)
@@ -343,7 +346,8 @@ def train(job):
         kill_in_rename(job['kill_rename'])
     runner = Runner.from_cfg(config)
     if 'kill' in job:
-        runner.register_hook(Kill(job['kill'], job.get('signal', 'SIGKILL')))
+        launched = 'RANK' in os.environ and 'processes' not in job  # by torchrun, in its group
+        runner.register_hook(Kill(job['kill'], job.get('signal', 'SIGKILL'), launched))
     runner.train()
     if job.get('buffers'):
         buffers = dict(getattr(runner.model, 'module', runner.model).named_buffers())
@@ -363,23 +367,45 @@ def kill_in_rename(number):
 
 
 def in_child(job):
+    """Run a job in processes of its own; the exit status of the first that ended otherwise."""
     Path(job['work_dir']).mkdir(parents=True, exist_ok=True)
-    pid = os.fork()
-    if pid == 0:
-        log = os.open(f'{job["work_dir"]}/output.txt', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1), os.dup2(log, 2)
-        os.setpgid(0, 0)
-        random.seed(), np.random.seed()  # as a process has it that was not forked
-        try:
-            train(job)
-            os._exit(0)
-        except SystemExit as ended:
-            os._exit(ended.code)
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    number, group = job.get('processes', 1), 0
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    for rank in range(number):
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, group)
+            if number > 1:
+                os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(number),
+                                  MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+            _child(job)
+        group = group or pid
+        with contextlib.suppress(OSError):  # by whichever comes first
+            os.setpgid(pid, group)
+    statuses = []
+    for _ in range(number):
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(-group, 0)[1]))
+        if statuses[-1] not in (0, 128 + signal.SIGTERM):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+    return next((status for status in statuses if status), 0)
+
+
+def _child(job):
+    log = os.open(f'{job["work_dir"]}/output.txt', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1), os.dup2(log, 2)
+    random.seed(), np.random.seed()  # as a process has it that was not forked
+    try:
+        train(job)
+        os._exit(0)
+    except SystemExit as ended:
+        os._exit(ended.code)
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        os._exit(1)
 
 
 if __name__ == '__main__':

@@ -60,6 +60,16 @@ def test_every_entry_arrives_and_new_norms_are_new(trained, checkpoint, prefix):
     assert torch.equal(found['norm0.weight'], torch.ones(12))
 
 
+def test_initial_weights_that_are_no_numbers(trained, tmp_path):
+    structure, state = trained
+    key = 'backbone.stages.0.blocks.1.ffn.layers.1.weight'
+    wrong = {**state, key: state[key].clone()}
+    wrong[key][0, 0] = float('inf')
+    torch.save(dict(state_dict=wrong), tmp_path / 'wrong.pth')
+    with pytest.raises(ValueError, match='finite weights in .*wrong.pth.*found 1 of .*1.ffn'):
+        start(str(tmp_path / 'wrong.pth'), structure=structure)
+
+
 def test_a_bare_backbone_and_a_supernet(trained, tmp_path):
     dense = randomised(**SWIN, out_indices=(1, ))
     torch.save(dense.state_dict(), tmp_path / 'dense.pth')

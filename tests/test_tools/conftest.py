@@ -113,7 +113,7 @@ def run_tool(load_tool, capsys, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def refused(load_tool, capsys, monkeypatch, tmp_path):
+def refused(load_tool, capsys, monkeypatch, tmp_path, forget_runs):
     """``refused('slim', *args)``: the one sentence of a command that writes nothing but a log."""
 
     def run(name, *args):
@@ -135,14 +135,19 @@ def refused(load_tool, capsys, monkeypatch, tmp_path):
     return run
 
 
+@pytest.fixture(scope='session')
 def forget_runs():
-    """Drop what MMEngine keeps by name and second, for one run a process."""
-    from mmengine.utils import ManagerMixin
-    waiting = [ManagerMixin]
-    while waiting:
-        manager = waiting.pop()
-        waiting += manager.__subclasses__()
-        manager._instance_dict.clear()
+    """``forget_runs()``: drop what MMEngine keeps by name and second, for one run a process."""
+
+    def forget():
+        from mmengine.utils import ManagerMixin
+        waiting = [ManagerMixin]
+        while waiting:
+            manager = waiting.pop()
+            waiting += manager.__subclasses__()
+            manager._instance_dict.clear()
+
+    return forget
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def test_tokens_become_maps():
     (['--names', 'a'], 'expected 2 different names and structures'),
     (['--head', '9'], '`--head` from 0 to'),
     (['--layer', '99'], '`--layer` among'),
-    (['--images', '0'], 'at least 1 image, found `0`')])
+    (['--images', '0'], '`--images` of at least 1, found 0')])
 def test_bad_arguments(args, message, models, load_tool, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):

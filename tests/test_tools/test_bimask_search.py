@@ -8,6 +8,7 @@ import torch
 
 from mmkcr.apis import slim
 from mmkcr.apis.build import build_model, load_config
+from mmkcr.core import Structure
 
 TOOL = 'analysis_tools/bimask_search'
 SPEED = 'benchmarks/search_speed'
@@ -71,7 +72,7 @@ def test_steps_are_timed_at_the_sizes_asked_for(run_tool, config, tmp_path):
 
 
 @pytest.mark.parametrize('args, message', [
-    (('--shares', 1.2), '`--shares` within (0, 1)'), (('--rounds', 0), 'at least one round'),
+    (('--shares', 1.2), '`--shares` within (0, 1)'), (('--rounds', 0), '`--rounds` of at least 1'),
     (('--shares', 0.01), 'within the reachable')])
 def test_mistakes_of_the_step_times(refused, config, args, message):
     assert message in refused(SPEED, config, *args)
@@ -83,3 +84,23 @@ def test_latency_of_a_subnet_with_options(run_tool, config, tmp_path):
     with next(tmp_path.glob('latency_*.csv')).open() as file:
         row, = csv.DictReader(file)
     assert 0.9 * 0.5 <= float(row['macs_ratio']) <= 0.5
+
+
+@pytest.mark.parametrize('backbone', [
+    dict(type='os.mkdir', path='trap'),
+    dict(type='mmkcr.Searchable', sites=['heads'], backbone=dict(type='os.mkdir', path='trap'))])
+def test_a_structure_runs_no_code(refused, backbone, tmp_path):
+    """What is built from the file alone is a registered class."""
+    Structure.load(dict(format_version=1, backbone=backbone, sites=dict(
+        a=dict(total=2, kept=[1])))).save(tmp_path / 'trap.json')
+    line = refused(TOOL, '--structure', tmp_path / 'trap.json')
+    assert 'expected registered types in' in line and '`os.mkdir`' in line
+    assert not list(tmp_path.rglob('trap'))
+
+
+def test_a_structure_whose_arguments_were_altered(refused, config, tmp_path):
+    structure = slim(build_model(load_config(config)), 0.6, 1, (3, 16, 16))[1].to_dict()
+    structure['backbone']['arch']['feedforward_channels'] = 48
+    (tmp_path / 's.json').write_text(json.dumps(structure))
+    line = refused(TOOL, '--structure', tmp_path / 's.json')
+    assert 'expected 48 units at site' in line and 'found a structure for 32' in line

@@ -99,7 +99,7 @@ def test_refusals_write_nothing(refused, write_config, search_config):
         ((search_config, '--grid', 'model.price.weight=1:2'), 'expected a grid'),
         ((search_config, '--preset', 'lambda', '--grid', 'model.price.weight=1'), 'once'),
         ((search_config, '--grid', 'model.price.weight=-1'), 'non-negative price `weight`'),
-        ((search_config, '--preset', 'rank', '--folds', 1), 'at least 2 folds'),
+        ((search_config, '--preset', 'rank', '--folds', 1), '`--folds` of at least 2'),
         ((search_config, '--preset', 'rank', '--fraction', 2), 'found 2'),
         ((search_config, '--preset', 'rank', '--fraction', '0.01'), 'stratified|every class'),
         ((missing, '--preset', 'rank'), 'found no such folder'),

@@ -149,7 +149,7 @@ def test_a_file_where_the_folder_should_be(load_tool, roots, dense, tmp_path, ca
         load_tool('analysis_tools/score_heads').main(
             [CONFIG, dense[1], '--images', '4', '--out', str(tmp_path / 'out'), *roots])
     error = capsys.readouterr().err
-    assert f'error: expected a folder, found a file at or above {tmp_path}' in error
+    assert f'found a file at `{tmp_path / "out"}`' in error
     assert (tmp_path / 'out').read_text() == 'mine'
 
 

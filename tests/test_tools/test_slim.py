@@ -162,7 +162,7 @@ def test_refusals(refused, run_tool, search_config, checkpoint, tmp_path):
                                  f'`{dense}` without gates'),
         ((search_config, checkpoint, '--online-weights'), 'without `ema_state_dict`'),
         ((search_config, checkpoint, '--target-macs', 'much'), 'MACs target such as'),
-        ((search_config, checkpoint, '--divisor', '0'), '`divisor` of at least 1, found 0'),
+        ((search_config, checkpoint, '--divisor', '0'), '`--divisor` of at least 1, found 0'),
         ((search_config, checkpoint, '--shape', '1', '2', '3'), 'one or two positive numbers'),
     ]:
         assert message in refused('slim', *args), message

@@ -24,6 +24,7 @@ from mmkcr.core import Structure
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.utils import search_space
 from mmkcr.registry import MODELS
+from mmkcr.safe_load import check_types
 from mmkcr.visualization import format_table
 from mmkcr.visualization.bimask import head_widths, plot_mask_descent, plot_widths
 
@@ -65,8 +66,10 @@ def read_masks(config: str, checkpoints: Sequence[str]) -> Dict[str, List]:
 def show_structure(path: str, figure: Path) -> None:
     """Print and plot the widths of a structure."""
     structure = Structure.load(path)
-    sites = search_space(MODELS.build(dict(structure.backbone))).sites
-    structure = structure.renamed(sites)
+    check_types(structure.backbone, path)
+    space = search_space(MODELS.build(dict(structure.backbone)))
+    sites, structure = space.sites, structure.renamed(space.sites)
+    structure.validate(space.totals())
     groups = {name: site.groups for name, site in sites.items()}
     heads = head_widths(structure, groups)
     rows = [(name, f'{len(site.kept)} / {site.total}',

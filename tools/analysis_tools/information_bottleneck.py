@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
 from mmkcr.evaluation.analysis import classification_scores, epoch_of, split_loader
 from mmkcr.evaluation.bottleneck import information_statistics
@@ -37,16 +37,19 @@ def make_parser() -> Parser:
                         help='folder of figures and numbers (%(default)s)')
     parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'),
                         help='kind of figure (%(default)s)')
+    add_trust_argument(parser)
     return parser
 
 
 def measure(name: str, config: str, checkpoints: Sequence[str], args: Any) -> List[Dict[str, Any]]:
     """One row a checkpoint, by epoch."""
     settings = load_config(config)
-    model, rows = build_model(settings).to(args.device), []
-    known, tested = split_loader(settings, args.split), split_loader(settings, 'val')
+    model, rows, loaders = build_model(settings).to(args.device), [], None
     for position, path in enumerate(checkpoints, 1):
         epoch = epoch_of(load_weights(model, path))
+        # after the first weights, which are refused in no time
+        loaders = loaders or [split_loader(settings, name) for name in (args.split, 'val')]
+        known, tested = loaders
         rows.append(dict(
             run=name, epoch=position if epoch is None else epoch, checkpoint=Path(path).name,
             split=args.split, **classification_scores(model, tested),

@@ -111,8 +111,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     config = load_config(args.config, args.cfg_options)
     init_default_scope(config.get('default_scope', 'mmpretrain'))
-    if args.device == 'cuda' and not torch.cuda.is_available():
-        raise ValueError('expected a CUDA device for `--device cuda`, found none')
     check_data_folders(config, ('train_dataloader', 'val_dataloader'))
     model, content = build_model(config), {}
     space = replaceable_heads(model)

@@ -98,8 +98,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                          f'{args.warmup}')
     if not all(0 <= share <= 1 for share in args.shares):
         raise ValueError(f'expected `--shares` within 0 and 1, found {args.shares}')
-    if torch.device(args.device).type == 'cuda' and not torch.cuda.is_available():
-        raise ValueError(f'expected a CUDA device for `--device` {args.device}, found none')
     if args.clock == 'cpu' and (args.threads != 1 or args.device != 'cpu'):
         raise ValueError('expected `--threads 1` on the CPU for `--clock cpu`, found '
                          f'threads {args.threads} on {args.device}')

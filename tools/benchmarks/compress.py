@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.compress_study import VARIANTS, Subject, study
 from mmkcr.apis.build import load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.compress import check_kinds
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
@@ -45,6 +46,7 @@ def make_parser() -> Parser:
     parser.add_argument('--out', help='folder (work_dirs/benchmarks/compress_<config name>)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
+    add_trust_argument(parser)
     return parser
 
 
@@ -68,6 +70,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
+    check_kinds(args.sites or ())
     subjects = []
     for seed, checkpoint in enumerate(args.checkpoints):
         config = load_config(args.config, args.cfg_options)

@@ -27,7 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.digits import write_digits
 from lab.jobs import Job, run_jobs
+from lab.run_settings import check_factor, check_target
 from lab.scenes_job import (
+    BACKBONE,
     EXPECTED,
     TASKS,
     ScenesOptions,
@@ -35,10 +37,9 @@ from lab.scenes_job import (
     run_backbone,
     run_task,
 )
-from mmkcr.apis.build import load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.expected import check_expected
-from mmkcr.apis.launch import check_file
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write, locked
 from mmkcr.visualization import format_table
@@ -67,6 +68,7 @@ def make_parser() -> Parser:
                         help='stretch the schedules on the scenes (%(default)s)')
     parser.add_argument('--jobs', type=int, default=1,
                         help='tasks trained at a time, one process each (%(default)s)')
+    add_trust_argument(parser)
     return parser
 
 
@@ -116,16 +118,18 @@ def write(folder: Path, rows: Sequence[Mapping[str, Any]], **content: Any) -> st
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run, print and write."""
     args = make_parser().parse_args(argv)
-    if args.factor <= 0 or args.jobs < 1:
-        raise ValueError('expected `--factor` above 0 and `--jobs` of at least 1, found '
-                         f'{args.factor} and {args.jobs}')
-    check_file(args.backbone, 'a checkpoint')
+    check_factor(args.factor, '--factor')
     quiet_hosts()
     began, folder = time.perf_counter(), Path(args.work_dir)
-    if not Path(args.data_root).exists():
-        write_digits(args.data_root)
     options = ScenesOptions(args.work_dir, str(CONFIGS), args.data_root, args.backbone, args.seed,
                             args.target_macs, factor=args.factor)
+    if args.backbone is not None:
+        load_weights(build_model(load_config(CONFIGS / BACKBONE)), args.backbone)
+    for task in args.tasks:
+        check_target(ScenesPipeline(task, options).config_file('search'), args.target_macs,
+                     options.divisor)
+    if not Path(args.data_root).exists():
+        write_digits(args.data_root)
     with locked(folder):
         backbone, = run_jobs({'backbone': Job(partial(run_backbone, options), 1,
                                               folder / 'backbone.log')}, 1)

@@ -40,7 +40,7 @@ from mmkcr.apis.build import (
     load_config,
     recorded_config,
 )
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress import DEFAULT_SITES
 from mmkcr.apis.latency import (
     AMP_DTYPES,
@@ -97,6 +97,7 @@ def make_parser() -> Parser:
                         help='entries of the configs to overwrite: key=value')
     parser.add_argument('--slim-options', nargs='+', action=DictAction,
                         help='the same, of the slim side only')
+    add_trust_argument(parser)
     return parser
 
 
@@ -236,22 +237,11 @@ def report(rows: List[Dict[str, Any]]) -> str:
         for row in rows], title=rows[0]['dense'])
 
 
-def check(args: Any) -> None:
-    """Refuse numbers that make no sense, before models are built."""
-    for name in ('batch_size', 'threads'):
-        if min(getattr(args, name)) < 1:
-            raise ValueError(f'expected `--{name.replace("_", "-")}` of at least 1, found '
-                             f'{min(getattr(args, name))}')
-    if torch.device(args.device).type == 'cuda' and not torch.cuda.is_available():
-        raise ValueError(f'expected a CUDA device for `--device` {args.device}, found none')
-
-
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
-    check(args)
     rows, path = [], None
     settings = list(itertools.product(args.runtime, args.batch_size, args.threads))
     for target in args.target_macs:

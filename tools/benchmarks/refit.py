@@ -168,8 +168,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                          f'0 and 1 and at least 16 units to compare, found {args.widths}, '
                          f'{args.tokens}, {args.groups}, {args.keep} and {args.compare}')
     device = torch.device(args.device)
-    if device.type == 'cuda' and not torch.cuda.is_available():
-        raise ValueError(f'expected a CUDA device for `--device` {args.device}, found none')
     if args.clock == 'cpu' and (args.threads != 1 or device.type != 'cpu'):
         raise ValueError('expected `--threads 1` on the CPU for `--clock cpu`, found threads '
                          f'{args.threads} on {args.device}')

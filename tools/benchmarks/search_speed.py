@@ -167,7 +167,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     torch.set_num_threads(args.threads)
     config = load_config(args.config)
-    if config.model.get('price', {}).get('type') != 'mmkcr.AdaptiveOneHotLoss':
+    if ((config.get('model') or {}).get('price') or {}).get('type') != 'mmkcr.AdaptiveOneHotLoss':
         raise ValueError(f'expected the config of a search with `mmkcr.AdaptiveOneHotLoss`, found '
                          f'`{args.config}` without')
     sizes = [(1., False), *((share, False) for share in args.shares), (args.shares[-1], True)]

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mmkcr.core import locked
+from mmkcr.safe_load import is_trusted, trust_checkpoints
 
 #: Says what goes on: job, stage, epochs done, epochs of the stage, its last metrics, or None
 #: when the stage is finished.
@@ -55,7 +56,7 @@ def run_jobs(jobs: Mapping[str, Job], processes: int = 2) -> List[Dict[str, Any]
     threads = int(os.environ.get('OMP_NUM_THREADS', share))
     with context.Manager() as manager, _Display(jobs) as display:
         news = manager.Queue()
-        with ProcessPoolExecutor(processes, context, _start, (news, threads)) as pool:
+        with ProcessPoolExecutor(processes, context, _start, (news, threads, is_trusted())) as pool:
             futures = [pool.submit(_run, job) for job in jobs.values()]
             try:
                 while wait(futures, timeout=0.2).not_done:
@@ -75,10 +76,11 @@ def _show(news: Any, display: '_Display') -> None:
         display.update(*news.get())
 
 
-def _start(news: Any, threads: int) -> None:
+def _start(news: Any, threads: int, trusted: bool) -> None:
     global _news
     _news = news
     torch.set_num_threads(threads)
+    trust_checkpoints(trusted)
     warnings.filterwarnings('ignore')
 
 

@@ -1,12 +1,18 @@
 """What a job of several trainings takes as arguments and changes in every config."""
 
 import argparse
+import contextlib
+import math
 import os
-from typing import Any
+import sys
+from pathlib import Path
+from typing import Any, Union
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
+from mmkcr.apis import slim
+from mmkcr.apis.build import build_model, default_shape, load_config
 from mmkcr.engine.schedule import stretch_schedule
 
 
@@ -36,11 +42,40 @@ def check_run_arguments(args: argparse.Namespace) -> None:
         args (Namespace): Parsed.
 
     Raises:
-        ValueError: A factor or a number of jobs out of range.
+        ValueError: A factor out of range.
     """
-    if args.epochs_factor <= 0 or args.jobs < 1:
-        raise ValueError('expected `--epochs-factor` above 0 and `--jobs` of at least 1, found '
-                         f'{args.epochs_factor} and {args.jobs}')
+    check_factor(args.epochs_factor, '--epochs-factor')
+
+
+def check_factor(factor: float, flag: str) -> None:
+    """Refuse a factor of schedules that is none.
+
+    Args:
+        factor (float): By which they are stretched.
+        flag (str): Of the command, for the message.
+
+    Raises:
+        ValueError: Not positive, or not finite.
+    """
+    if not 0 < factor < math.inf:
+        raise ValueError(f'expected `{flag}` above 0, found {factor}')
+
+
+def check_target(config: Path, target: Union[str, int, float], divisor: int = 1) -> None:
+    """Refuse a target that a search cannot reach, before it is trained.
+
+    Args:
+        config (Path): Of the search.
+        target (str | int | float): See :func:`mmkcr.apis.slim`.
+        divisor (int): As there. Defaults to 1.
+
+    Raises:
+        ValueError: The message gives the reachable range.
+    """
+    cfg = load_config(config)
+    with contextlib.redirect_stdout(sys.stderr):
+        model = build_model(cfg)
+    slim(model, target, divisor, default_shape(cfg, model))
 
 
 def prepare_run(config: Config, seed: int, epochs_factor: float = 1.,

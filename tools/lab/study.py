@@ -34,6 +34,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from mmengine.config import Config
 
 from mmkcr.apis.build import load_config
+from mmkcr.core import parse_target
 from .pipeline import Measure, Start
 
 #: Measures of a trained model by name: module and function (:data:`~.pipeline.Measure`).
@@ -102,6 +103,11 @@ class Study:
     def __init__(self, path: Path, rows: Optional[Sequence[str]] = None) -> None:
         content = load_config(path)._cfg_dict.to_dict()
         _check_keys(content, _STUDY, 'the study', {'nets', 'stages', 'rows'})
+        for key, kind in dict(nets=list, stages=dict, rows=dict, columns=dict,
+                              measures=list).items():
+            if key in content and not isinstance(content[key], kind):
+                raise ValueError(f'expected a {kind.__name__} as `{key}` of the study, found '
+                                 f'{str(content[key]):.60}')
         self.path = Path(path)
         self.title = content.get('title', self.path.stem)
         self.configs = self.path.parent / content.get('configs', '.')
@@ -114,6 +120,8 @@ class Study:
         for number, (name, stage) in enumerate(self.stages.items()):
             _check_keys(stage, _KINDS[self.kind(name)] | {self.kind(name)}, f'stage `{name}`')
             self._check_references(f'stage `{name}`', stage, list(self.stages)[:number])
+            if stage.get('target') is not None:
+                parse_target(stage['target'], 2**62)
         for name, row in self.rows.items():
             _check_keys(row, _ROW, f'row `{name}`', {'config', 'weights'})
             self._check_references(f'row `{name}`', row, list(self.stages))

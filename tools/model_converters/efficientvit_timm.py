@@ -14,9 +14,11 @@ from typing import Dict, Optional, Sequence
 import torch
 from torch import Tensor
 
-from mmkcr.apis.cli import Parser, command
-from mmkcr.core.io import atomic_write
+from mmkcr.apis.arguments import check_place
+from mmkcr.apis.cli import Parser, add_trust_argument, command
+from mmkcr.core import atomic_write, check_finite_state
 from mmkcr.models import EfficientViT, EfficientViTClsHead
+from mmkcr.safe_load import read_checkpoint
 
 _RULES = (
     (r'\.norm\.', '.bn.'),
@@ -78,14 +80,23 @@ def read(path: Path) -> Dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: There is no such file.
+        ValueError: It is no checkpoint, or not finite.
     """
     if not path.is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{path}`, found none')
     if path.suffix == '.safetensors':
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
-        return load_file(path)
-    content = torch.load(path, map_location='cpu', weights_only=True)
-    return content.get('state_dict', content)
+        try:
+            state = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f'expected a file of safetensors at `{path}`, found none ({error})'
+                             ) from error
+    else:
+        content = read_checkpoint(path)
+        state = content.get('state_dict', content)
+    check_finite_state(state, str(path))
+    return state
 
 
 @command
@@ -94,7 +105,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument('source', help="timm's checkpoint")
     parser.add_argument('target', help='where to write')
+    add_trust_argument(parser)
     args = parser.parse_args(argv)
+    check_place(args.target, 'target', file=True)
     state = convert(read(Path(args.source)))
     with atomic_write(args.target) as path:
         torch.save(dict(state_dict=state), path)

@@ -5,6 +5,7 @@ from .checkpoint_guard import CheckpointGuardHook
 from .class_check import ClassCheckHook
 from .exact_resume import ExactResumeHook
 from .feature_tap import FeatureTapHook
+from .finite import FiniteHook
 from .gate_noise import GateNoiseHook
 from .information_bottleneck import InformationBottleneckHook
 from .linear_schedule import LinearScheduleHook
@@ -22,6 +23,7 @@ __all__ = [
     'ClassCheckHook',
     'ExactResumeHook',
     'FeatureTapHook',
+    'FiniteHook',
     'GateNoiseHook',
     'InformationBottleneckHook',
     'LinearScheduleHook',

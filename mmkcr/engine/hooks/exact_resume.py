@@ -22,6 +22,7 @@ from mmkcr.engine.reproducible import (
 from mmkcr.models.utils import unwrap
 from mmkcr.registry import HOOKS
 from .atomic_checkpoint import AtomicCheckpointHook
+from .finite import FiniteHook
 from .preemption import PreemptionHook
 from .sync_batch_norm import SyncBatchNormHook
 
@@ -50,7 +51,8 @@ class ExactResumeHook(Hook):
     where a run is that is told to end (:class:`PreemptionHook`), makes up
     for the validation that follows a checkpoint, whose results it cannot hold,
     makes saving safe against being killed (see :class:`AtomicCheckpointHook`,
-    whose behaviour a plain ``CheckpointHook`` gets), and lets the batch norms of several
+    whose behaviour a plain ``CheckpointHook`` gets), stops a run whose loss is
+    no number (:class:`FiniteHook`), and lets the batch norms of several
     processes keep one set of statistics, the one that a checkpoint holds
     (:class:`SyncBatchNormHook`).
 
@@ -86,7 +88,7 @@ class ExactResumeHook(Hook):
         for hook in runner.hooks:
             if type(hook) is CheckpointHook:
                 hook.__class__ = AtomicCheckpointHook
-        wanted = [MissedValidationHook, PreemptionHook]
+        wanted = [MissedValidationHook, PreemptionHook, FiniteHook]
         wanted += [SyncBatchNormHook] if self.sync_batch_norm else []
         for hook in wanted:
             if not any(isinstance(present, hook) for present in runner.hooks):
@@ -144,11 +146,11 @@ class ExactResumeHook(Hook):
         seed_everything(derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
         for loader in train_loaders(runner).values():
             source_sampler(loader).set_epoch(runner.epoch)
-            if self._passed:
-                batches = iter(loader.batch_sampler)
-                for _ in range(self._passed):
-                    next(batches, None)
-                continue_with(loader, batches)
+            batches = iter(loader.batch_sampler) if self._passed else None
+            for _ in range(self._passed):
+                next(batches, None)
+            # None too: of two loaders the second is not asked once the first has nothing left
+            continue_with(loader, batches)
         self._passed = 0
 
     def before_train_iter(self,

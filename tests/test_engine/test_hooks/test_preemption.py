@@ -9,9 +9,11 @@ import torch
 from mmkcr.engine.hooks.preemption import STATUS
 
 # kind, and the iteration after which SIGTERM comes: within an epoch of 5 (search) or 9; where
-# gradients are waiting; at the end of an epoch. `tests/faults` has the other kinds
-CASES = dict(search=13, iterations=17, pruning=14, epoch_end=18)
-KINDS = dict(epoch_end='retrain')
+# gradients are waiting; at the end of an epoch, also of two loaders without workers, which draw
+# no batch in advance. `tests/faults` has the other kinds
+CASES = dict(search=13, iterations=17, pruning=14, epoch_end=18, search_end=10)
+KINDS = dict(epoch_end='retrain', search_end='search')
+WORKERS = dict(search_end=0)
 
 
 @pytest.fixture(scope='module')
@@ -22,7 +24,8 @@ def runs(run_jobs, tmp_path_factory):
     for case, after in CASES.items():
         kind = KINDS.get(case, case)
         unbroken, broken = str(root / f'{case}_unbroken'), str(root / f'{case}_broken')
-        other = {'train_dataloader.num_workers': 1, 'train_dataloader.persistent_workers': False}
+        other = {'train_dataloader.num_workers': WORKERS.get(case, 1),
+                 'train_dataloader.persistent_workers': False}
         jobs += [dict(kind=kind, work_dir=unbroken),
                  dict(kind=kind, work_dir=broken, kill=after, signal='SIGTERM'),
                  dict(kind=kind, work_dir=broken, resume=True, options=other)]

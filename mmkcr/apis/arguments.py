@@ -1,0 +1,127 @@
+"""Arguments that commands share, refused before anything begins."""
+
+import tempfile
+from argparse import Action, Namespace
+from pathlib import Path
+from typing import Any, Iterable, List, Sequence, Tuple
+
+import torch
+
+from mmkcr.core import parse_target
+
+#: Least values of numbers, by the name that they have in every command.
+LEAST = dict(threads=1, batch=1, batch_size=1, images=1, shown=1, repeats=0, warmup=0, rounds=1,
+             pairs=1, divisor=1, jobs=1, folds=2, count=1, interval=1, landmarks=1, tokens=1,
+             finetune=1, seed=0, seeds=0)
+#: Most of some; more is no machine's.
+MOST = dict(threads=4096, jobs=4096, batch=2**20, batch_size=2**20)
+#: Most pixels of an image that a model is built, counted or timed for.
+MOST_PIXELS = 2**26
+_FOLDERS, _FILES = ('out', 'work_dir', 'show_dir'), ('FILE', )
+
+
+def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
+    """Refuse numbers, devices, targets and places that cannot be.
+
+    Args:
+        args (Namespace): Parsed.
+        actions (Sequence[Action]): Of the parser; ``metavar='FILE'`` tells a file to write from a
+            folder.
+
+    Raises:
+        ValueError: One of them.
+        OSError: Nothing can be written at a place.
+    """
+    flags = {action.dest: max(action.option_strings, key=len) for action in actions
+             if action.option_strings}
+    metavars = {action.dest: action.metavar for action in actions}
+    for name, flag in flags.items():
+        values = _values(getattr(args, name, None))
+        if name in LEAST:
+            _check_numbers(values, flag, LEAST[name], MOST.get(name))
+        elif name == 'device':
+            check_device(values[0])
+        elif name == 'target_macs':
+            for value in values:
+                parse_target(value, 2**62)
+        elif name == 'shape' and values:
+            image_shape(values)
+        elif name in _FOLDERS and values:
+            check_place(values[0], flag, metavars[name] in _FILES)
+
+
+def _values(value: Any) -> List[Any]:
+    found = list(value) if isinstance(value, (list, tuple)) else [value]
+    return [item for item in found if item is not None]
+
+
+def _check_numbers(values: Iterable[Any], flag: str, least: int, most: Any) -> None:
+    for value in values:
+        if isinstance(value, (int, float)) and not least <= value <= (most or value):
+            wanted = f'of at least {least}' if value < least else f'of at most {most}'
+            raise ValueError(f'expected `{flag}` {wanted}, found {value}')
+
+
+def image_shape(shape: Sequence[int]) -> Tuple[int, int, int]:
+    """(3, H, W) of a command's ``--shape``, which is H and W or one number for both.
+
+    Raises:
+        ValueError: Not one or two positive numbers, or more pixels than any model takes.
+    """
+    if len(shape) not in (1, 2) or min(shape) < 1:
+        raise ValueError('expected `--shape` of one or two positive numbers, found '
+                         f'{" ".join(map(str, shape))}')
+    if shape[0] * shape[-1] > MOST_PIXELS:
+        raise ValueError(f'expected `--shape` of {MOST_PIXELS} pixels at most, found '
+                         f'{shape[0]} x {shape[-1]}')
+    return 3, shape[0], shape[-1]
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that is not there.
+
+    Args:
+        name (str): Such as ``'cpu'`` or ``'cuda:1'``.
+
+    Raises:
+        ValueError: It is no name of a device, or this machine has none such.
+    """
+    try:
+        device = torch.device(name)
+        if device.type == 'cuda' and not torch.cuda.is_available():
+            raise ValueError(f'expected a CUDA device for `--device {name}`, found none')
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, NotImplementedError) as error:
+        text = str(error).strip().splitlines() or ['']
+        raise ValueError(f'expected a device of this machine such as `cpu` or `cuda`, found '
+                         f'`--device {name}` ({text[0]:.120})') from error
+
+
+def check_place(path: Any, flag: str, file: bool = False) -> None:
+    """Refuse a place where nothing can be written; nothing is left there.
+
+    Args:
+        path (str | Path): A folder, or a file with ``file``; need not be there.
+        flag (str): Of the command, for the message.
+        file (bool): Whether a file is to be written. Defaults to False.
+
+    Raises:
+        ValueError: A file is where a folder has to be, or a folder where the file has to be.
+        OSError: The system says that nothing can be written there.
+    """
+    path = Path(path).expanduser()
+    if file and path.is_dir():
+        raise ValueError(f'expected a file to write at `{flag} {path}`, found a folder')
+    folder = path.parent if file else path
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ValueError(f'expected a place to write for `{flag} {path}`, found a file at '
+                         f'`{folder}`')
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b'0' * 4096)
+            probe.flush()
+    except OSError as error:
+        raise OSError(error.errno, f'expected a place to write for `{flag} {path}`, found none: '
+                      f'{error.strerror}') from error

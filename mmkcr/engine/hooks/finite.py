@@ -1,0 +1,99 @@
+"""Stops a run whose numbers are none, before it is saved."""
+
+from typing import Any, Dict, List, Optional, Set
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapperDict
+from mmengine.runner import Runner
+
+from mmkcr.core import NonFiniteError
+from mmkcr.models.utils import unwrap
+from mmkcr.registry import HOOKS
+
+#: Parts of a checkpoint that hold weights.
+_STATES = ('state_dict', 'ema_state_dict')
+
+
+@HOOKS.register_module()
+class FiniteHook(Hook):
+    """Stops at the first loss that is not finite, and never saves a state that is not.
+
+    The message has the iteration and the term. So the last good checkpoint stays the last one.
+    Where the scaler of mixed precision skips steps (``AmpOptimWrapper``), it may skip ``patience``
+    in a row: it then looks for its scale, and the weights stay as they are. ``ExactResumeHook``
+    and ``tools/train.py`` bring this hook.
+
+    Args:
+        patience (int): Most iterations in a row without a step. Defaults to 50.
+
+    Raises:
+        ValueError: ``patience`` is negative.
+    """
+
+    priority = 'LOW'  # after averages are swapped in, before anything is saved
+
+    def __init__(self, patience: int = 50) -> None:
+        if patience < 0:
+            raise ValueError(f'expected a `patience` of at least 0, found {patience}')
+        self.patience = patience
+        self._skipped = 0
+        self._scales: List[float] = []
+        self._ignored: Set[str] = set()
+
+    def before_train(self, runner: Runner) -> None:
+        """Note buffers that are not finite by design."""
+        self._skipped, self._scales = 0, _scales(runner)
+        self._ignored = {name for name, value in unwrap(runner.model).named_buffers()
+                         if not _finite(value)}
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[Any] = None,
+                         outputs: Optional[Dict[str, Any]] = None) -> None:
+        """Look at all terms of the loss.
+
+        Raises:
+            NonFiniteError: One is not finite, or the scaler has skipped too many steps.
+        """
+        found = {name: value for name, value in (outputs or {}).items()
+                 if 'loss' in name and not _finite(value)}
+        scales, before = _scales(runner), self._scales
+        self._scales = scales
+        skipped = any(now < then for now, then in zip(scales, before))
+        self._skipped = self._skipped + 1 if skipped or found else 0
+        step = runner.iter + 1
+        if found and (not scales or self._skipped > self.patience):
+            # the terms first: their sum is a consequence
+            name = min(found, key=lambda name: name.rpartition('/')[2] == 'loss')
+            raise NonFiniteError(f'expected finite losses at iteration {step}, found '
+                                 f'{float(found[name])} in `{name}`')
+        if self._skipped > self.patience:
+            raise NonFiniteError(f'expected finite gradients at iteration {step}, found none in '
+                                 f'{self._skipped} iterations: the loss scale is {min(scales):g}')
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: Dict[str, Any]) -> None:
+        """Look at all that is to be saved.
+
+        Raises:
+            NonFiniteError: A weight is not finite; nothing is written.
+        """
+        for part in _STATES:
+            for name, value in (checkpoint.get(part) or {}).items():
+                if not _finite(value) and not any(name.endswith(own) for own in self._ignored):
+                    raise NonFiniteError(
+                        f'expected finite weights to save at iteration {runner.iter}, found others '
+                        f'in `{name}` of `{part}`')
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, float):
+        value = torch.tensor(value)
+    return not torch.is_tensor(value) or not value.is_floating_point() or \
+        bool(torch.isfinite(value).all())
+
+
+def _scales(runner: Runner) -> List[float]:
+    """Scales of the losses in mixed precision; empty without."""
+    wrapper = runner.optim_wrapper
+    parts = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
+    scalers = [getattr(part, 'loss_scaler', None) for part in parts]
+    return [scaler.get_scale() for scaler in scalers if scaler is not None and scaler.is_enabled()]

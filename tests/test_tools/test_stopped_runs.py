@@ -1,0 +1,157 @@
+"""Runs that stop after they began: a sentence, and the last good checkpoint stays the last one."""
+
+import errno
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.hooks import atomic_checkpoint
+from mmkcr.models import MacsPrice, RegularizedModel
+
+EVERY = """
+default_hooks = dict(
+    checkpoint=dict(interval=2, by_epoch=False, max_keep_ckpts=1), logger=dict(interval=1))
+custom_hooks.append(dict(type='EMAHook'))
+train_dataloader['dataset'].update(indices=list(range(0, 1437, 16)))
+val_dataloader['dataset'].update(indices=4)
+"""
+
+
+@pytest.fixture
+def stopped(load_tool, write_config, capsys, tmp_path, forget_runs):
+    """``stopped(*arguments, lines='')``: the sentence with which a training ends."""
+
+    def run(*arguments, lines=EVERY):
+        forget_runs()
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            load_tool('train').main([write_config(lines), '--work-dir', str(tmp_path / 'run'),
+                                     *arguments])
+        (line, ) = [line for line in capsys.readouterr().err.splitlines()
+                    if line.startswith('error: ')]
+        assert ended.value.code == 1
+        return line
+
+    return run
+
+
+def checkpoints(folder):
+    return {path.name: torch.load(path, weights_only=False)['meta']['iter']
+            for path in folder.glob('*.pth')}
+
+
+@pytest.mark.parametrize('cls, method, name', [
+    (MacsPrice, 'forward', 'loss_price'), (RegularizedModel, 'forward', 'loss')])
+def test_a_loss_that_is_none(stopped, monkeypatch, tmp_path, cls, method, name):
+    """A price, and whatever the weights make of the batch, from the fifth call on."""
+    good, calls = getattr(cls, method), []
+
+    def bad(self, *args, **kwargs):
+        found = good(self, *args, **kwargs)
+        calls.extend([1] if isinstance(found, dict) else [])
+        factor = float('nan') if len(calls) > 8 else 1.  # two calls an iteration
+        return {key: value * factor if 'loss' in key else value for key, value in found.items()
+                } if isinstance(found, dict) else found
+
+    monkeypatch.setattr(cls, method, bad)
+    line = stopped()
+    assert re.search(rf'the run stopped: expected finite .* at iteration 5, found nan in `\w*/?'
+                     rf'{name}', line), line
+    assert checkpoints(tmp_path / 'run') == {'iter_4.pth': 4}
+    assert (tmp_path / 'run/last_checkpoint').read_text().endswith('iter_4.pth')
+
+
+def test_weights_that_are_none(stopped, monkeypatch, tmp_path):
+    """Losses are finite, but what is to be saved is not."""
+    good = torch.optim.AdamW.step
+
+    def step(self, *args, **kwargs):
+        found = good(self, *args, **kwargs)
+        parameter = self.param_groups[0]['params'][0]
+        if (steps := self.state[parameter].get('step')) is not None and steps == 4:
+            parameter.data.flatten()[0] = float('nan')
+        return found
+
+    monkeypatch.setattr(torch.optim.AdamW, 'step', step)
+    assert re.search('the run stopped: expected finite', stopped())
+    assert checkpoints(tmp_path / 'run') == {'iter_2.pth': 2}
+
+
+def test_a_disk_that_is_full_in_the_middle(stopped, monkeypatch, tmp_path):
+    write, calls = atomic_checkpoint.write_atomically, []
+
+    def full(content, path):
+        calls.append(path)
+        if len(calls) > 2:
+            raise OSError(errno.ENOSPC, 'No space left on device', str(path))
+        write(content, path)
+
+    monkeypatch.setattr(atomic_checkpoint, 'write_atomically', full)
+    assert 'the run stopped: [Errno 28] No space left on device' in stopped()
+    assert checkpoints(tmp_path / 'run') == {'iter_2.pth': 2}
+
+
+@pytest.mark.parametrize('content', [b'', b'no image'])
+@pytest.mark.parametrize('workers', [0, 1])
+def test_an_image_that_cannot_be_read_is_named(stopped, small_digits, tmp_path, content, workers):
+    data = tmp_path / 'digits'
+    shutil.copytree(small_digits, data, ignore=shutil.ignore_patterns('scenes'))
+    images = sorted((data / 'train').rglob('*.png'))
+    for path in images[::20]:
+        path.write_bytes(content)
+    line = stopped('--cfg-options', f'train_dataloader.dataset.data_root={data}',
+                   f'train_dataloader.num_workers={workers}', lines='')
+    (found, ) = re.findall(r'that can be read at `(\S+)`, found none', line)
+    assert Path(found) in images[::20]
+
+
+def test_data_without_workers_from_the_command_line(load_tool, write_config, tmp_path):
+    """Configs keep their workers, and without any there are none to keep."""
+    lines = EVERY + 'train_dataloader.update(num_workers=2, persistent_workers=True)\n'
+    load_tool('train').main([write_config(lines), '--work-dir', str(tmp_path / 'run'),
+                             '--cfg-options', 'train_dataloader.num_workers=0'])
+    assert (tmp_path / 'run/last_checkpoint').is_file()
+
+
+def test_without_the_pointer_the_last_checkpoint_is_found(load_tool, write_config, tmp_path,
+                                                          forget_runs):
+    work, config = tmp_path / 'run', write_config(EVERY)
+    load_tool('train').main([config, '--work-dir', str(work)])
+    before = checkpoints(work)
+    (work / 'last_checkpoint').unlink()
+    forget_runs()
+    load_tool('train').main([config, '--work-dir', str(work), '--resume',
+                             '--cfg-options', 'train_cfg.max_epochs=2'])
+    assert max(checkpoints(work).values()) == 2 * max(before.values())
+
+
+@pytest.fixture(scope='module')
+def dense(tmp_path_factory, search_config):
+    """A config of a training from other weights, and the model's own."""
+    folder = tmp_path_factory.mktemp('dense')
+    config = load_config(search_config)
+    config.model = config.model.architecture
+    config.model.backbone.pop('gates')
+    config.train_cfg = dict(by_epoch=True, max_epochs=1)
+    config.optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3))
+    config.custom_hooks, config.param_scheduler = [], []
+    config.dump(folder / 'dense.py')
+    return folder, build_model(config).state_dict()
+
+
+@pytest.mark.parametrize('kept, found', [(0, 'none'), (3, '3')])
+def test_weights_of_another_backbone_begin_no_training(dense, refused, kept, found):
+    """Keys of a bare backbone, and of one that shares a few names."""
+    folder, state = dense
+    names = [name for name in state if name.startswith('backbone.')]
+    torch.save(dict(state_dict={
+        name if name in names[:kept] or not name.startswith('backbone.') else
+        name.removeprefix('backbone.'): value for name, value in state.items()}),
+        folder / 'others.pth')
+    line = refused('train', folder / 'dense.py', '--cfg-options',
+                   f'load_from={folder / "others.pth"}')
+    assert f'found {found} of its {len(names)} entries' in line or 'missing' in line

@@ -1,0 +1,312 @@
+"""Every command times every wrong input: one sentence, a status that is not 0, nothing written.
+
+A row is a call that would run; one word of it after the other is replaced by wrong ones, by the
+kind of file that it names, and the wrong values of options that the command offers are added. A
+command without a row fails.
+"""
+
+import contextlib
+import io
+import re
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.run_settings import move_data
+from mmkcr.apis import console
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.cli import COMMANDS
+from mmkcr.core import Structure
+
+REPO = Path(__file__).parents[2]
+SEGMENTOR = REPO / 'configs/kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py'
+HEADS = REPO / 'configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py'
+SECONDS = 20
+#: Calls by command, | between two; words in braces are files that are there, or places to write.
+ROWS = {
+    'analysis_tools/attention': '{dense} {weights} --out {out}',
+    'analysis_tools/bimask_search': '--structure {structure} --out {out} | {search} {gates} '
+                                    '--out {out}',
+    'analysis_tools/channel_masks': '{search} {gates} --out {out} | --structure {structure} '
+                                    '--out {out}',
+    'analysis_tools/get_flops': '{dense}',
+    'analysis_tools/grad_cam': '{dense} {weights} --out {out}',
+    'analysis_tools/information_bottleneck': '--run one {dense} {weights} --out {out}',
+    'analysis_tools/kernel_complexity': '{dense} {weights} --out {out}',
+    'analysis_tools/score_heads': '{heads} --out {out} | {heads} {weights} --out {out}',
+    'benchmarks/attention_block': '--sizes base --out {file}',
+    'benchmarks/compress': '{dense} {weights} --metric accuracy/top1 --out {out}',
+    'benchmarks/digit_scenes': '--backbone {weights} --data-root {data} --work-dir {out}',
+    'benchmarks/latency': '{dense} {weights} --out {out}',
+    'benchmarks/latency_table': '{dense} --out {file}',
+    'benchmarks/refit': '--out {file}',
+    'benchmarks/regularizer_overhead': '--quick --out {out}',
+    'benchmarks/search_speed': '{search} --out {file}',
+    'benchmarks/sizes': '',
+    'compress': '{dense} {weights} --target-macs 60% --out {out}',
+    'cross_validate': '{dense} --grid randomness.seed=0,1 --work-dir {out}',
+    'dataset_converters/digits': '--out {out}',
+    'demo/before_after': '--dense {segmentor} {segments} --slim {segmentor} {segments} --images '
+                         '{image} --out {out}',
+    'deployment/export_onnx': '{dense} {weights} --out {file}',
+    'init': '{dense} --out {file}',
+    'model_converters/efficientvit_timm': '{weights} {file}',
+    'model_zoo/kind_coverage': '--check --path {document}',
+    'model_zoo/model_counts': '',
+    'model_zoo/paper_sizes': '',
+    'model_zoo/readme_tables': '',
+    'publish': '{dense} {weights} --out {out}',
+    'quickstart': '--data-root {data} --work-dir {out}',
+    'search': '{search} --work-dir {out}',
+    'slim': '{search} {gates} --out {out}',
+    'study': '{study} --data-root {data} --work-dir {out}',
+    'test': '{dense} {weights} --work-dir {out}',
+    'train': '{dense} --work-dir {out}',
+    'zoo': '',
+}
+#: Kinds of the words in braces.
+KINDS = dict(dense='config', heads='config', segmentor='config', search='config',
+             segments='checkpoint', weights='checkpoint', gates='checkpoint',
+             structure='structure', study='study', image='image', document='document', out='place',
+             file='file')
+#: Values that no command takes of an option of that name.
+OPTIONS = {
+    '--batch-size': ['0', '-1', 'x'], '--count': ['0'], '--device': ['nothing', 'cuda:99'],
+    '--divisor': ['0', '-8'], '--epochs-factor': ['0', '-1', 'nan'], '--folds': ['1'],
+    '--images': ['0', '-1'], '--interval': ['0'], '--jobs': ['0', '1000000000'],
+    '--latency-table': ['no/such.json'], '--repeats': ['-1', '1.5'], '--seed': ['-1'],
+    '--seeds': ['-1'], '--shape': ['0', '-3', '1 2 3', '1000000000', '70000 70000'],
+    '--sites': ['nothing'], '--target-macs': ['abc', '0', '-5', '5%%', '0.8Q'],
+    '--threads': ['0', '-1', '1000000000'], '--warmup': ['-1'], '--no-such-option': [''],
+    '--cfg-options': ['novalue']}
+#: Calls that are wrong otherwise: what a run is asked for.
+MORE = {
+    'train': ['{dense} --work-dir {out} --cfg-options train_cfg.max_epochs=0',
+              '{dense} --work-dir {out} --resume no/such.pth',
+              '{dense} --work-dir {out} --resume {list}',
+              '{dense} --work-dir {out} --cfg-options load_from={others}',
+              '{dense} --work-dir {out} --cfg-options load_from={nan}',
+              '{dense} --work-dir {out} --cfg-options train_dataloader.dataset.data_root=no/such',
+              '{dense} --work-dir {out} --cfg-options train_dataloader.batch_size=0',
+              '{dense} --work-dir {out} --cfg-options train_dataloader.num_workers=-1'],
+    'test': ['{dense} {weights} --out {out}', '{dense} {weights} --show-dir {weights}/below'],
+    'init': ['{search}'],
+    'benchmarks/latency': ['{weights}', '{dense}', '{empty} --target-macs 50%'],
+}
+TOOLS = sorted(str(path.relative_to(REPO / 'tools').with_suffix(''))
+               for path in (REPO / 'tools').rglob('*.py') if 'lab' not in path.parts)
+
+
+def test_every_command_has_a_row():
+    assert TOOLS == sorted(ROWS)
+
+
+@pytest.fixture(scope='session')
+def files(tmp_path_factory, small_digits, search_config, checkpoint):
+    """Good files by the names in the rows."""
+    folder = tmp_path_factory.mktemp('good')
+    config = load_config(search_config)
+    config.model = config.model.architecture
+    config.model.backbone.pop('gates')
+    config.train_cfg = dict(by_epoch=True, max_epochs=1)
+    config.optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3))
+    config.custom_hooks, config.param_scheduler = [], []
+    config.dump(folder / 'dense.py')
+    model = build_model(config)
+    state = model.state_dict()
+    torch.save(dict(state_dict=state), folder / 'dense.pth')
+    torch.save(dict(state_dict={k: v * float('nan') for k, v in state.items()}), folder / 'nan.pth')
+    torch.save(dict(state_dict={f'x.{k}': v for k, v in state.items()}), folder / 'others.pth')
+    torch.save([1, 2], folder / 'list.pth')
+    (folder / 'empty.pth').touch()
+    segmentor = load_config(SEGMENTOR)
+    segmentor.model.backbone.init_cfg = None
+    segmentor.dump(folder / 'segmentor.py')
+    torch.save(dict(state_dict=build_model(segmentor).state_dict()), folder / 'segments.pth')
+    heads = load_config(HEADS)
+    move_data(heads._cfg_dict, 'data/digits', str(small_digits))
+    heads.dump(folder / 'heads.py')
+    Structure.load(dict(
+        format_version=1, backbone=dict(type='mmkcr.KCRVisionTransformer', arch='deit-tiny'),
+        sites={'layers.0.ffn.mlp_channels': dict(total=192, kept=[1, 2])})).save(
+            folder / 'structure.json')
+    (folder / 'study.yml').write_text('title: x\nstages: {}\n')
+    (folder / 'page.md').write_text('<!-- table -->\n<!-- /table -->')
+    return dict(
+        segmentor=folder / 'segmentor.py', segments=folder / 'segments.pth',
+        heads=folder / 'heads.py', dense=folder / 'dense.py', weights=folder / 'dense.pth',
+        search=search_config, gates=checkpoint, structure=folder / 'structure.json',
+        study=folder / 'study.yml', image=next(small_digits.rglob('*.png')),
+        document=folder / 'page.md', data=small_digits,
+        list=folder / 'list.pth', nan=folder / 'nan.pth', others=folder / 'others.pth',
+        empty=folder / 'empty.pth')
+
+
+@pytest.fixture(scope='session')
+def wrong(tmp_path_factory):
+    """Wrong files by kind."""
+    folder = tmp_path_factory.mktemp('wrong')
+
+    def write(name, content=''):
+        path = folder / name
+        path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content)
+        return path
+
+    def save(name, content):
+        torch.save(content, folder / name)
+        return folder / name
+
+    deep = '[' * 2000 + ']' * 2000
+    texts = [write('list.json', '[1, 2]'), write('broken.json', '{"a": '), write('empty.json'),
+             write('deep.json', f'{{"model": {deep}}}'), folder / 'no/such.json']
+    yamls = [write('broken.yml', 'a: [1\nb: }'), write('list.yml', '- 1\n- 2'), write('empty.yml'),
+             write('code.yml', 'a: !!python/object/apply:os.mkdir [trap]'),
+             write('word.yml', 'word')]
+    return dict(
+        config=[*texts, *yamls, write('broken.py', 'model = dict('), write('word.txt', 'word'),
+                write('raises.py', 'model = 1 / 0'), write('no_model.py', 'x = 1'), folder,
+                write('word.py', 'model = "word"'), 'mmkcr::no/such.py', 'nothing::no/such.py',
+                write('odd.py', 'model = dict(backbone=dict(type="Nothing"))'),
+                write('base.py', '_base_ = "no/such.py"')],
+        checkpoint=[write('empty.pth'), write('word.pth', 'word'), save('list.pth', [1, 2]),
+                    save('none.pth', dict(state_dict={})), save('number.pth', dict(state_dict=3)),
+                    folder, folder / 'no/such.pth', 'http://127.0.0.1:9/a.pth', 'nothing://a.pth',
+                    save('words.pth', dict(state_dict=dict(a='b')))],
+        structure=[*texts, folder],
+        study=[*texts, *yamls, folder, folder / 'no/such.yml',
+               write('stages.yml', 'nets: [a]\nrows: {}\nstages: 3'),
+               write('nets.yml', 'nets: a\nrows: {}\nstages: {}'),
+               write('target.yml', 'nets: [a]\nrows: {}\nstages: {a: {train: b}, c: {slim: a, '
+                     'target: abc}}')],
+        image=[write('empty.png'), write('word.png', 'word'), folder / 'no.png'],
+        document=[write('empty.md'), folder, folder / 'no.md'],
+        place=[texts[0], texts[0] / 'below', '/proc/nothing/below'],
+        file=[folder, texts[0] / 'below.json', '/proc/nothing/below.json'])
+
+
+class TooLongError(BaseException):
+    """A call that was not refused at once."""
+
+
+def interrupt(*_):
+    raise TooLongError
+
+
+def offered(main):
+    """The options of a command, of its ``--help``."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+        main(['--help'])
+    return set(re.findall(r'(?<![\w-])--[a-z][\w-]*', text.getvalue()))
+
+
+def calls(tool, files, wrong, options):
+    """Wrong calls of a command, as lists of words."""
+    def good(words):
+        return [re.sub(r'\{(\w+)\}', lambda m: str(files.get(m[1], m[1])), word) for word in words]
+
+    rows = [row.split() for row in ROWS[tool].split(' | ')]
+    for row in rows:
+        for place, word in enumerate(row):
+            kind = KINDS.get(word.strip('{}'))
+            values = wrong.get(kind, ()) if word not in row[:place] else ()
+            for value in (*values, files['nan']) if kind == 'checkpoint' else values:
+                yield [*good(row[:place]), str(value), *good(row[place + 1:])]
+    row = rows[0]
+    for option, values in OPTIONS.items():
+        for value in values if option in options or option == '--no-such-option' else ():
+            yield [*good(row), option, *value.replace('%%', '%').split()]
+    if '--device' in options and not torch.cuda.is_available():
+        yield [*good(row), '--device', 'cuda']
+    for more in MORE.get(tool, ()):
+        yield good(more.split())
+
+
+def complaint(main, words, folder, capsys):
+    """What is wrong with the way in which a call is refused; None if nothing is."""
+    capsys.readouterr()
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        main(words)
+        status = 0
+    except SystemExit as ended:
+        status = ended.code
+    except TooLongError:
+        return f'took more than {SECONDS} s'
+    except BaseException as error:
+        return f'{type(error).__name__}: {error}'
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    lines = [line for line in capsys.readouterr().err.splitlines()
+             if not line.startswith('Downloading: ')]
+    # the log of a run that did not start says why
+    found = [path for path in folder.rglob('*') if path.is_file() and not re.search(
+        r'/\d{8}_\d{6}/', str(path))]
+    for path in found:
+        path.unlink()
+    if not status:
+        return 'exit status 0'
+    if len(lines) != 1 or not lines[0].startswith('error: '):
+        return f'more than a sentence: {lines}'
+    return f'wrote {found}' if found else None
+
+
+@pytest.fixture
+def complained(capsys, monkeypatch, tmp_path, forget_runs):
+    """``complained(main, words)``: see :func:`complaint`; in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    before = signal.signal(signal.SIGALRM, interrupt)
+
+    def complained(main, words):
+        forget_runs()
+        return complaint(main, words, tmp_path, capsys)
+
+    yield complained
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize('tool', TOOLS)
+def test_wrong_inputs(tool, load_tool, files, wrong, complained):
+    main = load_tool(tool).main
+    found = {}
+    for words in calls(tool, files, wrong, offered(main)):
+        problem = complained(main, words)
+        if problem:
+            found[' '.join(words)] = problem[:400]
+    assert not found
+
+
+@pytest.mark.parametrize('tool', [name for name in TOOLS if '{out}' in ROWS[name]
+                                  or '{file}' in ROWS[name]])
+def test_full_disks(tool, load_tool, files, complained):
+    """Not a byte can be written, as on a full disk."""
+    words = [re.sub(r'\{(\w+)\}', lambda m: str(files.get(m[1], m[1])), word)
+             for word in ROWS[tool].split(' | ')[0].split()]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    main = load_tool(tool).main
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        problem = complained(main, words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert problem is None
+
+
+@pytest.mark.parametrize('name', sorted(COMMANDS))
+def test_subcommands(name, files, complained):
+    """``mmkcr <command>`` is the same function: one wrong input of each."""
+    assert complained(console.main, [name, '--no-such-option']) is None
+    if '{dense}' in ROWS[COMMANDS[name].tool]:
+        row = ROWS[COMMANDS[name].tool].split()
+        words = [str(files['list']) if word == '{dense}' else word for word in row]
+        assert complained(console.main, [name, *words]) is None
+
+
+@pytest.mark.parametrize('tool', TOOLS)
+def test_trust_is_offered_wherever_checkpoints_are_read(tool, load_tool):
+    reads = re.search(r'\{(weights|gates|segments)\}', ROWS[tool]) or tool in ('train', 'search')
+    assert ('--trust-checkpoint' in offered(load_tool(tool).main)) == bool(reads)
