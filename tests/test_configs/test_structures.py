@@ -27,7 +27,7 @@ def entries():
 def test_there_is_one_for_every_config_that_asks():
     names = {path: structure_name((ROOT / path).read_text()) for path in ASKING}
     asking = {path: name for path, name in names.items() if name}  # others inherit it
-    assert len(asking) > 35 and set(asking.values()) == {path.stem for path in FILES}
+    assert len(asking) > 20 and set(asking.values()) == {path.stem for path in FILES}
 
 
 def test_they_are_small_and_say_what_they_are():
@@ -52,12 +52,12 @@ def test_they_meet_the_targets_of_the_metafiles():
 
 
 @pytest.mark.parametrize('path', [
-    'configs/kcr/deploy/kcr-deploy_swin-tiny_8xb64_in1k.py',
-    'configs/kcr/retrain/kcr-retrain_vit-small_v1_8xb64_in1k.py',
-    'configs/dcs/deploy/dcs-deploy_mobilevit-small_8xb64_in1k.py',
+    'configs/kcr/retrain/kcr-retrain_swin-tiny_8xb64_in1k.py',
+    'configs/kcr/retrain/kcr-retrain_swin-base_v1_8xb64_in1k.py',
+    'configs/dcs/retrain/dcs-retrain_mobilevit-small_8xb64_in1k.py',
     'configs/ofb/retrain/ofb-retrain_resnet50_1600m_8xb128_in1k.py',
     'configs/ofb/retrain/ofb-retrain_deit-small_900m_8xb128_in1k.py',
-    'configs/dwconv/imagenet/dwconv-replace_dinov2-vit-base_linear_8xb64_in1k.py'])
+    'configs/dwconv/imagenet/dwconv-replace_dinov2-vit-base_8xb64_in1k.py'])
 def test_a_config_is_built_with_it(path, load):
     config = load(path)
     name = structure_name(backbone_config(config)['structure'])

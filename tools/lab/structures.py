@@ -57,7 +57,7 @@ def wanted(models: List[Dict[str, Any]], root: Path) -> List[Wanted]:
     for entry in models:
         if entry['Config'].endswith('_in1k.py'):
             name, meta = structure_name((root / entry['Config']).read_text()), entry['Metadata']
-            if name:
+            if name and meta.keys() & {'Target', 'Replaced Blocks'}:  # of a subnet
                 found.setdefault(name, Wanted(name, entry['Config'], meta.get('Target'),
                                               meta.get('Replaced Blocks')))
     return list(found.values())
