@@ -70,7 +70,8 @@ def _run(folder: Path, content: dict, args: object, seed: int, budget: float) ->
     data = folder / 'data' / f'seed{seed}'
     TASKS[args.task].write(data, seed)
     file = write_study_file(folder / f'study_{round(100 * budget)}.yml', content)
-    options = StudyOptions(str(folder), str(data), args.epochs_factor)
+    options = StudyOptions(str(folder), str(data),
+                           args.epochs_factor * TASKS[args.task].epochs_factor)
     with open(folder / f'seed{seed}.log', 'a') as log, contextlib.redirect_stdout(log), \
             contextlib.redirect_stderr(log):
         result = StudyPipeline(Study(file), args.net, seed, options).run()

@@ -201,7 +201,8 @@ def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '') -> N
             axes.set_title(f'{key} retraining')
             axes.set_xlabel('MACs (% of dense)')
         grid.flat[0].set_ylabel('top-1 (%)')
-        grid.flat[1].legend(fontsize=7)
+        if grid.flat[1].has_data():
+            grid.flat[1].legend(fontsize=7)
         figure.suptitle(title)
 
 
