@@ -46,7 +46,8 @@ def make_parser() -> Parser:
                         help='take a table of another machine')
     parser.add_argument('--sites', nargs='+', metavar='KIND',
                         help=f'kinds of site, of {", ".join(REFITTED)} (those of '
-                        f'{", ".join(DEFAULT_SITES)} that the backbone has)')
+                        f'{", ".join(DEFAULT_SITES)} that the backbone has; heads whole only '
+                        'where their channels cannot be)')
     parser.add_argument('--calibration', metavar='FOLDER',
                         help='folder of images (default: the training set of the config)')
     parser.add_argument('--images', type=int, default=512,

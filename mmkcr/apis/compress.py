@@ -36,7 +36,9 @@ from mmkcr.models.calibration import (
     readers,
     taps,
 )
+from mmkcr.models.head_rotation import take_weights
 from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites import why_not
 from mmkcr.models.sites.base import HostSite, KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from .compress_progress import CompressProgress
@@ -44,9 +46,10 @@ from .site_profiles import CompressOptions, SiteProfile, profile_sites, shown
 from .slim import note_backbone_macs
 
 #: Kinds whose units can be chosen and refitted.
-REFITTED = ('mlp_hidden', 'heads', 'attention_outputs', 'mlp_channels')
-#: Those that a call takes by default: they need no gather and lose least at the same MACs.
-DEFAULT_SITES = ('mlp_hidden', 'heads', 'attention_outputs')
+REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'mlp_channels')
+#: Those that a call takes by default: they need no gather and lose least at the same MACs. Whole
+#: heads are taken where their channels cannot be.
+DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs')
 
 
 @dataclasses.dataclass
@@ -136,6 +139,9 @@ def compress(model: nn.Module,
         profiles = profile_sites(dense, whole, batches, forward, settings)
         if done is not None:
             done.save_profiles(profiles)
+    for profile in profiles.values():
+        for backbone in (whole.host, space.host):
+            take_weights(backbone, profile.rotated)
     sizes = share_out(space, profiles, cost, wanted, settings)
     structure = space.structure_for(
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
@@ -173,13 +179,12 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -> 
 
     Args:
         model (nn.Module): Changed in place: its backbone gets the attribute ``search_space``.
-        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
-            :data:`DEFAULT_SITES` that the backbone has.
+        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: see
+            :func:`default_kinds`.
 
     Raises:
         ValueError: A backbone without an adapter, or one that is not dense.
     """
-    from mmkcr.models.sites import why_not
     host = getattr(model, 'backbone', model)
     host = host if isinstance(host, nn.Module) else model
     known = getattr(host, 'search_space', None)
@@ -189,12 +194,18 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -> 
     if unknown:
         raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
                          f'found {unknown}')
-    kinds = sites or [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
+    kinds = sites or default_kinds(host)
     if not kinds:
         reasons = '; '.join(f'`{kind}`: {why_not(host, kind)}' for kind in REFITTED)
         raise ValueError(f'expected a backbone with a kind of site of {list(REFITTED)}, found '
                          f'`{type(host).__name__}` ({reasons})')
     return SearchSpace.of_dense(host, kinds)
+
+
+def default_kinds(host: nn.Module) -> List[str]:
+    """The kinds of :data:`DEFAULT_SITES` that a backbone has; no two along the same axes."""
+    kinds = [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
+    return [kind for kind in kinds if kind != 'heads' or 'head_channels' not in kinds]
 
 
 def _name(kind: KindConfig) -> str:
@@ -208,9 +219,11 @@ def _macs(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
 
 
 def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
-    """Sizes that a site may have, ascending."""
-    divisor = settings.divisor if site.total >= 4 * settings.divisor else 1
-    return allowed_sizes(site.total, max(1, round(settings.min_share * site.total)), divisor)
+    """Sizes that a site may have, ascending; of channels of heads equally many of every head."""
+    total = site.total // site.rows
+    divisor = settings.divisor if total >= 4 * settings.divisor else 1
+    sizes = allowed_sizes(total, max(1, round(settings.min_share * total)), divisor)
+    return [size * site.rows for size in sizes]
 
 
 def check_reach(space: SearchSpace, macs: Union[MacsModel, LatencyModel], target: int,

@@ -40,14 +40,15 @@ class CompressProgress:
         if not (self.folder / _PROFILES).is_file():
             return None
         return {name: SiteProfile(UnitOrder(found['order'], found['errors'],
-                                            tuple(found['groups'])), found['losses'])
+                                            tuple(found['groups'])), found['losses'],
+                                  found['rotated'])
                 for name, found in self._load(_PROFILES).items()}
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
         """Write the profiles of all sites."""
         self._save(_PROFILES, {name: dict(
             order=found.order.order, errors=found.order.errors, groups=list(found.order.groups),
-            losses=found.losses) for name, found in profiles.items()})
+            losses=found.losses, rotated=found.rotated) for name, found in profiles.items()})
 
     def has_block(self, block: str) -> bool:
         """Whether a block's refitted weights are known."""

@@ -11,7 +11,7 @@ from mmkcr.core import atomic_write
 from mmkcr.engine.compressed_config import run_length
 from mmkcr.models.sites import find_sites, why_not
 from .build import build_model, read_config
-from .compress import DEFAULT_SITES
+from .compress import DEFAULT_SITES, default_kinds
 
 METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
 STAGES = ('search', 'retrain', 'compress')
@@ -84,7 +84,7 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         raise FileExistsError(f'expected no file at `{path}`, found one (`--force` overwrites)')
     base = f'mmkcr::_base_/methods/{method}_{stage}.py'
     if stage == 'compress':
-        kinds = [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
+        kinds = default_kinds(host)
         if not kinds:
             raise ValueError(_does_not_fit(host, 'compress', DEFAULT_SITES))
         lines: Dict[str, Any] = dict(sites=kinds, **_files(f'work_dirs/{stem}/compress'))
@@ -158,7 +158,7 @@ def _does_not_fit(host: nn.Module, method: str, kinds: Sequence[str]) -> str:
     fitting = [f'--method {other}' for other in METHODS if other != method and not any(
         why_not(host, kind) for kind in
         read_config(f'mmkcr::_base_/methods/{other}_search.py').compression.sites)]
-    if method != 'compress' and not all(why_not(host, kind) for kind in DEFAULT_SITES):
+    if method != 'compress' and default_kinds(host):
         fitting.append('--stage compress')
     instead = f': take {" or ".join(f"`{word}`" for word in fitting)}' if fitting else ''
     return (f'expected a backbone with the sites {list(kinds)} for `{method}`, found '

@@ -18,10 +18,9 @@ from mmkcr.core.sites import Site
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.searchable import SearchSpace
-from mmkcr.models.sites import why_not
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
-from .compress import DEFAULT_SITES, uniform_sizes
+from .compress import default_kinds, uniform_sizes
 from .export import export_onnx, onnx_macs
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -214,8 +213,7 @@ def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -
     Args:
         model (nn.Module): A backbone or task model; its backbone may get a search space.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those that the
-            backbone's class has, else those of
-            :data:`~mmkcr.apis.compress.DEFAULT_SITES` that it can have.
+            backbone's class has, else those of :func:`~mmkcr.apis.compress.default_kinds`.
 
     Raises:
         ValueError: As of :meth:`~mmkcr.models.searchable.SearchSpace.of_dense`.
@@ -224,8 +222,7 @@ def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -
     host = host if isinstance(host, nn.Module) else model
     space = getattr(host, 'search_space', None)
     if sites or space is None or not space.kinds:
-        kinds = sites or [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
-        return SearchSpace.of_dense(host, kinds)
+        return SearchSpace.of_dense(host, sites or default_kinds(host))
     return space
 
 
@@ -274,14 +271,9 @@ def random_subnet(model: nn.Module,
     return model, structure
 
 
-def _groups(site: Site) -> int:
-    """Groups of which a random selection keeps equally many units; whole heads are units."""
-    return 1 if site.groups == site.total else site.groups
-
-
 def _random_sizes(site: Site, divisor: int) -> List[int]:
     """Sizes of a random subnet's site."""
-    step = math.lcm(divisor if site.total >= 4 * divisor else 1, _groups(site))
+    step = math.lcm(divisor if site.total >= 4 * divisor else 1, site.rows)
     return allowed_sizes(site.total, 1, step)
 
 
@@ -293,7 +285,7 @@ def random_units(site: Site, count: int, generator: torch.Generator) -> Tensor:
         count (int): Units, a multiple of the groups.
         generator (torch.Generator): On the CPU.
     """
-    groups = _groups(site)
+    groups = site.rows
     width = site.total // groups
     return torch.cat([group * width + torch.randperm(width, generator=generator)[
         :count // groups].sort().values for group in range(groups)])

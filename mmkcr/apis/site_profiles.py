@@ -18,8 +18,17 @@ from mmkcr.models.calibration import (
     readers,
     taps,
 )
+from mmkcr.models.head_rotation import (
+    HeadRotation,
+    head_parts,
+    layers_of,
+    rotate_heads,
+    take_weights,
+    width_order,
+)
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import HostSite
+from mmkcr.models.sites.heads import HeadChannels
 from mmkcr.visualization.progress import shown as progress_bar
 
 
@@ -75,18 +84,25 @@ class SiteProfile:
         order (UnitOrder): Units by how much the readers lose without them; channels of a unit.
         losses (Tensor): Loss of the network's outputs with the first k units, k = 0 … total, fp64;
             relative to the outputs, or in nats for class scores.
+        rotated (dict[str, Tensor]): Weights in which the units are meant, by their path in the
+            host, where they are others than the network's: see
+            :mod:`mmkcr.models.head_rotation`. Defaults to none.
     """
 
     order: UnitOrder
     losses: Tensor
+    rotated: Dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
 def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
                   settings: CompressOptions) -> Dict[str, SiteProfile]:
     """Orders and losses of all sites, from one pass forward and backward of the dense network.
 
+    Narrower heads take a pass more, which brings the network into other bases: it computes what it
+    did.
+
     Args:
-        dense (nn.Module): The network.
+        dense (nn.Module): The network; its attention is rotated in place.
         space (SearchSpace): Of its backbone.
         batches (Sequence): Calibration batches.
         forward (Callable): See :func:`compress`.
@@ -95,6 +111,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     Raises:
         ValueError: A site is not reached, or an activation is not finite.
     """
+    rotations = _rotations(dense, space, batches, forward, settings)
     layers = {f'{name}:{path}': space.host.get_submodule(path)
               for name, site in space.sites.items()
               for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
@@ -126,10 +143,43 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             inputs = found[f'{name}:{readers(site)[0].path}'].inputs
             order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
         profiles[name] = SiteProfile(order, order.errors)
+        if name in rotations:
+            profiles[name] = _by_width(site, order, rotations[name])
     if settings.choose is None and settings.probe_batches:
         _measure(dense, space, profiles, {name: moments.inputs for name, moments in found.items()},
                  batches[-settings.probe_batches:], forward, settings)
     return profiles
+
+
+def _rotations(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
+               settings: CompressOptions) -> Dict[str, HeadRotation]:
+    """Bases of the heads that may become narrower, by site; the network gets them."""
+    sites = {name: site for name, site in space.sites.items() if isinstance(site, HeadChannels)}
+    if not sites or settings.choose is not None:
+        return {}
+    layers = {path: layer for site in sites.values() for path, layer in layers_of(site).items()}
+    found = collect(dense, shown(batches, 'Bases of heads', settings), forward, layers,
+                    settings.rows, None, settings.seed, settings.per_unit[0],
+                    settings.least_batches)
+    rotations = {}
+    for name, site in sites.items():
+        moments = {path: found[path].inputs for path in layers_of(site)}
+        if any(entry.count == 0 for entry in moments.values()):
+            raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
+                             'they do not')
+        rotations[name] = rotate_heads(site, moments, settings.rho)
+        take_weights(space.host, rotations[name].state)
+    return rotations
+
+
+def _by_width(site: HostSite, order: UnitOrder, rotation: HeadRotation) -> SiteProfile:
+    """Units channel by channel over all heads; losses in the unit of the output's errors."""
+    heads = site.total // site.view.width
+    widths = np.arange(site.view.width + 1) * heads
+    errors = np.interp(np.arange(site.total + 1), widths, rotation.errors.cpu().numpy())
+    losses = order.errors[0].cpu() * torch.from_numpy(errors)
+    order = dataclasses.replace(order, order=torch.tensor(width_order(site)), errors=losses)
+    return SiteProfile(order, losses, rotation.state)
 
 
 #: Shares of a site's units at which its loss is measured.
@@ -146,8 +196,7 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
     Between the sizes that are measured the factor is interpolated in its logarithm.
     """
     waiting, places = list(space.sites), {
-        name: sorted({min(max(round(share * site.total), 1), site.total - 1) for share in PROBES})
-        for name, site in space.sites.items() if site.total > 1}
+        name: _probed(site) for name, site in space.sites.items() if site.total > 1}
     while waiting:
         changes, size = {}, 0
         while waiting and (not changes or size < _AT_ONCE):
@@ -166,6 +215,13 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
             profiles[name].losses = scaled.flip(0).cummax(0).values.flip(0)  # never grows with k
 
 
+def _probed(site: HostSite) -> List[int]:
+    """The sizes of a site at which its loss is measured."""
+    count = site.total // site.rows
+    return sorted({min(max(round(share * count), 1), max(count - 1, 1)) * site.rows
+                   for share in PROBES})
+
+
 def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
              inputs: Mapping[str, Moments], rho: float) -> List[WeightChange]:
     """What refits to some numbers of units change in the weights of a site's readers."""
@@ -180,7 +236,23 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
             delta[:, kept] += refit(weight, None, moments.covariance, moments.mean, kept, rho)[0]
             deltas.append(delta)
         changes.append(WeightChange(layer, moments.mean, torch.stack(deltas)))
+    if isinstance(site, HeadChannels):
+        changes.append(_narrower_keys(site, order, counts))
     return changes
+
+
+def _narrower_keys(site: HeadChannels, order: UnitOrder, counts: Sequence[int]) -> WeightChange:
+    """Keys without some channels: the same logits as without these channels of both.
+
+    What is the same for all keys is not seen by the softmax, so the mean does not matter.
+    """
+    path, rows = head_parts(site).keys
+    layer = site.module(path)
+    deltas = layer.weight.detach().new_zeros(len(counts), *layer.weight.shape)
+    for delta, count in zip(deltas, counts):
+        lost = order.order[count:].to(delta.device) + rows.start
+        delta[lost] = -layer.weight.detach()[lost]
+    return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas)
 
 
 def shown(items: Sequence[Any], what: str, settings: CompressOptions) -> Iterable[Any]:

@@ -229,6 +229,11 @@ class Site:
             raise ValueError('expected equally many channels of every head at site '
                              f'`{self.name}`, found {len(kept)} in other numbers')
 
+    @property
+    def rows(self) -> int:
+        """Groups that keep equally many units; 1 where a group is a unit, or there are none."""
+        return 1 if self.groups == self.total else self.groups
+
     def group_counts(self, kept: Tensor) -> Tensor:
         """Kept units of every group that keeps any."""
         return torch.unique(kept // (self.total // self.groups), return_counts=True)[1]

@@ -91,6 +91,56 @@ def low_rank_logits(query_moment: Tensor, key_moment: Tensor, rank: int) -> Logi
                         scale * (left[..., :rank].mT @ query_root), values)
 
 
+def logit_bases(query_moment: Tensor, key_moment: Tensor,
+                rho: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
+    """Bases of queries and keys in which the first r channels are the best rank-r logits.
+
+    All logits stay as they are: ``Tq^T Tk = I``. Moments get a ridge, so that both are regular.
+
+    Args:
+        query_moment (Tensor): As :func:`low_rank_logits`, (H, d, d).
+        key_moment (Tensor): As there.
+        rho (float): Relative ridge. Defaults to 1e-3.
+
+    Returns:
+        tuple[Tensor, Tensor, Tensor]: Tq and Tk, (H, d, d), and all singular values, (H, d), fp64.
+    """
+    query_root = _root(_with_ridge(query_moment.double(), rho))
+    key_root = _root(_with_ridge(key_moment.double(), rho))
+    left, values, _ = torch.linalg.svd(query_root @ key_root)
+    key = values.rsqrt().unsqueeze(-1) * (left.mT @ query_root)
+    return torch.linalg.inv(key).mT, key, values
+
+
+def value_bases(columns: Tensor, covariance: Tensor,
+                rho: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
+    """Bases of values in which the first r channels are the best rank-r output of a head.
+
+    Args:
+        columns (Tensor): Of the output projection, a head each, (H, m, d) with m >= d.
+        covariance (Tensor): Of every head's output, (H, d, d).
+        rho (float): Relative ridge. Defaults to 1e-3.
+
+    Returns:
+        tuple[Tensor, Tensor, Tensor]: T (H, d, d) for the values; the new columns (H, m, d), with
+        ``columns T^-1``; all singular values, (H, d), fp64.
+    """
+    root = _root(_with_ridge(covariance.double(), rho))
+    _, values, right = torch.linalg.svd(columns.double() @ root, full_matrices=False)
+    # T = V^T C^(-1/2): new channels are white, so neither side grows with the other
+    mixing = right @ torch.linalg.inv(root)
+    scale = covariance.double().diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-30).sqrt()
+    mixing = mixing * scale[:, None, None]
+    return mixing, columns.double() @ torch.linalg.inv(mixing), values
+
+
+def _with_ridge(moment: Tensor, rho: float) -> Tensor:
+    """A moment with rho times its mean variance on the diagonal."""
+    size = moment.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-30)
+    same = torch.eye(moment.shape[-1]).to(moment)
+    return moment + (rho * size)[..., None, None] * same
+
+
 def fold_heads(weight: Tensor, bias: Optional[Tensor],
                mixing: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
     """A projection to heads whose channels are mixed: ``T_h (W_h x + b_h)``.

@@ -17,6 +17,7 @@ from mmkcr.core import Structure
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.models import KCRVisionTransformer, Searchable
 from mmkcr.models.calibration import readers
+from mmkcr.models.head_rotation import width_order
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 OPTIONS = dict(input_shape=(3, 32, 32), progress=False, divisor=4)
@@ -80,8 +81,45 @@ def test_heads_that_are_twins_cost_nothing():
 
 
 @pytest.mark.parametrize('build', [vit, swin])
+def test_narrower_heads_cost_nothing_where_ranks_are_low(build):
+    """Queries times keys and values times the projection of rank 4, in heads of 8 channels."""
+    model = build().double()
+    for module in model.modules():
+        if hasattr(module, 'qkv') and hasattr(module, 'proj'):
+            heads = module.num_heads
+            generator = torch.Generator().manual_seed(heads)
+            for part in range(3):
+                rows = module.qkv.weight.data.unflatten(0, (3, heads, -1))[part]
+                bias = module.qkv.bias.data.unflatten(0, (3, heads, -1))[part]
+                mixed = torch.randn(heads, rows.shape[1], 4, generator=generator).double()
+                rows.copy_(mixed @ rows[:, :4])
+                bias.copy_((mixed @ bias[:, :4, None]).squeeze(-1))
+    images = IMAGES.double()
+    result = compress(model, images, 0.87, ['head_channels'], uniform=True, rho=1e-9, min_share=0.5,
+                      **dict(OPTIONS, divisor=1))
+    sizes = {name: len(entry.kept) / entry.total for name, entry in result.structure.sites.items()}
+    assert set(sizes.values()) <= {0.5, 0.625, 0.75} and min(sizes.values()) < 1
+    for found, expected in zip(outputs(result.model, images), outputs(model, images)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize('build', [vit, swin])
+def test_rotated_channels_are_nearer_than_those_of_the_network(build):
+    """At equal widths; the control takes each head's first channels as they are."""
+    def error(**controls):
+        return compress(build(), IMAGES, 0.85, ['head_channels'], held_out=IMAGES, uniform=True,
+                        **dict(OPTIONS, divisor=1), **controls).agreement['error']
+
+    def first(site, moments, generator):
+        return torch.tensor(width_order(site))
+
+    assert error() < error(choose=first)
+
+
+@pytest.mark.parametrize('build', [vit, swin])
 @pytest.mark.parametrize('target', [0.8, 0.6])
-@pytest.mark.parametrize('sites', [['mlp_hidden'], ['mlp_hidden', 'heads'], ['mlp_channels']])
+@pytest.mark.parametrize('sites', [['mlp_hidden'], ['mlp_hidden', 'heads'], ['mlp_channels'],
+                                   ['mlp_hidden', 'head_channels']])
 def test_meets_its_budget_and_reloads(build, target, sites, tmp_path):
     model = build()
     before = copy.deepcopy(model.state_dict())
@@ -257,6 +295,7 @@ def test_readers_are_the_layers_that_the_units_enter():
 
 
 @pytest.mark.parametrize('build, sites', [(vit, ['mlp_hidden', 'heads', 'mlp_channels']),
+                                          (vit, ['mlp_hidden', 'head_channels']),
                                           (swin, ['mlp_hidden', 'heads'])])
 @pytest.mark.parametrize('blocks', [0, 1, 2])
 def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, blocks, tmp_path,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mmkcr.version import __version__
+
 ROOT = Path(__file__).parents[2]
 SOURCES = ('mmkcr', 'configs', 'tools', 'requirements', 'setup.py', 'setup.cfg',
            'pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'model-index.yml',
@@ -148,7 +150,7 @@ def console(site, tmp_path):
 
 def test_command_from_the_installed_wheel(console, site, tmp_path):
     """With tools, configs and methods that the wheel carries, and no clone."""
-    assert console('--version') == 'mmkcr 0.1.0\n'
+    assert console('--version') == f'mmkcr {__version__}\n'
     path = Path(console('zoo', 'kcr-dense_vit-mini_1xb64_digits', '--path').strip())
     assert path.is_file() and site in path.parents
     assert '0.00757' in console('flops', str(path))  # G of MACs

@@ -20,13 +20,7 @@ from mmkcr.models.sites.base import HostSite
 
 def at_random(site: HostSite, moments: Moments, generator: torch.Generator) -> Tensor:
     """Units in random order."""
-    return torch.randperm(site.total, generator=generator)
-
-
-def _by_unit(site: HostSite, values: Tensor) -> Tensor:
-    reader = readers(site)[0]
-    size = reader.inner * taps(site.host.get_submodule(reader.path))
-    return values.view(-1, size).sum(1).argsort(descending=True, stable=True)
+    return _ordered(site, torch.rand(site.total, generator=generator))
 
 
 def by_weight(site: HostSite, moments: Moments, generator: torch.Generator) -> Tensor:
@@ -38,6 +32,18 @@ def by_weight(site: HostSite, moments: Moments, generator: torch.Generator) -> T
 def by_variance(site: HostSite, moments: Moments, generator: torch.Generator) -> Tensor:
     """Units by their variance, as variance-based pruning does."""
     return _by_unit(site, moments.covariance.diagonal())
+
+
+def _by_unit(site: HostSite, values: Tensor) -> Tensor:
+    reader = readers(site)[0]
+    size = reader.inner * taps(site.host.get_submodule(reader.path))
+    return _ordered(site, values.view(-1, size).sum(1))
+
+
+def _ordered(site: HostSite, scores: Tensor) -> Tensor:
+    """Units by their scores, the largest first; the first of every head, then the second ones."""
+    places = scores.view(site.rows, -1).argsort(1, descending=True, stable=True)
+    return (places + torch.arange(site.rows)[:, None] * places.shape[1]).T.flatten()
 
 
 class Variant(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.coverage import (
+from lab.kind_coverage import (
     FAMILIES,
     GATES,
     HOLDS,
@@ -180,7 +180,7 @@ def test_in_fp32_the_subnet_is_as_near_to_fp64_as_the_supernet(name, kinds):
 
 
 def test_the_document_is_what_the_command_writes(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location('tool', ROOT / 'tools/model_zoo/coverage.py')
+    spec = importlib.util.spec_from_file_location('tool', ROOT / 'tools/model_zoo/kind_coverage.py')
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     assert tool.render(DOCUMENT.read_text()) == DOCUMENT.read_text()

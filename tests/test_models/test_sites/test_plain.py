@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.coverage import FAMILIES, GATES, randomise
+from lab.kind_coverage import FAMILIES, GATES, randomise
 from mmkcr.models import Searchable
 from mmkcr.models.sites import KINDS
 

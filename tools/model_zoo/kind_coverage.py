@@ -6,7 +6,7 @@ network. Rows of libraries that are not installed are left as they are. With --c
 written, and the exit status is 1 if the table is not up to date.
 
 Example:
-    python tools/model_zoo/coverage.py --check
+    python tools/model_zoo/kind_coverage.py --check
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.coverage import FAMILIES, KINDS, cell, format_cells, installed, read_cells
+from lab.kind_coverage import FAMILIES, KINDS, cell, format_cells, installed, read_cells
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.core.io import atomic_write
 
