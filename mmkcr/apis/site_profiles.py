@@ -127,6 +127,9 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             if moments.inputs.count == 0:
                 raise ValueError(f'expected the calibration images to reach site `{name}`, found '
                                  'that they do not')
+            if moments.gradients.count == 0:
+                raise ValueError(f'expected outputs that depend on site `{name}`, found that they '
+                                 'do not: let `forward` return those that do')
             sensitivity = moments.positions * moments.gradients.second_moment
             weight = layer.weight.detach().flatten(1).double()
             covariances.append(moments.inputs.covariance)

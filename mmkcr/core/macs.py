@@ -44,7 +44,10 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
         MacsReport: The counts.
     """
     modes = {module: module.training for module in model.modules()}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.eval()
+    for parameter in trained:  # the counter's tracker fails on one that a module is called with
+        parameter.requires_grad_(False)
     counter = FlopCounterMode(display=False)
     try:
         # the counter knows matrix products, and not every device's fused attention
@@ -53,6 +56,8 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     finally:
         for module, mode in modes.items():
             module.training = mode
+        for parameter in trained:
+            parameter.requires_grad_(True)
     by_module = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items()}
     by_operator = {str(op): flops // 2
                    for op, flops in counter.get_flop_counts().get('Global', {}).items()}
@@ -115,7 +120,8 @@ class MacsModel:
         self.shapes: Dict[str, Tuple[int, ...]] = {}
         with ExitStack() as stack:
             for name, site in self.sites.items():
-                handle = site.owner.register_forward_pre_hook(self._recorder(name))
+                handle = site.owner.register_forward_pre_hook(self._recorder(name),
+                                                              with_kwargs=True)
                 stack.callback(handle.remove)
                 if site.gate is not None:
                     stack.callback(setattr, site.gate, 'held_open', site.gate.held_open)
@@ -135,8 +141,9 @@ class MacsModel:
         self.dense = self({name: site.total for name, site in self.sites.items()}) - self.added
 
     def _recorder(self, name: str) -> Callable:
-        def record(_: nn.Module, inputs: Tuple[Tensor, ...]) -> None:
-            self.shapes[name] = tuple(inputs[0].shape)
+        def record(_: nn.Module, inputs: Tuple[Tensor, ...], named: Dict[str, Any]) -> None:
+            given = (value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
+            self.shapes[name] = tuple(next(given).shape)
 
         return record
 

@@ -20,6 +20,10 @@ DEFAULTS: Dict[str, Any] = dict(
     input_shape=None, wrapper=None, price=None, entropy_weight=0., regularizers=None,
     feature_layer=None, loop='plain', fraction=0.3, split_seed=0, architecture=None,
     paramwise=None, hooks=())
+_CONSTRUCTORS = dict(bilevel='mmkcr.SearchOptimWrapperConstructor',
+                     joint='mmkcr.JointOptimWrapperConstructor')
+_OF_WRAPPER = ('architecture', 'price', 'regularizers', 'feature_layer', 'entropy_weight',
+               'reconstruction')
 _PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
 
@@ -41,13 +45,18 @@ def compressed_config(config: Config) -> Config:
     """The ordinary config that ``compression`` stands for.
 
     - The backbone goes into ``mmkcr.Searchable`` with ``sites`` and either ``gates`` or
-      ``structure``, the task model into ``wrapper`` with ``price`` (and its ``target``) and
-      ``regularizers``.
+      ``structure``; with ``sites='own'`` a backbone of this package, such as
+      ``mmkcr.KCRSwinTransformer``, takes these itself and keeps its kinds of site.
+    - The task model goes into ``wrapper`` (a type, or a dict with further arguments) with
+      ``price`` (and its ``target``) and ``regularizers``.
     - ``loop='bilevel'`` splits data and optimizers as KCR's algorithm 1 does (``fraction`` of the
       samples for the gates, ``architecture`` is their optimizer), ``'joint'`` puts the gates into
       a group of their own, ``'plain'`` leaves the training as it is.
     - ``hooks`` are added; where they say ``'45%'`` that share of the run is meant, in epochs or
       iterations, as the run counts.
+    - What the config says itself stays: optimizers that are split already, with their loop, and
+      hooks of a type that ``custom_hooks`` has. Entries of ``model`` that are the wrapper's, such
+      as ``model.price.weight`` or ``model.architecture.backbone.qk_mask``, are merged last.
     - ``weights`` is the checkpoint to start from.
 
     Args:
@@ -92,9 +101,13 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
         raise ValueError('expected `gates` (a search) or `structure` (a subnet) in `compression`, '
                          'found both')
     backbone = config.model.backbone
-    if backbone.get('type', '').startswith('mmkcr.') and 'structure' not in backbone and \
-            settings.sites is None:
-        added = dict(backbone)  # one of this package, which knows its kinds
+    of_package = backbone.get('type', '').startswith('mmkcr.')
+    if settings.sites == 'own' and not of_package:
+        raise ValueError("expected a backbone of this package (`type='mmkcr....'`) for "
+                         f"`sites='own'` in `compression`, found `{backbone.get('type')}`")
+    if settings.sites == 'own' or (
+            of_package and 'structure' not in backbone and settings.sites is None):
+        added = dict(backbone)  # it knows its kinds
     else:
         added = dict(type='mmkcr.Searchable', backbone=_scoped(backbone, config),
                      sites=settings.sites or ['mlp_channels'])
@@ -114,17 +127,24 @@ def _scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
 
 def _wrap_model(config: Config, settings: ConfigDict) -> None:
     """Put the task model into the wrapper that adds price and regularisers."""
-    model = dict(type=settings.wrapper, architecture=config.model)
+    overrides = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
+    wrapper = settings.wrapper if isinstance(settings.wrapper, Mapping) else \
+        dict(type=settings.wrapper)
+    model = dict(wrapper, architecture=config.model)
     if settings.price is not None:
-        price = dict(settings.price, part=settings.part,
-                     input_shape=settings.input_shape or image_size(config))
-        if settings.target is not None:
-            price['target'] = settings.target
-        model.update(price=price, entropy_weight=settings.entropy_weight)
+        price = dict(settings.price, input_shape=settings.input_shape or image_size(config))
+        for key in ('part', 'target'):
+            if settings[key] is not None:
+                price[key] = settings[key]
+        model['price'] = price
+        if settings.entropy_weight:
+            model['entropy_weight'] = settings.entropy_weight
     for key in ('regularizers', 'feature_layer'):
         if settings[key] is not None:
             model[key] = settings[key]
-    config.model = ConfigDict(model)
+    wrapped = Config(dict(model=model))
+    wrapped.merge_from_dict(dict(model=overrides))
+    config.model = wrapped.model
 
 
 def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, int]:
@@ -184,18 +204,20 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
     length, by_epoch = run_length(config)
     wrapper = config.optim_wrapper
     gates = ConfigDict(settings.architecture or {})
+    if settings.loop not in _CONSTRUCTORS:
+        raise ValueError("expected `loop` of `compression` 'bilevel', 'joint' or 'plain', found "
+                         f'{settings.loop!r}')
+    if wrapper.get('constructor') == _CONSTRUCTORS[settings.loop]:
+        return  # split by the config itself
     if settings.loop == 'joint':
         if wrapper.get('constructor'):
             raise ValueError('expected an `optim_wrapper` without a constructor of its own for '
                              f'`loop="joint"`, found `{wrapper.constructor}`')
-        wrapper.update(constructor='mmkcr.JointOptimWrapperConstructor', architecture=gates)
+        wrapper.update(constructor=_CONSTRUCTORS['joint'], architecture=gates)
         return
-    if settings.loop != 'bilevel':
-        raise ValueError("expected `loop` of `compression` 'bilevel', 'joint' or 'plain', found "
-                         f'{settings.loop!r}')
     amp = {key: wrapper[key] for key in ('type', 'loss_scale', 'dtype') if key in wrapper}
     config.optim_wrapper = ConfigDict(
-        constructor='mmkcr.SearchOptimWrapperConstructor', weights=wrapper,
+        constructor=_CONSTRUCTORS['bilevel'], weights=wrapper,
         architecture=dict(amp, optimizer=gates))
     schedulers = config.get('param_scheduler') or []
     cosine = dict(type='CosineAnnealingLR', T_max=length, end=length, eta_min_ratio=0.1,
@@ -220,9 +242,12 @@ def _set_parameters(config: Config, settings: ConfigDict) -> None:
 
 
 def _add_hooks(config: Config, settings: ConfigDict) -> None:
-    """Hooks of the method, and the one that lets runs resume exactly."""
-    hooks = [ConfigDict(_resolved(hook, config)) for hook in settings.hooks]
-    config.custom_hooks = [*(config.get('custom_hooks') or []), *hooks]
+    """Hooks of the method that the config does not have, and the one for exact resuming."""
+    own = list(config.get('custom_hooks') or [])
+    types = {hook['type'] for hook in own}
+    hooks = [ConfigDict(_resolved(hook, config)) for hook in settings.hooks
+             if hook['type'] not in types]
+    config.custom_hooks = [*own, *hooks]
     config.setdefault('default_hooks', ConfigDict())
     config.default_hooks.setdefault('exact_resume', dict(type='mmkcr.ExactResumeHook'))
 

@@ -330,16 +330,25 @@ def block_of(path: str) -> str:
 
 
 class Replay(nn.Module):
-    """Stands in for a block whose outputs are known.
+    """Stands in for a block whose outputs are known; has the block's attributes.
 
     Args:
+        block (nn.Module): It.
         outputs (list): Of every batch.
         cursor (list[int]): The batch that runs, shared by all stand-ins of a network.
     """
 
-    def __init__(self, outputs: List[Any], cursor: List[int]) -> None:
+    def __init__(self, block: nn.Module, outputs: List[Any], cursor: List[int]) -> None:
         super().__init__()
         self.outputs, self.cursor = outputs, cursor
+        self._block = (block, )  # no child: its parameters are those of the block itself
+
+    def __getattr__(self, name: str) -> Any:
+        """What the host reads off a block beside its outputs."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__['_block'][0], name)
 
     def forward(self, *_: Any, **__: Any) -> Any:
         """The outputs of the batch that runs."""
@@ -398,7 +407,7 @@ class ResumableForward:
         if self._last is not None:
             self._last.outputs = [_zeros_like(out) for out in self._last.outputs]
         parent, _, name = path.rpartition('.')
-        self._last = Replay(outputs, self._cursor)
+        self._last = Replay(block, outputs, self._cursor)
         self._replaced.append((self.host.get_submodule(parent), name, block))
         setattr(self.host.get_submodule(parent), name, self._last)
 

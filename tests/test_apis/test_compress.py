@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mmpretrain.models import SwinTransformer, VisionTransformer
 from torch import nn
 
+from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.core import Structure
@@ -228,6 +229,33 @@ def test_a_timm_model_in_five_lines():
     assert outputs(result.model).shape == (4, 5)
     assert 0 <= result.agreement['top1'] <= 1
     assert type(result.model) is type(model)
+
+
+@pytest.mark.parametrize('name', ['VAN', 'timm SigLIP 2', 'RevViT', 'MobileViT', 'MixMIM',
+                                  'MiT (SegFormer)', 'timm EVA-02', 'EfficientViT'])
+def test_families_with_blocks_of_their_own(name):
+    """Hosts that read attributes of blocks, call layers with parameters, or keep two streams."""
+    family = FAMILIES[name]
+    images = torch.randn(12, 3, family.size, family.size)
+    model = randomise(family.build())
+    model.eval()
+    result = compress(model, images, 0.85, input_shape=images.shape[1:], divisor=2, progress=False,
+                      forward=family.forward)
+    macs = result.structure.macs
+    assert 0.8 * macs['dense'] < macs['subnet'] <= 0.85 * macs['dense']
+    assert result.structure.sizes().keys() == result.profiles.keys()
+    assert 0 < result.agreement['error'] < 1
+
+
+def test_outputs_that_a_site_does_not_reach():
+    model = vit()
+
+    def forward(network, batch):
+        network(batch)
+        return network.layers[0](network.patch_embed(batch)[0])
+
+    with pytest.raises(ValueError, match='outputs that depend on site `layers.1.*let `forward`'):
+        compress(model, IMAGES, 0.8, ['mlp_hidden'], forward=forward, **OPTIONS)
 
 
 def test_a_layer_without_a_bias_gets_none():

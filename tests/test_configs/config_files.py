@@ -1,7 +1,22 @@
 """Where the configs are."""
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / 'configs').rglob('*.py')
                  if '_base_' not in path.parts)
+
+
+def search_of(folder):
+    """The search config whose run is in a folder of this name.
+
+    Several runs of a config differ by an argument, which their folders' names have after the
+    network's: ``kcr-search_swin-base_lambda04_...``, ``ofb-search_deit-small_900m_...``.
+    """
+    plain = re.sub(r'_(lambda0\d|\d+m)(?=_)', '', folder)
+    for name in (folder, plain):
+        found = [path for path in CONFIGS if Path(path).stem == name]
+        if found:
+            return found[0]
+    raise AssertionError(f'expected a config of the run `{folder}`, found none')

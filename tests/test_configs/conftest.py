@@ -8,7 +8,7 @@ from pathlib import Path
 import mmengine.config.utils
 import pytest
 import torch
-from config_files import CONFIGS, ROOT
+from config_files import ROOT, search_of
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose
 from mmengine.registry import DATASETS as ROOT_DATASETS
@@ -73,8 +73,7 @@ def structure_of(load, tmp_path_factory):
 
     @functools.lru_cache(maxsize=None)
     def build(name):
-        path, = [path for path in CONFIGS if Path(path).stem == name]
-        config = load(path)
+        config = load(search_of(name))
         assert config.model.type in ('mmkcr.SearchModel', 'mmkcr.MaskedSearchModel')
         init_default_scope('mmpretrain')  # all backbones with sites are mmpretrain's
         with uninitialized():

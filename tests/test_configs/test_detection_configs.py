@@ -48,10 +48,9 @@ def build(config):
 
 
 def test_found():
-    assert len(DETECTION) == 13 and len(COCO) == 10 and len(CASCADES) == 8
+    assert len(DETECTION) == 9 and len(COCO) == 6 and len(CASCADES) == 4
     for arch in ('tiny', 'base'):
-        assert {stage_of(path) for path in CASCADES if arch in path} == {
-            'dense', 'search', 'slim', 'kcr'}
+        assert {stage_of(path) for path in CASCADES if arch in path} == {'dense', 'kcr'}
 
 
 @pytest.mark.parametrize('path', DETECTION, ids=lambda path: Path(path).stem)

@@ -28,7 +28,7 @@ def stage_of(path):
 
 
 def test_found():
-    assert len(CLASSIFIERS) == 17 and len(SEGMENTORS) == 19 and len(SMALL) == 11
+    assert len(CLASSIFIERS) == 13 and len(SEGMENTORS) == 19 and len(SMALL) == 11
     foundation = {Path(path).stem.split('_')[1] for path in DWCONV} - {'vit-octo'}
     assert foundation == {f'{kind}-vit-{size}' for kind in ('dinov2', 'mae', 'clip')
                           for size in ('base', 'large')}
@@ -83,15 +83,26 @@ def test_model_is_in_the_state_of_its_stage(path, load, replaced):
         assert kinds.count(MixedAttention) == len(kinds)
         gate = next(iter(backbone.gates().values()))
         assert gate.count == len(kinds) // 2
-    if 'linear' in path:
-        trained = {name for name, p in backbone.named_parameters() if p.requires_grad}
-        assert all('.operator.' in name or name.startswith('ln2') for name in trained)
-        assert ('layers.0.attn.operator.conv.weight' in trained) == (stage == 'replace')
     channels = backbone.embed_dims
     head = task.decode_head if path in SEGMENTORS else task.head
     assert head.in_channels == channels
     if 'vit-octo' not in path:
         assert backbone.patch_resolution in ((24, 24), (21, 21)) and not backbone.with_cls_token
+
+
+@pytest.mark.parametrize('stage', ['dense', 'replace'])
+def test_linear_evaluation_is_an_option(stage, load, replaced):
+    """With `model.backbone.frozen_stages=12` the classifier and the new convolutions learn."""
+    path = f'configs/dwconv/imagenet/dwconv-{stage}_dinov2-vit-base_8xb64_in1k.py'
+    config = load(path)
+    config.model.backbone.frozen_stages = 12
+    replaced(config, path)
+    init_default_scope(config.default_scope)
+    with uninitialized():
+        backbone = find_backbone(MODELS.build(config.model))
+    trained = {name for name, p in backbone.named_parameters() if p.requires_grad}
+    assert all('.operator.' in name or name.startswith('ln2') for name in trained)
+    assert ('layers.0.attn.operator.conv.weight' in trained) == (stage == 'replace')
 
 
 @pytest.mark.parametrize('path', [path for path in DWCONV if 'kcr-dwconv-search' not in path],

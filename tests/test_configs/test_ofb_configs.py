@@ -1,6 +1,7 @@
 """Every config of Once-for-Both is built, with its target, its schedules and its structure."""
 
 import logging
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from mmseg.structures import SegDataSample
 
 from lab.model_zoo import uninitialized
 from lab.study import Study
-from mmkcr.apis.build import build_model
+from mmkcr.apis.build import build_model, load_config
 from mmkcr.models.utils import find_backbone, find_task
 from mmkcr.registry import HOOKS
 
@@ -46,11 +47,26 @@ def build(config, context=uninitialized):
 
 
 def test_found():
-    assert len(OFB) == 35
-    for folder in ('search', 'retrain'):
-        names = [Path(path).stem.split('_') for path in OFB if f'/{folder}/' in path]
-        assert {name[1]: tuple(sorted(int(n[2][:-1]) / 1000 for n in names if n[1] == name[1]))
-                for name in names} == TARGETS
+    assert len(OFB) == 30
+    names = [Path(path).stem.split('_') for path in OFB if '/retrain/' in path]
+    assert {name[1]: tuple(sorted(int(n[2][:-1]) / 1000 for n in names if n[1] == name[1]))
+            for name in names} == TARGETS
+    assert {Path(path).stem.split('_')[1] for path in OFB if '/search/' in path} == set(TARGETS)
+
+
+@pytest.mark.parametrize('path', [path for path in OFB if '/retrain/' in path],
+                         ids=lambda path: Path(path).stem)
+def test_header_of_a_retraining_says_the_search_of_its_size(path):
+    _, net, size, _, _ = Path(path).stem.split('_')
+    header = (ROOT / path).read_text().partition('_base_')[0]
+    search = f'configs/ofb/search/ofb-search_{net}_8xb128_in1k.py'
+    run = f'work_dirs/ofb-search_{net}_{size}_8xb128_in1k'
+    assert header.count(search) == 2 and header.count(run) == 3
+    option = re.search(r'--cfg-options (\S+)=(\S+)', header)
+    assert float(option[2][:-1]) * 1000 == int(size[:-1])
+    config = load_config(ROOT / search, {option[1]: option[2]})
+    assert config.model.price.target == option[2]
+    assert run in load_config(ROOT / path).load_from
 
 
 @pytest.mark.parametrize('path', OFB, ids=lambda path: Path(path).stem)
@@ -84,8 +100,7 @@ def check_search(path, runner):
         if type(hook).__name__ in ('LinearScheduleHook', 'ProgressivePruningHook'):
             hook.before_train(runner)
     if 'in1k' in path:
-        stated = float(runner.model.price.target[:-1])
-        assert path.split('_')[-3] == f'{round(stated * 1000)}m'
+        assert float(runner.model.price.target[:-1]) == TARGETS[Path(path).stem.split('_')[1]][-1]
 
 
 def losses_that_reach_every_parameter(model, data):
@@ -242,9 +257,8 @@ def search_on_alpha(config, steps=8):
 @pytest.mark.parametrize('target', ['0.9G', '1.7G'])
 def test_the_target_steers_before_anything_is_forced(target, load, caplog):
     """DeiT-S: the relaxed network meets its target, and no choice falls on an unlikely option."""
-    name = f'ofb-search_deit-small_{round(1000 * float(target[:-1]))}m_8xb128_in1k'
-    config = load(f'configs/ofb/search/{name}.py')
-    assert config.model.price.target == target
+    config = load('configs/ofb/search/ofb-search_deit-small_8xb128_in1k.py')
+    config.model.price.target = target
     model, hook, expected = search_on_alpha(config)
     assert expected == pytest.approx(float(target[:-1]) * 1e9, rel=0.05)
     gates = model.gates().values()

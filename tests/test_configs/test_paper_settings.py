@@ -1,12 +1,16 @@
 """The configs' settings are those of the KCR paper (SPEC 1.1 to 1.8)."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from config_files import CONFIGS
+import yaml
+from config_files import CONFIGS, ROOT, search_of
 from mmengine.optim import OptimWrapper
 from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
+
+from mmkcr.apis.build import load_config
 
 ARCHS = ('vit-small', 'vit-base', 'swin-tiny', 'swin-base')
 WIDTH = {'vit-small': 384, 'vit-base': 768, 'swin-tiny': 768, 'swin-base': 1024,
@@ -15,7 +19,7 @@ FEATURES = {**WIDTH, 'efficientvit-b1': 1600}  # that the classifier reads
 ARCH_NAME = {'vit-small': 'deit-small', 'vit-base': 'base', 'swin-tiny': 'tiny',
              'swin-base': 'base', 'efficientvit-b1': 'b1'}
 IMAGENET = [path for path in CONFIGS if Path(path).parts[1] == 'kcr' and Path(path).parts[2] in (
-    'search', 'retrain', 'deploy', 'transfer')]
+    'search', 'retrain', 'transfer')]
 
 
 def arch_of(path):
@@ -82,9 +86,7 @@ def test_search(path, load):
     temperature = hook(config, 'TemperatureDecayHook')
     assert (temperature.initial, temperature.decay) == (4.5, 0.95)
     name = Path(path).stem
-    prices = {'lambda04': 0.4, 'lambda06': 0.6, 'lambda08': 0.8}
-    price = next((value for key, value in prices.items() if key in name), 0.2)
-    assert config.model.price.weight == price
+    assert config.model.price.weight == 0.2
     assert ('kcr' in config.model.regularizers) == ('_v1_' not in name)
     if '_v1_' not in name:
         assert config.model.regularizers.kcr.weight == 0.2
@@ -117,9 +119,7 @@ def test_retrain(path, load):
     if '_no-kcr_' in name:
         assert not config.model.regularizers and len(config.custom_hooks) == 1
         return
-    weights = {'eta01': 0.1, 'eta03': 0.3, 'eta04': 0.4, 'eta05': 0.5, '_v1_': 1.}
-    weight = next((value for key, value in weights.items() if key in name), 0.2)
-    assert config.model.regularizers.kcr.weight == weight
+    assert config.model.regularizers.kcr.weight == (1. if '_v1_' in name else 0.2)
     assert hook(config, 'WarmupSwitchHook').begin == 90
     refresh = hook(config, 'NystromRefreshHook')
     assert (refresh.interval, refresh.landmarks) == (30, 100000 if '_v1_' in name else 50000)
@@ -156,16 +156,42 @@ def test_every_model_has_every_stage():
     for arch in ARCHS:
         variants = {Path(path).stem.replace(f'_{arch}', '') for path in IMAGENET
                     if arch_of(path) == arch}
-        assert {'kcr-search_8xb64_in1k-100', 'kcr-search_v1_8xb64_in1k-100',
-                'kcr-retrain_8xb64_in1k', 'kcr-retrain_no-kcr_8xb64_in1k',
-                'kcr-retrain_v1_8xb64_in1k', 'kcr-deploy_8xb64_in1k'} <= variants
+        assert {'kcr-search_8xb64_in1k-100', 'kcr-retrain_8xb64_in1k'} <= variants
+
+
+@pytest.mark.parametrize('number', [4, 6, 8])
+def test_lambda_is_an_argument_of_the_search(number):
+    """The retraining's header says how its subnet was searched."""
+    run = f'kcr-search_swin-base_lambda0{number}_8xb64_in1k-100'
+    path, = [path for path in RETRAINS if f'_lambda0{number}_' in path]
+    header = (ROOT / path).read_text().partition('_base_')[0]
+    option = re.search(r'--cfg-options (\S+)=(\S+)', header)
+    config = load_config(ROOT / search_of(run), {option[1]: float(option[2])})
+    assert config.model.price.weight == number / 10
+    assert header.count(f'work_dirs/{run}') == 3  # to train, to read the checkpoint, to write
+
+
+def test_eta_is_an_argument_of_the_retraining():
+    """Every row of table 11 is a config of the metafile with its option."""
+    models = yaml.safe_load((ROOT / 'configs/kcr/metafile.yml').read_text())['Models']
+    rows = {model['Name']: load_config(ROOT / model['Config'], model['Options'])
+            for model in models if 'Options' in model}
+    assert {name: config.model.regularizers.kcr.weight for name, config in rows.items()} == {
+        f'kcr-retrain_swin-base_eta0{number}_8xb64_in1k': number / 10 for number in (1, 3, 4, 5)}
+
+
+def test_retraining_without_its_wrapper_is_an_ordinary_classifier():
+    config = load_config(ROOT / 'configs/kcr/retrain/kcr-retrain_swin-tiny_8xb64_in1k.py',
+                         {'compression.wrapper': None, 'compression.structure': 'other.json'})
+    assert config.model.type == 'ImageClassifier'
+    assert config.model.backbone.structure == 'other.json'
 
 
 @pytest.mark.parametrize('path', RETRAINS, ids=lambda path: Path(path).stem)
 def test_subnet_is_that_of_the_matching_search(path, load):
     config = load(path)
     search = Path(config.model.architecture.backbone.structure).parts[1]
-    own, = [load(other) for other in SEARCHES if Path(other).stem == search]
+    own = load(search_of(search))
     assert own.model.architecture.backbone.arch == config.model.architecture.backbone.arch
     for variant in ('v1', 'lambda04', 'lambda06', 'lambda08'):
         assert (f'_{variant}_' in search) == (f'_{variant}_' in Path(path).stem)

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from config_files import CONFIGS
+from config_files import CONFIGS, ROOT
 from mmengine.model import BaseModel, revert_sync_batchnorm
 from mmengine.runner import Runner
 from mmengine.structures import PixelData
@@ -14,6 +14,8 @@ from mmseg.datasets import ADE20KDataset
 from mmseg.structures import SegDataSample
 
 from lab.model_zoo import uninitialized
+from mmkcr.apis.build import load_config
+from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models import KernelComplexityLoss
 from mmkcr.models.utils import find_backbone, find_task
 
@@ -45,10 +47,9 @@ def wrappers_of(runner, stage):
 
 
 def test_found():
-    assert len(SEGMENTATION) == 11 and len(ADE20K) == 8
+    assert len(SEGMENTATION) == 7 and len(ADE20K) == 4
     for arch in ('tiny', 'base'):
-        assert {stage_of(path) for path in ADE20K if arch in path} == {
-            'dense', 'search', 'slim', 'kcr'}
+        assert {stage_of(path) for path in ADE20K if arch in path} == {'dense', 'kcr'}
 
 
 @pytest.mark.parametrize('path', SEGMENTATION, ids=lambda path: Path(path).stem)
@@ -153,11 +154,19 @@ def test_settings_of_the_paper(path, load):
     assert config.tta_model.type == 'SegTTAModel'
 
 
-@pytest.mark.parametrize(('arch', 'stage'), [('tiny', 'search'), ('base', 'slim')])
+def searched(config):
+    """A search on the task itself: the dense config with a method base and a target."""
+    base = load_config(ROOT / 'configs/_base_/methods/kcr_search.py', compressed=False)
+    config.compression = dict(base.compression, sites='own', target='80%')
+    return compressed_config(config)
+
+
+@pytest.mark.parametrize(('arch', 'stage'), [('tiny', 'search'), ('base', 'kcr')])
 def test_a_step_with_numbers(arch, stage, prepared, two_threads):
     """On crops of 512 x 512, with narrower heads."""
-    path = f'configs/kcr/segmentation/kcr-upernet_swin-{arch}_{stage}_8xb2_ade20k.py'
-    config = prepared(path)
+    variant = '_dense' if stage == 'search' else ''
+    path = f'configs/kcr/segmentation/kcr-upernet_swin-{arch}{variant}_8xb2_ade20k.py'
+    config = searched(prepared(path)) if stage == 'search' else prepared(path)
     task = config.model.get('architecture', config.model)
     task.decode_head.channels = task.auxiliary_head.channels = 16
     if stage == 'search':

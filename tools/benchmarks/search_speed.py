@@ -11,7 +11,7 @@ step down, small operators most.
 
 Example:
     python tools/benchmarks/search_speed.py \\
-        configs/ofb/search/ofb-search_deit-small_900m_8xb128_in1k.py
+        configs/ofb/search/ofb-search_deit-small_8xb128_in1k.py
 """
 
 import copy

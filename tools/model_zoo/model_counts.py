@@ -31,10 +31,10 @@ def count(entry: Dict[str, Any], cache: Dict[str, Dict[str, Any]]) -> Dict[str, 
     """``FLOPs``, ``Parameters`` and ``Keep Ratio`` of one model of a metafile.
 
     Args:
-        entry (dict): With ``Config`` and ``Metadata``.
+        entry (dict): With ``Config`` and ``Metadata``; ``Options`` are those of ``--cfg-options``.
         cache (dict): Filled by task model and target: many configs share one.
     """
-    config = load_config(ROOT / entry['Config'])
+    config = load_config(ROOT / entry['Config'], entry.get('Options'))
     target, replaced = (entry['Metadata'].get(key) for key in ('Target', 'Replaced Blocks'))
     key = json.dumps([task_config(config).to_dict(), target, replaced], default=str,
                      sort_keys=True)

@@ -50,7 +50,7 @@ def compare(entry: Dict[str, Any]) -> Dict[str, Any]:
         ``params`` of ours in the paper's convention, ``keep``, the reported
         numbers, and the relative ``error`` of the parameters.
     """
-    config = load_config(ROOT / entry['Config'])
+    config = load_config(ROOT / entry['Config'], entry.get('Options'))
     left_out = any(name in entry['Name'] for name in WITHOUT_ATTENTION)
     attention = model_size(config).attention if left_out else 0
     target = round(entry['Reported']['MACs (G)'] * 1e9) + attention

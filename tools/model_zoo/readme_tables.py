@@ -56,8 +56,7 @@ def reported_table(content: Dict[str, Any]) -> str:
             for entry in collection.get('Reported Baselines', [])]
     rows += [dict(entry['Reported'], Name=f'`{entry["Name"]}`', Data=_data(entry))
              for entry in content['Models']
-             if 'Reported' in entry and '/deploy/' not in entry['Config']
-             and not set(_DENSE) & set(entry['Reported'])]
+             if 'Reported' in entry and not set(_DENSE) & set(entry['Reported'])]
     cells = [[row['Name'], row.get('Data', 'ImageNet-1k'),
               *(str(row.get(key, '-')) for key in _REPORTED)] for row in rows]
     return markdown(['As reported', 'Data', 'Params (M)', 'MACs (G)', 'Top-1 (%)', 'Source'],
@@ -95,10 +94,17 @@ def own_table(content: Dict[str, Any], method: str, folder: str, readme: Path,
         f'`{entry["Name"]}`' + ('' if _metrics(entry) else ' \\*'), _data(entry),
         _scaled(entry['Metadata']['Parameters'], 6), _scaled(entry['Metadata']['FLOPs'], 9),
         *(str(_metrics(entry).get(name, '-')) for name in metrics),
-        f'[config]({os.path.relpath(root / entry["Config"], readme.parent)})'
+        _config(entry, root, readme)
     ] for entry in entries]
     table = markdown(['Ours', 'Data', 'Params (M)', 'MACs (G)', *metrics, 'Config'], rows)
     return table + ('' if all(map(_metrics, entries)) else '\n' + _NOTE)
+
+
+def _config(entry: Dict[str, Any], root: Path, readme: Path) -> str:
+    """A link to a model's config, and what ``--cfg-options`` changes in it."""
+    options = ' '.join(f'{key}={value}' for key, value in entry.get('Options', {}).items())
+    link = f'[config]({os.path.relpath(root / entry["Config"], readme.parent)})'
+    return f'{link} `{options}`' if options else link
 
 
 def sizes_table(content: Dict[str, Any]) -> str:

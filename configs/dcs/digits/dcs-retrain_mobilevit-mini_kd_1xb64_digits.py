@@ -2,7 +2,7 @@
 # python tools/train.py configs/dcs/digits/dcs-retrain_mobilevit-mini_kd_1xb64_digits.py
 _base_ = './dcs-retrain_mobilevit-mini_1xb64_digits.py'
 
-model = dict(
+compression = dict(
     regularizers=dict(
         kd=dict(
             type='mmkcr.DistillationLoss',

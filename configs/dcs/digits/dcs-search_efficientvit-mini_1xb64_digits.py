@@ -3,14 +3,19 @@
 # python tools/slim.py configs/dcs/digits/dcs-search_efficientvit-mini_1xb64_digits.py \
 #     work_dirs/dcs-search_efficientvit-mini_1xb64_digits/epoch_16.pth --target-macs 0.8
 _base_ = [
-    '../../_base_/models/dcs-efficientvit-mini_digits_wrapped.py',
+    '../../_base_/models/dcs-efficientvit-mini_digits.py',
     '../../_base_/datasets/digits_bs64.py',
     '../../_base_/schedules/dcs_digits-search_bs64_16e.py',
-    '../../_base_/default_runtime.py',
+    '../../_base_/compressed_runtime.py',
+    '../../_base_/methods/dcs_search.py',
 ]
 
-model = dict(
-    type='mmkcr.SearchModel',
-    architecture=dict(backbone=dict(gates=dict(type='mmkcr.GumbelChannelGate', init=0.5))),
+compression = dict(
+    # loop and hooks are those of the schedule
+    sites='own', loop='plain', hooks=[],
+    gates=dict(init=0.5),
+    # logs what the masks leave open
+    regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)),
+    target=0.8,
     # lambda x |log(MACs / target)|: it stops to pull at the target, so lambda can be large
-    price=dict(type='mmkcr.MacsPrice', weight=0.3, target=0.8, input_shape=(3, 32, 32)))
+    price=dict(weight=0.3))

@@ -3,7 +3,7 @@
 # Not run. Reported: top-1 82.1 %, 0.46 G.
 _base_ = ['./dcs-retrain_efficientvit-b1_8xb64_in1k.py']
 
-model = dict(
+compression = dict(
     regularizers=dict(
         kd=dict(
             type='mmkcr.DistillationLoss',

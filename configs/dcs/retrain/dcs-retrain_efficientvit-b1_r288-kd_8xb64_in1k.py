@@ -3,7 +3,7 @@
 # Not run. Reported: top-1 83.1 %, 0.72 G.
 _base_ = ['./dcs-retrain_efficientvit-b1_r288_8xb64_in1k.py']
 
-model = dict(
+compression = dict(
     regularizers=dict(
         kd=dict(
             type='mmkcr.DistillationLoss',

@@ -4,16 +4,17 @@
 #     work_dirs/dcs-search_efficientvit-b1_8xb64_in1k-100/epoch_200.pth --target-macs 0.46G
 # Not run. The paper gives no number of the search.
 _base_ = [
-    '../../_base_/models/dcs_efficientvit-b1_wrapped.py',
+    '../../_base_/models/dcs_efficientvit-b1.py',
     '../../_base_/datasets/imagenet100_bs64.py',
     '../../_base_/schedules/dcs_search_bs512_200e.py',
-    '../../_base_/default_runtime.py',
+    '../../_base_/compressed_runtime.py',
+    '../../_base_/methods/dcs_search.py',
 ]
 
-model = dict(
-    type='mmkcr.SearchModel',
-    architecture=dict(
-        backbone=dict(gates=dict(type='mmkcr.GumbelChannelGate')),
-        head=dict(num_classes=100)),
+model = dict(head=dict(num_classes=100))
+compression = dict(
+    sites='own',
+    # logs what the masks leave open
+    regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)),
     # cost='paper' is the paper's own cost
-    price=dict(type='mmkcr.MacsPrice', weight=0.2, cost='macs', input_shape=(3, 224, 224)))
+    price=dict(cost='macs'))

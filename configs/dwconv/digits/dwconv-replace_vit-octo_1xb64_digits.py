@@ -6,7 +6,7 @@
 _base_ = [
     '../../_base_/models/dwconv_vit-octo.py',
     '../../_base_/datasets/digits_bs64.py',
-    '../../_base_/schedules/dwconv_digits_bs64_8e.py',
+    '../../_base_/schedules/dwconv_digits_bs64_16e.py',
     '../../_base_/default_runtime.py',
 ]
 
@@ -14,3 +14,10 @@ slim_dir = 'work_dirs/dwconv-dense_vit-octo_1xb64_digits/slim'
 model = dict(backbone=dict(structure=f'{slim_dir}/structure.json'))
 load_from = f'{slim_dir}/subnet.pth'
 del slim_dir
+# half of the epochs of the first fine-tuning (section 4.2.2)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.1, by_epoch=True, end=1, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', T_max=7, eta_min=1e-5, by_epoch=True, begin=1,
+         end=8, convert_to_iter_based=True)
+]
+train_cfg = dict(max_epochs=8)

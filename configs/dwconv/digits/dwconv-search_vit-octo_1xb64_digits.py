@@ -4,16 +4,16 @@
 # python tools/slim.py configs/dwconv/digits/dwconv-search_vit-octo_1xb64_digits.py \
 #     work_dirs/dwconv-search_vit-octo_1xb64_digits/epoch_16.pth
 _base_ = [
-    '../../_base_/models/dwconv_vit-octo_wrapped.py',
+    '../../_base_/models/dwconv_vit-octo.py',
     '../../_base_/datasets/digits_bs64.py',
     '../../_base_/schedules/dwconv_digits_bs64_16e.py',
-    '../../_base_/default_runtime.py',
+    '../../_base_/compressed_runtime.py',
+    '../../_base_/methods/dwconv_search.py',
 ]
 
-model = dict(
-    architecture=dict(backbone=dict(gates=dict(type='mmkcr.RelaxedTopKGate', count=4))),
-    price=dict(input_shape=(3, 32, 32)))
-optim_wrapper = dict(
-    paramwise_cfg=dict(custom_keys={'gate.alpha': dict(lr_mult=10., decay_mult=0.)}))
+compression = dict(
+    sites='own',
+    gates=dict(count=4),
+    paramwise={'gate.alpha': dict(lr_mult=10., decay_mult=0.)})
 custom_hooks = [dict(type='mmkcr.TemperatureDecayHook', initial=1., minimum=1e-3, until=12)]
 load_from = 'work_dirs/dwconv-dense_vit-octo_1xb64_digits/epoch_16.pth'

@@ -4,20 +4,16 @@
 # python tools/slim.py configs/dwconv/imagenet/dwconv-search_dinov2-vit-large_8xb64_in1k.py \
 #     work_dirs/dwconv-search_dinov2-vit-large_8xb64_in1k/epoch_40.pth
 _base_ = [
-    '../../_base_/models/dwconv_dinov2-vit-large_wrapped.py',
+    '../../_base_/models/dwconv_dinov2-vit-large.py',
     '../../_base_/datasets/imagenet_bs64_336.py',
     '../../_base_/schedules/dwconv_imagenet_bs512_20e.py',
-    '../../_base_/default_runtime.py',
+    '../../_base_/compressed_runtime.py',
+    '../../_base_/methods/dwconv_search.py',
 ]
 
-model = dict(
-    architecture=dict(
-        backbone=dict(
-            gates=dict(type='mmkcr.RelaxedTopKGate', count=12), init_cfg=None)),
-    price=dict(input_shape=(3, 336, 336)))
+model = dict(backbone=dict(init_cfg=None))
 # the gates' rate of the public code is 1e-2, the annealing takes 30 epochs
-optim_wrapper = dict(
-    paramwise_cfg=dict(custom_keys={'gate.alpha': dict(lr_mult=200., decay_mult=0.)}))
+compression = dict(sites='own', gates=dict(count=12))
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-2, by_epoch=True, end=2, convert_to_iter_based=True),
     dict(type='CosineAnnealingLR', T_max=38, eta_min_ratio=1e-2, by_epoch=True, begin=2, end=40,

@@ -3,17 +3,17 @@
 # python tools/slim.py configs/dwconv/segmentation/dwconv-fcn_vit-octo_search_1xb8_digit-scenes.py \
 #     work_dirs/dwconv-fcn_vit-octo_search_1xb8_digit-scenes/iter_600.pth
 _base_ = [
-    '../../_base_/models/dwconv_fcn_vit-octo_wrapped.py',
+    '../../_base_/models/dwconv_fcn_vit-octo.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
     '../../_base_/schedules/dwconv_digit-scenes_bs8_600i.py',
-    '../../_base_/segmentation_runtime.py',
+    '../../_base_/compressed_segmentation_runtime.py',
+    '../../_base_/methods/dwconv_search.py',
 ]
 
-model = dict(
-    architecture=dict(backbone=dict(gates=dict(type='mmkcr.RelaxedTopKGate', count=4))),
-    price=dict(input_shape=(3, 128, 128)))
-optim_wrapper = dict(
-    paramwise_cfg=dict(custom_keys={'gate.alpha': dict(lr_mult=5., decay_mult=0.)}))
+compression = dict(
+    sites='own',
+    gates=dict(count=4),
+    paramwise={'gate.alpha': dict(lr_mult=5., decay_mult=0.)})
 custom_hooks = [
     dict(type='mmkcr.TemperatureDecayHook', initial=1., minimum=1e-3, interval=50, until=9,
          by_epoch=False)

@@ -2,5 +2,5 @@
 # python tools/train.py configs/kcr/digits/kcr-retrain_swin-mini_no-kcr_1xb32_digits.py
 _base_ = './kcr-retrain_swin-mini_1xb32_digits.py'
 
-model = dict(regularizers=dict(_delete_=True))
+compression = dict(regularizers=dict(_delete_=True))
 custom_hooks = []

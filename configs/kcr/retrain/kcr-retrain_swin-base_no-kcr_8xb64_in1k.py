@@ -3,5 +3,5 @@
 # Not run. Reported: top-1 83.1 %.
 _base_ = './kcr-retrain_swin-base_8xb64_in1k.py'
 
-model = dict(regularizers=dict(_delete_=True))
+compression = dict(regularizers=dict(_delete_=True), hooks=[])
 custom_hooks = [dict(type='EMAHook', momentum=4e-5, priority='ABOVE_NORMAL')]

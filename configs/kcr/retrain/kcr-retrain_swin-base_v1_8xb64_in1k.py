@@ -4,9 +4,7 @@
 _base_ = './kcr-retrain_swin-base_8xb64_in1k.py'
 
 structure = 'work_dirs/kcr-search_swin-base_v1_8xb64_in1k-100/slim/structure.json'
-model = dict(
-    architecture=dict(backbone=dict(structure=structure)),
-    regularizers=dict(kcr=dict(weight=1.)))
+compression = dict(structure=structure, regularizers=dict(kcr=dict(weight=1.)))
 del structure
 custom_hooks = [
     dict(type='EMAHook', momentum=4e-5, priority='ABOVE_NORMAL'),

@@ -2,13 +2,17 @@
 # bash tools/dist_train.sh configs/kcr/retrain/kcr-retrain_vit-small_8xb64_in1k.py 8
 # Not run. Reported: 88.5 hours on A100s, top-1 82.2 %.
 _base_ = [
-    '../../_base_/models/kcr_vit-small_regularized.py',
+    '../../_base_/models/kcr_vit-small.py',
     'mmpretrain::_base_/datasets/imagenet_bs64.py',
     '../../_base_/schedules/kcr_retrain_bs512_300e.py',
-    '../../_base_/default_runtime.py',
+    '../../_base_/compressed_runtime.py',
+    '../../_base_/methods/kcr_retrain.py',
 ]
 
 # written by tools/slim.py
 structure = 'work_dirs/kcr-search_vit-small_8xb64_in1k-100/slim/structure.json'
-model = dict(architecture=dict(backbone=dict(structure=structure)))
+compression = dict(
+    sites='own',
+    structure=structure,
+    regularizers=dict(kcr=dict(num_features=384)))
 del structure

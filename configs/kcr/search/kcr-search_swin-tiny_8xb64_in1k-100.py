@@ -4,15 +4,16 @@
 #     work_dirs/kcr-search_swin-tiny_8xb64_in1k-100/epoch_200.pth --target-macs 3.9G
 # Not run. Reported: 7.3 hours on A100s, a subnet of 3.9 G MACs.
 _base_ = [
-    '../../_base_/models/kcr_swin-tiny_regularized.py',
+    '../../_base_/models/kcr_swin-tiny.py',
     '../../_base_/datasets/imagenet100_bs64.py',
     '../../_base_/schedules/kcr_search_bs512_200e.py',
-    '../../_base_/default_runtime.py',
+    '../../_base_/compressed_runtime.py',
+    '../../_base_/methods/kcr_search.py',
 ]
 
-model = dict(
-    type='mmkcr.SearchModel',
-    architecture=dict(
-        backbone=dict(gates=dict(type='mmkcr.GumbelChannelGate')), head=dict(num_classes=100)),
+model = dict(head=dict(num_classes=100))
+compression = dict(
+    sites='own',
+    regularizers=dict(kcr=dict(num_features=768)),
     # cost='paper' is the paper's own cost, which knows neither tokens nor hidden width
-    price=dict(type='mmkcr.MacsPrice', weight=0.2, cost='macs', input_shape=(3, 224, 224)))
+    price=dict(cost='macs'))

@@ -4,21 +4,22 @@
 #     work_dirs/kcr-upernet_swin-mini_search_1xb8_digit-scenes/iter_150.pth \
 #     --target-macs 0.7 --divisor 8
 _base_ = [
-    '../../_base_/models/kcr_upernet_swin-mini_regularized.py',
+    '../../_base_/models/kcr_upernet_swin-mini.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
     '../../_base_/schedules/kcr_digit-scenes-search_bs8_150i.py',
-    '../../_base_/segmentation_runtime.py',
+    '../../_base_/compressed_segmentation_runtime.py',
+    '../../_base_/methods/kcr_search.py',
 ]
 
 checkpoint = 'work_dirs/kcr-dense_swin-mini_anywhere_1xb64_digits/epoch_48.pth'
-model = dict(
-    type='mmkcr.SearchModel',
-    architecture=dict(
-        backbone=dict(
-            gates=dict(type='mmkcr.GumbelChannelGate'),
-            init_cfg=dict(type='Pretrained', checkpoint=checkpoint))),
+model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint)))
+compression = dict(
+    # loop and hooks are those of the schedule
+    sites='own', loop='plain', hooks=[],
+    part='backbone',
+    input_shape=(3, 128, 128),
+    regularizers=dict(kcr=dict(num_features=96)),
+    target=0.7,
     # lambda x |log(MACs / target)|: it stops to pull at the target, so lambda can be large
-    price=dict(
-        type='mmkcr.MacsPrice', weight=0.3, target=0.7, part='backbone',
-        input_shape=(3, 128, 128)))
+    price=dict(weight=0.3))
 del checkpoint

@@ -3,7 +3,7 @@
 _base_ = [
     '../../_base_/models/ofb_vit-mini.py',
     '../../_base_/datasets/digits_bs64.py',
-    '../../_base_/schedules/ofb_digits-retrain_bs64_24e.py',
+    '../../_base_/schedules/digits_bs64_48e.py',
     '../../_base_/default_runtime.py',
 ]
 
@@ -11,3 +11,10 @@ slim_dir = 'work_dirs/ofb-search_vit-mini_1xb64_digits/slim'
 model = dict(backbone=dict(structure=f'{slim_dir}/structure.json'))
 load_from = f'{slim_dir}/subnet.pth'
 del slim_dir
+# from inherited weights half of the epochs are enough
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.1, by_epoch=True, end=2, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', T_max=22, eta_min=1e-5, by_epoch=True, begin=2, end=24,
+         convert_to_iter_based=True)
+]
+train_cfg = dict(max_epochs=24)

@@ -2,7 +2,7 @@
 # python tools/train.py configs/ofb/digits/ofb-search_vit-mini_no-pmim_1xb64_digits.py
 _base_ = './ofb-search_vit-mini_1xb64_digits.py'
 
-model = dict(reconstruction=None)
+compression = dict(wrapper=dict(reconstruction=None))
 custom_hooks = [
     dict(type='mmkcr.LinearScheduleHook', attribute='importance_weight', start=0.99, end=0.1,
          share=0.2),

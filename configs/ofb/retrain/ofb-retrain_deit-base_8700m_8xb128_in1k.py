@@ -1,4 +1,10 @@
 # The 8.7G subnet of DeiT-B, retrained from the inherited weights at 6e-4.
+# bash tools/dist_train.sh configs/ofb/search/ofb-search_deit-base_8xb128_in1k.py 8 \
+#     --work-dir work_dirs/ofb-search_deit-base_8700m_8xb128_in1k \
+#     --cfg-options compression.target=8.7G
+# python tools/slim.py configs/ofb/search/ofb-search_deit-base_8xb128_in1k.py \
+#     work_dirs/ofb-search_deit-base_8700m_8xb128_in1k/epoch_200.pth \
+#     --out work_dirs/ofb-search_deit-base_8700m_8xb128_in1k/slim
 # bash tools/dist_train.sh configs/ofb/retrain/ofb-retrain_deit-base_8700m_8xb128_in1k.py 8
 # Not run. Reported: top-1 81.7 %.
 _base_ = [

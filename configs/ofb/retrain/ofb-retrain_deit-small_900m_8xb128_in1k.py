@@ -1,4 +1,10 @@
 # The 0.9G subnet of DeiT-S, retrained from the inherited weights at 6e-4.
+# bash tools/dist_train.sh configs/ofb/search/ofb-search_deit-small_8xb128_in1k.py 8 \
+#     --work-dir work_dirs/ofb-search_deit-small_900m_8xb128_in1k \
+#     --cfg-options compression.target=0.9G
+# python tools/slim.py configs/ofb/search/ofb-search_deit-small_8xb128_in1k.py \
+#     work_dirs/ofb-search_deit-small_900m_8xb128_in1k/epoch_100.pth \
+#     --out work_dirs/ofb-search_deit-small_900m_8xb128_in1k/slim
 # bash tools/dist_train.sh configs/ofb/retrain/ofb-retrain_deit-small_900m_8xb128_in1k.py 8
 # Not run. Reported: top-1 75.0 %.
 _base_ = [

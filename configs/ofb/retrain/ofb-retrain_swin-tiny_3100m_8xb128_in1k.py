@@ -1,4 +1,10 @@
 # The 3.1G subnet of Swin-T, retrained from the inherited weights at 6e-4.
+# bash tools/dist_train.sh configs/ofb/search/ofb-search_swin-tiny_8xb128_in1k.py 8 \
+#     --work-dir work_dirs/ofb-search_swin-tiny_3100m_8xb128_in1k \
+#     --cfg-options compression.target=3.1G
+# python tools/slim.py configs/ofb/search/ofb-search_swin-tiny_8xb128_in1k.py \
+#     work_dirs/ofb-search_swin-tiny_3100m_8xb128_in1k/epoch_100.pth \
+#     --out work_dirs/ofb-search_swin-tiny_3100m_8xb128_in1k/slim
 # bash tools/dist_train.sh configs/ofb/retrain/ofb-retrain_swin-tiny_3100m_8xb128_in1k.py 8
 # Not run. Reported: top-1 80.5 %.
 _base_ = [

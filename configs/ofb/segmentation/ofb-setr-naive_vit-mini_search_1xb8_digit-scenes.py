@@ -4,15 +4,18 @@
 #     configs/ofb/segmentation/ofb-setr-naive_vit-mini_search_1xb8_digit-scenes.py \
 #     work_dirs/ofb-setr-naive_vit-mini_search_1xb8_digit-scenes/iter_600.pth
 _base_ = [
-    '../../_base_/models/ofb_setr-naive_vit-mini_search.py',
+    '../../_base_/models/ofb_setr-naive_vit-mini.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
     '../../_base_/schedules/ofb_digit-scenes-search_bs8_600i.py',
-    '../../_base_/segmentation_runtime.py',
+    '../../_base_/compressed_segmentation_runtime.py',
+    '../../_base_/methods/ofb_search.py',
 ]
 
-model = dict(
-    architecture=dict(backbone=dict(gates=dict(type='mmkcr.BiMaskGate'))),
-    price=dict(target=0.7))
+compression = dict(
+    sites='own',
+    target=0.7,
+    part='backbone',
+    price=dict(preset='balanced'))
 # a ViT's rate on the scenes
 optim_wrapper = dict(optimizer=dict(lr=2e-3))
 load_from = 'work_dirs/ofb-setr-naive_vit-mini_dense_1xb8_digit-scenes/iter_900.pth'

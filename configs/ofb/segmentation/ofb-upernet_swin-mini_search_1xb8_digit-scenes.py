@@ -4,13 +4,27 @@
 #     configs/ofb/segmentation/ofb-upernet_swin-mini_search_1xb8_digit-scenes.py \
 #     work_dirs/ofb-upernet_swin-mini_search_1xb8_digit-scenes/iter_300.pth
 _base_ = [
-    '../../_base_/models/ofb_upernet_swin-mini_search.py',
+    '../../_base_/models/ofb_upernet_swin-mini.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/ofb_digit-scenes-search_bs8_300i.py',
-    '../../_base_/segmentation_runtime.py',
+    '../../_base_/schedules/ofb_digit-scenes-search_bs8_600i.py',
+    '../../_base_/compressed_segmentation_runtime.py',
+    '../../_base_/methods/ofb_search.py',
 ]
 
-model = dict(
-    architecture=dict(backbone=dict(gates=dict(type='mmkcr.BiMaskGate'))),
-    price=dict(target=0.7))
+compression = dict(
+    sites='own',
+    target=0.7,
+    part='backbone',
+    price=dict(preset='balanced'))
 load_from = 'work_dirs/ofb-upernet_swin-mini_dense_1xb8_digit-scenes/iter_300.pth'
+# half of the iterations of the schedule
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=30),
+    dict(type='PolyLR', eta_min=0., power=1., by_epoch=False, begin=30, end=300)
+]
+train_cfg = dict(max_iters=300)
+custom_hooks = [
+    dict(type='mmkcr.LinearScheduleHook', attribute='importance_weight', start=0.99, end=0.1,
+         share=0.2),
+    dict(type='mmkcr.ProgressivePruningHook', interval=25, eta=0.2, share=0.5),
+]

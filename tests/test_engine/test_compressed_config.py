@@ -1,0 +1,81 @@
+"""What `compression` leaves as the config has it, and what is merged over the wrapped model."""
+
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+
+from mmkcr.apis.build import load_config
+from mmkcr.engine.compressed_config import compressed_config
+
+METHODS = Path(__file__).parents[2] / 'configs/_base_/methods'
+
+
+@pytest.fixture
+def config():
+    """A classifier of this package beside the method base of a search; nothing is built."""
+    base = load_config(METHODS / 'kcr_search.py', compressed=False)
+    base.merge_from_dict(dict(
+        model=dict(type='ImageClassifier', head=dict(in_channels=32),
+                   backbone=dict(type='mmkcr.KCRVisionTransformer', arch='base', img_size=64)),
+        default_scope='mmpretrain', optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-3)),
+        train_cfg=dict(by_epoch=True, max_epochs=20), compression=dict(sites='own')))
+    return base
+
+
+def test_own_sites(config):
+    model = compressed_config(config).model
+    backbone = model.architecture.backbone
+    assert (model.type, backbone.type) == ('mmkcr.SearchModel', 'mmkcr.KCRVisionTransformer')
+    assert backbone.gates.type == 'mmkcr.GumbelChannelGate' and 'sites' not in backbone
+    assert model.price.input_shape == (3, 64, 64)
+
+
+def test_own_sites_of_another_librarys_backbone(config):
+    config.model.backbone.type = 'VisionTransformer'
+    with pytest.raises(ValueError, match='expected a backbone of this package.*VisionTransformer'):
+        compressed_config(config)
+
+
+def test_hooks_of_a_type_are_not_doubled(config):
+    config.custom_hooks = [dict(type='mmkcr.WarmupSwitchHook', begin=3)]
+    hooks = compressed_config(config).custom_hooks
+    assert [hook.type.split('.')[-1] for hook in hooks] == [
+        'WarmupSwitchHook', 'TemperatureDecayHook', 'NystromRefreshHook']
+    assert hooks[0].begin == 3 and hooks[2].interval == 3  # 15 % of 20 epochs
+
+
+def test_optimizers_that_are_split_stay(config):
+    split = dict(constructor='mmkcr.SearchOptimWrapperConstructor',
+                 weights=dict(optimizer=dict(type='SGD', lr=0.1)),
+                 architecture=dict(optimizer=dict(type='SGD', lr=0.2)))
+    config.optim_wrapper = split
+    found = compressed_config(config)
+    assert found.optim_wrapper.to_dict() == split and found.train_cfg.max_epochs == 20
+    config.optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3))
+    assert set(compressed_config(config).optim_wrapper) == {
+        'constructor', 'weights', 'architecture'}
+
+
+def test_wrapper_with_arguments(config):
+    config.compression.wrapper = dict(type='mmkcr.MaskedSearchModel', reconstruction=None)
+    model = compressed_config(config).model
+    assert (model.type, model.reconstruction) == ('mmkcr.MaskedSearchModel', None)
+
+
+def test_entries_of_the_wrapper_are_merged_last(config):
+    """Options of configs that wrapped the model themselves: 0.1's, and those of studies."""
+    config.merge_from_dict({
+        'model.price.weight': 0.7, 'model.regularizers.kcr.weight': 1.5,
+        'model.architecture.backbone.gates.init': 0.5, 'model.architecture.head.in_channels': 8})
+    model = compressed_config(config).model
+    assert (model.price.weight, model.regularizers.kcr.weight) == (0.7, 1.5)
+    backbone, head = model.architecture.backbone, model.architecture.head
+    assert (backbone.gates.type, backbone.gates.init) == ('mmkcr.GumbelChannelGate', 0.5)
+    assert head.in_channels == 8 and 'price' not in model.architecture
+
+
+def test_the_given_config_is_left_as_it_is(config):
+    before = Config(config._cfg_dict.to_dict())
+    compressed_config(config)
+    assert config.to_dict() == before.to_dict()

@@ -1,0 +1,40 @@
+"""What the sizes of the project may grow to, and that the tool counts what is there."""
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location('sizes', ROOT / 'tools/benchmarks/sizes.py')
+tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tool)
+
+
+@pytest.fixture(scope='module')
+def found():
+    return tool.sizes()
+
+
+def test_a_file_is_one_methods(found):
+    files = Counter(file for names in tool.METHODS.values() for file in names)
+    assert set(files.values()) == {1} and set(found['methods']) == {'kcr', 'dcs', 'ofb', 'dwconv'}
+
+
+def test_a_family_and_a_kind_are_small(found):
+    assert len(found['adapters']) > 30 and max(found['adapters'].values()) <= 120
+    assert len(found['kinds']) >= 7 and max(found['kinds'].values()) <= 120
+
+
+def test_configs_do_not_multiply(found):
+    """A new method base, model or data set is a file; a stage, a number or a path is an option."""
+    files = len(list((ROOT / 'configs').rglob('*.py')))
+    assert found['configs']['total'] == files
+    assert sum(size for name, size in found['configs'].items() if name != 'total') == files
+    assert found['configs']['_base_/models'] < 40
+
+
+def test_table(found):
+    table = dict(tool.rows(found))
+    assert table['lines of mmkcr'] == str(found['package']['total'])

@@ -1,0 +1,127 @@
+"""How large the project is: lines of the package, of each method and adapter; config files.
+
+Lines are those of the files, comments and docstrings included. A method's own lines are those of
+the files that it alone brings (METHODS below); what several methods use is counted as shared. An
+adapter is what a family of backbones needs: a registered function or class with its decorators.
+
+Example:
+    python tools/benchmarks/sizes.py
+"""
+
+import ast
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any, Dict, List, Optional, Sequence
+
+from mmkcr.apis.cli import Parser, command
+from mmkcr.visualization import format_table
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Files that one method alone brings, below mmkcr/.
+METHODS = dict(
+    kcr=('functional/kernel.py', 'models/losses/kernel_complexity.py',
+         'engine/hooks/nystrom_refresh.py', 'evaluation/metrics/kernel_complexity.py',
+         'models/sites/mlp_channels.py'),
+    dcs=('functional/information.py', 'functional/clusters.py',
+         'models/losses/information_bottleneck.py', 'models/losses/mask_price.py',
+         'engine/hooks/information_bottleneck.py', 'engine/hooks/gate_noise.py',
+         'evaluation/metrics/information_bottleneck.py', 'evaluation/bottleneck.py',
+         'models/sites/qk_mask.py', 'models/sites/attention_outputs.py',
+         'models/gates/qk_mask.py'),
+    ofb=('models/gates/bimask.py', 'models/losses/adaptive_one_hot.py',
+         'engine/hooks/progressive_pruning.py', 'engine/hooks/linear_schedule.py',
+         'engine/optimizers/joint_constructor.py', 'models/sites/embedding.py',
+         'models/sites/heads.py', 'models/sites/mlp_hidden.py',
+         'models/wrappers/masked_search.py', 'models/heads/masked_image_head.py'),
+    dwconv=('models/sites/head_operator.py', 'models/layers/operator_attention.py',
+            'models/layers/head_operators.py', 'models/gates/top_k.py',
+            'evaluation/head_scores.py'))
+_REGISTRARS = ('mlp_adapter', 'attention_adapter', 'stream_adapter')
+
+
+def lines(path: Path) -> int:
+    """Lines of a file."""
+    return len(path.read_text().splitlines())
+
+
+def adapters(path: Path) -> Dict[str, int]:
+    """Lines of every adapter in a file, decorators included, by the name of its function."""
+    found = {}
+    for node in ast.parse(path.read_text()).body:
+        names = [getattr(getattr(one, 'func', None), 'id', '')
+                 for one in getattr(node, 'decorator_list', [])]
+        if any(name in _REGISTRARS for name in names):
+            found[node.name] = node.end_lineno - node.decorator_list[0].lineno + 1
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and \
+                getattr(node.value.func, 'id', '') == 'simple_mlp':
+            found[ast.unparse(node.value.args[0])] = node.end_lineno - node.lineno + 1
+    return found
+
+
+def sizes(root: Path = ROOT) -> Dict[str, Any]:
+    """All sizes.
+
+    Args:
+        root (Path): A checkout of the project. Defaults to this one.
+
+    Returns:
+        dict: ``package`` (lines by sub-package and ``total``), ``methods`` (own lines),
+        ``adapters`` (lines of each), ``adapter_files``, ``kinds`` (lines of each file of a kind of
+        site) and ``configs`` (files by folder and ``total``).
+
+    Raises:
+        FileNotFoundError: A file of a method is not there.
+    """
+    package = root / 'mmkcr'
+    counted: Dict[str, int] = {}
+    for path in sorted(package.rglob('*.py')):
+        part = path.relative_to(package).parts
+        name = part[0] if len(part) > 1 else '(top)'
+        counted[name] = counted.get(name, 0) + lines(path)
+    configs: Dict[str, int] = {}
+    for path in sorted((root / 'configs').rglob('*.py')):
+        parts = path.relative_to(root / 'configs').parts
+        name = '/'.join(parts[:-1][:2 if parts[0] == '_base_' else 1])
+        configs[name] = configs.get(name, 0) + 1
+    files = sorted((package / 'models/adapters').glob('*.py'))
+    return dict(
+        package=dict(counted, total=sum(counted.values())),
+        methods={method: sum(lines(package / file) for file in names)
+                 for method, names in METHODS.items()},
+        adapters={name: size for path in files for name, size in adapters(path).items()},
+        adapter_files={path.name: lines(path) for path in files},
+        kinds={path.name: lines(path) for path in sorted((package / 'models/sites').glob('*.py'))
+               if path.stem not in ('__init__', 'base')},
+        configs=dict(configs, total=sum(configs.values())))
+
+
+def rows(found: Dict[str, Any]) -> List[Sequence[str]]:
+    """The table of :func:`sizes`: what, and how many."""
+    each = sorted(found['adapters'].values())
+    return [
+        ('lines of mmkcr', str(found['package']['total'])),
+        *((f'own lines of {method}', str(size)) for method, size in found['methods'].items()),
+        ('adapters (functions and classes)', str(len(each))),
+        ('lines of an adapter, median and most', f'{median(each):g}, {each[-1]}'),
+        ('lines of a file of adapters, most', str(max(found['adapter_files'].values()))),
+        ('lines of a kind of site, most', str(max(found['kinds'].values()))),
+        ('config files', str(found['configs']['total'])),
+        ('of these bases', str(sum(size for name, size in found['configs'].items()
+                                   if name.startswith('_base_')))),
+    ]
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Count and print."""
+    parser = Parser(__doc__)
+    parser.add_argument('--json', action='store_true', help='print all numbers as JSON')
+    args = parser.parse_args(argv)
+    found = sizes()
+    table = format_table(('size', 'found'), rows(found))
+    print(json.dumps(found, indent=1) if args.json else table)
+
+
+if __name__ == '__main__':
+    main()
