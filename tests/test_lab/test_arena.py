@@ -78,7 +78,7 @@ def test_only_seeds_of_both_are_paired():
     assert paired_interval({0: 3.}, {1: 1.}) is None
 
 
-def test_verdicts_follow_the_intervals():
+def test_verdicts_follow_the_intervals(monkeypatch):
     def row(method, after, before=()):
         return dict(budget=0.5, method=method, macs=dict.fromkeys(range(3), 5), masks_open={},
                     after=dict(enumerate(after)), before=dict(enumerate(before)))
@@ -87,6 +87,8 @@ def test_verdicts_follow_the_intervals():
             row('random', (80., 82., 81.), (30., 31., 32.)), row('weight', (80., 82.1, 81.)),
             row('refit', (85., 87.2, 86.), (80., 81., 82.5)), row('kcr', (88., 90., 89.1)),
             row('ofb', (70., 71., 71.), (20., 20., 21.5))]
+    assert not any(entry['after_verdict'] for entry in summarise(rows))  # three seeds are too few
+    monkeypatch.setattr(arena_report, 'LEAST_PAIRS', 3)
     found = {entry['method']: entry for entry in summarise(rows)}
     assert {name: entry['after_verdict'] for name, entry in found.items()} == dict(
         dense='', random='', weight='', refit='pays', kcr='pays, leads', ofb='costs')

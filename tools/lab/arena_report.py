@@ -14,6 +14,8 @@ from .arena import METHODS, RANDOM, REFIT
 from .stages import RECORD
 
 METRIC = 'accuracy/top1'
+#: Fewest pairs of a verdict (SPEC 8); with two or three, one of many intervals misses 0 by chance.
+LEAST_PAIRS = 5
 
 
 class Interval(NamedTuple):
@@ -110,7 +112,8 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
     """Means, paired differences and verdicts of the rows of :func:`read_rows`.
 
     A method *pays* if the interval of its difference to random units is above 0, and *leads* if
-    that to the closed-form refit with the same fine-tuning is.
+    that to the closed-form refit with the same fine-tuning is; with fewer than :data:`LEAST_PAIRS`
+    seeds there is no verdict.
 
     Args:
         rows (Sequence[dict]): Of one network.
@@ -148,6 +151,8 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
 
 
 def _verdict(to_random: Optional[Interval], to_refit: Optional[Interval]) -> str:
+    to_random, to_refit = (found if found is not None and found.pairs >= LEAST_PAIRS else None
+                           for found in (to_random, to_refit))
     words = [] if to_random is None else [
         'pays' if to_random.above else 'costs' if to_random.below else '']
     words += ['leads'] if to_refit is not None and to_refit.above else []
@@ -186,14 +191,14 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
 
 def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '') -> None:
     """Top-1 before and after retraining over MACs, a line a method; writes an image."""
-    with saved_figure(path, (11, 4.5), ncols=2) as (figure, grid):
+    with saved_figure(path, (13, 4.5), ncols=2) as (figure, grid):
         for axes, key in zip(grid.flat, ('before', 'after')):
             for number, name in enumerate(METHODS):
                 own = [row for row in summary if row['method'] == name and row[key] is not None
                        and row['macs'] is not None]
                 if own:
                     axes.plot([100 * row['macs'] for row in own], [row[key] for row in own],
-                              '--' if name.endswith('plain') else '-', marker='o', markersize=4,
+                              '--' if name.endswith('plain') else '-', marker='os'[number // 10], markersize=4,
                               color=f'C{number % 10}', label=own[0]['label'])
             dense = [row['after'] for row in summary if row['method'] == 'dense']
             if dense and dense[0] is not None:
@@ -202,7 +207,7 @@ def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '') -> N
             axes.set_xlabel('MACs (% of dense)')
         grid.flat[0].set_ylabel('top-1 (%)')
         if grid.flat[1].has_data():
-            grid.flat[1].legend(fontsize=7)
+            grid.flat[1].legend(fontsize=7, loc='center left', bbox_to_anchor=(1.01, 0.5))
         figure.suptitle(title)
 
 
