@@ -42,7 +42,7 @@ def _by_unit(site: HostSite, values: Tensor) -> Tensor:
 
 def _ordered(site: HostSite, scores: Tensor) -> Tensor:
     """Units by their scores, the largest first; the first of every head, then the second ones."""
-    places = scores.view(site.rows, -1).argsort(1, descending=True, stable=True)
+    places = scores.view(site.rows, -1).argsort(dim=1, descending=True, stable=True)
     return (places + torch.arange(site.rows)[:, None] * places.shape[1]).T.flatten()
 
 

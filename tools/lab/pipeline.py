@@ -100,7 +100,8 @@ class StagedPipeline:
             curves (dict[str, str]): As :data:`CURVES`.
 
         Returns:
-            dict: ``checkpoint``, ``epochs``, ``seconds`` and ``curves``.
+            dict: ``checkpoint``, ``epochs``, ``batches`` (forward and backward passes, for
+            weights or for gates), ``seconds`` and ``curves``.
         """
         inputs = dict(config=config.to_dict(), start=start and start.digests())
         if start is not None:
@@ -116,6 +117,7 @@ class StagedPipeline:
             runner.register_hook(SayHook(lambda *news: self.say(self.name, stage, *news)))
             runner.train()
             return dict(checkpoint=find_latest_checkpoint(folder), epochs=runner.max_epochs,
+                        batches=_batches(runner),
                         seconds=round(time.perf_counter() - began, 1),
                         curves=_curves(runner, curves))
 
@@ -208,6 +210,11 @@ def deployed(config: Config, start: Start) -> Tuple[Config, nn.Module]:
     if start.structure is not None:
         set_structure(config, start.structure)
     return config, build_model(config)
+
+
+def _batches(runner: Runner) -> int:
+    """Batches that a training has seen; a bilevel one sees two an iteration."""
+    return runner.iter * (2 if hasattr(runner.train_loop, 'architecture_dataloader') else 1)
 
 
 def _curves(runner: Runner, wanted: Mapping[str, str]) -> Dict[str, Any]:

