@@ -33,7 +33,8 @@ def test_supernet_dense_and_subnet(run_tool, search_config, checkpoint, tmp_path
     for name, path in dict(dense=None, subnet='work_dirs/tiny-search/slim/structure.json').items():
         task['backbone']['structure'] = path
         (tmp_path / f'{name}.py').write_text(
-            f'_base_ = {search_config!r}\nmodel = dict(_delete_=True, **{task!r})\n')
+            f'_base_ = {search_config!r}\nmodel = dict(_delete_=True, **{task!r})\n'
+            'compression = None\n')
         found[name] = json.loads(run_tool(TOOL, tmp_path / f'{name}.py', '--json'))
     found['supernet'] = json.loads(run_tool(TOOL, search_config, '--json'))
     assert found['dense']['macs'] == structure['macs']['dense'] == found['supernet']['macs']
@@ -85,7 +86,7 @@ def test_tables(run_tool, search_config):
 
 
 def test_refusals(refused, write_config, search_config):
-    data = write_config('model = None\n', name='no-model')
+    data = write_config('model = None\ncompression = None\n', name='no-model')
     for args, message in [
         (('no.py', ), 'a config file at `no.py`, found none'),
         (('mmpretrain::no/such.py', ), 'found `mmpretrain::no/such.py`'),

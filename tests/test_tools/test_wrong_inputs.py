@@ -52,6 +52,13 @@ ROWS = {
     'demo/before_after': '--dense {segmentor} {segments} --slim {segmentor} {segments} --images '
                          '{image} --out {out}',
     'deployment/export_onnx': '{dense} {weights} --out {file}',
+    'analysis_tools/sensitivity': '',
+    'arena': '',
+    'benchmarks/user_paths': '',
+    'demo/gallery': '',
+    'model_zoo/badges': '',
+    'model_zoo/release': '',
+    'model_zoo/structures': '',
     'init': '{dense} --out {file}',
     'model_converters/efficientvit_timm': '{weights} {file}',
     'model_zoo/kind_coverage': '--check --path {document}',

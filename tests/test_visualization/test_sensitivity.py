@@ -88,7 +88,7 @@ def test_refusals(tmp_path, plot, message):
 def test_command_reads_what_compress_wrote(tmp_path, capsys):
     sites = {name: dict(total=len(values) - 1, kept=[0]) for name, values in LOSSES.items()}
     Structure.load(dict(format_version=1, backbone=dict(type='x'), sites=sites, macs=dict(
-        dense=10, subnet=5))).save(tmp_path / 'structure.json')
+        dense=10, subnet=5, input_shape=[3, 8, 8]))).save(tmp_path / 'structure.json')
     (tmp_path / 'sensitivity.json').write_text(json.dumps(
         {name: dict(order=[], losses=values) for name, values in LOSSES.items()}))
     load_tool('analysis_tools/sensitivity').main([str(tmp_path)])

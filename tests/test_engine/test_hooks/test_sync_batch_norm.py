@@ -33,7 +33,7 @@ CONFIGS = {
         # all channels, as before a search
         'model.architecture.backbone.structure': None, 'model.architecture.backbone.outputs': False,
     }),
-    'resnet': ('configs/ofb/search/ofb-search_resnet50_1600m_8xb128_in1k.py', {
+    'resnet': ('configs/ofb/search/ofb-search_resnet50_8xb128_in1k.py', {
         **TINY_IMAGENET, 'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1,
         'optim_wrapper.optimizer': SGD, 'default_hooks.logger.interval': 1}),
 }
