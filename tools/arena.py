@@ -20,6 +20,7 @@ from typing import Optional, Sequence
 
 from lab.arena import METHODS, TASKS, arena_study, equal_batches, write_study_file
 from lab.arena_report import read_rows, summarise, table, write_report
+from lab.run_settings import check_factor
 from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from mmkcr.apis.cli import Parser, command, quiet_hosts
@@ -51,6 +52,7 @@ def make_parser() -> Parser:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Run what is left, print and write."""
     args = make_parser().parse_args(argv)
+    check_factor(args.epochs_factor, '--epochs-factor')
     quiet_hosts()
     folder = Path(args.work_dir or f'work_dirs/arena/{args.task}')
     contents = {budget: arena_study(args.net, budget, args.methods, args.task)

@@ -55,7 +55,7 @@ ROWS = {
     'analysis_tools/sensitivity': '',
     'arena': '',
     'benchmarks/user_paths': '',
-    'demo/gallery': '',
+    'demo/gallery': '--classifier {dense} {weights} --out {out}',
     'model_zoo/badges': '',
     'model_zoo/release': '',
     'model_zoo/structures': '',
@@ -86,7 +86,7 @@ OPTIONS = {
     '--images': ['0', '-1'], '--interval': ['0'], '--jobs': ['0', '1000000000'],
     '--latency-table': ['no/such.json'], '--repeats': ['-1', '1.5'], '--seed': ['-1'],
     '--seeds': ['-1'], '--shape': ['0', '-3', '1 2 3', '1000000000', '70000 70000'],
-    '--sites': ['nothing'], '--target-macs': ['abc', '0', '-5', '5%%', '0.8Q'],
+    '--sites': ['nothing'], '--target-macs': ['abc', '0', '-5', '5%x', '0.8Q'],
     '--threads': ['0', '-1', '1000000000'], '--warmup': ['-1'], '--no-such-option': [''],
     '--cfg-options': ['novalue']}
 #: Calls that are wrong otherwise: what a run is asked for.
@@ -315,5 +315,6 @@ def test_subcommands(name, files, complained):
 
 @pytest.mark.parametrize('tool', TOOLS)
 def test_trust_is_offered_wherever_checkpoints_are_read(tool, load_tool):
-    reads = re.search(r'\{(weights|gates|segments)\}', ROWS[tool]) or tool in ('train', 'search')
+    reads = re.search(r'\{(weights|gates|segments)\}', ROWS[tool]) or tool in (
+        'train', 'search', 'model_zoo/release')
     assert ('--trust-checkpoint' in offered(load_tool(tool).main)) == bool(reads)
