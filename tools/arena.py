@@ -32,7 +32,7 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('--task', choices=list(TASKS), default='digits-300', help='(%(default)s)')
     parser.add_argument('--net', default='vit-nano',
-                        help='network of configs/_base_/arena (%(default)s)')
+                        help='network of tools/lab/arena_stages (%(default)s)')
     parser.add_argument('--budgets', type=float, nargs='+', default=[0.7, 0.5, 0.3],
                         metavar='SHARE', help='of the dense MACs (%(default)s)')
     parser.add_argument('--methods', nargs='+', choices=list(METHODS),

@@ -30,7 +30,7 @@ from .digits import DigitsOptions, write_digits
 from .folders import rebuild_folder
 from .study import Call
 
-CONFIGS = Path(__file__).resolve().parents[2] / 'configs' / '_base_' / 'arena'
+CONFIGS = Path(__file__).resolve().parent / 'arena_stages'
 SHAPE = (3, 32, 32)
 #: What differences are to, and what a method has to be above to lead.
 RANDOM, REFIT = 'random', 'refit'
@@ -240,7 +240,7 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
     """The study of one budget.
 
     Args:
-        net (str): Of ``configs/_base_/arena``.
+        net (str): Of ``tools/lab/arena_stages``.
         budget (float): Share of the dense network's MACs.
         methods (Sequence[str]): Of :data:`METHODS`.
         task (str): Of :data:`TASKS`.

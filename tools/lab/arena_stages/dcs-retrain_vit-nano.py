@@ -1,5 +1,5 @@
 # Retraining of what the DCS search left, with the IB loss (eta 5 as in the digit configs).
-_base_ = ['./dense_vit-nano.py', '../methods/dcs_retrain.py']
+_base_ = ['./dense_vit-nano.py', '../../../configs/_base_/methods/dcs_retrain.py']
 
 compression = dict(
     sites=['qk_mask', 'mlp_hidden'],

@@ -1,5 +1,5 @@
 # The DCS search from scratch: that of KCR without its term, with masks on queries and keys.
-_base_ = ['./dense_vit-nano.py', '../methods/dcs_search.py']
+_base_ = ['./dense_vit-nano.py', '../../../configs/_base_/methods/dcs_search.py']
 
 compression = dict(
     sites=['qk_mask', 'mlp_hidden'],

@@ -2,8 +2,8 @@
 # All the configs of this folder are run by tools/arena.py: total training is 72 epochs of ten
 # batches of 30 images, a search's steps for gates counted as well.
 _base_ = [
-    '../datasets/digits_bs64.py',
-    '../schedules/digits_bs64_48e.py',
+    '../../../configs/_base_/datasets/digits_bs64.py',
+    '../../../configs/_base_/schedules/digits_bs64_48e.py',
     'mmpretrain::_base_/default_runtime.py',
 ]
 

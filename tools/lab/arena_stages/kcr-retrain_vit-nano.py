@@ -1,5 +1,5 @@
 # Retraining of what the KCR search left.
-_base_ = ['./dense_vit-nano.py', '../methods/kcr_retrain.py']
+_base_ = ['./dense_vit-nano.py', '../../../configs/_base_/methods/kcr_retrain.py']
 
 compression = dict(sites=['mlp_hidden', 'heads'])
 param_scheduler = [

@@ -1,6 +1,6 @@
 # The KCR search from scratch, on the units that the controls choose among: 20 epochs of seven
 # batches for the weights and seven for the gates. Rates of the gates as in the digit configs.
-_base_ = ['./dense_vit-nano.py', '../methods/kcr_search.py']
+_base_ = ['./dense_vit-nano.py', '../../../configs/_base_/methods/kcr_search.py']
 
 compression = dict(
     sites=['mlp_hidden', 'heads'],
