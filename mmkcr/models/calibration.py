@@ -96,6 +96,20 @@ def pick(rows: int, most: int, generator: torch.Generator) -> Optional[Tensor]:
     return torch.randperm(rows, generator=generator)[:most]
 
 
+def rows_of_a_batch(most: int, inputs: int, enough: float, batches: int) -> int:
+    """Rows of a batch that moments take in: fewer of a wide layer, whose rows cost inputs^2.
+
+    Args:
+        most (int): For layers of up to 256 inputs.
+        inputs (int): Of the layer.
+        enough (float): Rows that are enough in all: so many come from ``batches``.
+        batches (int): That are run in any case.
+    """
+    if not batches or math.isinf(enough):
+        return most
+    return min(most, max(math.ceil(enough / batches), most * 256 // inputs))
+
+
 class ReaderMoments:
     """Moments of one reader: of its inputs, and of what its outputs do to the network's.
 
@@ -116,8 +130,8 @@ class ReaderMoments:
                  enough: float = math.inf, least: int = 0) -> None:
         outputs, inputs = len(layer.weight), layer.weight[0].numel()
         device = layer.weight.device
-        self.layer, self.rows, self.positions, self.most = layer, rows, 0., enough * inputs
-        self.least = least
+        self.layer, self.positions, self.most, self.least = layer, 0., enough * inputs, least
+        self.rows = rows_of_a_batch(rows, inputs, self.most, least)
         self.inputs = Moments(inputs, device=device, name=name)
         self.output_energy = torch.zeros(outputs, dtype=torch.float64, device=device)
         self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
@@ -130,20 +144,24 @@ class ReaderMoments:
         rows = input_rows(self.layer, args[0].detach())
         self.positions = len(rows) / len(args[0])
         chosen = pick(len(rows), self.rows, self._generator)
-        self.inputs.add(rows if chosen is None else rows[chosen.to(rows.device)])
+        self.inputs.add(_chosen(rows, chosen))
         energy = output_rows(self.layer, out.detach()).double().square().mean(0)
         self._batches += 1
         self.output_energy += (energy - self.output_energy) / self._batches
         if self.gradients is not None and out.requires_grad:
-            out.register_hook(self._gradient)
+            out.register_hook(lambda gradient: self._gradient(gradient, chosen))
 
     @property
     def complete(self) -> bool:
         """Whether there are enough rows."""
         return self._batches >= self.least and self.inputs.count >= self.most
 
-    def _gradient(self, gradient: Tensor) -> None:
-        self.gradients.add(output_rows(self.layer, gradient))
+    def _gradient(self, gradient: Tensor, chosen: Optional[Tensor]) -> None:
+        self.gradients.add(_chosen(output_rows(self.layer, gradient), chosen))
+
+
+def _chosen(rows: Tensor, chosen: Optional[Tensor]) -> Tensor:
+    return rows if chosen is None else rows[chosen.to(rows.device)]
 
 
 def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
@@ -376,6 +394,7 @@ class ResumableForward:
         self.most_bytes = most_bytes
         self._cursor, self._replaced, self._last = [0], [], None
         self._shapes: Dict[int, Any] = {}
+        self._known: Dict[str, Optional[List[Any]]] = {}
 
     def run(self, batch: int, last: Optional[nn.Module] = None) -> Any:
         """Run one batch without gradients, up to ``last``."""
@@ -391,9 +410,15 @@ class ResumableForward:
             self._shapes[batch] = _zeros_like(self.batches[batch])
         return self._shapes[batch]
 
-    def finish(self, path: str) -> None:
-        """Keep the outputs of a block, if they fit, and run from there on."""
+    def outputs(self, path: str) -> Optional[List[Any]]:
+        """Outputs of a block for every batch; None if they do not fit.
+
+        They are kept until another block is asked for: the block must not change meanwhile.
+        """
+        if path in self._known:
+            return self._known[path]
         block, outputs = self.host.get_submodule(path), []
+        self._known = {path: None}
         handle = block.register_forward_hook(lambda _, __, out: outputs.append(_detached(out)))
         try:
             for batch in range(len(self.batches)):
@@ -401,12 +426,22 @@ class ResumableForward:
                 size = sum(tensor.numel() * tensor.element_size()
                            for tensor in flat_tensors(outputs[:1]))
                 if size * len(self.batches) > self.most_bytes:
-                    return
+                    return None
         finally:
             handle.remove()
+        self._known = {path: outputs}
+        return outputs
+
+    def finish(self, path: str) -> None:
+        """Keep the outputs of a block, if they fit, and run from there on."""
+        outputs = self.outputs(path)
+        if outputs is None:
+            return
+        self._known = {}
         if self._last is not None:
             self._last.outputs = [_zeros_like(out) for out in self._last.outputs]
         parent, _, name = path.rpartition('.')
+        block = self.host.get_submodule(path)
         self._last = Replay(block, outputs, self._cursor)
         self._replaced.append((self.host.get_submodule(parent), name, block))
         setattr(self.host.get_submodule(parent), name, self._last)
