@@ -21,6 +21,7 @@ from mmkcr.apis.build import image_shape, load_config
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress import DEFAULT_SITES, REFITTED
 from mmkcr.apis.compress_files import CONFIG, CompressFiles, compress_files, dense_and_slim
+from mmkcr.apis.count import part_rows
 from mmkcr.apis.finetune import write_finetune_config
 from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
 from mmkcr.datasets.data_check import check_data_folders
@@ -106,8 +107,11 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> No
                 for entry in files.deployed]
         print(format_table(('', 'file', 'MB', 'time, batch 1', 'difference from dense',
                             'same class'), rows))
-    if files.latency:
-        print(files.latency)
+    if files.parts:
+        print(format_table(('part', 'MACs (G)', 'slim', 'share'), part_rows(files.parts)))
+    for said in (files.proposals, files.latency):
+        if said:
+            print(said)
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
 
 

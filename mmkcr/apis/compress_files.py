@@ -10,7 +10,7 @@ from mmengine.config import Config, ConfigDict
 from torch import nn
 
 from mmkcr.core import Structure, atomic_write
-from mmkcr.models.utils import find_task, is_detector
+from mmkcr.models.utils import find_task, is_dense_task, is_detector
 from mmkcr.version import __version__
 from .build import (
     build_model,
@@ -23,6 +23,7 @@ from .build import (
 from .calibration_data import calibration_images
 from .compress import CompressResult, compress
 from .compress_progress import CompressProgress
+from .count import Parts, count_parts, counted_proposals
 from .finetune import with_import
 from .int8 import DeployedFile, deploy_int8
 from .latency_table import check_prediction, load_table
@@ -40,6 +41,10 @@ class CompressFiles(NamedTuple):
         bytes (dict[str, int]): Of the weights, ``dense`` and ``subnet``.
         latency (str): With a target of time, how far the prediction was, else ''.
         deployed (Sequence[DeployedFile]): fp32 and int8 files, if they were asked for.
+        parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
+            slim; empty for others.
+        proposals (str, optional): What they are counted for, see
+            :func:`~mmkcr.apis.count.counted_proposals`.
     """
 
     folder: Path
@@ -47,6 +52,8 @@ class CompressFiles(NamedTuple):
     bytes: Dict[str, int]
     latency: str = ''
     deployed: Sequence[DeployedFile] = ()
+    parts: Parts = {}
+    proposals: Optional[str] = None
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
@@ -145,8 +152,17 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                                                      structure.provenance['latency'])
     files = () if int8 is None else _int8_files(model, result.model, batches, folder, int8)
     done.remove()
-    return CompressFiles(folder, result, dict(dense=state_bytes(model),
-                                              subnet=state_bytes(result.model)), said, files)
+    return CompressFiles(
+        folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)), said,
+        files, _parts(model, result.model, input_shape), counted_proposals(model))
+
+
+def _parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:
+    if not is_dense_task(dense):
+        return {}
+    slim = count_parts(subnet, input_shape)
+    return {part: (macs, slim.get(part, 0))
+            for part, macs in count_parts(dense, input_shape).items()}
 
 
 def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,

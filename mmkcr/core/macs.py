@@ -7,7 +7,7 @@ products included.
 
 import math
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -49,10 +49,11 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     for parameter in trained:  # the counter's tracker fails on one that a module is called with
         parameter.requires_grad_(False)
     counter = FlopCounterMode(display=False)
+    call = _Call(model, forward)
     try:
         # the counter knows matrix products, and not every device's fused attention
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-            forward()
+            call()
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -61,10 +62,22 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     by_module = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items()}
     by_operator = {str(op): flops // 2
                    for op, flops in counter.get_flop_counts().get('Global', {}).items()}
-    prefix = model.__class__.__name__ + '.'
+    prefix = f'{type(call).__name__}.model.'
     modules = {name[len(prefix):]: macs for name, macs in by_module.items()
                if name.startswith(prefix)}
     return MacsReport(counter.get_total_flops() // 2, modules, by_operator)
+
+
+class _Call(nn.Module):
+    """Names the modules of a model from the model on, whatever of it a forward calls first."""
+
+    def __init__(self, model: nn.Module, forward: Callable[[], Any]) -> None:
+        super().__init__()
+        self.model, self._run = model, forward
+
+    def forward(self) -> None:
+        """Run the model once."""
+        self._run()
 
 
 def count_params(model: nn.Module) -> int:
@@ -131,7 +144,7 @@ class MacsModel:
         if missed:
             raise ValueError(f'expected the forward to reach every site, found that site '
                              f'`{missed[0]}` was not')
-        own = _own_macs(report, model, root)
+        own = own_macs(report, model, root)
         # a list: the order of a sum of floats decides its last bits, and that of a set of names is
         # another one in every process
         self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
@@ -210,9 +223,20 @@ class MacsModel:
                 + sum(self._form(name, sizes) for name in self._forms))
 
 
-def _own_macs(report: MacsReport, model: nn.Module, root: nn.Module) -> Dict[str, int]:
-    """MACs of every module below ``root`` without those of its children, by path from it."""
-    start = next(name for name, module in model.named_modules() if module is root)
+def own_macs(report: MacsReport, model: nn.Module,
+             root: Optional[nn.Module] = None) -> Dict[str, int]:
+    """MACs of every module without those of its children.
+
+    Args:
+        report (MacsReport): Of ``model``.
+        model (nn.Module): What was counted.
+        root (nn.Module, optional): Part of it whose modules are wanted. Defaults to None: all.
+
+    Returns:
+        dict[str, int]: By path from ``root``.
+    """
+    start = '' if root is None else next(
+        name for name, module in model.named_modules() if module is root)
     start = f'{start}.' if start else ''
     whole = {name[len(start):]: macs for name, macs in report.modules.items()
              if name.startswith(start)}
