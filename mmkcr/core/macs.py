@@ -164,24 +164,38 @@ class MacsModel:
         """MACs at full sizes of all that sites change, and what they are now in all."""
         paths = {module: path for path, module in root.named_modules()}
         along: Dict[Tuple[str, str], List[str]] = {}  # sites by module path and part
+        segments: Dict[str, List[Tuple[str, int, int]]] = {}  # of an axis of several sites
         for name, site in self.sites.items():
             if name in self._forms:
                 continue
             for axis in site.axes():
-                if axis.name == 'weight':
-                    along.setdefault((paths[axis.module], ''), []).append(name)
+                if axis.name != 'weight':
+                    continue
+                path = paths[axis.module]
+                if axis.before is None:
+                    along.setdefault((path, ''), []).append(name)
+                else:
+                    start, end = axis.span
+                    segments.setdefault(path, []).append(
+                        (name, end - start, axis.value.shape[axis.dim]))
             for path, parts in site.products().items():
                 for part in parts:
                     along.setdefault((path, part), []).append(name)
         merged: Dict[Tuple[str, ...], int] = {}
         variable = 0
+        for path in segments:
+            along.setdefault((path, ''), [])
         for (path, part), names in along.items():
             macs = own.get(path, 0) // (2 if part else 1)
             variable += macs
-            for name in names:  # a supernet may have been sliced already
-                macs = macs * self.sites[name].total // self.sites[name].present
-            names = tuple(sorted(names))
-            merged[names] = merged.get(names, 0) + macs
+            others = [] if part else segments.get(path, [])
+            shares = [([*names, name], macs * size // length) for name, size, length in others]
+            shares.append((names, macs - sum(share for _, share in shares)))
+            for sites, share in shares:
+                for name in sites:  # a supernet may have been sliced already
+                    share = share * self.sites[name].total // self.sites[name].present
+                key = tuple(sorted(sites))
+                merged[key] = merged.get(key, 0) + share
         for name in self._forms:
             path = self.sites[name].path
             variable += sum(macs for other, macs in own.items()

@@ -1,6 +1,6 @@
 """Finding the searchable backbone of a task model, and running one once."""
 
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from mmengine.model import BaseModel, is_model_wrapper
 from torch import Tensor, nn
@@ -16,16 +16,21 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def search_space(model: nn.Module) -> SearchSpace:
-    """The search space of the one searchable backbone of a model.
+    """The search space of the one searchable backbone of a model, or of the whole model.
 
     Args:
         model (nn.Module): A backbone, a task model or a wrapper around one.
 
     Raises:
-        ValueError: There is none, or more than one.
+        ValueError: There is none, or more than one side by side.
     """
-    found = [module for module in model.modules()
-             if isinstance(getattr(module, 'search_space', None), SearchSpace)]
+    found: List[nn.Module] = []
+    inside = set()  # a backbone in a host that is searched as a whole
+    for module in model.modules():
+        if isinstance(getattr(module, 'search_space', None), SearchSpace) and \
+                module not in inside:
+            found.append(module)
+            inside.update(module.modules())
     if len(found) != 1:
         raise ValueError('expected one searchable backbone (such as `KCRSwinTransformer`, or any '
                          f'in `mmkcr.Searchable`) in `{model.__class__.__name__}`, found '
