@@ -361,7 +361,7 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
         chosen = allocate(curves, max(target - floor, 0))
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes
-        chosen = _fitted(chosen, offered, losses, macs, target)
+        chosen = fitted_sizes(chosen, offered, losses, macs, target)
         lost = sum(float(losses[name][size]) for name, size in chosen.items())
         if lost >= least and chosen == sizes:
             break
@@ -371,14 +371,21 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
     return best
 
 
-def _fitted(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
-            losses: Mapping[str, Tensor], macs: Union[MacsModel, LatencyModel],
-            target: int) -> Dict[str, int]:
+def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
+                 losses: Mapping[str, Tensor], macs: Union[MacsModel, LatencyModel],
+                 target: int) -> Dict[str, int]:
     """Sizes within the budget that use it: costs that depend on each other miss it.
 
     Sites shrink, the one that loses least for what it saves first, until the budget is met; then
     they grow, the one that gains most for what it costs first, while there is room. Where steps
     are too coarse for the rest of the budget, one site makes room for others.
+
+    Args:
+        sizes (Mapping[str, int]): To start from, by site.
+        offered (Mapping[str, list[int]]): Sizes that a site may have, ascending.
+        losses (Mapping[str, Tensor]): Of a site with k units, k = 0 … total.
+        macs (MacsModel | LatencyModel): Of the sites' sizes.
+        target (int): Most MACs, or nanoseconds.
     """
     def lost(sizes: Mapping[str, int]) -> float:
         return sum(float(losses[name][size]) for name, size in sizes.items())

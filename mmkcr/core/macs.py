@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from .added import added_layers
@@ -36,6 +37,9 @@ class MacsReport(NamedTuple):
 def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsReport:
     """Count the MACs of a forward call, in eval mode and without gradients.
 
+    A count is a function of shapes: matrix products and convolutions are not computed, their
+    outputs are zeros.
+
     Args:
         model (nn.Module): Its mode is restored afterwards.
         forward (Callable): Runs ``model`` once.
@@ -52,7 +56,7 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     call = _Call(model, forward)
     try:
         # the counter knows matrix products, and not every device's fused attention
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _ShapesOnly(), counter:
             call()
     finally:
         for module, mode in modes.items():
@@ -66,6 +70,22 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     modules = {name[len(prefix):]: macs for name, macs in by_module.items()
                if name.startswith(prefix)}
     return MacsReport(counter.get_total_flops() // 2, modules, by_operator)
+
+
+class _ShapesOnly(TorchDispatchMode):
+    """Gives zeros in the place of products: their shapes are what is counted."""
+
+    _products = tuple(getattr(torch.ops.aten, name).default for name in (
+        'mm', 'addmm', 'bmm', 'baddbmm', 'convolution'))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Tuple = (),
+                           kwargs: Optional[Dict[str, Any]] = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self._products:
+            return func(*args, **kwargs)
+        device = next(value.device for value in args if isinstance(value, Tensor))
+        shapes = [value.to('meta') if isinstance(value, Tensor) else value for value in args]
+        return torch.zeros_like(func(*shapes, **kwargs), device=device)
 
 
 class _Call(nn.Module):

@@ -11,7 +11,6 @@ from mmkcr.apis.count import count_macs
 from mmkcr.core import MacsModel
 from mmkcr.models.searchable import Searchable, SearchSpace
 from mmkcr.models.utils import task_forward
-
 from .whole_models import DETECTORS, MODELS, batches, build, config_of, outputs
 
 SHAPE = (3, 64, 64)
@@ -39,7 +38,8 @@ def test_the_law_on_a_whole_model(name):
     chooser = copy.deepcopy(supernet).float()
     expected = outputs(supernet, chooser, found)
     macs = MacsModel(supernet, supernet, space.gated_sites(), task_forward(supernet, SHAPE))
-    structure = space.structure_for({site: gate.selection() for site, gate in space.gates().items()})
+    kept = {site: gate.selection() for site, gate in space.gates().items()}
+    structure = space.structure_for(kept)
     assert all(len(structure.sites[site].kept) < total for site, total in space.totals().items()
                if total > 4 and not site.startswith('backbone.'))
     subnet = copy.deepcopy(supernet)
