@@ -54,11 +54,11 @@ ROWS = {
     'deployment/export_onnx': '{dense} {weights} --out {file}',
     'analysis_tools/sensitivity': '{out}',
     'arena': '--work-dir {out}',
-    'benchmarks/user_paths': '',
+    'benchmarks/user_paths': '--images {images} --count 1',
     'demo/gallery': '--classifier {dense} {weights} --out {out}',
-    'model_zoo/badges': '',
+    'model_zoo/badges': '--out {out}',
     'model_zoo/release': '{out} --out {out}',
-    'model_zoo/structures': '',
+    'model_zoo/structures': '--only vit-small --out {out}',
     'init': '{dense} --out {file}',
     'model_converters/efficientvit_timm': '{weights} {file}',
     'model_zoo/kind_coverage': '--check --path {document}',
@@ -77,8 +77,8 @@ ROWS = {
 #: Kinds of the words in braces.
 KINDS = dict(dense='config', heads='config', segmentor='config', search='config',
              segments='checkpoint', weights='checkpoint', gates='checkpoint',
-             structure='structure', study='study', image='image', document='document', out='place',
-             file='file')
+             structure='structure', study='study', image='image', images='images',
+             document='document', data='place', out='place', file='file')
 #: Values that no command takes of an option of that name.
 OPTIONS = {
     '--batch-size': ['0', '-1', 'x'], '--count': ['0'], '--device': ['nothing', 'cuda:99'],
@@ -92,6 +92,7 @@ OPTIONS = {
 #: Calls that are wrong otherwise: what a run is asked for.
 MORE = {
     'train': ['{dense} --work-dir {out} --cfg-options train_cfg.max_epochs=0',
+              '{alone} --work-dir {out}',
               '{dense} --work-dir {out} --resume no/such.pth',
               '{dense} --work-dir {out} --resume {list}',
               '{dense} --work-dir {out} --cfg-options load_from={others}',
@@ -101,6 +102,10 @@ MORE = {
               '{dense} --work-dir {out} --cfg-options train_dataloader.num_workers=-1'],
     'test': ['{dense} {weights} --out {out}', '{dense} {weights} --show-dir {weights}/below'],
     'init': ['{search}'],
+    'benchmarks/user_paths': ['--images {images} --count 1000000', '--images {images} --only x'],
+    'model_zoo/model_counts': ['--check --only no-such-model'],
+    'model_zoo/structures': ['--check --only no-such-structure'],
+    'zoo': ['no-such-model'],
     'benchmarks/latency': ['{weights}', '{dense}', '{empty} --target-macs 50%'],
 }
 TOOLS = sorted(str(path.relative_to(REPO / 'tools').with_suffix(''))
@@ -112,7 +117,7 @@ def test_every_command_has_a_row():
 
 
 @pytest.fixture(scope='session')
-def files(tmp_path_factory, small_digits, search_config, checkpoint):
+def files(tmp_path_factory, small_digits, search_config, write_config, checkpoint):
     """Good files by the names in the rows."""
     folder = tmp_path_factory.mktemp('good')
     config = load_config(search_config)
@@ -149,7 +154,9 @@ def files(tmp_path_factory, small_digits, search_config, checkpoint):
         study=folder / 'study.yml', image=next(small_digits.rglob('*.png')),
         document=folder / 'page.md', data=small_digits,
         list=folder / 'list.pth', nan=folder / 'nan.pth', others=folder / 'others.pth',
-        empty=folder / 'empty.pth')
+        empty=folder / 'empty.pth', images=small_digits,
+        # its regulariser has no basis, and nothing computes one
+        alone=write_config("custom_hooks = [dict(type='mmkcr.WarmupSwitchHook', begin=0)]"))
 
 
 @pytest.fixture(scope='session')
@@ -166,6 +173,8 @@ def wrong(tmp_path_factory):
         torch.save(content, folder / name)
         return folder / name
 
+    empty = folder / 'nothing'
+    empty.mkdir()
     deep = '[' * 2000 + ']' * 2000
     texts = [write('list.json', '[1, 2]'), write('broken.json', '{"a": '), write('empty.json'),
              write('deep.json', f'{{"model": {deep}}}'), folder / 'no/such.json']
@@ -188,6 +197,7 @@ def wrong(tmp_path_factory):
                write('nets.yml', 'nets: a\nrows: {}\nstages: {}'),
                write('target.yml', 'nets: [a]\nrows: {}\nstages: {a: {train: b}, c: {slim: a, '
                      'target: abc}}')],
+        images=[texts[0], folder / 'no', empty],
         image=[write('empty.png'), write('word.png', 'word'), folder / 'no.png'],
         document=[write('empty.md'), folder, folder / 'no.md'],
         place=[texts[0], texts[0] / 'below', '/proc/nothing/below'],
@@ -228,6 +238,7 @@ def calls(tool, files, wrong, options):
             yield [*good(row), option, *value.replace('%%', '%').split()]
     if '--device' in options and not torch.cuda.is_available():
         yield [*good(row), '--device', 'cuda']
+    yield [*good(row), 'many', 'words', 'too', 'many']
     for more in MORE.get(tool, ()):
         yield good(more.split())
 
