@@ -68,20 +68,23 @@ RUNS = dict(
                      options=DIGITS, processes=2))
 
 
-def chain(name, number, folder, data_root, kills, iterations, seconds):
-    """Jobs of one run that is killed so often, at moments that ``number`` decides."""
-    draw = random.Random(f'{name} {number}')
-    job = dict(RUNS[name], work_dir=f'{folder}/{name}_{number}', data_root=str(data_root),
-               command=True)
-    jobs = []
-    # ascending: what is resumed lies at or before the last one
-    for after in sorted(draw.sample(range(1, iterations), min(kills, iterations - 1))):
-        moment = draw.choice((
-            dict(kill=after), dict(kill=after, signal='SIGTERM'),
-            dict(kill_rename=draw.randrange(1, 5)),
-            dict(kill_at=draw.uniform(0, seconds)), dict(kill_at=draw.uniform(0, seconds))))
-        jobs.append(dict(job, resume=bool(jobs), **moment))
-    return [*jobs, dict(job, resume=True)]
+def moment(draw, begun, iterations, seconds):
+    """When a run ends that goes on at one of so many iterations.
+
+    Args:
+        draw (random.Random): For what is drawn.
+        begun (int): Iterations that the last checkpoint has.
+        iterations (int): Of the whole run.
+        seconds (float): That the whole run takes.
+    """
+    left = iterations - begun
+    kind = draw.randrange(5)
+    if kind == 0:
+        return dict(kill_rename=draw.randrange(1, 5))
+    if kind < 3:
+        after = begun + draw.randrange(1, max(2, left))
+        return dict(kill=after, signal='SIGTERM') if kind == 1 else dict(kill=after)
+    return dict(kill_at=draw.uniform(0, seconds * left / iterations))
 
 
 def sort_of(job):
@@ -103,14 +106,11 @@ class Servers:
             stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, 'PYTHONHASHSEED': str(seed)}) for seed in range(number)]
 
-    def run(self, jobs):
-        """Run jobs one after the other; their exit statuses."""
-        statuses = []
-        for job in jobs:
-            server = random.choice(self.processes)
-            print(json.dumps([job]), file=server.stdin, flush=True)
-            statuses += json.loads(server.stdout.readline())
-        return statuses
+    def run(self, job):
+        """Run a job; its exit status."""
+        server = random.choice(self.processes)
+        print(json.dumps([job]), file=server.stdin, flush=True)
+        return json.loads(server.stdout.readline())[0]
 
     def __enter__(self):
         return self
@@ -125,6 +125,12 @@ def last_checkpoint(work_dir):
     """What a run wrote last."""
     from mmkcr.safe_load import read_checkpoint
     return read_checkpoint(Path(work_dir, 'last_checkpoint').read_text())
+
+
+def progress(work_dir):
+    """Iterations of a run's last checkpoint, 0 without one."""
+    return last_checkpoint(work_dir)['meta']['iter'] if Path(
+        work_dir, 'last_checkpoint').is_file() else 0
 
 
 def differences(one, other):
@@ -145,7 +151,7 @@ def differences(one, other):
 
 
 def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=8, until=float('inf'),
-              first=0, say=lambda found: None):
+              first=0, servers=2, say=lambda found: None):
     """Kill runs until that many kills have hit.
 
     Args:
@@ -156,6 +162,7 @@ def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=8, until=float
         kills (int): At most in one run. Defaults to 8.
         until (float): No run begins after that time. Defaults to any.
         first (int): Number of the first run, which decides its kills. Defaults to 0.
+        servers (int): Processes that jobs are forked from, see :class:`Servers`. Defaults to 2.
         say (Callable): Gets the counts after every run. Defaults to nothing.
 
     Returns:
@@ -164,34 +171,37 @@ def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=8, until=float
     """
     kinds, runs, lost = Counter(), {}, {}
     found = dict(kills=kinds, runs=runs, lost=lost)
-    seconds, number = {}, first
-    with Servers() as servers:
+    whole, number, names = {}, first, list(names)
+    with Servers(servers) as servers:
         while names and sum(kinds.values()) < wanted and time.time() < until:
             name = names[number % len(names)]
-            unbroken = dict(RUNS[name], work_dir=f'{folder}/{name}', data_root=str(data_root),
-                            command=True)
-            if name not in seconds:
+            job = dict(RUNS[name], work_dir=f'{folder}/{name}', data_root=str(data_root),
+                       command=True)
+            if name not in whole:
                 began = time.time()
-                if servers.run([unbroken]) != [0]:
-                    lost[unbroken['work_dir']] = ['failed without any kill']
-                    names = [other for other in names if other != name]
+                if servers.run(job):
+                    lost[job['work_dir']] = ['failed without any kill']
+                    names.remove(name)
                     continue
-                seconds[name] = time.time() - began
-            iterations = last_checkpoint(unbroken['work_dir'])['meta']['iter']
-            jobs = chain(name, number, folder, data_root, kills, iterations, seconds[name])
-            statuses = servers.run(jobs)
-            work_dir = jobs[-1]['work_dir']
-            hit = Counter(sort_of(job) for job, status in zip(jobs, statuses)
-                          if status in KILLED)
-            kinds.update(hit)
-            bad = [status for status in statuses[:-1] if status not in (0, *KILLED)]
-            differing = [f'statuses {statuses}'] if bad or statuses[-1] else differences(
-                unbroken['work_dir'], work_dir)
+                whole[name] = [progress(job['work_dir']), time.time() - began]
+            job['work_dir'], draw = f'{folder}/{name}_{number}', random.Random(number)
+            runs.setdefault(name, []).append(0)
+            for attempt in range(kills + 1):
+                end = moment(draw, progress(job['work_dir']), *whole[name]) \
+                    if attempt < kills else {}
+                status = servers.run(dict(job, resume=attempt > 0, **end))
+                if status not in KILLED:
+                    break
+                kinds[sort_of(end)] += 1
+                runs[name][-1] += 1
+            differing = [f'status {status}'] if status else differences(
+                f'{folder}/{name}', job['work_dir'])
             if differing:
-                lost[work_dir] = differing[:5]
+                lost[job['work_dir']] = differing[:5]
             else:
-                shutil.rmtree(work_dir)
-            runs.setdefault(name, []).append(sum(hit.values()))
+                shutil.rmtree(job['work_dir'])
+            if 'kill_at' in end:  # it had ended before
+                whole[name][1] /= 2
             number += 1
             say(found)
     return found

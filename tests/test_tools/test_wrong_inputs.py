@@ -6,7 +6,6 @@ command without a row fails.
 """
 
 import contextlib
-import io
 import re
 import resource
 import signal
@@ -18,7 +17,7 @@ import torch
 from lab.run_settings import move_data
 from mmkcr.apis import console
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.cli import COMMANDS
+from mmkcr.apis.cli import COMMANDS, Parser
 from mmkcr.core import Structure
 
 REPO = Path(__file__).parents[2]
@@ -88,7 +87,18 @@ OPTIONS = {
     '--seeds': ['-1'], '--shape': ['0', '-3', '1 2 3', '1000000000', '70000 70000'],
     '--sites': ['nothing'], '--target-macs': ['abc', '0', '-5', '5%x', '0.8Q'],
     '--threads': ['0', '-1', '1000000000'], '--warmup': ['-1'], '--no-such-option': [''],
-    '--cfg-options': ['novalue']}
+    '--cfg-options': ['novalue'], '--budgets': ['0', '2', 'nan'], '--calibration': ['no/such'],
+    '--compare': ['1'], '--factor': ['0', 'nan'], '--fraction': ['0', '2', 'nan'],
+    '--groups': ['0'], '--grid': ['0'], '--head': ['-1', '99'], '--image': ['0'],
+    '--keep': ['0', '2', 'nan'], '--landmarks': ['0', '99999'], '--layer': ['99', 'nothing'],
+    '--log': ['no/such.json'], '--metric': ['nothing'], '--net': ['nothing'], '--pairs': ['-1'],
+    '--query': ['2 0', '-1 0', 'nan 0'], '--rank-ratio': ['0', '2', 'nan'],
+    '--replace': ['-1', '99'], '--rho': ['-1', 'nan', 'inf'], '--rounds': ['0'],
+    '--score-thr': ['-1', '2', 'nan'], '--shares': ['0', '2', 'nan'], '--slim-options': ['x'],
+    '--target-latency': ['abc', '0ms', '-1ms', '5'], '--targets': ['0', '2', 'nan'],
+    '--tokens': ['0'], '--tolerance': ['-1', 'nan'], '--variants': ['nothing'],
+    '--wait-time': ['-1', 'nan'], '--where': ['(', 'nothing'], '--widths': ['0'],
+    '--archs': ['nothing'], '--nets': ['nothing'], '--rows': ['nothing']}
 #: Calls that are wrong otherwise: what a run is asked for.
 MORE = {
     'train': ['{dense} --work-dir {out} --cfg-options train_cfg.max_epochs=0',
@@ -213,11 +223,18 @@ def interrupt(*_):
 
 
 def offered(main):
-    """The options of a command, of its ``--help``."""
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        main(['--help'])
-    return set(re.findall(r'(?<![\w-])--[a-z][\w-]*', text.getvalue()))
+    """The options of a command, by their names."""
+    found = {}
+
+    def parse_args(parser, *_):
+        found.update((max(action.option_strings, key=len), action)
+                     for action in parser._actions if action.option_strings)
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(SystemExit):
+        patch.setattr(Parser, 'parse_args', parse_args)
+        main([])
+    return found
 
 
 def calls(tool, files, wrong, options):
@@ -236,6 +253,9 @@ def calls(tool, files, wrong, options):
     for option, values in OPTIONS.items():
         for value in values if option in options or option == '--no-such-option' else ():
             yield [*good(row), option, *value.replace('%%', '%').split()]
+    for option, action in options.items():
+        if action.choices or action.type in (int, float):
+            yield [*good(row), option, 'nothing']
     if '--device' in options and not torch.cuda.is_available():
         yield [*good(row), '--device', 'cuda']
     yield [*good(row), 'many', 'words', 'too', 'many']
