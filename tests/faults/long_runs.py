@@ -27,12 +27,12 @@ SMALL = {'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers
 #: By method: a job of train_jobs.py, and iterations of an epoch where it counts epochs.
 RUNS = dict(
     kcr=(dict(kind='iterated_search', options={'custom_hooks.3.interval': 50}), None),
-    dcs=(dict(kind='masked_search'), 5),
-    ofb=(dict(kind='pruning'), 9),
+    dcs=(dict(kind='masked_search'), 25),
+    ofb=(dict(kind='pruning', options={'custom_hooks.4.interval': 50}), 36),
     dwconv=(dict(config='configs/dwconv/digits/dwconv-search_vit-octo_1xb64_digits.py', options={
         'train_dataloader.dataset.indices': list(range(0, 1437, 15)),
-        'train_dataloader.batch_size': 16, 'val_dataloader.dataset.indices': list(range(16)),
-        'visualizer.vis_backends': [dict(type='LocalVisBackend')]}), 6))
+        'val_dataloader.dataset.indices': list(range(16)),
+        'visualizer.vis_backends': [dict(type='LocalVisBackend')]}), 33))
 SAMPLES = 50
 
 
