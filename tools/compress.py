@@ -58,7 +58,8 @@ def make_parser() -> Parser:
     parser.add_argument('--uniform', action='store_true',
                         help='the same share of every site instead of the best allocation')
     parser.add_argument('--part', choices=('model', 'backbone'),
-                        help='whose MACs the target is about')
+                        help='whose MACs the target is about (backbone of a detector or '
+                        'segmentor, else model)')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help='height and width of the image that MACs are counted for, or one '
                         'number for both; default: that of the config')

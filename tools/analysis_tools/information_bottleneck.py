@@ -4,7 +4,7 @@ For every checkpoint of every run: cross entropy and top-1 on the validation set
 I(X~, Y), IB and its bound on --split, of what the classifier reads. Prints a table; writes
 information_bottleneck.json and, of runs with several checkpoints, test_loss.png and ib.png.
 
-example:
+Example:
     python tools/analysis_tools/information_bottleneck.py \\
         --run dense DENSE.py work_dirs/dense/epoch_*.pth --run DCS DCS.py work_dirs/dcs/epoch_*.pth
 """

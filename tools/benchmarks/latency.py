@@ -69,12 +69,12 @@ def make_parser() -> Parser:
     parser.add_argument('dense', help='config, checkpoint or ONNX file of one side')
     parser.add_argument('slim', nargs='?', help='of the other')
     parser.add_argument('--target-macs', nargs='+', default=[None], metavar='TARGET',
-                        help='random subnets of the dense side: 3.9G, 0.8 or 80%% of its MACs')
+                        help='random subnets of the dense side: 3.9G, 0.8 or 80%% of its MACs (none)')
     parser.add_argument('--sites', nargs='+', metavar='KIND', help='of random subnets; default: '
                         f'those of the backbone, else those of {", ".join(DEFAULT_SITES)} that it '
                         'has')
     parser.add_argument('--where', default='', metavar='REGEX',
-                        help='of the sites: part of the paths of their modules')
+                        help='of the sites: part of the paths of their modules (all)')
     parser.add_argument('--divisor', type=int, default=8,
                         help='with --target-macs, sizes are multiples of it (%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'), default='model',
