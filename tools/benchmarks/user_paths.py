@@ -22,7 +22,7 @@ import torch
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.machine import machine_info
-from mmkcr.visualization import format_table
+from mmkcr.visualization import format_table, shown
 
 HOSTS = dict(mmdet='mmdet::pvt/retinanet_pvtv2-b0_fpn_1x_coco.py',
              mmseg='mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py')
@@ -116,13 +116,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if not args.images.is_dir():
         raise FileNotFoundError(f'expected a folder of images at `{args.images}`, found none')
     rows = []
-    for path in user_paths(args.images.resolve(), args.count, args.target_macs):
-        if path.name in args.only:
-            with tempfile.TemporaryDirectory() as folder:
-                seconds = run(path, Path(folder), args.count)
-            wall, cpu = zip(*seconds)
-            rows.append((path.name, path.model, path.written, f'{sum(wall):.0f}',
-                         f'{sum(cpu):.0f}', ', '.join(f'{value:.0f}' for value in cpu)))
+    paths = user_paths(args.images.resolve(), args.count, args.target_macs)
+    for path in shown([path for path in paths if path.name in args.only], 'Users'):
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = run(path, Path(folder), args.count)
+        wall, cpu = zip(*seconds)
+        rows.append((path.name, path.model, path.written, f'{sum(wall):.0f}',
+                     f'{sum(cpu):.0f}', ', '.join(f'{value:.0f}' for value in cpu)))
     machine = machine_info()
     print(format_table(('path', 'model', 'lines', 'seconds', 'of processors', 'of each line'),
                        rows))
