@@ -18,7 +18,7 @@ from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models import DistillationLoss, InformationBottleneckLoss, KernelComplexityLoss
 from mmkcr.models.utils import find_task, search_space
 
-FOUND = {'combined': 1, 'kcr/ssl': 12, 'kcr/search': 6, 'kcr/retrain': 11,
+FOUND = {'combined': 1, 'kcr/ssl': 14, 'kcr/search': 6, 'kcr/retrain': 11,
          'kcr/transfer': 3, 'kcr/digits': 11, 'kcr/detection': 9, 'kcr/segmentation': 7,
          'dcs/digits': 13, 'dcs/search': 4, 'dcs/retrain': 7, 'dcs/detection': 12,
          'dwconv/digits': 8, 'dwconv/imagenet': 5, 'dwconv/segmentation': 19,

@@ -23,7 +23,7 @@ VIT_MINI = dict(type='mmpretrain.MoCoV3ViT', img_size=32, patch_size=8, arch=dic
 
 
 def stage_of(path):
-    return re.match(r'kcr-mocov3-([a-z]+)_', Path(path).stem)[1]
+    return re.match(r'kcr-(?:mocov3|moca)-([a-z]+)_', Path(path).stem)[1]
 
 
 @pytest.fixture(scope='module')
@@ -45,11 +45,11 @@ def slimmed(tmp_path_factory):
 
 def test_found():
     stages = {path: stage_of(path) for path in SSL}
-    assert len(SSL) == 12 and len(DIGITS) == 5
+    assert len(SSL) == 14 and len(DIGITS) == 6
     assert set(stages.values()) == {'dense', 'search', 'pretrain', 'linear', 'finetune'}
 
 
-@pytest.mark.parametrize('path', DIGITS, ids=stage_of)
+@pytest.mark.parametrize('path', DIGITS, ids=lambda path: Path(path).stem)
 def test_digits_take_a_step(path, load, slimmed, digits, tmp_path):
     stage, config = stage_of(path), load(path)
     config.work_dir, config.experiment_name, config.log_level = str(tmp_path), stage, 'ERROR'
@@ -58,6 +58,8 @@ def test_digits_take_a_step(path, load, slimmed, digits, tmp_path):
         if loader is not None:
             loader.update(num_workers=0, persistent_workers=False)
             loader.dataset.data_root = str(digits)
+            if 'indices' not in loader.dataset:
+                loader.dataset.indices = 600 if part == 'train' else 32
     backbone = config.model.get('architecture', config.model).backbone
     if 'structure' in backbone:
         assert backbone.structure.endswith('/slim/structure.json')
@@ -83,6 +85,7 @@ def test_digits_take_a_step(path, load, slimmed, digits, tmp_path):
     batch = next(iter(runner.train_dataloader))
     assert len(batch['data_samples']) == (32 if stage in ('linear', 'finetune') else 128)
     losses = model.train()(**model.data_preprocessor(batch, True), mode='loss')
+    assert ('loss_token' in losses) == ('moca' in path)
     assert ('loss_kcr' in losses) == (stage in ('search', 'pretrain'))
     model.parse_losses(losses)[0].backward()
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -92,21 +95,34 @@ def test_digits_take_a_step(path, load, slimmed, digits, tmp_path):
         assert len(runner.train_dataloader.dataset) == 103
 
 
-@pytest.mark.parametrize('path', [path for path in SSL if 'vit-base' in path], ids=stage_of)
+BASE = [path for path in SSL if 'vit-base' in path and stage_of(path) != 'search']
+
+
+@pytest.mark.parametrize('path', BASE, ids=lambda path: Path(path).stem)
 def test_vit_base_is_built(path, load):
     config, stage = load(path), stage_of(path)
     backbone = config.model.get('architecture', config.model).backbone
-    if 'structure' in backbone:  # which stands in for that of a search
-        backbone.structure = 'configs/structures/kcr-search_vit-base_8xb64_in1k-100.json'
+    # which stands in for that of a search
+    backbone.structure = 'configs/structures/kcr-search_vit-base_8xb64_in1k-100.json'
     with uninitialized():
         model = build_model(config)
-    assert len(momentum_copies(find_task(model))) == (stage in ('search', 'pretrain'))
-    kept = [len(site.kept) for site in search_space(model).structure.sites.values()] \
-        if stage != 'search' else [768 for _ in search_space(model).gates()]
-    assert len(kept) == 12 and (max(kept) < 768) == (stage != 'search')
+    assert len(momentum_copies(find_task(model))) == (stage == 'pretrain')
+    kept = [len(site.kept) for site in search_space(model).structure.sites.values()]
+    assert len(kept) == 12 and max(kept) < 768
     names = {hook['type'].split('.')[-1]: hook for hook in config.get('custom_hooks') or []}
-    assert ('NystromRefreshHook' in names) == (stage in ('search', 'pretrain'))
+    assert ('NystromRefreshHook' in names) == (stage == 'pretrain')
     if stage == 'pretrain':
-        assert names['WarmupSwitchHook']['begin'] == 90
-        assert names['NystromRefreshHook']['interval'] == 30
+        epochs = config.train_cfg.max_epochs
+        assert epochs == (200 if 'moca' in path else 300)
+        assert names['WarmupSwitchHook']['begin'] == 0.3 * epochs
+        assert names['NystromRefreshHook']['interval'] == 0.1 * epochs
         assert torch.equal(model.regularizers.kcr.basis, torch.zeros(768, 154))
+
+
+def test_the_search_for_vit_base(load):
+    config = load('configs/kcr/ssl/kcr-mocov3-search_vit-base_16xb256_in1k.py')
+    assert config.model.type == 'mmkcr.SearchModel' and config.model.price.target == '14.5G'
+    assert config.model.architecture.backbone.backbone.type == 'mmpretrain.MoCoV3ViT'
+    assert config.train_cfg.type == 'mmkcr.BilevelTrainLoop' and config.train_cfg.max_epochs == 300
+    assert config.optim_wrapper.weights.type == config.optim_wrapper.architecture.type \
+        == 'AmpOptimWrapper'

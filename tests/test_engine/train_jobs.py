@@ -194,7 +194,7 @@ def moco_config(root):
     def perceptron(inputs, layers):
         return dict(type='NonLinearNeck', in_channels=inputs, hid_channels=24, out_channels=16,
                     num_layers=layers, with_last_bn_affine=False, with_last_bias=False,
-                    with_avg_pool=False)
+                    with_avg_pool=False, norm_cfg=dict(type='BN1d'))
 
     config = search_config(root)
     loader = config['train_dataloader']
@@ -211,7 +211,27 @@ def moco_config(root):
                   loss=dict(type='CrossEntropyLoss', loss_weight=0.4)),
         data_preprocessor=dict(type='mmkcr.PreciseSelfSupDataPreprocessor', mean=[128.] * 3,
                                std=[64.] * 3, to_rgb=True))
-    config.update(val_dataloader=None, val_cfg=None, val_evaluator=None)
+    # positions are frozen when weights are initialised, after the model was distributed
+    config.update(val_dataloader=None, val_cfg=None, val_evaluator=None,
+                  find_unused_parameters=True)
+    return config
+
+
+def moca_config(root):
+    """MOCA; with a ratio of 0 its masks, which each process draws, change the order alone."""
+    config = moco_config(root)
+    architecture = config['model']['architecture']
+    gates = architecture['backbone']['gates']
+    config['model'].update(feature_layer='backbone.ln1', architecture=dict(
+        type='mmkcr.MOCA', base_momentum=0.1, early_layer=0,
+        backbone=dict(type='mmkcr.Searchable', sites=['mlp_channels'], gates=gates, backbone=dict(
+            type='mmpretrain.MAEViT', arch=ARCH, img_size=32, patch_size=8)),
+        mask_ratios=(0., ), decoded=(1., ),
+        neck=dict(type='mmkcr.MOCADecoder', size=(4, 4), in_channels=32, embed_dims=16, depth=1,
+                  num_heads=2),
+        head=dict(type='mmkcr.MOCAHead', in_channels=32, decoder_channels=16),
+        codebook=dict(type='mmkcr.OnlineCodebook', channels=32, words=12, new_words=4, border=1),
+        data_preprocessor=architecture['data_preprocessor']))
     return config
 
 
@@ -363,7 +383,7 @@ def segment_config(root):
 
 def train(job):
     torch.set_num_threads(1)
-    precise = job.get('precise') or job.get('kind', '').startswith(('masked', 'moco'))
+    precise = job.get('precise') or job.get('kind', '').startswith(('masked', 'moc'))
     torch.set_default_dtype(torch.float64 if precise else torch.float32)
     config = file_config(job) if 'config' in job else Config(
         globals()[f'{job["kind"]}_config'](job['data_root']))
@@ -378,7 +398,9 @@ def train(job):
             manager._instance_dict.clear()
         config.launcher = 'pytorch'
         config.model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None,
-                                        broadcast_buffers=False)
+                                        broadcast_buffers=False,
+                                        find_unused_parameters=config.get(
+                                            'find_unused_parameters', False))
     if 'kill_rename' in job:
         kill_in_rename(job['kill_rename'])
     runner = Runner.from_cfg(config)

@@ -1,5 +1,6 @@
 # MoCo v3 around a ViT for the 32 x 32 digits: 16 tokens and a class token, as in mmpretrain's
-# configs, with heads as much narrower as the network is.
+# configs, with heads as much narrower as the network is. Its batch norms
+# (SyncBN) refuse several processes without GPUs; ExactResumeHook makes ordinary ones meet.
 temperature = 0.2
 model = dict(
     type='MoCoV3',
@@ -20,7 +21,8 @@ model = dict(
         with_last_bn=True,
         with_last_bn_affine=False,
         with_last_bias=False,
-        with_avg_pool=False),
+        with_avg_pool=False,
+        norm_cfg=dict(type='BN1d')),
     head=dict(
         type='MoCoV3Head',
         predictor=dict(
@@ -33,7 +35,8 @@ model = dict(
             with_last_bn=True,
             with_last_bn_affine=False,
             with_last_bias=False,
-            with_avg_pool=False),
+            with_avg_pool=False,
+            norm_cfg=dict(type='BN1d')),
         loss=dict(type='CrossEntropyLoss', loss_weight=2 * temperature),
         temperature=temperature))
 del temperature

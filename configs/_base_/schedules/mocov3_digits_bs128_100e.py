@@ -12,6 +12,7 @@ param_scheduler = [
 train_cfg = dict(by_epoch=True, max_epochs=100)
 val_cfg = None
 test_cfg = None
-default_hooks = dict(checkpoint=dict(interval=10))
+# of the hosts' configs: positions are frozen after the model was distributed
+find_unused_parameters = True
 
 auto_scale_lr = dict(base_batch_size=128)

@@ -6,7 +6,7 @@ B images, N tokens of each, C channels, K words.
 from typing import Tuple
 
 import torch
-from mmengine.dist import all_gather, all_reduce, get_dist_info
+from mmengine.dist import all_reduce, get_dist_info
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -22,7 +22,8 @@ class OnlineCodebook(nn.Module):
     :math:`\max_k s_{ik} - mean_k s_{ik}`: assignments are as sharp whatever the scale of the
     cosines. An image's assignment is the mean of those of its inner tokens.
 
-    In an update the oldest words give way to inner tokens of as many images of the batch. What
+    In an update the oldest words give way to inner tokens of as many images of the batch, or of
+    all in turn where it is smaller. What
     is drawn is a function of the seed and the number of updates: a resumed run draws what an
     unbroken one does, and several processes draw what one with the whole batch does.
 
@@ -78,26 +79,21 @@ class OnlineCodebook(nn.Module):
             tokens (Tensor): (B, N, C), of this process's images.
             size (tuple[int, int]): As of :meth:`forward`.
             spread (Tensor): Of :meth:`forward`.
-
-        Raises:
-            ValueError: There are fewer images than new words.
         """
         (rank, world), step = get_dist_info(), int(self.steps)
         images = len(tokens) * world
-        if images < self.new_words:
-            raise ValueError(f'expected at least {self.new_words} images in a batch, the '
-                             f'`new_words` of the codebook, found {images}')
         generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
-        chosen = torch.randperm(images, generator=generator)[:self.new_words]
+        order = torch.randperm(images, generator=generator)
+        chosen = order.repeat(-(-self.new_words // images))[:self.new_words].to(tokens.device)
         inner = self._inner(size, tokens.device)
-        places = inner[torch.randint(len(inner), (images, ), generator=generator)]
+        places = inner[torch.randint(len(inner), chosen.shape, generator=generator)]
         # image j of process r is image j * world + r of all
-        mine = torch.arange(len(tokens)) * world + rank
-        candidates = tokens[torch.arange(len(tokens)), places[mine.to(places.device)]]
-        everyone = torch.stack(all_gather(candidates.contiguous()), 1).flatten(0, 1)
+        mine = chosen % world == rank
+        words = torch.zeros_like(self.words[:self.new_words])
+        words[mine] = tokens[chosen[mine] // world, places[mine]].to(words.dtype)
+        all_reduce(words)
         first = step * self.new_words % len(self.words)
-        self.words[first:first + self.new_words] = normalize(
-            everyone[chosen.to(tokens.device)].to(self.words.dtype), dim=1)
+        self.words[first:first + self.new_words] = normalize(words, dim=1)
         spread = spread.detach().clone()
         all_reduce(spread, 'mean')
         self.spread.lerp_(spread.to(self.spread.dtype), 1 - self.decay)

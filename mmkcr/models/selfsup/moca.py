@@ -2,7 +2,7 @@
 
 import inspect
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import torch
 from mmpretrain.models import BaseSelfSupervisor
@@ -23,8 +23,7 @@ class MOCA(BaseSelfSupervisor):
     tokens; and the assignments of the tokens of the *same* view, of masked ones too, by a
     decoder that sees an early layer and that mean.
 
-    Where several masks of a view are taken, they are drawn independently; the public code makes
-    two of them complementary.
+    The masks of a view are drawn independently; the public code makes two of them complementary.
 
     Args:
         backbone (dict): Called with ``mask=True`` it masks and returns visible tokens (class
@@ -34,14 +33,17 @@ class MOCA(BaseSelfSupervisor):
         head (dict): :class:`MOCAHead`.
         codebook (dict): :class:`OnlineCodebook`.
         early_layer (int): Layer that the decoder sees, from 0. Defaults to 7, of 12.
-        masks (int): Masks of every view. Defaults to 2.
+        mask_ratios (Sequence[float]): Share of the tokens that is masked, for each of the masks of
+            every view. Defaults to (0.55, 0.75).
+        decoded (Sequence[float]): Share of the tokens that is decoded, for each of them: with less
+            than 1 training is faster. Defaults to (0.65, 0.45).
         base_momentum (float): Of the teacher, falling to 0 by a cosine. Defaults to 0.006.
         data_preprocessor (dict, optional): See ``BaseSelfSupervisor``.
         init_cfg (dict | list[dict], optional): See ``BaseModule``.
 
     Raises:
         ValueError: No teacher (``base_momentum`` outside of (0, 1)), a backbone that does not
-            mask, or a layer that it does not have.
+            mask, a layer that it does not have, or ratios that cannot be.
     """
 
     def __init__(self,
@@ -50,7 +52,8 @@ class MOCA(BaseSelfSupervisor):
                  codebook: Mapping[str, Any],
                  neck: Optional[Mapping[str, Any]] = None,
                  early_layer: int = 7,
-                 masks: int = 2,
+                 mask_ratios: Sequence[float] = (0.55, 0.75),
+                 decoded: Sequence[float] = (0.65, 0.45),
                  base_momentum: float = 0.006,
                  data_preprocessor: Optional[Mapping[str, Any]] = None,
                  init_cfg: Any = None) -> None:
@@ -67,7 +70,13 @@ class MOCA(BaseSelfSupervisor):
         if not 0 <= early_layer < layers:
             raise ValueError(f'expected `early_layer` of MOCA below the {layers} layers of '
                              f'`{name}`, found {early_layer}')
-        self.early_layer, self.masks = early_layer, masks
+        if len(mask_ratios) != len(decoded) or not all(
+                0 < 1 - ratio <= share <= 1 for ratio, share in zip(mask_ratios, decoded)):
+            raise ValueError('expected as many `decoded` as `mask_ratios` of MOCA, each at least '
+                             'the share that is not masked, found '
+                             f'{tuple(decoded)} for {tuple(mask_ratios)}')
+        self.early_layer = early_layer
+        self.mask_ratios, self.decoded = tuple(mask_ratios), tuple(decoded)
         self.codebook = MODELS.build(codebook)
         self.teacher = CosineEMA(self.backbone, momentum=base_momentum)
 
@@ -96,17 +105,18 @@ class MOCA(BaseSelfSupervisor):
         losses: Dict[str, Tensor] = dict(loss_image=images.new_zeros(()))
         if self.with_neck:
             losses['loss_token'] = images.new_zeros(())
-        for _ in range(self.masks):
+        for ratio, share in zip(self.mask_ratios, self.decoded):
+            self.backbone.mask_ratio = ratio
             with self._early() as seen:
                 tokens, _, restore = self.backbone(images, mask=True)
             pooled = tokens[:, 1:].mean(1)
             losses['loss_image'] = losses['loss_image'] + \
-                self.head.image_loss(pooled, bags, words) / self.masks
+                self.head.image_loss(pooled, bags, words) / len(self.decoded)
             if self.with_neck:
-                decoded, places = self.neck(pooled, seen[0][:, 1:], restore.argsort(1))
+                decoded, places = self.neck(pooled, seen[0][:, 1:], restore.argsort(1), share)
                 target = codes.gather(1, places[..., None].expand(-1, -1, codes.shape[-1]))
                 losses['loss_token'] = losses['loss_token'] + \
-                    self.head.token_loss(decoded, target, words) / self.masks
+                    self.head.token_loss(decoded, target, words) / len(self.decoded)
         return losses
 
     @torch.no_grad()

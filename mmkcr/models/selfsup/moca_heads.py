@@ -32,21 +32,12 @@ class MOCADecoder(BaseModule):
         embed_dims (int): D. Defaults to 512.
         depth (int): Blocks. Defaults to 2.
         num_heads (int): Their heads. Defaults to 16.
-        decoded (float): Share of all tokens that is decoded, the visible ones first: with less
-            than 1 training is faster (*partial decoding*). Defaults to 1.
         init_cfg (dict | list[dict], optional): See ``BaseModule``.
-
-    Raises:
-        ValueError: ``decoded`` is not within (0, 1].
     """
 
     def __init__(self, size: Tuple[int, int], in_channels: int, embed_dims: int = 512,
-                 depth: int = 2, num_heads: int = 16, decoded: float = 1.,
-                 init_cfg: Any = _INIT) -> None:
+                 depth: int = 2, num_heads: int = 16, init_cfg: Any = _INIT) -> None:
         super().__init__(init_cfg)
-        if not 0 < decoded <= 1:
-            raise ValueError(f'expected `decoded` of MOCADecoder within (0, 1], found {decoded}')
-        self.decoded = decoded
         self.norm = nn.LayerNorm(in_channels, eps=1e-6)
         self.embed = nn.Linear(in_channels, embed_dims)
         self.mask_token = nn.Parameter(0.02 * torch.randn(1, 1, embed_dims))
@@ -57,19 +48,22 @@ class MOCADecoder(BaseModule):
                                     norm_cfg=dict(type='LN', eps=1e-6)) for _ in range(depth)))
         self.last_norm = nn.LayerNorm(embed_dims, eps=1e-6)
 
-    def forward(self, image: Tensor, tokens: Tensor, order: Tensor) -> Tuple[Tensor, Tensor]:
+    def forward(self, image: Tensor, tokens: Tensor, order: Tensor,
+                decoded: float = 1.) -> Tuple[Tensor, Tensor]:
         """Decode.
 
         Args:
             image (Tensor): Embedding of every image, (B, C).
             tokens (Tensor): Of an early layer at the visible places, (B, V, C).
             order (Tensor): Permutation of the places, the visible ones first, (B, N).
+            decoded (float): Share of the places that is decoded, the first of ``order``, at least
+                the visible ones. Defaults to 1.
 
         Returns:
             tuple[Tensor]: Features (B, P, D) and their places (B, P).
         """
         visible = tokens.shape[1]
-        places = order[:, :max(visible, round(self.decoded * order.shape[1]))]
+        places = order[:, :max(visible, int(decoded * order.shape[1]))]
         known = self.embed(torch.cat([image[:, None], self.norm(tokens)], 1))
         masked = self.mask_token.expand(len(known), places.shape[1] - visible, -1)
         positions = self.positions.to(known.dtype)
@@ -83,8 +77,9 @@ class Prototypes(BaseModule):
     r"""A classifier over words whose weights are made from the words.
 
     :math:`\kappa\, x \cdot \widehat{(G(w) + S(w))}_k`: G is a perceptron with one hidden layer
-    and batch norm over the words, S the identity, or linear if the widths differ, and the hat
-    is the division by the norm. So the classifier is of the codebook of this very step.
+    and batch norm over the words (in eval mode, too), S the identity, or linear if the widths
+    differ, and the hat is the division by the norm. So the classifier is of the codebook of this
+    very step.
 
     Args:
         channels (int): Of the words.
@@ -99,7 +94,8 @@ class Prototypes(BaseModule):
         super().__init__(init_cfg)
         self.scale = scale
         self.generator = nn.Sequential(
-            nn.Linear(channels, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(),
+            nn.Linear(channels, hidden, bias=False),
+            nn.BatchNorm1d(hidden, track_running_stats=False), nn.ReLU(),
             nn.Linear(hidden, features))
         self.skip = nn.Identity() if channels == features else nn.Linear(channels, features)
 

@@ -15,7 +15,7 @@ from mmkcr.registry import MODELS
 
 WIDTH, WORDS, SHAPE = 16, 8, (3, 32, 32)
 ARCH = dict(embed_dims=WIDTH, num_layers=2, num_heads=2, feedforward_channels=32)
-VIT = dict(type='mmpretrain.MAEViT', arch=ARCH, img_size=32, patch_size=8, mask_ratio=0.5)
+VIT = dict(type='mmpretrain.MAEViT', arch=ARCH, img_size=32, patch_size=8)
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
 
 
@@ -29,7 +29,8 @@ def config(backbone=None, **changes):
     base = dict(
         type='mmkcr.MOCA', backbone=backbone or VIT, early_layer=0,
         neck=dict(type='mmkcr.MOCADecoder', size=(4, 4), in_channels=WIDTH, embed_dims=8, depth=1,
-                  num_heads=2, decoded=0.75),
+                  num_heads=2),
+        mask_ratios=(0.5, 0.75), decoded=(0.75, 0.5),
         head=dict(type='mmkcr.MOCAHead', in_channels=WIDTH, decoder_channels=8),
         codebook=dict(type='mmkcr.OnlineCodebook', channels=WIDTH, words=WORDS, new_words=2,
                       border=1))
@@ -84,8 +85,9 @@ def twin_losses(model, pair, seed):
     weights = [[unit(row) for row in head.generator(words) + head.skip(words)]
                for head in (model.head.image, model.head.tokens)]
     torch.manual_seed(seed)
-    image_loss, token_loss, count = 0., 0., 0
-    for _ in range(model.masks):
+    image_loss, token_loss = 0., 0.
+    for ratio, share in ((0.5, 12), (0.75, 8)):
+        model.backbone.mask_ratio = ratio
         early = []
         handle = model.backbone.layers[0].register_forward_hook(
             lambda _, __, out: early.append(out))  # noqa: B023
@@ -93,17 +95,17 @@ def twin_losses(model, pair, seed):
         handle.remove()
         pooled = [image[1:].mean(0) for image in tokens]
         order = [[list(row).index(place) for place in range(16)] for row in restore.tolist()]
-        decoded, _ = model.neck(torch.stack(pooled), early[0][:, 1:], torch.tensor(order))
+        decoded, _ = model.neck(torch.stack(pooled), early[0][:, 1:], torch.tensor(order),
+                                share / 16)
         for j, embedding in enumerate(pooled):
             view, i = divmod(j, len(pair[0]))
             other = [codes[1 - view][i][place] for place in inner]
             bag = [sum(code[k] for code in other) / 4 for k in range(WORDS)]
             image_loss += twin_divergence([5 * float(embedding @ w) for w in weights[0]], bag)
-            for feature, place in zip(decoded[j], order[j][:12]):
-                token_loss += twin_divergence([5 * float(feature @ w) for w in weights[1]],
-                                              codes[view][i][place])
-                count += 1
-    return image_loss / (model.masks * len(pooled)), token_loss / count
+            for feature, place in zip(decoded[j], order[j][:share]):
+                logits = [5 * float(feature @ w) for w in weights[1]]
+                token_loss += twin_divergence(logits, codes[view][i][place]) / share
+    return image_loss / (2 * len(pooled)), token_loss / (2 * len(pooled))
 
 
 @torch.no_grad()
@@ -145,20 +147,30 @@ def test_two_processes_renew_the_words_of_one(monkeypatch):
     tokens, spread = torch.randn(6, 16, WIDTH), torch.tensor(0.3)
     whole = OnlineCodebook(WIDTH, words=6, new_words=2, border=1)
     whole.update(tokens, (4, 4), spread)
-    shares, seen = [tokens[0::2], tokens[1::2]], []
-    monkeypatch.setattr(codebook, 'all_reduce', lambda value, op: None)
-    for share_rank in range(2):  # first what each gathers, then what it makes of all
-        monkeypatch.setattr(codebook, 'get_dist_info', lambda rank=share_rank: (rank, 2))
-        monkeypatch.setattr(codebook, 'all_gather',
-                            lambda mine: seen.append(mine) or [mine, mine])
-        OnlineCodebook(WIDTH, words=6, new_words=2, border=1).update(
-            shares[share_rank], (4, 4), spread)
-    monkeypatch.setattr(codebook, 'all_gather', lambda mine: seen)
-    for share_rank in range(2):
-        monkeypatch.setattr(codebook, 'get_dist_info', lambda rank=share_rank: (rank, 2))
+    shares, given = [tokens[0::2], tokens[1::2]], []
+
+    def renewed(rank, gather):
+        monkeypatch.setattr(codebook, 'get_dist_info', lambda: (rank, 2))
+        monkeypatch.setattr(codebook, 'all_reduce', gather)
         one = OnlineCodebook(WIDTH, words=6, new_words=2, border=1)
-        one.update(shares[share_rank], (4, 4), spread)
-        assert torch.equal(one.words, whole.words)
+        one.update(shares[rank], (4, 4), spread)
+        return one
+
+    for rank in range(2):  # first what each gives, then what it makes of all
+        renewed(rank, lambda value, op='sum': given.append(value.clone()))
+    words = [value for value in given if value.ndim == 2]
+    for rank in range(2):
+        one = renewed(rank, lambda value, op='sum': value.copy_(sum(words)) if value.ndim else None)
+        assert torch.equal(one.words, whole.words) and torch.equal(one.spread, whole.spread)
+
+
+def test_a_last_batch_may_be_small():
+    book = OnlineCodebook(WIDTH, words=6, new_words=3, border=1)
+    tokens = torch.randn(1, 16, WIDTH)
+    book.update(tokens, (4, 4), torch.tensor(0.3))
+    inner = torch.nn.functional.normalize(tokens[0, [5, 6, 9, 10]], dim=-1)
+    for word in book.words[:3]:
+        assert (inner - word).abs().amax(-1).min() < 1e-6
 
 
 # ---- search ------------------------------------------------------------------------------------
@@ -216,11 +228,10 @@ def test_open_gates_are_the_dense_model():
     (dict(base_momentum=None), 'whose teacher is a momentum copy, found None'),
     (dict(backbone=dict(VIT, type='mmpretrain.VisionTransformer')), 'found `VisionTransformer`'),
     (dict(early_layer=2), 'below the 2 layers'),
+    (dict(decoded=(0.75, 0.2)), r'found \(0.75, 0.2\) for \(0.5, 0.75\)'),
     (dict(codebook=dict(type='mmkcr.OnlineCodebook', channels=8, words=6, new_words=4)),
      'divide its 6 words, found 4')])
 def test_bad_configs(changes, message):
-    if 'backbone' in changes:
-        changes['backbone'].pop('mask_ratio')
     with pytest.raises(ValueError, match=message):
         MODELS.build(config(**changes))
 
@@ -229,7 +240,5 @@ def test_bad_batches():
     model = MODELS.build(config())
     with pytest.raises(ValueError, match='two views of every image .* found one image'):
         model.loss(torch.randn(2, *SHAPE))
-    with pytest.raises(ValueError, match='at least 2 images in a batch'):
-        model.codebook.update(torch.randn(1, 16, WIDTH), (4, 4), torch.tensor(0.3))
     with pytest.raises(ValueError, match='leaves some of 2 x 2 tokens, found 1'):
         model.codebook(torch.randn(1, 4, WIDTH), (2, 2))
