@@ -23,7 +23,7 @@ VIT_MINI = dict(type='mmpretrain.MoCoV3ViT', img_size=32, patch_size=8, arch=dic
 
 
 def stage_of(path):
-    return re.match(r'kcr-(?:mocov3|moca)-([a-z]+)_', Path(path).stem)[1]
+    return re.match(r'kcr-(?:moco|moca)-([a-z]+)_', Path(path).stem)[1]
 
 
 @pytest.fixture(scope='module')
@@ -59,7 +59,8 @@ def test_digits_take_a_step(path, load, slimmed, digits, tmp_path):
             loader.update(num_workers=0, persistent_workers=False)
             loader.dataset.data_root = str(digits)
             if 'indices' not in loader.dataset:
-                loader.dataset.indices = 600 if part == 'train' else 32
+                loader.dataset.indices = 100
+                loader.batch_size = min(loader.batch_size, 16)
     backbone = config.model.get('architecture', config.model).backbone
     if 'structure' in backbone:
         assert backbone.structure.endswith('/slim/structure.json')
@@ -83,7 +84,7 @@ def test_digits_take_a_step(path, load, slimmed, digits, tmp_path):
             hook.refresh(runner)
     MessageHub.get_current_instance().update_info('max_iters', 10)
     batch = next(iter(runner.train_dataloader))
-    assert len(batch['data_samples']) == (32 if stage in ('linear', 'finetune') else 128)
+    assert len(batch['data_samples']) == (32 if stage in ('linear', 'finetune') else 16)
     losses = model.train()(**model.data_preprocessor(batch, True), mode='loss')
     assert ('loss_token' in losses) == ('moca' in path)
     assert ('loss_kcr' in losses) == (stage in ('search', 'pretrain'))
@@ -95,7 +96,8 @@ def test_digits_take_a_step(path, load, slimmed, digits, tmp_path):
         assert len(runner.train_dataloader.dataset) == 103
 
 
-BASE = [path for path in SSL if 'vit-base' in path and stage_of(path) != 'search']
+BASE = [f'configs/kcr/ssl/kcr-moco-{stage}.py' for stage in (
+    'pretrain_vit-base_16xb256_in1k', 'finetune_vit-base_8xb64_in1k')]
 
 
 @pytest.mark.parametrize('path', BASE, ids=lambda path: Path(path).stem)
@@ -112,17 +114,34 @@ def test_vit_base_is_built(path, load):
     names = {hook['type'].split('.')[-1]: hook for hook in config.get('custom_hooks') or []}
     assert ('NystromRefreshHook' in names) == (stage == 'pretrain')
     if stage == 'pretrain':
-        epochs = config.train_cfg.max_epochs
-        assert epochs == (200 if 'moca' in path else 300)
-        assert names['WarmupSwitchHook']['begin'] == 0.3 * epochs
-        assert names['NystromRefreshHook']['interval'] == 0.1 * epochs
+        assert names['WarmupSwitchHook']['begin'] == 90
+        assert names['NystromRefreshHook']['interval'] == 30
         assert torch.equal(model.regularizers.kcr.basis, torch.zeros(768, 154))
 
 
 def test_the_search_for_vit_base(load):
-    config = load('configs/kcr/ssl/kcr-mocov3-search_vit-base_16xb256_in1k.py')
+    config = load('configs/kcr/ssl/kcr-moco-search_vit-base_16xb256_in1k.py')
     assert config.model.type == 'mmkcr.SearchModel' and config.model.price.target == '14.5G'
     assert config.model.architecture.backbone.backbone.type == 'mmpretrain.MoCoV3ViT'
     assert config.train_cfg.type == 'mmkcr.BilevelTrainLoop' and config.train_cfg.max_epochs == 300
     assert config.optim_wrapper.weights.type == config.optim_wrapper.architecture.type \
         == 'AmpOptimWrapper'
+
+
+@pytest.mark.parametrize('path, epochs, task', [
+    ('kcr-moco-linear_vit-base_8xb128_in1k', 90, 'ImageClassifier'),
+    ('kcr-moco-linear_vit-small_8xb128_in1k', 90, 'ImageClassifier'),
+    ('kcr-moco-pretrain_vit-small_16xb256_in1k', 300, 'MoCoV3'),
+    ('kcr-moca-pretrain_vit-base_32xb64_in1k', 200, 'mmkcr.MOCA')])
+def test_the_others_are_subnets_in_the_hosts_recipes(path, epochs, task, load):
+    config = load(f'configs/kcr/ssl/{path}.py')
+    model = config.model.get('architecture', config.model)
+    assert model.type == task and config.train_cfg.max_epochs == epochs
+    arch = 'small' if 'small' in path else 'base'
+    assert f'kcr-search_vit-{arch}_8xb64_in1k-100/slim' in model.backbone.structure
+    if 'linear' in path:
+        host = model.backbone.backbone
+        assert host.frozen_stages == 12 and f'vit-{arch}_16xb256' in host.init_cfg.checkpoint
+    else:
+        hooks = {hook['type']: hook for hook in config.custom_hooks}
+        assert hooks['mmkcr.WarmupSwitchHook']['begin'] == 0.3 * epochs

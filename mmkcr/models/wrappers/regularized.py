@@ -102,7 +102,7 @@ class RegularizedModel(BaseModel):
         active = {name: term for name, term in self.regularizers.items() if term.active}
         if not active:
             return self.architecture(inputs, data_samples, mode='loss')
-        views = isinstance(inputs, (list, tuple))  # of self-supervised training
+        views = are_views(inputs)
         if views:
             _check_for_views(active)
         layers = {name: getattr(term, 'feature_layer', self.feature_layer)
@@ -148,6 +148,12 @@ class RegularizedModel(BaseModel):
         for key in [k for k in state_dict if k.startswith(prefix)]:
             if key[len(prefix):].split('.')[0] not in own:
                 state_dict[f'{prefix}{_PREFIX}{key[len(prefix):]}'] = state_dict.pop(key)
+
+
+def are_views(inputs: Any) -> bool:
+    """Whether a model's inputs are batches of several views, as in self-supervised training."""
+    return isinstance(inputs, (list, tuple)) and all(
+        isinstance(view, Tensor) and view.ndim == 4 for view in inputs)
 
 
 def _check_for_views(active: Mapping[str, nn.Module]) -> None:

@@ -10,7 +10,7 @@ from mmkcr.core import MacsModel, check_finite, check_finite_gates
 from mmkcr.models.gates import NoisyGate
 from mmkcr.models.utils import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
-from .regularized import RegularizedModel
+from .regularized import RegularizedModel, are_views
 
 
 @MODELS.register_module()
@@ -90,8 +90,8 @@ class SearchModel(RegularizedModel):
                 mode: str = 'tensor') -> Any:
         """As :meth:`RegularizedModel.forward`, with the price in mode ``'loss'``."""
         if mode == 'loss':
-            views = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-            macs = self.macs_model(tuple(views[0].shape[1:]))
+            first = inputs[0] if are_views(inputs) else inputs
+            macs = self.macs_model(tuple(first.shape[1:]))
             self._resample()
         outputs = super().forward(inputs, data_samples, mode)
         if mode == 'loss':

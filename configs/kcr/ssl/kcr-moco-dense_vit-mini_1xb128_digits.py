@@ -1,5 +1,5 @@
 # MoCo v3 of the dense model on the digits, without labels.
-# python tools/train.py configs/kcr/ssl/kcr-mocov3-dense_vit-mini_1xb128_digits.py
+# python tools/train.py configs/kcr/ssl/kcr-moco-dense_vit-mini_1xb128_digits.py
 _base_ = [
     '../../_base_/models/mocov3_vit-mini.py',
     '../../_base_/datasets/digits_bs128_views.py',

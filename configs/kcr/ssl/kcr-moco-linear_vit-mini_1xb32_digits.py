@@ -1,6 +1,6 @@
 # A linear classifier on the frozen, pre-trained subnet, with the labels of 103 digits.
-# python tools/train.py configs/kcr/ssl/kcr-mocov3-linear_vit-mini_1xb32_digits.py
-_base_ = './kcr-mocov3-finetune_vit-mini_1xb32_digits.py'
+# python tools/train.py configs/kcr/ssl/kcr-moco-linear_vit-mini_1xb32_digits.py
+_base_ = './kcr-moco-finetune_vit-mini_1xb32_digits.py'
 
 model = dict(backbone=dict(frozen_stages=4, norm_eval=True))
 # mmpretrain's recipe: 12 for 1024 images

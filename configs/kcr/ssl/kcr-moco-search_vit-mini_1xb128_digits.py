@@ -1,7 +1,7 @@
 # The search on the digits without labels, then the slimming to 80 % of the MACs.
-# python tools/train.py configs/kcr/ssl/kcr-mocov3-search_vit-mini_1xb128_digits.py
-# python tools/slim.py configs/kcr/ssl/kcr-mocov3-search_vit-mini_1xb128_digits.py \
-#     work_dirs/kcr-mocov3-search_vit-mini_1xb128_digits/epoch_40.pth --target-macs 0.8
+# python tools/train.py configs/kcr/ssl/kcr-moco-search_vit-mini_1xb128_digits.py
+# python tools/slim.py configs/kcr/ssl/kcr-moco-search_vit-mini_1xb128_digits.py \
+#     work_dirs/kcr-moco-search_vit-mini_1xb128_digits/epoch_40.pth --target-macs 0.8
 _base_ = [
     '../../_base_/models/mocov3_vit-mini.py',
     '../../_base_/datasets/digits_bs128_views.py',

@@ -1,5 +1,5 @@
 # MoCo v3 of the subnet on the digits, from scratch, with the KCR term after 30 %.
-# python tools/train.py configs/kcr/ssl/kcr-mocov3-pretrain_vit-mini_1xb128_digits.py
+# python tools/train.py configs/kcr/ssl/kcr-moco-pretrain_vit-mini_1xb128_digits.py
 _base_ = [
     '../../_base_/models/mocov3_vit-mini.py',
     '../../_base_/datasets/digits_bs128_views.py',
@@ -9,7 +9,7 @@ _base_ = [
 ]
 
 compression = dict(
-    structure='work_dirs/kcr-mocov3-search_vit-mini_1xb128_digits/slim/structure.json',
+    structure='work_dirs/kcr-moco-search_vit-mini_1xb128_digits/slim/structure.json',
     hooks=[
         dict(type='mmkcr.WarmupSwitchHook', begin='30%'),
         dict(type='mmkcr.NystromRefreshHook', interval='10%',
