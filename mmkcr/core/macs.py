@@ -83,9 +83,6 @@ class _ShapesOnly(TorchDispatchMode):
         model (nn.Module): Whose modules the products are counted by.
     """
 
-    _products = tuple(getattr(torch.ops.aten, name).default for name in (
-        'mm', 'addmm', 'bmm', 'baddbmm', 'convolution'))
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.own: Dict[str, int] = {}
@@ -109,12 +106,13 @@ class _ShapesOnly(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Tuple = (),
                            kwargs: Optional[Dict[str, Any]] = None) -> Any:
         kwargs = kwargs or {}
-        if func not in self._products:
+        count = flop_registry.get(func._overloadpacket)
+        if count is None:
             return func(*args, **kwargs)
         device = next(value.device for value in args if isinstance(value, Tensor))
         shapes = [value.to('meta') if isinstance(value, Tensor) else value for value in args]
         out = torch.zeros_like(func(*shapes, **kwargs), device=device)
-        macs = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out) // 2
+        macs = count(*args, **kwargs, out_val=out) // 2
         self.own[self._running[-1]] = self.own.get(self._running[-1], 0) + macs
         return out
 
