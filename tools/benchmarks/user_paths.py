@@ -20,6 +20,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.calibration_data import SUFFIXES
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.machine import machine_info
 from mmkcr.visualization import format_table, shown
@@ -115,6 +116,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     if not args.images.is_dir():
         raise FileNotFoundError(f'expected a folder of images at `{args.images}`, found none')
+    images = [path for path in args.images.rglob('*') if path.suffix.lower() in SUFFIXES]
+    if len(images) < args.count:
+        raise ValueError(f'expected at least {args.count} images below `{args.images}`, found '
+                         f'{len(images)}')
     rows = []
     paths = user_paths(args.images.resolve(), args.count, args.target_macs)
     for path in shown([path for path in paths if path.name in args.only], 'Users'):

@@ -83,6 +83,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = parser.parse_args(argv)
     quiet_hosts()
     found = sorted((ROOT / 'configs').glob('*/metafile.yml'))
+    if not any(args.only in entry['Name'] for path in found
+               for entry in yaml.safe_load(path.read_text())['Models']):
+        raise ValueError(f'expected text of a name of a model as `--only`, found `{args.only}`')
     stale = [name for path in found for name in update(path, args.check, args.only)]
     for name in stale:
         print(f'{"stale" if args.check else "counted"}: {name}')

@@ -42,6 +42,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     models = [entry for path in sorted((ROOT / 'configs').glob('*/metafile.yml'))
               for entry in yaml.safe_load(path.read_text())['Models']]
     found = [want for want in wanted(models, ROOT) if args.only in want.name]
+    if not found:
+        raise ValueError(f'expected text of a name of a structure as `--only`, found `{args.only}`')
     stale = []
     with tempfile.TemporaryDirectory() as folder:
         for want in shown(found, 'Structures'):
