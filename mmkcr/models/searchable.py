@@ -114,6 +114,7 @@ class SearchSpace:
                         if _kind(config) in KINDS)
         for name, site in find_sites(self.host, self.kinds).items() if self.kinds else ():
             if site.gated:
+                site.open()
                 self._sites[name] = site
             elif searched or not selecting:
                 site.prepare()

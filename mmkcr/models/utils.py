@@ -2,13 +2,13 @@
 
 import inspect
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from mmengine.model import BaseAveragedModel, BaseModel, is_model_wrapper
 from mmpretrain.models import BaseSelfSupervisor
-from torch import nn
+from torch import Tensor, nn
 
-from mmkcr.core import count_forward_macs
+from mmkcr.core import MacsReport, count_forward_macs, own_macs
 from mmkcr.core.added import added_layers
 from .searchable import SearchSpace
 
@@ -75,16 +75,23 @@ def held_copies(model: nn.Module) -> Iterator[None]:
 
 
 def search_space(model: nn.Module) -> SearchSpace:
-    """The search space of the one searchable backbone of a model, momentum copies aside.
+    """The search space of the one searchable backbone of a model, or of the whole model.
+
+    Momentum copies are left aside.
 
     Args:
         model (nn.Module): A backbone, a task model or a wrapper around one.
 
     Raises:
-        ValueError: There is none, or more than one.
+        ValueError: There is none, or more than one side by side.
     """
-    found = [module for module in online_modules(model)
-             if isinstance(getattr(module, 'search_space', None), SearchSpace)]
+    found: List[nn.Module] = []
+    inside = set()  # a backbone in a host that is searched as a whole
+    for module in online_modules(model):
+        if isinstance(getattr(module, 'search_space', None), SearchSpace) and \
+                module not in inside:
+            found.append(module)
+            inside.update(module.modules())
     if len(found) != 1:
         raise ValueError('expected one searchable backbone (such as `KCRSwinTransformer`, or any '
                          f'in `mmkcr.Searchable`) in `{model.__class__.__name__}`, found '
@@ -108,15 +115,82 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
 
     Returns:
         Callable: Runs the model on a batch of one, in its own precision and on its device; a task
-        model runs with its head, without losses or post-processing; a backbone of masked image
-        modelling sees the whole image.
+        model runs with its head, without losses or post-processing, and a backbone of
+        masked image modelling sees the whole image. A two-stage detector runs on
+        :func:`most_proposals` proposals, whatever its weights would propose.
     """
     inputs = next(model.parameters()).new_zeros(1, *input_shape)
     if not isinstance(model, BaseModel):
         whole = dict(mask=None) if 'mask' in inspect.signature(model.forward).parameters else {}
         return lambda: model(inputs, **whole)
-    samples = [_detection_sample(input_shape[-2:])] if is_detector(find_task(model)) else None
+    task = find_task(model)
+    samples = [_detection_sample(input_shape[-2:])] if is_detector(task) else None
+    proposals = most_proposals(task)
+    if proposals is not None:
+        side = min(input_shape[-2:]) / 2
+        boxes = inputs.new_tensor([0., 0., side, side]).expand(proposals, 4)
+        return lambda: two_stage_outputs(task, inputs, samples, [boxes])
     return lambda: model(inputs, samples, mode='tensor')
+
+
+def most_proposals(task: nn.Module) -> Optional[int]:
+    """Proposals of an image that the second stage of a detector takes at most.
+
+    Args:
+        task (nn.Module): A task model.
+
+    Returns:
+        int, optional: ``test_cfg.rpn.max_per_img``, 1000 of mmdet's configs; None where no region
+        proposal network chooses what a second stage looks at.
+    """
+    known = {cls.__name__ for cls in type(getattr(task, 'rpn_head', None)).__mro__}
+    if 'RPNHead' not in known or getattr(task, 'roi_head', None) is None:
+        return None
+    return int(task.rpn_head.test_cfg['max_per_img'])
+
+
+def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
+                      boxes: Sequence[Tensor]) -> Tuple[Any, Any]:
+    """What both stages of a detector give for chosen proposals.
+
+    Args:
+        task (nn.Module): Two-stage detector of mmdet.
+        inputs (Tensor): Images (N, 3, H, W).
+        samples (Sequence): Of the images.
+        boxes (Sequence[Tensor]): Proposals of every image, (P, 4) each: x1, y1, x2, y2 in pixels.
+
+    Returns:
+        tuple: Outputs of the region proposal network, and of the heads on regions; masks of the
+        first 100 proposals, as mmdet has it.
+    """
+    from mmengine.structures import InstanceData
+    features = task.extract_feat(inputs)
+    proposals = [InstanceData(bboxes=found) for found in boxes]
+    return task.rpn_head(features), task.roi_head.forward(features, proposals, samples)
+
+
+def macs_by_part(report: MacsReport, model: nn.Module) -> Dict[str, int]:
+    """A count of a whole model by part; what is for the training alone has none.
+
+    Args:
+        report (MacsReport): Of ``model``.
+        model (nn.Module): A task model, or a backbone.
+
+    Returns:
+        dict[str, int]: By path of the part (``'backbone'``, ``'neck'``, ``'rpn_head'``,
+        ``'roi_head.bbox_head'``, ``'decode_head'`` ...), in the order of the modules; ``'rest'`` is
+        what belongs to none. Their sum is the model's count.
+    """
+    parts = {path: 0 for name, child in model.named_children()
+             for path in ([f'{name}.{below}' for below, _ in child.named_children()]
+                          if name == 'roi_head' else [name])}
+    for path, macs in own_macs(report, model).items():
+        part = next((part for part in parts if f'{path}.'.startswith(f'{part}.')), '')
+        if part:
+            parts[part] += macs
+    found = {part: macs for part, macs in parts.items() if macs}
+    rest = report.total - sum(found.values())
+    return {**found, **(dict(rest=rest) if rest else {})}
 
 
 def find_task(model: nn.Module) -> nn.Module:
@@ -132,6 +206,13 @@ def is_self_supervised(task: nn.Module) -> bool:
 def is_detector(task: nn.Module) -> bool:
     """Whether a task model is one of mmdet."""
     return any(cls.__module__.startswith('mmdet.') for cls in type(task).__mro__)
+
+
+def is_dense_task(task: nn.Module) -> bool:
+    """Whether a task model is a detector or a segmentor: its backbone is not the whole of it."""
+    libraries = ('mmdet.', 'mmseg.')
+    return any(cls.__module__.startswith(libraries) for cls in type(task).__mro__) and \
+        hasattr(task, 'backbone')
 
 
 def counted_part(task: nn.Module, part: Optional[str] = None) -> nn.Module:
