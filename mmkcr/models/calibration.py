@@ -221,7 +221,8 @@ def _chosen(rows: Tensor, chosen: Optional[Tensor]) -> Tensor:
 def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             layers: Mapping[str, nn.Module], rows: int = 4096,
             logits: Optional[bool] = None, seed: int = 0,
-            enough: float = math.inf, least: int = 0) -> Dict[str, ReaderMoments]:
+            enough: float = math.inf, least: int = 0,
+            others: Optional[Mapping[str, nn.Module]] = None) -> Dict[str, ReaderMoments]:
     """Moments of some readers over calibration batches.
 
     With ``logits`` not None every batch is also run backward from a random projection of the
@@ -241,18 +242,21 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         enough (float): Rows for each input of a reader after which it takes in no more; when all
             readers have them, no further batch is run. Defaults to infinity.
         least (int): Batches that are run in any case. Defaults to 0.
+        others (Mapping[str, nn.Module], optional): Layers by name whose inputs alone are wanted.
+            Defaults to none.
 
     Returns:
         dict[str, ReaderMoments]: By name.
     """
     sensitive = logits is not None
-    found = {name: ReaderMoments(layer, name, rows, sensitive, enough, least)
-             for name, layer in layers.items()}
+    both = {**layers, **(others or {})}
+    found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers, enough, least)
+             for name, layer in both.items()}
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack:
         if sensitive:
             stack.enter_context(_gradients_of_activations(model, layers.values()))
-        for name, layer in layers.items():
+        for name, layer in both.items():
             handle = layer.register_forward_hook(found[name].hook)
             stack.callback(handle.remove)
         for batch in batches:
