@@ -169,8 +169,7 @@ def compress(model: nn.Module,
     params = count_params(dense)
     _apply(dense, subnet, structure, batches, forward, settings, done)
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
-    if hasattr(subnet, 'data_preprocessor') and scope == 'backbone':
-        # of others `forward` alone knows how they run
+    if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
         note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=params, subnet=count_params(subnet))
     if cost is not macs:
