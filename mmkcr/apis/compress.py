@@ -140,6 +140,9 @@ def compress(model: nn.Module,
                          f'{settings.refit!r}')
     if scope not in SCOPES:
         raise ValueError(f'expected `scope` of {list(SCOPES)}, found {scope!r}')
+    if scope == 'model' and latency is not None:
+        raise ValueError('expected a target of MACs to compress a whole model, found a time: '
+                         'tables of latencies are about backbones')
     forward = forward or (whole_outputs if scope == 'model' else _called)
     batches, held_out = _batches(images, held_out)
     dense = copy.deepcopy(model)

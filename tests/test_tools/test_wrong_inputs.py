@@ -46,6 +46,7 @@ ROWS = {
     'benchmarks/regularizer_overhead': '--quick --out {out}',
     'benchmarks/search_speed': '{search} --out {file}',
     'benchmarks/sizes': '',
+    'benchmarks/whole_models': '{segmentor}',
     'compress': '{dense} {weights} --target-macs 60% --out {out}',
     'cross_validate': '{dense} --grid randomness.seed=0,1 --work-dir {out}',
     'dataset_converters/digits': '--out {out}',
@@ -101,6 +102,8 @@ MORE = {
               '{dense} --work-dir {out} --cfg-options train_dataloader.num_workers=-1'],
     'test': ['{dense} {weights} --out {out}', '{dense} {weights} --show-dir {weights}/below'],
     'init': ['{search}'],
+    'compress': ['{dense} {weights} --target-macs 60% --scope model --out {out}'],
+    'benchmarks/whole_models': ['{dense}', '{segmentor} --targets abc', '{segmentor} --targets 1%'],
     'benchmarks/latency': ['{weights}', '{dense}', '{empty} --target-macs 50%'],
 }
 TOOLS = sorted(str(path.relative_to(REPO / 'tools').with_suffix(''))
