@@ -62,7 +62,8 @@ def make_parser() -> Parser:
                         help='what is made smaller: the backbone, or the whole detector or '
                         'segmentor, with the target over all its MACs (%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'),
-                        help='whose MACs the target is about')
+                        help='whose MACs the target is about (backbone of a detector or '
+                        'segmentor, else model)')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help='height and width of the image that MACs are counted for, or one '
                         'number for both; default: that of the config')

@@ -35,6 +35,7 @@ from mmkcr.models.calibration import (
     pick,
     readers,
     rows_in,
+    rows_of_a_batch,
     rows_out,
     set_weights,
     taps,
@@ -558,7 +559,10 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
             inputs, targets = _towards_the_block(runs, batch, block, new, layers, scale)
         for path in layers:
             rows, wanted = inputs[path], targets[path]
-            chosen = pick(len(rows), settings.rows, generator)
+            inputs_of = moments[path].num_features
+            chosen = pick(len(rows), rows_of_a_batch(
+                settings.rows, inputs_of, settings.per_unit[1] * inputs_of,
+                settings.least_batches), generator)
             if chosen is not None:
                 rows, wanted = rows[chosen.to(rows.device)], wanted[chosen.to(rows.device)]
             moments[path].add(rows, wanted)
@@ -598,7 +602,10 @@ def _towards_the_block(runs: Sequence[ResumableForward], batch: int, block: str,
     """The same for a layer that is added last; its targets mend the block's outputs."""
     (path, layer), = new.items()
     dense, slim = (run.host.get_submodule(block) for run in runs)
-    wanted = block_rows(layer, caught(runs[0], batch, {block: dense}, dense)[block][0][1])
+    outputs = runs[0].outputs(block)
+    wanted = caught(runs[0], batch, {block: dense}, dense)[block][0][1] if outputs is None else \
+        outputs[batch]
+    wanted = block_rows(layer, wanted)
     found = caught(runs[1], batch, {block: slim, path: layer}, slim)
     (args, out), = found[path]
     missing = _columns(wanted - block_rows(layer, found[block][0][1]), left[path])

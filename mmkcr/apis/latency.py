@@ -20,6 +20,7 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
+from mmkcr.visualization.progress import shown
 from .compress import FILLED, default_kinds, fitted_sizes, uniform_sizes
 from .export import export_onnx, onnx_macs
 
@@ -150,7 +151,7 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
         clock (Callable): Seconds. Defaults to the wall clock.
     """
     seconds: Tuple[List[float], List[float]] = ([], [])
-    for index in range(-warmup, repeats):
+    for index in shown(range(-warmup, repeats), 'Pairs', refresh=False):  # drawn between them
         for side, call in ((0, first), (1, second)) if index % 2 else ((1, second), (0, first)):
             start = clock()
             call()

@@ -11,7 +11,7 @@ from torch import nn
 
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.added import added_layers
-from mmkcr.models.utils import is_dense_task, search_space
+from mmkcr.models.utils import copied_spaces, is_dense_task, search_space
 from mmkcr.version import __version__
 from .build import (
     build_model,
@@ -101,7 +101,9 @@ def slim_files(config: Union[str, Path],
                          f'`{config}` without')
     # now: a checkpoint may be that of a supernet that was sliced while it trained
     task = getattr(model, 'architecture', model)
-    extra = (*search_space(model).gates().values(), *added_layers(task).values())
+    gates = [gate for space in (search_space(model), *copied_spaces(model))
+             for gate in space.gates().values()]
+    extra = (*gates, *added_layers(task).values())
     dense = state_bytes(task) - sum(map(state_bytes, extra))
     content = load_weights(model, checkpoint, online)
     shape = tuple(shape or default_shape(cfg, model))

@@ -141,6 +141,20 @@ def pick(rows: int, most: int, generator: torch.Generator) -> Optional[Tensor]:
     return torch.randperm(rows, generator=generator)[:most]
 
 
+def rows_of_a_batch(most: int, inputs: int, enough: float, batches: int) -> int:
+    """Rows of a batch that moments take in: fewer of a wide layer, whose rows cost inputs^2.
+
+    Args:
+        most (int): For layers of up to 256 inputs.
+        inputs (int): Of the layer.
+        enough (float): Rows that are enough in all: so many come from ``batches``.
+        batches (int): That are run in any case.
+    """
+    if not batches or math.isinf(enough):
+        return most
+    return min(most, max(math.ceil(enough / batches), most * 256 // inputs))
+
+
 class ReaderMoments:
     """Moments of one reader: of its inputs, and of what its outputs do to the network's.
 
@@ -161,7 +175,8 @@ class ReaderMoments:
                  enough: float = math.inf, least: int = 0) -> None:
         outputs, inputs = weight_matrix(layer).shape
         device = layer.weight.device
-        self.layer, self.rows, self.most, self.least = layer, rows, enough * inputs, least
+        self.layer, self.most, self.least = layer, enough * inputs, least
+        self.rows = rows_of_a_batch(rows, inputs, self.most, least)
         self.complete, self._seen, self._images = False, 0, 0
         self.inputs = Moments(inputs, device=device, name=name)
         self.output_energy = torch.zeros(outputs, dtype=torch.float64, device=device)
@@ -175,12 +190,12 @@ class ReaderMoments:
         rows = input_rows(self.layer, args[0].detach())
         self._seen += len(rows)
         chosen = pick(len(rows), self.rows, self._generator)
-        self.inputs.add(rows if chosen is None else rows[chosen.to(rows.device)])
+        self.inputs.add(_chosen(rows, chosen))
         energy = output_rows(self.layer, out.detach()).double().square().mean(0)
         self._calls += 1
         self.output_energy += (energy - self.output_energy) / self._calls
         if self.gradients is not None and out.requires_grad:
-            out.register_hook(self._gradient)
+            out.register_hook(lambda gradient: self._gradient(gradient, chosen))
 
     @property
     def positions(self) -> float:
@@ -195,14 +210,19 @@ class ReaderMoments:
         self._images += images
         self.complete = self._batches >= self.least and self.inputs.count >= self.most
 
-    def _gradient(self, gradient: Tensor) -> None:
-        self.gradients.add(output_rows(self.layer, gradient))
+    def _gradient(self, gradient: Tensor, chosen: Optional[Tensor]) -> None:
+        self.gradients.add(_chosen(output_rows(self.layer, gradient), chosen))
+
+
+def _chosen(rows: Tensor, chosen: Optional[Tensor]) -> Tensor:
+    return rows if chosen is None else rows[chosen.to(rows.device)]
 
 
 def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             layers: Mapping[str, nn.Module], rows: int = 4096,
             logits: Optional[bool] = None, seed: int = 0,
-            enough: float = math.inf, least: int = 0) -> Dict[str, ReaderMoments]:
+            enough: float = math.inf, least: int = 0,
+            others: Optional[Mapping[str, nn.Module]] = None) -> Dict[str, ReaderMoments]:
     """Moments of some readers over calibration batches.
 
     With ``logits`` not None every batch is also run backward from a random projection of the
@@ -222,18 +242,21 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         enough (float): Rows for each input of a reader after which it takes in no more; when all
             readers have them, no further batch is run. Defaults to infinity.
         least (int): Batches that are run in any case. Defaults to 0.
+        others (Mapping[str, nn.Module], optional): Layers by name whose inputs alone are wanted.
+            Defaults to none.
 
     Returns:
         dict[str, ReaderMoments]: By name.
     """
     sensitive = logits is not None
-    found = {name: ReaderMoments(layer, name, rows, sensitive, enough, least)
-             for name, layer in layers.items()}
+    both = {**layers, **(others or {})}
+    found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers, enough, least)
+             for name, layer in both.items()}
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack:
         if sensitive:
             stack.enter_context(_gradients_of_activations(model, layers.values()))
-        for name, layer in layers.items():
+        for name, layer in both.items():
             handle = layer.register_forward_hook(found[name].hook)
             stack.callback(handle.remove)
         for batch in batches:
@@ -445,6 +468,7 @@ class ResumableForward:
         self.most_bytes = most_bytes
         self._cursor, self._replaced, self._last = [0], [], None
         self._shapes: Dict[int, Any] = {}
+        self._known: Dict[str, Optional[List[Any]]] = {}
         self._calls: Optional[Dict[nn.Module, int]] = None
 
     def run(self, batch: int, last: Optional[nn.Module] = None) -> Any:
@@ -492,11 +516,17 @@ class ResumableForward:
             self._shapes[batch] = _zeros_like(self.batches[batch])
         return self._shapes[batch]
 
-    def finish(self, path: str) -> None:
-        """Keep the outputs of a block, if they fit, and run from there on."""
+    def outputs(self, path: str) -> Optional[List[Any]]:
+        """Outputs of a block for every batch; None if they do not fit.
+
+        They are kept until another block is asked for: the block must not change meanwhile.
+        """
         if self.calls(self.host.get_submodule(path)) > 1:
-            return
+            return None
+        if path in self._known:
+            return self._known[path]
         block, outputs = self.host.get_submodule(path), []
+        self._known = {path: None}
         handle = block.register_forward_hook(lambda _, __, out: outputs.append(_detached(out)))
         try:
             for batch in range(len(self.batches)):
@@ -504,12 +534,22 @@ class ResumableForward:
                 size = sum(tensor.numel() * tensor.element_size()
                            for tensor in flat_tensors(outputs[:1]))
                 if size * len(self.batches) > self.most_bytes:
-                    return
+                    return None
         finally:
             handle.remove()
+        self._known = {path: outputs}
+        return outputs
+
+    def finish(self, path: str) -> None:
+        """Keep the outputs of a block, if they fit, and run from there on."""
+        outputs = self.outputs(path)
+        if outputs is None:
+            return
+        self._known = {}
         if self._last is not None:
             self._last.outputs = [_zeros_like(out) for out in self._last.outputs]
         parent, _, name = path.rpartition('.')
+        block = self.host.get_submodule(path)
         self._last = Replay(block, outputs, self._cursor)
         self._replaced.append((self.host.get_submodule(parent), name, block))
         setattr(self.host.get_submodule(parent), name, self._last)
@@ -518,7 +558,7 @@ class ResumableForward:
         """Put the blocks back."""
         for parent, name, block in self._replaced:
             setattr(parent, name, block)
-        self._replaced, self._last = [], None
+        self._replaced, self._last, self._known = [], None, {}
 
 
 def _detached(out: Any) -> Any:
