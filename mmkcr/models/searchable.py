@@ -109,13 +109,13 @@ class SearchSpace:
     # ---- sites ----------------------------------------------------------------------------------
 
     def _prepare(self, searched: bool) -> None:
-        """Apply the kinds without gates; alone they need neither gates nor a structure."""
+        """Prepare the sites; kinds without gates alone need neither gates nor a structure."""
         selecting = any(KINDS[_kind(config)].gated for config in self.kinds
                         if _kind(config) in KINDS)
         for name, site in find_sites(self.host, self.kinds).items() if self.kinds else ():
             if site.gated:
                 self._sites[name] = site
-            elif searched or not selecting:
+            if site.gated or searched or not selecting:
                 site.prepare()
 
     @property

@@ -74,15 +74,20 @@ class AttentionView:
         output (str): The projection that reads the heads' outputs; called as a module.
         heads (int): H.
         width (int): d.
-        fused (int): Times that all heads follow each other in the outputs of each of the
-            projections: 3 for queries, keys and values in one layer. Defaults to 3.
+        fused (tuple[int, ...]): For each of the projections, times that all heads follow each other
+            in its outputs: (3, ) for queries, keys and values in one layer, (1, 2) for queries
+            alone, keys and values together. Defaults to (3, ).
         resize (Callable): Takes the module, its heads and their width after slicing; returns the
             module that computes with them, itself or one of another class.
         extra (Callable, optional): Takes the module; gives further axes with channels as units
-            (biases, tables of positions), as :class:`~mmkcr.core.Axis`. Defaults to none.
+            (biases, tables of positions), as :class:`~mmkcr.core.Axis`; of an axis with ``per`` d
+            a head has ``inner`` entries. Defaults to none.
         why_no_width (str): Why the width of heads cannot shrink, if so.
         called (bool): Whether the projections are called as modules, so that hooks see queries
             and keys. Defaults to True.
+        why_uncalled (str): Why they are not.
+        exchanged (bool): Whether ``resize`` acts before anything else, because the host's module
+            does not even call its output projection. Defaults to False.
     """
 
     path: str
@@ -91,10 +96,12 @@ class AttentionView:
     heads: int
     width: int
     resize: Callable[[nn.Module, int, int], nn.Module]
-    fused: int = 3
+    fused: Tuple[int, ...] = (3, )
     extra: Optional[Callable[[nn.Module], List[Axis]]] = None
     why_no_width: str = ''
     called: bool = True
+    why_uncalled: str = 'its projections are not called as modules'
+    exchanged: bool = False
 
 
 class StreamView:

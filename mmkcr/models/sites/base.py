@@ -46,6 +46,9 @@ class HostSite(Site):
         """The axes that no other site may lie along: its own."""
         return self.axes()
 
+    def prepare(self) -> None:
+        """Change the host before it gets gates or a structure, where the kind needs that."""
+
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
         """What the kind looks at: views, or :class:`~mmkcr.core.Unsupported` with the reason."""

@@ -18,6 +18,7 @@ CASES = {
     'swin-embedding': ('Swin', ['embedding']),
     'head_operator': ('ViT', ['head_operator']),
     'heads': ('Swin', ['heads']),
+    'heads-of-one-parameter': ('MiT (SegFormer)', ['heads']),
     'head_channels': ('ViT', ['head_channels']),
     'mlp_channels': ('Swin', ['mlp_channels']),
     'mlp_hidden': ('timm DINOv3', ['mlp_hidden']),
