@@ -156,7 +156,8 @@ def test_dynamic_quantisation_converts_all_linear_layers(name):
     found = {path for path, module in quantised.named_modules()
              if type(module) is torch.ao.nn.quantized.dynamic.Linear}
     assert found == linear
-    assert bool(linear) == (CASES[name][0] not in ('ResNet-50', 'EfficientViT'))
+    assert bool(linear) == (CASES[name][0] not in (
+        'ResNet-50', 'EfficientViT', 'MiT (SegFormer)'))
     for a, b in zip(outputs(quantised, x), outputs(model, x)):
         torch.testing.assert_close(a, b, rtol=0, atol=0.2 * float(b.abs().max()))
 
