@@ -14,9 +14,11 @@ from mmkcr.models.calibration import (
     Forward,
     WeightChange,
     collect,
+    ordering_readers,
     output_changes,
     readers,
     taps,
+    weight_matrix,
 )
 from mmkcr.models.head_rotation import (
     HeadRotation,
@@ -122,8 +124,9 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     profiles = {}
     for name, site in space.sites.items():
         covariances, grams, groups = [], [], 1
-        for reader in readers(site):
+        for reader in ordering_readers(site):
             layer, moments = layers[f'{name}:{reader.path}'], found[f'{name}:{reader.path}']
+            own = reader.columns(layer)
             if moments.inputs.count == 0:
                 raise ValueError(f'expected the calibration images to reach site `{name}`, found '
                                  'that they do not')
@@ -131,8 +134,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                 raise ValueError(f'expected outputs that depend on site `{name}`, found that they '
                                  'do not: let `forward` return those that do')
             sensitivity = moments.positions * moments.gradients.second_moment
-            weight = layer.weight.detach().flatten(1).double()
-            covariances.append(moments.inputs.covariance)
+            weight = weight_matrix(layer)[:, own].double()
+            covariances.append(moments.inputs.covariance[own, own])
             grams.append(weight.T @ sensitivity.to(weight) @ weight)
             groups = reader.inner * taps(layer)
         extra = None
@@ -143,7 +146,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
                             extra=extra)
         if settings.choose is not None:
-            inputs = found[f'{name}:{readers(site)[0].path}'].inputs
+            inputs = found[f'{name}:{ordering_readers(site)[0].path}'].inputs
             order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
         profiles[name] = SiteProfile(order, order.errors)
         if name in rotations:
@@ -231,12 +234,15 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
     changes = []
     for reader in readers(site):
         layer, moments = site.host.get_submodule(reader.path), inputs[f'{name}:{reader.path}']
-        weight = layer.weight.detach().flatten(1)
-        deltas = []
+        weight, own = weight_matrix(layer), reader.columns(layer)
+        each, deltas = reader.inner * taps(layer), []
         for count in counts:
-            kept = order.kept(count).to(weight.device)
-            delta = -weight
-            delta[:, kept] += refit(weight, None, moments.covariance, moments.mean, kept, rho)[0]
+            units = order.order[:count].sort().values.to(weight.device)
+            kept = (units[:, None] * each + torch.arange(each, device=weight.device)).flatten()
+            delta = torch.zeros_like(weight)
+            delta[:, own] -= weight[:, own]
+            delta[:, own.start + kept] += refit(weight[:, own], None, moments.covariance[own, own],
+                                                moments.mean[own], kept, rho)[0]
             deltas.append(delta)
         changes.append(WeightChange(layer, moments.mean, torch.stack(deltas)))
     if isinstance(site, HeadChannels):

@@ -8,7 +8,7 @@ writes table.txt, table.md and summary.json to the work dir.
 A second call reuses what is finished, and goes on where one was stopped. What is not as the
 configs expect it, after the whole schedules or a quarter of them, is told at the end.
 
-examples:
+Examples:
     python tools/benchmarks/digit_scenes.py
     python tools/benchmarks/digit_scenes.py --factor 0.25
     python tools/benchmarks/digit_scenes.py --backbone CHECKPOINT --tasks detection

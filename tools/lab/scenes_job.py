@@ -83,6 +83,7 @@ class ScenesPipeline(StagedPipeline):
         config = load_config(Path(self.options.configs) / BACKBONE)
         move_data(config._cfg_dict, 'data/digits', self.options.data_root)
         prepare_run(config, self.seed)
+        stretch_schedule(config, self.options.factor)
         return self.train('dense', config)['checkpoint']
 
     def run(self, backbone: str) -> Dict[str, Any]:

@@ -54,20 +54,6 @@ def _resize_multihead(scale: float, layer: nn.Module, heads: int, width: int) ->
     return layer
 
 
-@attention_adapter('torch.nn.modules.activation.MultiheadAttention')
-def torch_attention(module: nn.Module) -> Dict[str, Any]:
-    """torch's ``MultiheadAttention`` (TNT, MiT, mmdet's PVT): one parameter, no layer, projects."""
-    if module.bias_k is not None or module.add_zero_attn or not module._qkv_same_embed_dim:
-        raise Unsupported('keys and values of another width, or ones beside those of the tokens')
-    return dict(projections=(), fused=(), output='out_proj', heads=module.num_heads,
-                width=module.head_dim, resize=partial(_exchange, SizedMultiheadAttention),
-                extra=_of_one_parameter, called=False, exchanged=True)
-
-
-def _of_one_parameter(layer: nn.Module) -> List[Axis]:
-    return [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
-
-
 @attention_adapter('mmpretrain.models.backbones.twins.GlobalSubsampledAttention',
                    'timm.models.pvt_v2.Attention')
 def reduced_attention(module: nn.Module) -> Dict[str, Any]:
@@ -99,12 +85,12 @@ def cross_covariance(module: nn.Module) -> Dict[str, Any]:
     """XCiT's attention among the channels of a head, with a temperature for every head."""
     width = module.qkv.out_features // 3 // module.num_heads
     return dict(_fused(module, width), resize=partial(_exchange, SizedCrossCovariance),
-                extra=partial(_temperature, width),
+                of_heads=_temperature,
                 why_no_width='its softmax is over the channels of a head')
 
 
-def _temperature(width: int, layer: nn.Module) -> List[Axis]:
-    return [Axis(layer, 'temperature', 0, per=width)]
+def _temperature(layer: nn.Module) -> List[Axis]:
+    return [Axis(layer, 'temperature')]
 
 
 @attention_adapter('mmpretrain.models.backbones.levit.Attention',
@@ -116,23 +102,21 @@ def biased_attention(module: nn.Module) -> Dict[str, Any]:
 
     Queries, keys and values of one head lie next to each other in the projections' outputs.
     """
-    if module.d == 1:
-        raise Unsupported('its values have one channel')
     normed = isinstance(module.proj, nn.Sequential)  # an activation, then a layer with its norm
     why = 'its queries, keys and values lie side by side, head by head'
-    return dict(projections=(), fused=(), output='proj.1.linear' if normed else 'proj',
+    return dict(projections=(), output='proj.1.linear' if normed else 'proj',
                 heads=module.num_heads, width=module.d, resize=_resize_biased, called=False,
-                extra=_of_whole_heads, why_no_width=why, why_uncalled=why)
+                of_heads=_of_whole_heads, why_no_width=why, why_uncalled=why)
 
 
 def _of_whole_heads(layer: nn.Module) -> List[Axis]:
-    """Axes whose entries of a head are not as many as the channels of its values."""
+    """Biases, and projections with queries, keys and values of a head side by side."""
     keys, values = layer.key_dim, layer.d
-    found = [Axis(layer, 'attention_biases', 0, per=values)]
+    found = [Axis(layer, 'attention_biases')]
     for name, inner in (('qkv', 2 * keys + values), ('kv', keys + values), ('q.1', keys)):
         projection = dict(layer.named_modules()).get(name)
         for part in () if projection is None else projection.modules():
-            found += [Axis(part, tensor, 0, inner=inner, per=values)
+            found += [Axis(part, tensor, inner=inner)
                       for tensor in ('weight', 'bias', 'running_mean', 'running_var')]
     return found
 
@@ -289,6 +273,47 @@ def _resize_nested(layer: nn.Module, heads: int, width: int) -> nn.Module:
     layer.num_attention_heads, layer.attention_head_size = heads, width
     layer.all_head_size = heads * width
     return layer
+
+
+@attention_adapter('mmcv.cnn.bricks.transformer.MultiheadAttention')
+def torch_attention(module: nn.Module) -> Dict[str, Any]:
+    """mmcv's attention around ``nn.MultiheadAttention`` (DETR, DINO, Mask2Former ...)."""
+    inner = module.attn
+    if type(inner) not in (nn.MultiheadAttention, SizedMultiheadAttention):
+        raise Unsupported(f'`{type(inner).__name__}` has no adapter')
+    if inner.in_proj_weight is None or inner.bias_k is not None or inner.add_zero_attn or \
+            inner.batch_first:
+        raise Unsupported('an `nn.MultiheadAttention` with other widths of keys and values, keys '
+                          'of its own, or the batch first')
+    return dict(path='attn', projections=(), output='attn.out_proj', heads=inner.num_heads,
+                width=inner.head_dim, called=False, extra=_along_torch,
+                opened=partial(_open, SizedMultiheadAttention),
+                resize=partial(_record, ('num_heads', ), ''),
+                why_no_width='its queries, keys and values are no layers')
+
+
+def _along_torch(layer: nn.Module) -> List[Axis]:
+    return [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
+
+
+def _open(cls: Type[nn.Module], layer: nn.Module) -> nn.Module:
+    return layer if isinstance(layer, cls) else take_over(cls, layer)
+
+
+@attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
+def deformable_attention(module: nn.Module) -> Dict[str, Any]:
+    """mmcv's deformable attention, whose heads sample the values at places of their own."""
+    return dict(projections=('value_proj', ), fused=(1, ), output='output_proj',
+                heads=module.num_heads, width=module.value_proj.out_features // module.num_heads,
+                of_heads=_along_samples, resize=partial(_record, ('num_heads', ), ''),
+                why_no_width='its heads have no queries and keys')
+
+
+def _along_samples(layer: nn.Module) -> List[Axis]:
+    samples = layer.num_levels * layer.num_points
+    return [Axis(part, name, inner=inner) for part, inner in (
+        (layer.sampling_offsets, 2 * samples), (layer.attention_weights, samples))
+        for name in ('weight', 'bias')]
 
 
 def _fused(module: nn.Module, width: int = 0) -> Dict[str, Any]:

@@ -172,37 +172,36 @@ class SizedEvaAttention(SizedAttention):
 
 
 class SizedMultiheadAttention(nn.MultiheadAttention):
-    """torch's own ``MultiheadAttention``; its output projection is called as a module."""
+    """PyTorch's ``nn.MultiheadAttention``, with any number of heads of the dense width.
+
+    Masks are taken to be alike for all heads, as those of the hosts are.
+    """
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor,
                 key_padding_mask: Optional[Tensor] = None, need_weights: bool = True,
                 attn_mask: Optional[Tensor] = None, **_: Any) -> Tuple[Tensor, None]:
-        """Attend; the weights are not returned.
-
-        Args:
-            query (Tensor): (N, B, C), or (B, N, C) with ``batch_first``.
-            key (Tensor): (M, B, C), or (B, M, C).
-            value (Tensor): As ``key``.
-            key_padding_mask (Tensor, optional): Must be None.
-            need_weights (bool): Not used. Defaults to True.
-            attn_mask (Tensor, optional): Must be None.
-
-        Raises:
-            ValueError: A mask is given.
-        """
-        if key_padding_mask is not None or attn_mask is not None:
-            raise ValueError('expected attention among all tokens of a searchable '
-                             '`MultiheadAttention`, found a mask')
-        inputs = (query, key, value)
-        if not self.batch_first:
-            inputs = tuple(x.transpose(0, 1) for x in inputs)
+        """Attend: queries (L, B, C), keys and values (S, B, C); the weights are not returned."""
+        batch, parts = query.shape[1], self.in_proj_weight.chunk(3)
         biases = (None, ) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = (_split(F.linear(x, weight, bias), self.num_heads)
-                   for x, weight, bias in zip(inputs, self.in_proj_weight.chunk(3), biases))
-        out = F.scaled_dot_product_attention(
-            q, k, v, None, self.dropout if self.training else 0., scale=self.head_dim**-0.5)
-        out = self.out_proj(out.transpose(1, 2).flatten(2))
-        return out if self.batch_first else out.transpose(0, 1), None
+        q, k, v = (F.linear(x, weight, bias).unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+                   for x, weight, bias in zip((query, key, value), parts, biases))
+        mask = None
+        if attn_mask is not None:
+            mask = _added(attn_mask, q)
+            if mask.ndim == 3:  # of every head
+                mask = mask.view(batch, -1, *mask.shape[1:])[:, :self.num_heads]
+        if key_padding_mask is not None:
+            padding = _added(key_padding_mask, q)[:, None, None]
+            mask = padding if mask is None else mask + padding
+        out = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.)
+        return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask as what is added to the scores; True is -inf."""
+    if mask.dtype != torch.bool:
+        return mask.to(like)
+    return like.new_zeros(mask.shape).masked_fill(mask, float('-inf'))
 
 
 class SizedReducedAttention(nn.Module):

@@ -15,6 +15,11 @@ class _AttentionWidth(AttentionSite):
     #: Channels of one unit.
     unit: int = 1
 
+    def open(self) -> None:
+        """Exchange a layer that does not call its output projection as a module."""
+        if self.view.opened is not None:
+            self._exchange(self.view.opened(self.owner))
+
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view, called = self.view, self.view.called
@@ -29,7 +34,7 @@ class _AttentionWidth(AttentionSite):
         """An axis of channels as one of this kind's units."""
         if self.unit == 1:
             return axis
-        if axis.per > 1:  # entries of a head
+        if axis.per > 1:  # one entry a head
             return axis._replace(per=1)
         return axis._replace(inner=axis.inner * self.unit)
 
@@ -54,18 +59,12 @@ class _AttentionWidth(AttentionSite):
         present = self.kept
         kept = units if present is None else present[units]
         super().slice_units(units, optimizer)
-        self._resize(*self._shape(kept))
+        self._exchange(self.view.resize(self.owner, *self._shape(kept)))
 
-    def prepare(self) -> None:
-        """Exchange a layer of the host in which hooks see nothing."""
-        if self.view.exchanged:
-            self._resize(self.view.heads, self.view.width)
-
-    def _resize(self, heads: int, width: int) -> None:
-        resized = self.view.resize(self.owner, heads, width)
-        if resized is not self.owner:
+    def _exchange(self, module: nn.Module) -> None:
+        if module is not self.owner:
             owner, _, name = self.path.rpartition('.')
-            setattr(self.module(owner), name, resized)
+            setattr(self.module(owner), name, module)
 
 
 @register_kind
@@ -80,6 +79,11 @@ class Heads(_AttentionWidth):
         site = cls(host, view, view.path, view.heads, view.heads)
         site.unit = view.width
         return site
+
+    def axes(self) -> List[Axis]:
+        """See :class:`~mmkcr.core.Site`."""
+        view = self.view
+        return [*super().axes(), *(view.of_heads(self.owner) if view.of_heads is not None else ())]
 
     def _shape(self, kept: Tensor) -> Tuple[int, int]:
         return len(kept), self.unit
