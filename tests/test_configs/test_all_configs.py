@@ -63,6 +63,21 @@ def test_basenames_are_unique_and_follow_the_pattern():
     assert not [name for name in names if not re.fullmatch(pattern, name)]
 
 
+STAGES = {'pretrain', 'dense', 'search', 'slim', 'replace', 'retrain', 'deploy', 'transfer',
+          'finetune', 'linear'}
+
+
+def test_the_stage_stands_in_one_place():
+    """Behind the method; of dense tasks, whose model is there, behind the network."""
+    for path in CONFIGS:
+        first, _, *rest = Path(path).stem.split('_')
+        stages = [part for part in rest if part in STAGES]
+        if {'detection', 'segmentation'} & set(Path(path).parts):
+            assert first.rpartition('-')[2] not in STAGES and stages in ([], rest[:1]), path
+        else:
+            assert first.rpartition('-')[2] in STAGES and not stages, path
+
+
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: Path(path).stem)
 def test_header_gives_command_and_result(path):
     text = (ROOT / path).read_text()
