@@ -12,6 +12,7 @@ from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.functional.refit import refit
 from mmkcr.models.calibration import (
     Forward,
+    ReaderMoments,
     WeightChange,
     collect,
     ordering_readers,
@@ -100,8 +101,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                   settings: CompressOptions) -> Dict[str, SiteProfile]:
     """Orders and losses of all sites, from one pass forward and backward of the dense network.
 
-    Narrower heads take a pass more, which brings the network into other bases: it computes what it
-    did.
+    Where heads may become narrower, the network is then brought into other bases: it computes what
+    it did.
 
     Args:
         dense (nn.Module): The network; its attention is rotated in place.
@@ -113,13 +114,18 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     Raises:
         ValueError: A site is not reached, or an activation is not finite.
     """
-    rotations = _rotations(dense, space, batches, forward, settings)
     layers = {f'{name}:{path}': space.host.get_submodule(path)
               for name, site in space.sites.items()
               for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
+    narrowed = {name: site for name, site in space.sites.items()
+                if isinstance(site, HeadChannels) and settings.choose is None}
+    projections = {f'{name}:{path}': layer for name, site in narrowed.items()
+                   for path, layer in layers_of(site).items()}
     found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
                     settings.rows, settings.logits, settings.seed, settings.per_unit[0],
-                    settings.least_batches)
+                    settings.least_batches, {name: layer for name, layer in projections.items()
+                                             if name not in layers})
+    rotations = {name: _rotated(name, site, found, settings) for name, site in narrowed.items()}
     generator = torch.Generator().manual_seed(settings.seed)
     profiles = {}
     for name, site in space.sites.items():
@@ -157,25 +163,18 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     return profiles
 
 
-def _rotations(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
-               settings: CompressOptions) -> Dict[str, HeadRotation]:
-    """Bases of the heads that may become narrower, by site; the network gets them."""
-    sites = {name: site for name, site in space.sites.items() if isinstance(site, HeadChannels)}
-    if not sites or settings.choose is not None:
-        return {}
-    layers = {path: layer for site in sites.values() for path, layer in layers_of(site).items()}
-    found = collect(dense, shown(batches, 'Bases of heads', settings), forward, layers,
-                    settings.rows, None, settings.seed, settings.per_unit[0],
-                    settings.least_batches)
-    rotations = {}
-    for name, site in sites.items():
-        moments = {path: found[path].inputs for path in layers_of(site)}
-        if any(entry.count == 0 for entry in moments.values()):
-            raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
-                             'they do not')
-        rotations[name] = rotate_heads(site, moments, settings.rho)
-        take_weights(space.host, rotations[name].state)
-    return rotations
+def _rotated(name: str, site: HeadChannels, found: Mapping[str, ReaderMoments],
+             settings: CompressOptions) -> HeadRotation:
+    """Bases of heads that may become narrower; the layer and its moments get them."""
+    moments = {path: found[f'{name}:{path}'].inputs for path in layers_of(site)}
+    if any(entry.count == 0 for entry in moments.values()):
+        raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
+                         'they do not')
+    rotation = rotate_heads(site, moments, settings.rho)
+    take_weights(site.host, rotation.state)
+    output = found[f'{name}:{site.view.output}']
+    output.inputs = output.inputs.mixed(rotation.values)
+    return rotation
 
 
 def _by_width(site: HostSite, order: UnitOrder, rotation: HeadRotation) -> SiteProfile:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from .added import added_layers
 from .sites import Cost, Site
@@ -27,11 +27,14 @@ class MacsReport(NamedTuple):
         modules (dict[str, int]): By module path; a module includes its
             children. Only modules that do matrix products appear.
         operators (dict[str, int]): By operator name.
+        own (dict[str, int]): By the path of the innermost module that runs: without children, and
+            without modules of other places that it calls. '' is the model itself.
     """
 
     total: int
     modules: Dict[str, int]
     operators: Dict[str, int]
+    own: Dict[str, int]
 
 
 def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsReport:
@@ -53,12 +56,13 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     for parameter in trained:  # the counter's tracker fails on one that a module is called with
         parameter.requires_grad_(False)
     counter = FlopCounterMode(display=False)
-    call = _Call(model, forward)
+    call, products = _Call(model, forward), _ShapesOnly(model)
     try:
         # the counter knows matrix products, and not every device's fused attention
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _ShapesOnly(), counter:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products, counter:
             call()
     finally:
+        products.close()
         for module, mode in modes.items():
             module.training = mode
         for parameter in trained:
@@ -69,23 +73,48 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     prefix = f'{type(call).__name__}.model.'
     modules = {name[len(prefix):]: macs for name, macs in by_module.items()
                if name.startswith(prefix)}
-    return MacsReport(counter.get_total_flops() // 2, modules, by_operator)
+    return MacsReport(counter.get_total_flops() // 2, modules, by_operator, products.own)
 
 
 class _ShapesOnly(TorchDispatchMode):
-    """Gives zeros in the place of products: their shapes are what is counted."""
+    """Gives zeros in the place of products: their shapes are what is counted.
 
-    _products = tuple(getattr(torch.ops.aten, name).default for name in (
-        'mm', 'addmm', 'bmm', 'baddbmm', 'convolution'))
+    Args:
+        model (nn.Module): Whose modules the products are counted by.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.own: Dict[str, int] = {}
+        self._running = ['']
+        self._handles = []
+        for path, module in model.named_modules():
+            if path:
+                self._handles += [
+                    module.register_forward_pre_hook(
+                        lambda *_, path=path: self._running.append(path), prepend=True),
+                    module.register_forward_hook(lambda *_: self._left())]
+
+    def _left(self) -> None:
+        self._running.pop()
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Tuple = (),
                            kwargs: Optional[Dict[str, Any]] = None) -> Any:
         kwargs = kwargs or {}
-        if func not in self._products:
+        count = flop_registry.get(func._overloadpacket)
+        if count is None:
             return func(*args, **kwargs)
         device = next(value.device for value in args if isinstance(value, Tensor))
         shapes = [value.to('meta') if isinstance(value, Tensor) else value for value in args]
-        return torch.zeros_like(func(*shapes, **kwargs), device=device)
+        out = torch.zeros_like(func(*shapes, **kwargs), device=device)
+        macs = count(*args, **kwargs, out_val=out) // 2
+        self.own[self._running[-1]] = self.own.get(self._running[-1], 0) + macs
+        return out
 
 
 class _Call(nn.Module):
@@ -164,7 +193,7 @@ class MacsModel:
         if missed:
             raise ValueError(f'expected the forward to reach every site, found that site '
                              f'`{missed[0]}` was not')
-        own = own_macs(report, model, root)
+        own = _below(report.own, model, root)
         # a list: the order of a sum of floats decides its last bits, and that of a set of names is
         # another one in every process
         self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
@@ -257,29 +286,8 @@ class MacsModel:
                 + sum(self._form(name, sizes) for name in self._forms))
 
 
-def own_macs(report: MacsReport, model: nn.Module,
-             root: Optional[nn.Module] = None) -> Dict[str, int]:
-    """MACs of every module without those of its children.
-
-    Args:
-        report (MacsReport): Of ``model``.
-        model (nn.Module): What was counted.
-        root (nn.Module, optional): Part of it whose modules are wanted. Defaults to None: all.
-
-    Returns:
-        dict[str, int]: By path from ``root``.
-    """
-    start = '' if root is None else next(
-        name for name, module in model.named_modules() if module is root)
+def _below(own: Mapping[str, int], model: nn.Module, root: nn.Module) -> Dict[str, int]:
+    """MACs of modules below ``root``, by path from it."""
+    start = next(name for name, module in model.named_modules() if module is root)
     start = f'{start}.' if start else ''
-    whole = {name[len(start):]: macs for name, macs in report.modules.items()
-             if name.startswith(start)}
-    own = dict(whole)
-    for path, macs in whole.items():
-        parent = path
-        while parent:
-            parent = parent.rpartition('.')[0]
-            if parent in whole:  # containers that are not called have no count of their own
-                own[parent] -= macs
-                break
-    return own
+    return {name[len(start):]: macs for name, macs in own.items() if name.startswith(start)}

@@ -221,7 +221,8 @@ def _chosen(rows: Tensor, chosen: Optional[Tensor]) -> Tensor:
 def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             layers: Mapping[str, nn.Module], rows: int = 4096,
             logits: Optional[bool] = None, seed: int = 0,
-            enough: float = math.inf, least: int = 0) -> Dict[str, ReaderMoments]:
+            enough: float = math.inf, least: int = 0,
+            others: Optional[Mapping[str, nn.Module]] = None) -> Dict[str, ReaderMoments]:
     """Moments of some readers over calibration batches.
 
     With ``logits`` not None every batch is also run backward from a random projection of the
@@ -241,20 +242,23 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         enough (float): Rows for each input of a reader after which it takes in no more; when all
             readers have them, no further batch is run. Defaults to infinity.
         least (int): Batches that are run in any case. Defaults to 0.
+        others (Mapping[str, nn.Module], optional): Layers by name whose inputs alone are wanted.
+            Defaults to none.
 
     Returns:
         dict[str, ReaderMoments]: By name.
     """
     sensitive = logits is not None
-    found = {name: ReaderMoments(layer, name, rows, sensitive, enough, least)
-             for name, layer in layers.items()}
+    both = {**layers, **(others or {})}
+    found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers, enough, least)
+             for name, layer in both.items()}
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack:
-        for name, layer in layers.items():
+        if sensitive:
+            stack.enter_context(_gradients_of_activations(model, layers.values()))
+        for name, layer in both.items():
             handle = layer.register_forward_hook(found[name].hook)
             stack.callback(handle.remove)
-        if sensitive:
-            stack.enter_context(_gradients_of_activations(model))
         for batch in batches:
             with torch.set_grad_enabled(sensitive):
                 outputs = flat_tensors(forward(model, batch))
@@ -317,12 +321,13 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     for batch in batches:
         with ExitStack() as stack:
             caught: Dict[Any, List[List[Tensor]]] = {}
+            stack.enter_context(_gradients_of_activations(
+                model, [change.layer for tried in changes.values() for change in tried]))
             for name, tried in changes.items():
                 for place, change in enumerate(tried):
                     handle = change.layer.register_forward_hook(
                         _catcher(caught, (name, place)))
                     stack.callback(handle.remove)
-            stack.enter_context(_gradients_of_activations(model))
             with torch.enable_grad():
                 outputs = flat_tensors(forward(model, batch))
                 count = _images_of(batch, outputs)
@@ -359,19 +364,24 @@ def _moved(change: WeightChange, rows: Tensor, gradients: Tensor, images: int) -
 
 
 @contextmanager
-def _gradients_of_activations(model: nn.Module) -> Iterator[None]:
-    """Within the block activations have gradients and parameters have none."""
+def _gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Within the block activations have gradients and parameters have none.
+
+    Some of the layers may not depend on the images, such as those of the first queries.
+    """
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
     first = next(module for module in model.modules()
                  if isinstance(module, (nn.Conv2d, nn.Linear)))
     for parameter in wanted:
         parameter.requires_grad_(False)
-    handle = first.register_forward_hook(
+    handles = [layer.register_forward_hook(
         lambda _, __, out: out if out.requires_grad else out.requires_grad_())
+        for layer in {first: None, **dict.fromkeys(layers)}]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
         for parameter, before in wanted.items():
             parameter.requires_grad_(before)
 
@@ -576,6 +586,8 @@ def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
            last: nn.Module) -> Dict[str, Calls]:
     """First inputs and outputs of some modules in one forward up to ``last``, by call.
 
+    An input that has a name is not seen.
+
     Args:
         run (ResumableForward): The network.
         batch (int): Which batch.
@@ -587,7 +599,8 @@ def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
     with ExitStack() as stack:
         for name, module in modules.items():
             handle = module.register_forward_hook(
-                lambda _, args, out, name=name: found.setdefault(name, []).append((args[0], out)))
+                lambda _, args, out, name=name: found.setdefault(name, []).append(
+                    (args[0] if args else None, out)))
             stack.callback(handle.remove)
         run.run(batch, last)
     return found

@@ -8,7 +8,7 @@ from mmengine.model import BaseAveragedModel, BaseModel, is_model_wrapper
 from mmpretrain.models import BaseSelfSupervisor
 from torch import Tensor, nn
 
-from mmkcr.core import MacsReport, count_forward_macs, own_macs
+from mmkcr.core import MacsReport, count_forward_macs
 from mmkcr.core.added import added_layers
 from .searchable import SearchSpace
 
@@ -183,8 +183,8 @@ def macs_by_part(report: MacsReport, model: nn.Module) -> Dict[str, int]:
     """
     parts = {path: 0 for name, child in model.named_children()
              for path in ([f'{name}.{below}' for below, _ in child.named_children()]
-                          if name == 'roi_head' else [name])}
-    for path, macs in own_macs(report, model).items():
+                          if name in ('roi_head', 'panoptic_head') else [name])}
+    for path, macs in report.own.items():
         part = next((part for part in parts if f'{path}.'.startswith(f'{part}.')), '')
         if part:
             parts[part] += macs

@@ -12,7 +12,7 @@ from mmengine.runner import Runner, save_checkpoint
 
 from lab.model_zoo import uninitialized
 from mmkcr.apis import slim
-from mmkcr.apis.build import build_model
+from mmkcr.apis.build import build_model, load_config
 from mmkcr.models.utils import find_task, momentum_copies, search_space
 from mmkcr.registry import MODELS
 
@@ -145,3 +145,25 @@ def test_the_others_are_subnets_in_the_hosts_recipes(path, epochs, task, load):
     else:
         hooks = {hook['type']: hook for hook in config.custom_hooks}
         assert hooks['mmkcr.WarmupSwitchHook']['begin'] == 0.3 * epochs
+
+
+def host_search(tmp_path, host, **compression):
+    file = tmp_path / 'host.py'
+    file.write_text(f"_base_ = ['mmpretrain::{host}', 'mmkcr::_base_/methods/kcr_search.py']\n"
+                    f'compression = {compression}\n')
+    with uninitialized():
+        return build_model(load_config(file))
+
+
+def test_configs_of_mmpretrain_are_searched(tmp_path):
+    model = host_search(tmp_path, 'mae/mae_vit-base-p16_8xb512-amp-coslr-300e_in1k.py',
+                        target='80%', feature_layer='backbone.ln1')
+    assert len(model.gates()) == 12 and model.regularizers.kcr.num_features == 768
+    model = host_search(tmp_path, 'mocov2/mocov2_resnet50_8xb32-coslr-200e_in1k.py',
+                        sites=['mlp_hidden'], regularizers=None)
+    assert len(model.gates()) == 32 and len(momentum_copies(model)) == 1
+
+
+def test_a_teacher_that_is_no_average_is_refused(tmp_path):
+    with pytest.raises(ValueError, match='one searchable backbone .* in `CAE`, found 2'):
+        host_search(tmp_path, 'cae/cae_beit-base-p16_8xb256-amp-coslr-300e_in1k.py')

@@ -155,6 +155,14 @@ def test_help(path, monkeypatch, capsys):
             assert re.search(r'\(|\bdefault', action.help), action.option_strings
 
 
+def test_scripts_find_their_laboratory():
+    """Also as `python tools/benchmarks/X.py`: the tests have tools/ on their path anyway."""
+    below = [path for path in TOOLS if path.parent != ROOT / 'tools'
+             and re.search(r'^from lab', path.read_text(), re.MULTILINE)]
+    assert len(below) > 5
+    assert not [path.name for path in below if 'sys.path.insert(0' not in path.read_text()]
+
+
 # ---- Python -------------------------------------------------------------------------------------
 
 BLOCKS = {f'{path.relative_to(ROOT)}:{number}': block for path in PAGES

@@ -11,7 +11,11 @@ Example:
 
 import copy
 import json
+import sys
+from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.model_zoo import uninitialized
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config

@@ -83,7 +83,6 @@ class ScenesPipeline(StagedPipeline):
         config = load_config(Path(self.options.configs) / BACKBONE)
         move_data(config._cfg_dict, 'data/digits', self.options.data_root)
         prepare_run(config, self.seed)
-        stretch_schedule(config, self.options.factor)
         return self.train('dense', config)['checkpoint']
 
     def run(self, backbone: str) -> Dict[str, Any]:
@@ -166,8 +165,9 @@ def run_task(task: str, options: ScenesOptions, backbone: str, say: Say) -> Dict
 
 
 def backbone_macs(model: nn.Module, config: Config) -> Mapping[str, float]:
-    """MACs of the backbone at the size of the scenes."""
-    return dict(macs=count_macs(find_backbone(model), default_shape(config, build_model(config))))
+    """MACs of the backbone, and of the whole model, at the size of the scenes."""
+    shape = default_shape(config, build_model(config))
+    return dict(macs=count_macs(find_backbone(model), shape), whole=count_macs(model, shape))
 
 
 def shorten(config: Config, factor: float) -> Config:
