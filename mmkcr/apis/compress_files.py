@@ -10,7 +10,7 @@ from mmengine.config import Config, ConfigDict
 from torch import nn
 
 from mmkcr.core import Structure, atomic_write
-from mmkcr.models.utils import find_task, is_detector
+from mmkcr.models.utils import find_task, is_dense_task, is_detector
 from mmkcr.version import __version__
 from .build import (
     build_model,
@@ -23,7 +23,8 @@ from .build import (
 from .calibration_data import calibration_images
 from .compress import CompressResult, compress
 from .compress_progress import CompressProgress
-from .finetune import with_import
+from .count import Parts, count_parts, counted_proposals
+from .finetune import with_import, without_initial_weights
 from .int8 import DeployedFile, deploy_int8
 from .latency_table import check_prediction, load_table
 from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
@@ -40,6 +41,10 @@ class CompressFiles(NamedTuple):
         bytes (dict[str, int]): Of the weights, ``dense`` and ``subnet``.
         latency (str): With a target of time, how far the prediction was, else ''.
         deployed (Sequence[DeployedFile]): fp32 and int8 files, if they were asked for.
+        parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
+            slim; empty for others.
+        proposals (str, optional): What they are counted for, see
+            :func:`~mmkcr.apis.count.counted_proposals`.
     """
 
     folder: Path
@@ -47,6 +52,8 @@ class CompressFiles(NamedTuple):
     bytes: Dict[str, int]
     latency: str = ''
     deployed: Sequence[DeployedFile] = ()
+    parts: Parts = {}
+    proposals: Optional[str] = None
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
@@ -69,7 +76,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                    device: str = 'cpu', options: Optional[Mapping[str, Any]] = None,
                    latency: Union[str, Path, None] = None,
                    force_latency: bool = False, int8: Optional[str] = None,
-                   **settings: Any) -> CompressFiles:
+                   scope: str = 'backbone', **settings: Any) -> CompressFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
     A call that was killed goes on behind the last block that it refitted when it is repeated with
@@ -97,6 +104,8 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         force_latency (bool): Take a table of another machine. Defaults to False.
         int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
             :func:`~mmkcr.apis.int8.deploy_int8`. Defaults to None.
+        scope (str): What is made smaller, see :func:`~mmkcr.apis.compress.compress`. Defaults to
+            ``'backbone'``.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
@@ -110,6 +119,12 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                          f'`{type(model).__name__}` in `{config}`')
     content = load_weights(model, checkpoint)
     classifies = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
+    if scope == 'model':
+        if classifies or part == 'backbone':
+            raise ValueError('expected a detector or segmentor and a budget over all of it '
+                             "(`part='model'`) to compress the whole model, found "
+                             f'`{type(model).__name__}` and {part!r}')
+        part = 'model'
     part = part or (None if classifies else 'backbone')
     input_shape = shape or default_shape(cfg, model)
     table = None if latency is None else load_table(latency, _about(input_shape, part),
@@ -121,22 +136,25 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         version=__version__, torch=torch.__version__, config=cfg.pretty_text, sites=sites,
         checkpoint=file_sha256(checkpoint), target=target, calibration=calibration,
         latency=None if latency is None else file_sha256(latency), images=images,
-        batch_size=batch_size, shape=input_shape, part=part, seed=seed, settings=settings))
+        batch_size=batch_size, shape=input_shape, part=part, seed=seed, scope=scope,
+        settings=settings))
     try:
-        result = compress(model, batches, target, sites, input_shape, part, task_outputs,
-                          done=done, latency=table, logits=classifies, seed=seed, **settings)
+        result = compress(model, batches, target, sites, input_shape, part,
+                          task_outputs if scope == 'backbone' else None, done=done, latency=table,
+                          scope=scope, logits=classifies, seed=seed, **settings)
     except ValueError:
         done.remove()
         raise
     structure = result.structure
-    backbone = {key: value for key, value in cfg.model.backbone.items() if key != 'init_cfg'}
-    structure.backbone['backbone'] = _scoped(backbone, cfg)
+    searched = without_initial_weights(cfg).model if scope == 'model' else cfg.model.backbone
+    structure.backbone['backbone'] = _scoped(
+        {key: value for key, value in searched.items() if key != 'init_cfg'}, cfg)
     structure.provenance = dict(provenance(cfg, config, checkpoint, content),
                                 **structure.provenance,
                                 target=str(target), agreement=result.agreement, calibration=dict(
                                     images=images, folder=calibration is not None, seed=seed))
     write_subnet(result.model, structure, content.get('meta') or {}, folder)
-    write_config(cfg, structure, folder)
+    write_config(cfg, structure, folder, scope)
     with atomic_write(folder / SENSITIVITY) as path:
         path.write_text(json.dumps({name: dict(
             order=profile.order.order.tolist(), losses=profile.losses.tolist())
@@ -145,8 +163,17 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                                                      structure.provenance['latency'])
     files = () if int8 is None else _int8_files(model, result.model, batches, folder, int8)
     done.remove()
-    return CompressFiles(folder, result, dict(dense=state_bytes(model),
-                                              subnet=state_bytes(result.model)), said, files)
+    return CompressFiles(
+        folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)), said,
+        files, _parts(model, result.model, input_shape), counted_proposals(model))
+
+
+def _parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:
+    if not is_dense_task(dense):
+        return {}
+    slim = count_parts(subnet, input_shape)
+    return {part: (macs, slim.get(part, 0))
+            for part, macs in count_parts(dense, input_shape).items()}
 
 
 def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,
@@ -171,8 +198,9 @@ def _scoped(backbone: Dict[str, Any], cfg: Config) -> Dict[str, Any]:
     return plain
 
 
-def write_config(cfg: Config, structure: Structure, folder: Path) -> None:
-    """Write the given config with the subnet as its backbone and its weights to start from.
+def write_config(cfg: Config, structure: Structure, folder: Path,
+                 scope: str = 'backbone') -> None:
+    """Write the given config with the subnet as backbone or model, and its weights to start from.
 
     Files are named relative to the config, so the folder can be moved.
 
@@ -180,12 +208,16 @@ def write_config(cfg: Config, structure: Structure, folder: Path) -> None:
         cfg (Config): Of the dense task model.
         structure (Structure): Of the subnet; its ``backbone`` builds it.
         folder (Path): Where structure and weights are.
+        scope (str): What the structure is of. Defaults to ``'backbone'``.
     """
     written = copy.deepcopy(cfg)
-    backbone = dict(structure.backbone, structure=f'{{{{ fileDirname }}}}/{STRUCTURE}')
-    written.model.backbone = ConfigDict(backbone)
-    written.model.pop('init_cfg', None)
-    written.model.pop('pretrained', None)
+    slim = ConfigDict(structure.backbone, structure=f'{{{{ fileDirname }}}}/{STRUCTURE}')
+    if scope == 'model':
+        written.model = slim
+    else:
+        written.model.backbone = slim
+        written.model.pop('init_cfg', None)
+        written.model.pop('pretrained', None)
     written.load_from = f'{{{{ fileDirname }}}}/{WEIGHTS}'
     written.custom_imports = with_import(written)
     with atomic_write(folder / CONFIG) as path:

@@ -47,7 +47,7 @@ def add_common_arguments(parser: Parser) -> None:
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
                         help='job launcher (%(default)s)')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0,
-                        help='set by older launchers')
+                        help='set by older launchers (%(default)s)')
     add_trust_argument(parser)
 
 

@@ -40,10 +40,9 @@ def head_parts(site: HeadChannels) -> HeadParts:
         if axis.per == 1 and axis.value is not None:
             raise ValueError(f"expected an attention layer whose biases are its projections' for "
                              f'narrower heads, found `{axis.name}` at `{site.path}`')
-    if view.fused == 1:
-        return HeadParts(*((path, slice(0, rows)) for path in view.projections))
-    path, = view.projections
-    return HeadParts(*((path, slice(part * rows, (part + 1) * rows)) for part in range(3)))
+    return HeadParts(*((path, slice(part * rows, (part + 1) * rows))
+                       for path, parts in zip(view.projections, view.fused)
+                       for part in range(parts)))
 
 
 class HeadRotation(NamedTuple):
@@ -53,10 +52,12 @@ class HeadRotation(NamedTuple):
         state (dict[str, Tensor]): Weights and biases, by their path in the host.
         errors (Tensor): Share of the logits' and of the outputs' energy that heads of width r do
             without, their mean; r = 0 … d, fp64.
+        values (Tensor): How the values are mixed, a block for each head, (H * d, H * d), fp64.
     """
 
     state: Dict[str, Tensor]
     errors: Tensor
+    values: Tensor
 
 
 def layers_of(site: HeadChannels) -> Dict[str, nn.Module]:
@@ -97,7 +98,7 @@ def rotate_heads(site: HeadChannels, moments: Mapping[str, Moments],
     state[f'{site.view.output}.weight'] = back.transpose(0, 1).flatten(1).to(output.weight)
     errors = [tails.sum(0) / tails[:, 0].sum().clamp(min=1e-30)
               for tails in (singular_tails(logits), singular_tails(values))]
-    return HeadRotation(state, torch.stack(errors).mean(0))
+    return HeadRotation(state, torch.stack(errors).mean(0), torch.block_diag(*value))
 
 
 def take_weights(host: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -40,7 +40,7 @@ from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 from mmengine.visualization import Visualizer
-from mmpretrain.models import ClsDataPreprocessor
+from mmpretrain.models import ClsDataPreprocessor, SelfSupDataPreprocessor
 
 from mmkcr.apis import launch
 from mmkcr.apis.build import load_config
@@ -60,6 +60,17 @@ class PreciseClsDataPreprocessor(ClsDataPreprocessor):
     def forward(self, data, training=False):
         data = super().forward(data, training)
         return dict(data, inputs=data['inputs'].double())
+
+
+@MODELS.register_module()
+class PreciseSelfSupDataPreprocessor(SelfSupDataPreprocessor):
+    """The same of views."""
+
+    def forward(self, data, training=False):
+        data = super().forward(data, training)
+        inputs = data['inputs']
+        return dict(data, inputs=[view.double() for view in inputs] if isinstance(inputs, list)
+                    else inputs.double())
 
 
 class Kill(Hook):
@@ -180,6 +191,52 @@ def masked_search_config(root):
 def masked_retrain_config(root):
     config = masked(retrain_config(root), outputs=False)
     config['custom_hooks'].append(dict(type='mmkcr.GateNoiseHook'))
+    return config
+
+
+def moco_config(root):
+    """MoCo v3 without labels or validation; 7 batches an epoch for the weights."""
+    def perceptron(inputs, layers):
+        return dict(type='NonLinearNeck', in_channels=inputs, hid_channels=24, out_channels=16,
+                    num_layers=layers, with_last_bn_affine=False, with_last_bias=False,
+                    with_avg_pool=False, norm_cfg=dict(type='BN1d'))
+
+    config = search_config(root)
+    loader = config['train_dataloader']
+    views = [*loader['dataset']['pipeline'][1:-1]]
+    loader['dataset']['pipeline'][1:-1] = [
+        dict(type='MultiView', num_views=[2], transforms=[views])]
+    gates = dict(type='mmkcr.GumbelChannelGate', min_size=4)
+    config['model']['architecture'] = dict(
+        type='mmpretrain.MoCoV3', base_momentum=0.1, neck=perceptron(32, 3),
+        backbone=dict(type='mmkcr.Searchable', sites=['mlp_channels'], gates=gates, backbone=dict(
+            type='mmpretrain.MoCoV3ViT', arch=ARCH, img_size=32, patch_size=8,
+            stop_grad_conv1=True)),
+        head=dict(type='MoCoV3Head', predictor=perceptron(16, 2), temperature=0.2,
+                  loss=dict(type='CrossEntropyLoss', loss_weight=0.4)),
+        data_preprocessor=dict(type='mmkcr.PreciseSelfSupDataPreprocessor', mean=[128.] * 3,
+                               std=[64.] * 3, to_rgb=True))
+    # positions are frozen when weights are initialised, after the model was distributed
+    config.update(val_dataloader=None, val_cfg=None, val_evaluator=None,
+                  find_unused_parameters=True)
+    return config
+
+
+def moca_config(root):
+    """MOCA; with a ratio of 0 its masks, which each process draws, change the order alone."""
+    config = moco_config(root)
+    architecture = config['model']['architecture']
+    gates = architecture['backbone']['gates']
+    config['model'].update(feature_layer='backbone.ln1', architecture=dict(
+        type='mmkcr.MOCA', base_momentum=0.1, early_layer=0,
+        backbone=dict(type='mmkcr.Searchable', sites=['mlp_channels'], gates=gates, backbone=dict(
+            type='mmpretrain.MAEViT', arch=ARCH, img_size=32, patch_size=8)),
+        mask_ratios=(0., ), decoded=(1., ),
+        neck=dict(type='mmkcr.MOCADecoder', size=(4, 4), in_channels=32, embed_dims=16, depth=1,
+                  num_heads=2),
+        head=dict(type='mmkcr.MOCAHead', in_channels=32, decoder_channels=16),
+        codebook=dict(type='mmkcr.OnlineCodebook', channels=32, words=12, new_words=4, border=1),
+        data_preprocessor=architecture['data_preprocessor']))
     return config
 
 
@@ -331,7 +388,7 @@ def segment_config(root):
 
 def train(job):
     torch.set_num_threads(1)
-    precise = job.get('precise') or job.get('kind', '').startswith('masked')
+    precise = job.get('precise') or job.get('kind', '').startswith(('masked', 'moc'))
     torch.set_default_dtype(torch.float64 if precise else torch.float32)
     config = file_config(job) if 'config' in job else Config(
         globals()[f'{job["kind"]}_config'](job['data_root']))
@@ -348,7 +405,9 @@ def train(job):
             manager._instance_dict.clear()
         config.launcher = 'pytorch'
         config.model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None,
-                                        broadcast_buffers=False)
+                                        broadcast_buffers=False,
+                                        find_unused_parameters=config.get(
+                                            'find_unused_parameters', False))
     if 'kill_rename' in job:
         kill_in_rename(job['kill_rename'])
     if 'command' in job:

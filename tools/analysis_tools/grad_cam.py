@@ -3,7 +3,7 @@
 Which parts of an image speak for its class: maps of the last layer with positions, by the
 library grad-cam (`pip install grad-cam`). Writes grad_cam.png: images, then a row a model.
 
-examples:
+Examples:
     python tools/analysis_tools/grad_cam.py DENSE.py dense.pth DCS.py dcs.pth --names dense DCS
 """
 
@@ -13,9 +13,9 @@ from typing import Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.grad_cam import grad_cam
 from lab.side_by_side import add_model_arguments, pictures, read_models, spread_loader
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.evaluation.grad_cam import grad_cam
 from mmkcr.visualization.attention import plot_maps
 
 

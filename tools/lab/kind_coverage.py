@@ -169,7 +169,7 @@ FAMILIES: Dict[str, Family] = {
     'EfficientViT': _mm('mmkcr', 'EfficientViT', arch=dict(
         widths=[8, 16, 24], depths=[1, 1, 1], head_dim=8, attention_stages=1), other=(64, 96)),
     'MiT (SegFormer)': _mm('mmseg', 'MixVisionTransformer', embed_dims=16, num_stages=2,
-                           num_layers=[1, 1], num_heads=[1, 2], patch_sizes=[7, 3], strides=[4, 2],
+                           num_layers=[1, 1], num_heads=[2, 4], patch_sizes=[7, 3], strides=[4, 2],
                            sr_ratios=[2, 1], out_indices=(0, 1), mlp_ratio=2, other=(64, 96)),
     'PVT': _mm('mmdet', 'PyramidVisionTransformer', embed_dims=16, num_stages=2, num_layers=[1, 1],
                num_heads=[1, 2], patch_sizes=[4, 2], strides=[4, 2], paddings=[0, 0],
@@ -195,7 +195,7 @@ FAMILIES: Dict[str, Family] = {
     'timm Swin V2': _timm('swinv2_tiny_window8_256', img_size=64, embed_dim=16, depths=(2, 2),
                           num_heads=(2, 4), window_size=4),
     'timm BEiT': _timm('beit_base_patch16_224', img_size=64, embed_dim=32, depth=2, num_heads=4),
-    'timm PVT v2': _timm('pvt_v2_b0', embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 2),
+    'timm PVT v2': _timm('pvt_v2_b0', embed_dims=(16, 32), depths=(1, 1), num_heads=(2, 4),
                          sr_ratios=(2, 1), mlp_ratios=(2, 2)),
     'HF ViT': _transformers('ViTModel', 'ViTConfig', **_HF_VIT),
     'HF DINOv2': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2, **_HF_VIT),

@@ -79,7 +79,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Count, and write or check."""
     parser = Parser(__doc__)
     parser.add_argument('--check', action='store_true', help='write nothing, compare')
-    parser.add_argument('--only', default='', metavar='TEXT', help='models whose name has it')
+    parser.add_argument('--only', default='', metavar='TEXT', help='models whose name has it (all)')
     args = parser.parse_args(argv)
     quiet_hosts()
     found = sorted((ROOT / 'configs').glob('*/metafile.yml'))

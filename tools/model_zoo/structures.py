@@ -34,7 +34,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Write or compare."""
     parser = Parser(__doc__)
     parser.add_argument('--check', action='store_true', help='write nothing, compare')
-    parser.add_argument('--only', default='', metavar='TEXT', help='files whose name has it')
+    parser.add_argument('--only', default='', metavar='TEXT', help='files whose name has it (all)')
     parser.add_argument('--out', type=Path, default=FOLDER, metavar='DIR',
                         help='folder (configs/structures)')
     args = parser.parse_args(argv)

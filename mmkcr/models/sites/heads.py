@@ -15,11 +15,17 @@ class _AttentionWidth(AttentionSite):
     #: Channels of one unit.
     unit: int = 1
 
+    def open(self) -> None:
+        """Exchange a layer that does not call its output projection as a module."""
+        if self.view.opened is not None:
+            self._exchange(self.view.opened(self.owner))
+
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view, called = self.view, self.view.called
-        found = [Axis(self.module(path), name, 0, called, view.fused)
-                 for path in view.projections for name in ('weight', 'bias')]
+        found = [Axis(self.module(path), name, 0, called, repeats)
+                 for path, repeats in zip(view.projections, view.fused)
+                 for name in ('weight', 'bias')]
         found.append(Axis(self.module(view.output), 'weight', 1, not called))
         found += view.extra(self.owner) if view.extra is not None else []
         return [self._of_units(axis) for axis in found]
@@ -40,8 +46,8 @@ class _AttentionWidth(AttentionSite):
         """Queries, keys and values where they are seen, else what the projection reads."""
         view = self.view
         if view.called:
-            return [MaskPoint(self.module(path), 'output', -1, view.fused, self.unit)
-                    for path in view.projections]
+            return [MaskPoint(self.module(path), 'output', -1, repeats, self.unit)
+                    for path, repeats in zip(view.projections, view.fused)]
         return [MaskPoint(self.module(view.output), 'input', -1, 1, self.unit)]
 
     def _shape(self, kept: Tensor) -> Tuple[int, int]:
@@ -53,10 +59,12 @@ class _AttentionWidth(AttentionSite):
         present = self.kept
         kept = units if present is None else present[units]
         super().slice_units(units, optimizer)
-        resized = self.view.resize(self.owner, *self._shape(kept))
-        if resized is not self.owner:
+        self._exchange(self.view.resize(self.owner, *self._shape(kept)))
+
+    def _exchange(self, module: nn.Module) -> None:
+        if module is not self.owner:
             owner, _, name = self.path.rpartition('.')
-            setattr(self.module(owner), name, resized)
+            setattr(self.module(owner), name, module)
 
 
 @register_kind
@@ -71,6 +79,11 @@ class Heads(_AttentionWidth):
         site = cls(host, view, view.path, view.heads, view.heads)
         site.unit = view.width
         return site
+
+    def axes(self) -> List[Axis]:
+        """See :class:`~mmkcr.core.Site`."""
+        view = self.view
+        return [*super().axes(), *(view.of_heads(self.owner) if view.of_heads is not None else ())]
 
     def _shape(self, kept: Tensor) -> Tuple[int, int]:
         return len(kept), self.unit
@@ -92,7 +105,7 @@ class HeadChannels(_AttentionWidth):
         if view.why_no_width:
             raise Unsupported(f'{view.why_no_width} at `{view.path}`')
         if not view.called:
-            raise Unsupported(f'its projections are not called as modules at `{view.path}`')
+            raise Unsupported(f'{view.why_uncalled} at `{view.path}`')
         return cls(host, view, view.path, view.heads * view.width, view.heads)
 
     def _shape(self, kept: Tensor) -> Tuple[int, int]:

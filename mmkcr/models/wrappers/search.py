@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, check_finite, check_finite_gates
 from mmkcr.models.gates import NoisyGate
-from mmkcr.models.utils import counted_part, search_space, task_forward
+from mmkcr.models.utils import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
-from .regularized import RegularizedModel
+from .regularized import RegularizedModel, are_views
 
 
 @MODELS.register_module()
@@ -21,6 +21,9 @@ class SearchModel(RegularizedModel):
     and the regularisers. The gates' noise is a function of a seed and a step
     counter, both in the checkpoint, so that it is the same on every rank and
     goes on after a resume as if nothing had happened.
+
+    Of a self-supervised model with a momentum copy (MoCo v3, BYOL ...) the online backbone is
+    searched. The copy averages its weights and has its channels, noise included.
 
     Args:
         architecture (dict | nn.Module): The task model; its backbone is in the
@@ -46,6 +49,8 @@ class SearchModel(RegularizedModel):
             raise ValueError('expected a backbone with gates to search on (`gates=dict(type='
                              '"mmkcr.GumbelChannelGate")`), found a '
                              f'`{search_space(self.architecture).type_name}` without')
+        for copy in copied_spaces(self.architecture):
+            copy.follow(search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
         self.entropy_weight = entropy_weight
         self._noise_state = [torch.initial_seed() % 2**31, 0]
@@ -58,11 +63,6 @@ class SearchModel(RegularizedModel):
     def gate_parameters(self) -> List[nn.Parameter]:
         """Parameters of the gates (the paper's alpha)."""
         return [p for gate in self.gates().values() for p in gate.parameters()]
-
-    def weight_parameters(self) -> List[nn.Parameter]:
-        """All other parameters."""
-        gates = set(self.gate_parameters())
-        return [p for p in self.parameters() if p not in gates]
 
     def macs_model(self, input_shape: Optional[tuple] = None) -> MacsModel:
         """MACs of the task model, or of its backbone, as a function of the gates' sizes.
@@ -85,7 +85,8 @@ class SearchModel(RegularizedModel):
                 mode: str = 'tensor') -> Any:
         """As :meth:`RegularizedModel.forward`, with the price in mode ``'loss'``."""
         if mode == 'loss':
-            macs = self.macs_model(tuple(inputs.shape[1:]))
+            first = inputs[0] if are_views(inputs) else inputs
+            macs = self.macs_model(tuple(first.shape[1:]))
             self._resample()
         outputs = super().forward(inputs, data_samples, mode)
         if mode == 'loss':
