@@ -100,6 +100,8 @@ OPTIONS = {
     '--tokens': ['0'], '--tolerance': ['-1', 'nan'], '--variants': ['nothing'],
     '--wait-time': ['-1', 'nan'], '--where': ['(', 'nothing'], '--widths': ['0'],
     '--archs': ['nothing'], '--nets': ['nothing'], '--rows': ['nothing']}
+#: Known to be wrong after an evaluation alone: what was measured until then stays.
+LATE = ('--metric', )
 #: Calls that are wrong otherwise: what a run is asked for.
 MORE = {
     'train': ['{dense} --work-dir {out} --cfg-options train_cfg.max_epochs=0',
@@ -316,7 +318,7 @@ def test_wrong_inputs(tool, load_tool, files, wrong, complained):
     found = {}
     for words in calls(tool, files, wrong, offered(main)):
         problem = complained(main, words)
-        if problem:
+        if problem and not (words[-2:-1] and words[-2] in LATE and problem.startswith('wrote ')):
             found[' '.join(words)] = problem[:400]
     assert not found
 
