@@ -2,13 +2,15 @@
 
 Writes structure.json, subnet.pth and config.py, an ordinary config of the compressed model that
 train, test, inferencers and export take as it is; and sensitivity.json, what every site loses at
-every size.
+every size. With --order, order.json and order.pth instead: the budget is chosen when the model is
+built.
 
 Examples:
     python tools/compress.py CONFIG CHECKPOINT --target-macs 60%
     python tools/compress.py mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py CHECKPOINT \\
         --target-macs 70% --calibration FOLDER --images 256 --out slim
     python tools/compress.py CONFIG CHECKPOINT --target-latency 80% --latency-table table.json
+    python tools/compress.py CONFIG CHECKPOINT --order 80% 60% 45% 30%
 """
 
 from numbers import Real
@@ -20,9 +22,16 @@ from mmengine.runner import Runner
 from mmkcr.apis.build import image_shape, load_config
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress import DEFAULT_SITES, REFITTED
-from mmkcr.apis.compress_files import CONFIG, CompressFiles, compress_files, dense_and_slim
+from mmkcr.apis.compress_files import (
+    CONFIG,
+    CompressFiles,
+    compress_files,
+    compress_task,
+    dense_and_slim,
+)
 from mmkcr.apis.finetune import write_finetune_config
 from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
+from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS
 from mmkcr.visualization import format_table
@@ -40,6 +49,9 @@ def make_parser() -> Parser:
     target.add_argument('--target-latency', metavar='TARGET',
                         help="most time: 12ms, 0.8 or 80%% of the dense model's, with "
                         '--latency-table')
+    target.add_argument('--order', nargs='+', metavar='TARGET',
+                        help='most MACs of budgets that are refitted, all in one file; the config '
+                        'builds these and what is between: `target_macs` of its structure')
     parser.add_argument('--latency-table', metavar='FILE',
                         help='of tools/benchmarks/latency_table.py: runtime, threads, batch')
     parser.add_argument('--force-table', action='store_true',
@@ -111,6 +123,27 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> No
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
 
 
+def report_order(files: OrderFiles, metrics: Sequence[Dict[str, float]] = ()) -> None:
+    """Print the budgets side by side; ``metrics`` are those of the dense model and of each."""
+    order, results = files.result.order, files.result.results
+    values = [{name: f'{value:.4g}' for name, value in found.items() if isinstance(value, Real)}
+              for found in metrics] or [{}] * (len(results) + 1)
+    params = results[0].structure.params['dense']
+    rows = [('100.0%', f'{order.macs["dense"] / 1e9:.4g}', f'{params / 1e6:.4g}', '',
+             *values[0].values())]
+    for result, found in zip(results, values[1:]):
+        macs = result.structure.macs['subnet']
+        rows.append((f'{macs / order.macs["dense"]:.1%}', f'{macs / 1e9:.4g}',
+                     f'{result.structure.params["subnet"] / 1e6:.4g}',
+                     f'{result.agreement["error"]:.1%}', *found.values()))
+    print(format_table(('share', 'MACs (G)', 'parameters (M)', 'outputs differ by', *values[0]),
+                       rows))
+    print(f'{len(order.steps)} networks from {order.steps[-1].macs / 1e9:.4g} to '
+          f'{order.macs["dense"] / 1e9:.4g} G MACs of the {order.macs.get("part", "model")}: '
+          'choose by --cfg-options model.backbone.structure.target_macs=TARGET')
+    print(f'Wrote {files.folder / CONFIG} with {ORDER} and {ORDER_WEIGHTS} beside it')
+
+
 def evaluate(config: Any, checkpoint: Optional[str], work_dir: str) -> Dict[str, float]:
     """Metrics of a model on the test set of its config."""
     config.work_dir, config.resume = work_dir, False
@@ -128,6 +161,28 @@ def finetune(dense: Config, args: Any, files: CompressFiles) -> str:
     return latest_checkpoint(config.work_dir)
 
 
+def order(args: Any) -> None:
+    """Compress for many budgets, write and print."""
+    for name in ('finetune', 'int8'):
+        if getattr(args, name) is not None:
+            raise ValueError(f'expected `--{name}` with one budget, found it with `--order`: start '
+                             'it from a compressed config')
+    task = compress_task(
+        args.config, args.checkpoint, args.calibration, args.images, args.batch_size,
+        image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
+        args.device, args.cfg_options)
+    files = order_files(task, args.order, args.sites, args.seed, divisor=args.divisor,
+                        uniform=args.uniform, rho=args.rho)
+    metrics = []
+    if args.evaluate:
+        work_dir = str(files.folder / 'evaluate')
+        metrics = [evaluate(load_config(args.config, args.cfg_options), args.checkpoint, work_dir)]
+        for result in files.result.results:
+            chosen = {'model.backbone.structure.target_macs': result.structure.macs['subnet']}
+            metrics.append(evaluate(load_config(files.folder / CONFIG, chosen), None, work_dir))
+    report_order(files, metrics)
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Compress, write and print."""
@@ -140,6 +195,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if (args.latency_table is None) != (args.target_latency is None):
         raise ValueError('expected `--target-latency` with `--latency-table`, found one without '
                          'the other')
+    if args.order is not None:
+        order(args)
+        return
     files = compress_files(
         args.config, args.checkpoint, args.target_macs or args.target_latency, args.sites,
         args.calibration, args.images, args.batch_size,

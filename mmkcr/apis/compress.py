@@ -130,7 +130,7 @@ def compress(model: nn.Module,
     subnet = copy.deepcopy(dense)
     space = searched(subnet, sites)
     whole = searched(dense, sites)
-    macs = _macs(subnet, space, input_shape, part)
+    macs = macs_model(subnet, space, input_shape, part)
     cost = macs if latency is None else LatencyModel(macs, latency)
     wanted = parse_target(target, macs.dense) if cost is macs else cost.parse_target(target)
     check_reach(space, cost, wanted, settings)
@@ -224,8 +224,9 @@ def _name(kind: KindConfig) -> str:
     return kind if isinstance(kind, str) else kind['kind']
 
 
-def _macs(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
-          part: Optional[str]) -> MacsModel:
+def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
+               part: Optional[str]) -> MacsModel:
+    """MACs of a model, or of the part that a budget is about, from the sizes of its sites."""
     counted = counted_part(model, part) if hasattr(model, 'data_preprocessor') else model
     return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
 

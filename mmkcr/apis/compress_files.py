@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 from torch import nn
 
-from mmkcr.core import Structure, atomic_write
+from mmkcr.core import atomic_write
 from mmkcr.models.utils import find_task, is_detector
 from mmkcr.version import __version__
 from .build import (
@@ -26,6 +26,7 @@ from .compress_progress import CompressProgress
 from .finetune import with_import
 from .int8 import DeployedFile, deploy_int8
 from .latency_table import check_prediction, load_table
+from .site_profiles import SiteProfile
 from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 
 CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
@@ -59,6 +60,64 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
     if is_detector(model):
         return model.extract_feat(batch['inputs'])
     return model(batch['inputs'], mode='tensor')
+
+
+class CompressTask(NamedTuple):
+    """A checkpoint that is to be compressed, with its images.
+
+    Args:
+        config (Config): Of the dense task model.
+        model (nn.Module): With its weights.
+        meta (dict): Of the checkpoint.
+        batches (Sequence): Of calibration images.
+        input_shape (Sequence[int]): (C, H, W) that MACs are counted for.
+        part (str, optional): What they are counted of.
+        classifies (bool): Whether the outputs are class scores.
+        folder (Path): To write to.
+        backbone (dict): Config of the dense backbone.
+        provenance (dict): For the files that are written.
+        key (dict): What makes two of them the same.
+    """
+
+    config: Config
+    model: nn.Module
+    meta: Dict[str, Any]
+    batches: Sequence[Any]
+    input_shape: Sequence[int]
+    part: Optional[str]
+    classifies: bool
+    folder: Path
+    backbone: Dict[str, Any]
+    provenance: Dict[str, Any]
+    key: Dict[str, Any]
+
+
+def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
+                  calibration: Optional[str] = None, images: int = 512, batch_size: int = 16,
+                  shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
+                  out: Union[str, Path, None] = None, seed: int = 0, device: str = 'cpu',
+                  options: Optional[Mapping[str, Any]] = None) -> CompressTask:
+    """Load what is to be compressed; see :func:`compress_files`."""
+    cfg = load_config(config, options)
+    model = build_model(cfg)
+    if find_task(model) is not model or not hasattr(model, 'backbone'):
+        raise ValueError(f'expected the config of an ordinary task model with a `backbone`, found '
+                         f'`{type(model).__name__}` in `{config}`')
+    content = load_weights(model, checkpoint)
+    classifies = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
+    part = part or (None if classifies else 'backbone')
+    input_shape = shape or default_shape(cfg, model)
+    model.to(device)
+    batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
+    folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
+    backbone = {key: value for key, value in cfg.model.backbone.items() if key != 'init_cfg'}
+    return CompressTask(
+        cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
+        _scoped(backbone, cfg), dict(provenance(cfg, config, checkpoint, content), calibration=dict(
+            images=images, folder=calibration is not None, seed=seed)),
+        dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
+             checkpoint=file_sha256(checkpoint), calibration=calibration, images=images,
+             batch_size=batch_size, shape=input_shape, part=part, seed=seed))
 
 
 def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
@@ -103,44 +162,27 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         FileNotFoundError: Config, checkpoint or images are missing.
         ValueError: They do not belong together, or as of ``compress``. Nothing is written then.
     """
-    cfg = load_config(config, options)
-    model = build_model(cfg)
-    if find_task(model) is not model or not hasattr(model, 'backbone'):
-        raise ValueError(f'expected the config of an ordinary task model with a `backbone`, found '
-                         f'`{type(model).__name__}` in `{config}`')
-    content = load_weights(model, checkpoint)
-    classifies = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
-    part = part or (None if classifies else 'backbone')
-    input_shape = shape or default_shape(cfg, model)
-    table = None if latency is None else load_table(latency, _about(input_shape, part),
+    task = compress_task(config, checkpoint, calibration, images, batch_size, shape, part, out,
+                         seed, device, options)
+    model, batches, folder = task.model, task.batches, task.folder
+    table = None if latency is None else load_table(latency, _about(task.input_shape, task.part),
                                                     force_latency)
-    model.to(device)
-    batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
-    folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
     done = CompressProgress(folder / PROGRESS, dict(
-        version=__version__, torch=torch.__version__, config=cfg.pretty_text, sites=sites,
-        checkpoint=file_sha256(checkpoint), target=target, calibration=calibration,
-        latency=None if latency is None else file_sha256(latency), images=images,
-        batch_size=batch_size, shape=input_shape, part=part, seed=seed, settings=settings))
+        task.key, sites=sites, target=target, settings=settings,
+        latency=None if latency is None else file_sha256(latency)))
     try:
-        result = compress(model, batches, target, sites, input_shape, part, task_outputs,
-                          done=done, latency=table, logits=classifies, seed=seed, **settings)
+        result = compress(model, batches, target, sites, task.input_shape, task.part, task_outputs,
+                          done=done, latency=table, logits=task.classifies, seed=seed, **settings)
     except ValueError:
         done.remove()
         raise
     structure = result.structure
-    backbone = {key: value for key, value in cfg.model.backbone.items() if key != 'init_cfg'}
-    structure.backbone['backbone'] = _scoped(backbone, cfg)
-    structure.provenance = dict(provenance(cfg, config, checkpoint, content),
-                                **structure.provenance,
-                                target=str(target), agreement=result.agreement, calibration=dict(
-                                    images=images, folder=calibration is not None, seed=seed))
-    write_subnet(result.model, structure, content.get('meta') or {}, folder)
-    write_config(cfg, structure, folder)
-    with atomic_write(folder / SENSITIVITY) as path:
-        path.write_text(json.dumps({name: dict(
-            order=profile.order.order.tolist(), losses=profile.losses.tolist())
-            for name, profile in result.profiles.items()}) + '\n')
+    structure.backbone['backbone'] = task.backbone
+    structure.provenance = dict(task.provenance, **structure.provenance, target=str(target),
+                                agreement=result.agreement)
+    write_subnet(result.model, structure, task.meta, folder)
+    write_config(task.config, structure.backbone, folder, STRUCTURE, WEIGHTS)
+    write_sensitivity(result.profiles, folder)
     said = '' if table is None else check_prediction(model, result.model,
                                                      structure.provenance['latency'])
     files = () if int8 is None else _int8_files(model, result.model, batches, folder, int8)
@@ -171,25 +213,38 @@ def _scoped(backbone: Dict[str, Any], cfg: Config) -> Dict[str, Any]:
     return plain
 
 
-def write_config(cfg: Config, structure: Structure, folder: Path) -> None:
+def write_config(cfg: Config, backbone: Mapping[str, Any], folder: Path, structure: str,
+                 weights: str, **chosen: Any) -> None:
     """Write the given config with the subnet as its backbone and its weights to start from.
 
     Files are named relative to the config, so the folder can be moved.
 
     Args:
         cfg (Config): Of the dense task model.
-        structure (Structure): Of the subnet; its ``backbone`` builds it.
+        backbone (Mapping): Builds the backbone but for its structure.
         folder (Path): Where structure and weights are.
+        structure (str): File of the structure, or of an order.
+        weights (str): File of the weights.
+        **chosen: What is chosen of an order, such as ``target_macs``.
     """
-    written = copy.deepcopy(cfg)
-    backbone = dict(structure.backbone, structure=f'{{{{ fileDirname }}}}/{STRUCTURE}')
-    written.model.backbone = ConfigDict(backbone)
+    here, written = '{{ fileDirname }}', copy.deepcopy(cfg)
+    named = f'{here}/{structure}'
+    written.model.backbone = ConfigDict(
+        backbone, structure=dict(order=named, **chosen) if chosen else named)
     written.model.pop('init_cfg', None)
     written.model.pop('pretrained', None)
-    written.load_from = f'{{{{ fileDirname }}}}/{WEIGHTS}'
+    written.load_from = f'{here}/{weights}'
     written.custom_imports = with_import(written)
     with atomic_write(folder / CONFIG) as path:
         path.write_text(written.pretty_text)
+
+
+def write_sensitivity(profiles: Mapping[str, SiteProfile], folder: Path) -> None:
+    """Write the order of every site's units, and the losses of its sizes."""
+    with atomic_write(folder / SENSITIVITY) as path:
+        path.write_text(json.dumps({name: dict(
+            order=profile.order.order.tolist(), losses=profile.losses.tolist())
+            for name, profile in profiles.items()}) + '\n')
 
 
 def dense_and_slim(files: CompressFiles) -> Tuple[Tuple[str, float, float], ...]:

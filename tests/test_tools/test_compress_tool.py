@@ -115,3 +115,28 @@ def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path,
     assert all(torch.equal(value, dense[name]) for name, value in teacher.state_dict().items())
     model = build_model(load_config(tmp_path / 'slim/config.py'))
     load_checkpoint(model, str(tmp_path / 'slim/finetune/epoch_2.pth'), strict=True)
+
+
+def test_one_file_for_all_budgets(load_tool, data, tmp_path, capsys):
+    """The config chooses; the host's own build and strict loading do the rest."""
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    out = tmp_path / 'out'
+    load_tool('compress').main([DIGITS, checkpoint, '--order', '80%', '50%', '--images', '16',
+                                '--out', str(out), *data])
+    assert 'networks from' in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
+        'config.py', 'order.json', 'order.pth', 'sensitivity.json']
+    assert not list(out.glob('.progress*'))
+    moved = out.rename(tmp_path / 'moved')
+    dense = torch.load(checkpoint, weights_only=True)['state_dict']
+    for target, share in ((None, 0.8), ('65%', 0.65), ('50%', 0.5), ('100%', 1)):
+        chosen = {'model.backbone.structure.target_macs': target} if target else None
+        model = build_model(load_config(moved / 'config.py', chosen))
+        load_checkpoint(model, str(moved / 'order.pth'), strict=True)
+        macs = model.backbone.search_space.structure.macs
+        assert count_macs(model, macs['input_shape']) == macs['subnet'] <= share * macs['dense']
+    state = model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in dense.items())
+    with pytest.raises(SystemExit):
+        load_tool('compress').main([DIGITS, checkpoint, '--order', '80%', '--finetune', '1', *data])
+    assert 'found it with `--order`' in capsys.readouterr().err
