@@ -82,6 +82,9 @@ def make_parser() -> Parser:
     parser.add_argument('--finetune', type=int, metavar='LENGTH',
                         help='then train for so many epochs, or iterations where the config counts '
                         'these, with its own schedule shortened and the dense model as teacher')
+    parser.add_argument('--finetune-rate', type=float, default=0.1, metavar='SHARE',
+                        help="learning rates of --finetune, as a share of the schedule's "
+                        '(%(default)s)')
     parser.add_argument('--evaluate', action='store_true',
                         help='also evaluate all models on the test set')
     parser.add_argument('--int8', choices=sorted(QUANTIZERS), metavar='RUNTIME',
@@ -154,7 +157,7 @@ def evaluate(config: Any, checkpoint: Optional[str], work_dir: str) -> Dict[str,
 def finetune(dense: Config, args: Any, files: CompressFiles) -> str:
     """Train what was compressed; gives the checkpoint."""
     path = write_finetune_config(dense, args.checkpoint, files.result.structure, files.folder,
-                                 args.finetune)
+                                 args.finetune, rate=args.finetune_rate)
     config = load_config(path, compressed=False)
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
     start_training(config)

@@ -109,6 +109,10 @@ def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path,
     config = load_config(tmp_path / 'slim/finetune.py')
     full = load_config(DIGITS)
     assert config.train_cfg.max_epochs == 2 and full.train_cfg.max_epochs > 2
+    # what is right already forgets at the full rates
+    assert config.optim_wrapper.optimizer.lr == 0.1 * full.optim_wrapper.optimizer.lr
+    assert min(part.get('eta_min', 1) for part in config.param_scheduler) < min(
+        part.get('eta_min', 1) for part in full.param_scheduler)
     assert max(part.end for part in config.param_scheduler if part.get('by_epoch', True)) == 2
     teacher = build_model(config).regularizers['teacher'].teacher.model(torch.device('cpu'))
     dense = torch.load(checkpoint, weights_only=True)['state_dict']
