@@ -99,13 +99,20 @@ def make_parser() -> Parser:
 def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> None:
     """Print what was kept, and the models side by side: dense, slim, fine-tuned."""
     structure, agreement = files.result.structure, files.result.agreement
+    profiles = files.result.profiles
     rows = [(name, site.total, len(site.kept), f'{len(site.kept) / site.total:.1%}',
-             f'{float(files.result.profiles[name].losses[len(site.kept)]):.2g}')
+             f'{profiles[name].removed(len(site.kept)):.2%}',
+             f'{float(profiles[name].losses[len(site.kept)]):.2g}')
             for name, site in structure.sites.items()]
-    print(format_table(('site', 'units', 'kept', 'share', 'loss'), rows))
+    print(format_table(('site', 'units', 'kept', 'share', 'energy removed', 'loss'), rows))
     tuned = [''] * (len(metrics) > 2)
     rows = [(name, f'{dense:.4g}', f'{slim:.4g}', *tuned, f'{slim / dense:.1%}')
             for name, dense, slim in dense_and_slim(files)]
+    complexity = files.result.complexity
+    for name, value in complexity['dense'].items():
+        slim = complexity['slim'][name]
+        rows.append((dict(kc='KC', a_kc='A-KC')[name], f'{value:.4g}', f'{slim:.4g}', *tuned,
+                     f'{slim / value:.1%}' if value else ''))
     for name, value in metrics[0].items() if metrics else ():
         if isinstance(value, Real):  # mmseg gives NumPy's
             rows.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))

@@ -19,6 +19,7 @@ from mmkcr.core import LatencyModel, LatencyTable, MacsModel, Structure, count_p
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.latency import useful_sizes
+from mmkcr.evaluation.complexity import ComplexityTap
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.refit import refit_output
 from mmkcr.models.calibration import (
@@ -62,12 +63,15 @@ class CompressResult:
         profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
         agreement (dict[str, float]): Of dense and slim outputs on held-out images: ``error``,
             relative, and for class scores the share with the same ``top1``.
+        complexity (dict[str, dict[str, float]]): ``kc`` and ``a_kc`` of the features of the
+            backbone, ``dense`` and ``slim``, on the same images; empty where these are no maps.
     """
 
     model: nn.Module
     structure: Structure
     profiles: Dict[str, SiteProfile]
     agreement: Dict[str, float]
+    complexity: Dict[str, Dict[str, float]]
 
 
 def compress(model: nn.Module,
@@ -154,8 +158,10 @@ def compress(model: nn.Module,
     structure.params = dict(dense=params, subnet=count_params(subnet))
     if cost is not macs:
         structure.provenance['latency'] = cost.describe(sizes)
-    return CompressResult(subnet, structure, dict(profiles),
-                          agreement(dense, subnet, held_out, forward, settings.logits))
+    with ComplexityTap(whole.host) as of_dense, ComplexityTap(space.host) as of_slim:
+        found = agreement(dense, subnet, held_out, forward, settings.logits)
+    return CompressResult(subnet, structure, dict(profiles), found,
+                          dict(dense=of_dense.values(), slim=of_slim.values()))
 
 
 def _batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
