@@ -11,6 +11,7 @@ Examples:
         --target-macs 70% --calibration FOLDER --images 256 --out slim
     python tools/compress.py CONFIG CHECKPOINT --target-latency 80% --latency-table table.json
     python tools/compress.py CONFIG CHECKPOINT --order 80% 60% 45% 30%
+    python tools/compress.py CONFIG CHECKPOINT --structure searched/structure.json
 """
 
 from numbers import Real
@@ -25,6 +26,7 @@ from mmkcr.apis.compress import DEFAULT_SITES, REFITTED
 from mmkcr.apis.compress_files import (
     CONFIG,
     CompressFiles,
+    CompressTask,
     compress_files,
     compress_task,
     dense_and_slim,
@@ -32,6 +34,7 @@ from mmkcr.apis.compress_files import (
 from mmkcr.apis.finetune import write_finetune_config
 from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
 from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
+from mmkcr.apis.refit_structure import refit_files
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS
 from mmkcr.visualization import format_table
@@ -52,6 +55,9 @@ def make_parser() -> Parser:
     target.add_argument('--order', nargs='+', metavar='TARGET',
                         help='most MACs of budgets that are refitted, all in one file; the config '
                         'builds these and what is between: `target_macs` of its structure')
+    target.add_argument('--structure', metavar='JSON',
+                        help='structure.json of a search: what it keeps, with the weights of the '
+                        'dense checkpoint, refitted')
     parser.add_argument('--latency-table', metavar='FILE',
                         help='of tools/benchmarks/latency_table.py: runtime, threads, batch')
     parser.add_argument('--force-table', action='store_true',
@@ -99,17 +105,19 @@ def make_parser() -> Parser:
 def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> None:
     """Print what was kept, and the models side by side: dense, slim, fine-tuned."""
     structure, agreement = files.result.structure, files.result.agreement
-    profiles = files.result.profiles
-    rows = [(name, site.total, len(site.kept), f'{len(site.kept) / site.total:.1%}',
-             f'{profiles[name].removed(len(site.kept)):.2%}',
-             f'{float(profiles[name].losses[len(site.kept)]):.2g}')
-            for name, site in structure.sites.items()]
-    print(format_table(('site', 'units', 'kept', 'share', 'energy removed', 'loss'), rows))
+    profiles, rows = files.result.profiles, []
+    for name, site in structure.sites.items():
+        kept = len(site.kept)
+        known = (f'{profiles[name].removed(kept):.2%}',
+                 f'{float(profiles[name].losses[kept]):.2g}') if profiles else ()
+        rows.append((name, site.total, kept, f'{kept / site.total:.1%}', *known))
+    print(format_table(('site', 'units', 'kept', 'share',
+                        *(('energy removed', 'loss') if profiles else ())), rows))
     tuned = [''] * (len(metrics) > 2)
     rows = [(name, f'{dense:.4g}', f'{slim:.4g}', *tuned, f'{slim / dense:.1%}')
             for name, dense, slim in dense_and_slim(files)]
     complexity = files.result.complexity
-    for name, value in complexity['dense'].items():
+    for name, value in complexity.get('dense', {}).items():
         slim = complexity['slim'][name]
         rows.append((dict(kc='KC', a_kc='A-KC')[name], f'{value:.4g}', f'{slim:.4g}', *tuned,
                      f'{slim / value:.1%}' if value else ''))
@@ -171,17 +179,21 @@ def finetune(dense: Config, args: Any, files: CompressFiles) -> str:
     return latest_checkpoint(config.work_dir)
 
 
+def task_of(args: Any) -> CompressTask:
+    """What the arguments say is to be compressed."""
+    return compress_task(
+        args.config, args.checkpoint, args.calibration, args.images, args.batch_size,
+        image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
+        args.device, args.cfg_options)
+
+
 def order(args: Any) -> None:
     """Compress for many budgets, write and print."""
     for name in ('finetune', 'int8'):
         if getattr(args, name) is not None:
             raise ValueError(f'expected `--{name}` with one budget, found it with `--order`: start '
                              'it from a compressed config')
-    task = compress_task(
-        args.config, args.checkpoint, args.calibration, args.images, args.batch_size,
-        image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
-        args.device, args.cfg_options)
-    files = order_files(task, args.order, args.sites, args.seed, divisor=args.divisor,
+    files = order_files(task_of(args), args.order, args.sites, args.seed, divisor=args.divisor,
                         uniform=args.uniform, rho=args.rho)
     metrics = []
     if args.evaluate:
@@ -199,6 +211,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     quiet_hosts()
     check_file(args.checkpoint, 'a checkpoint')
+    check_file(args.structure, 'a structure')
     fields = ('train_dataloader', ) if args.calibration is None else ()
     fields += ('test_dataloader', ) if args.evaluate else ()
     check_data_folders(load_config(args.config, args.cfg_options), fields)
@@ -208,12 +221,18 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.order is not None:
         order(args)
         return
-    files = compress_files(
-        args.config, args.checkpoint, args.target_macs or args.target_latency, args.sites,
-        args.calibration, args.images, args.batch_size,
-        image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
-        args.device, args.cfg_options, args.latency_table, args.force_table,
-        args.int8, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
+    if args.structure is not None:
+        if args.int8 is not None:
+            raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
+                             'export the compressed config')
+        files = refit_files(task_of(args), args.structure, seed=args.seed, rho=args.rho)
+    else:
+        files = compress_files(
+            args.config, args.checkpoint, args.target_macs or args.target_latency, args.sites,
+            args.calibration, args.images, args.batch_size,
+            image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
+            args.device, args.cfg_options, args.latency_table, args.force_table,
+            args.int8, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
     dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
     if args.finetune is not None:
         tuned = [finetune(dense, args, files)]

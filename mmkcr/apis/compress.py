@@ -128,7 +128,7 @@ def compress(model: nn.Module,
         raise ValueError("expected `refit` 'least-squares', 'mean' or 'none', found "
                          f'{settings.refit!r}')
     forward = forward or (lambda network, batch: network(batch))
-    batches, held_out = _batches(images, held_out)
+    batches, held_out = split_batches(images, held_out)
     dense = copy.deepcopy(model)
     dense.eval()
     subnet = copy.deepcopy(dense)
@@ -151,7 +151,7 @@ def compress(model: nn.Module,
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
     params = count_params(dense)
-    _apply(dense, subnet, structure, batches, forward, settings, done)
+    refit_along(dense, subnet, structure, batches, forward, settings, done)
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
     if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
         note_backbone_macs(structure, subnet, part)
@@ -164,7 +164,7 @@ def compress(model: nn.Module,
                           dict(dense=of_dense.values(), slim=of_slim.values()))
 
 
-def _batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
+def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
     """Batches to calibrate on, and others."""
     def split(given: Any) -> Sequence[Any]:
         return given.split(16) if isinstance(given, Tensor) and len(given) else given
@@ -321,8 +321,9 @@ def uniform_sizes(offered: Mapping[str, List[int]], macs: MacsModel, target: int
     return at(1.) if macs(at(1.)) <= target else at(low)
 
 
-def _apply(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: Sequence[Any],
-           forward: Forward, settings: CompressOptions, done: Optional[CompressProgress]) -> None:
+def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: Sequence[Any],
+                forward: Forward, settings: CompressOptions,
+                done: Optional[CompressProgress]) -> None:
     """Slice site after site, and refit the readers to the dense network's outputs.
 
     A site sees the inputs that the compressed network has by then, so errors do not pile up

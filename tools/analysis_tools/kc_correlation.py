@@ -85,12 +85,12 @@ def measure(args: Any) -> List[Dict[str, Any]]:
     model = build_model(config)
     load_weights(model, args.checkpoint)
     train, test = (Kept(split_loader(config, split)) for split in ('train', 'val'))
-    loaded = calibration_images(config, model, None, args.images, 16, args.seed)
+    loaded = calibration_images(config, model, None, args.images, 64, args.seed)
     images = [loaded[place] for place in range(len(loaded))]
     shape, generator = default_shape(config, model), torch.Generator().manual_seed(args.seed)
 
     def subnet(target: Any, profiles: Any) -> Any:
-        return compress(model, images, target, None, shape, None, task_outputs, images[:4],
+        return compress(model, images, target, None, shape, None, task_outputs, images[:1],
                         profiles, logits=True, progress=False, seed=args.seed)
 
     def row(network: torch.nn.Module, **known: Any) -> Dict[str, Any]:
@@ -101,7 +101,7 @@ def measure(args: Any) -> List[Dict[str, Any]]:
     profiles = subnet(args.budgets[0], None).profiles
     rows = [row(model, budget='dense', macs=1., error=0.)]
     for budget in args.budgets:
-        for _ in shown(list(range(args.draws)), f'Subnets of {budget}'):
+        for _ in shown(range(args.draws), f'Subnets of {budget}'):
             found = subnet(budget, at_random(profiles, args.spread, generator))
             macs = found.structure.macs
             rows.append(row(found.model, budget=budget, macs=macs['subnet'] / macs['dense'],
