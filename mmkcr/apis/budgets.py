@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, Order, parse_target
-from mmkcr.core.order import steps_between
+from mmkcr.core.order import Step, steps_between
 from mmkcr.models.backbone_loading import RUNGS
 from mmkcr.models.calibration import Forward, block_of
 from mmkcr.models.sites.base import KindConfig
@@ -31,11 +31,27 @@ class BudgetsResult:
         order (Order): All networks; its ``backbone`` builds them.
         state (dict[str, Tensor]): Weights of the model that was given, and of all its budgets.
         results (list[CompressResult]): By budget, the largest first.
+        macs (MacsModel): Of the sites' sizes.
     """
 
     order: Order
     state: Dict[str, Tensor]
     results: List[CompressResult]
+    macs: MacsModel
+
+    def network(self, model: nn.Module, step: Step) -> nn.Module:
+        """One of the networks.
+
+        Args:
+            model (nn.Module): The dense one that was given; it is left as it is.
+            step (Step): From which rung every block is, of the order or any other.
+        """
+        network = copy.deepcopy(model)
+        space = searched(network, self.order.backbone['sites'])
+        space.rungs = self.order.origins(step)
+        space.slice_to(self.order.structure(step))
+        network.load_state_dict(self.state)
+        return network
 
 
 def compress_budgets(model: nn.Module,
@@ -84,7 +100,7 @@ def compress_budgets(model: nn.Module,
     for rung, (keys, own) in enumerate(zip(changed, hosts), 1):
         state.update({f'{prefix}{RUNGS}{rung}.{key}': own[key] for key in keys})
     order = _order(results, blocks, [limits[place] for place in places], macs)
-    return BudgetsResult(order, state, results)
+    return BudgetsResult(order, state, results, macs)
 
 
 def _changed(dense: Mapping[str, Tensor],

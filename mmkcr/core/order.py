@@ -93,11 +93,13 @@ class Order:
             raise ValueError('there is no network in it')
         for sizes in self.rungs:
             if set(sizes) != set(self.orders) or any(
-                    not 1 <= size <= len(self.orders[name]) for name, size in sizes.items()):
+                    not isinstance(size, int) or not 1 <= size <= len(self.orders[name])
+                    for name, size in sizes.items()):
                 raise ValueError('a rung does not fit the sites')
         for step in self.steps:
             if len(step.rungs) != len(self.blocks) or any(
-                    rung not in range(len(self.rungs)) for rung in step.rungs):
+                    not isinstance(rung, int) or rung not in range(len(self.rungs))
+                    for rung in step.rungs):
                 raise ValueError('a step does not fit the blocks')
         self.structure(self.steps[-1])
 
@@ -139,10 +141,14 @@ class Order:
         """Rung of every block of a network."""
         return dict(zip(self.blocks, step.rungs))
 
+    def sizes(self, rungs: Sequence[int]) -> Dict[str, int]:
+        """Units by site of the network whose blocks are from these rungs."""
+        return {name: self.rungs[rung][name] for names, rung in zip(self.blocks.values(), rungs)
+                for name in names}
+
     def structure(self, step: Step) -> Structure:
         """What a network of the file keeps."""
-        sizes = {name: self.rungs[rung][name] for block, rung in self.origins(step).items()
-                 for name in self.blocks[block]}
+        sizes = self.sizes(step.rungs)
         macs = dict(dense=self.macs['dense'], subnet=step.macs,
                     input_shape=self.macs['input_shape'])
         if 'part' in self.macs:

@@ -18,15 +18,16 @@ from mmkcr.models.wrappers.feature_tap import pool_features
 class ComplexityTap:
     """Collects the pooled outputs of a module during the ``with`` block.
 
-    Every other sample is a landmark of A-KC: calibration images are few. KC depends on the number
-    of samples, so only values of the same images can be compared.
+    KC depends on the number of samples, so only values of the same images can be compared.
 
     Args:
         module (nn.Module): Such as a backbone.
+        every (int): One of so many samples is a landmark of A-KC. Defaults to 2: calibration
+            images are few.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module, self._handle = module, None
+    def __init__(self, module: nn.Module, every: int = 2) -> None:
+        self._module, self._every, self._handle = module, every, None
         self._all: Optional[MomentAccumulator] = None
         self._landmarks: Optional[MomentAccumulator] = None
 
@@ -45,7 +46,7 @@ class ComplexityTap:
         if self._all is None:
             self._all, self._landmarks = (
                 MomentAccumulator(features.shape[1], features.device) for _ in range(2))
-        self._landmarks.add(features[self._all.count % 2::2])
+        self._landmarks.add(features[-self._all.count % self._every::self._every])
         self._all.add(features)
 
     def values(self) -> Dict[str, float]:

@@ -140,6 +140,7 @@ def test_steps_go_down_and_end_at_the_rungs():
     (dict(format_version=2), 'expected order `format_version` 1, found 2 in'),
     (dict(steps=[]), 'there is no network in it'),
     (dict(rungs=[{'x': 1}]), 'a rung does not fit the sites'),
+    (dict(steps=[[3, [0.5, 0, 0]]]), 'a step does not fit the blocks'),
     (dict(steps=[[3, [9, 9, 9]]]), 'a step does not fit the blocks'),
     (dict(blocks={}), 'the blocks do not have every site once'),
     (dict(orders={'x': [0, 0]}), 'the order of `x` is none of its units'),

@@ -144,3 +144,18 @@ def test_one_file_for_all_budgets(load_tool, data, tmp_path, capsys):
     with pytest.raises(SystemExit):
         load_tool('compress').main([DIGITS, checkpoint, '--order', '80%', '--finetune', '1', *data])
     assert 'found it with `--order`' in capsys.readouterr().err
+
+
+def test_rank_correlations_of_complexity_over_subnets(load_tool, data, tmp_path, capsys):
+    """Blocks of two budgets, drawn; every subnet is measured on the same images."""
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    load_tool('analysis_tools/kc_correlation').main([
+        DIGITS, checkpoint, '--budgets', '60%', '30%', '--subnets', '8', '--images', '16',
+        '--out', str(tmp_path / 'out'), *data])
+    assert "Spearman's rho" in capsys.readouterr().out
+    found = json.loads((tmp_path / 'out/kc_correlation.json').read_text())
+    assert len(found['rows']) == 9 and len(found['correlations']) == 16
+    dense, *subnets = found['rows']
+    assert dense['difference'] == 0 and all(row['macs'] <= dense['macs'] for row in subnets)
+    assert all(row['kc'] <= row['a_kc'] for row in found['rows'])
+    assert (tmp_path / 'out/kc_correlation.png').stat().st_size > 1000
