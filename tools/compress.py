@@ -22,7 +22,7 @@ from mmengine.runner import Runner
 
 from mmkcr.apis.build import image_shape, load_config
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.compress import DEFAULT_SITES, REFITTED
+from mmkcr.apis.compress import DEFAULT_SITES, REFITTED, SCOPES
 from mmkcr.apis.compress_files import (
     CONFIG,
     CompressFiles,
@@ -31,6 +31,7 @@ from mmkcr.apis.compress_files import (
     compress_task,
     dense_and_slim,
 )
+from mmkcr.apis.count import part_rows
 from mmkcr.apis.finetune import write_finetune_config
 from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
 from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
@@ -75,8 +76,12 @@ def make_parser() -> Parser:
                         help='sizes are multiples of it, or full (%(default)s)')
     parser.add_argument('--uniform', action='store_true',
                         help='the same share of every site instead of the best allocation')
+    parser.add_argument('--scope', choices=SCOPES, default='backbone',
+                        help='what is made smaller: the backbone, or the whole detector or '
+                        'segmentor, with the target over all its MACs (%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'),
-                        help='whose MACs the target is about')
+                        help='whose MACs the target is about (backbone of a detector or '
+                        'segmentor, else model)')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help='height and width of the image that MACs are counted for, or one '
                         'number for both; default: that of the config')
@@ -136,8 +141,11 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> No
                 for entry in files.deployed]
         print(format_table(('', 'file', 'MB', 'time, batch 1', 'difference from dense',
                             'same class'), rows))
-    if files.latency:
-        print(files.latency)
+    if files.parts:
+        print(format_table(('part', 'MACs (G)', 'slim', 'share'), part_rows(files.parts)))
+    for said in (files.proposals, files.latency):
+        if said:
+            print(said)
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
 
 
@@ -218,6 +226,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if (args.latency_table is None) != (args.target_latency is None):
         raise ValueError('expected `--target-latency` with `--latency-table`, found one without '
                          'the other')
+    for name in ('order', 'structure'):
+        if getattr(args, name) is not None and args.scope != 'backbone':
+            raise ValueError(f'expected `--{name}` for a backbone, found `--scope {args.scope}`')
     if args.order is not None:
         order(args)
         return
@@ -232,7 +243,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             args.calibration, args.images, args.batch_size,
             image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
             args.device, args.cfg_options, args.latency_table, args.force_table,
-            args.int8, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
+            args.int8, args.scope, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
     dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
     if args.finetune is not None:
         tuned = [finetune(dense, args, files)]

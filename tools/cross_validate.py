@@ -33,9 +33,9 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('config', help='training config, with a classification data set')
     parser.add_argument('--grid', action='append', default=[], metavar='PATH=VALUES',
-                        help='first:last:step or a,b,c; several grids are combined')
+                        help='first:last:step or a,b,c; several grids are combined (none)')
     parser.add_argument('--preset', action='append', default=[], choices=sorted(PRESETS),
-                        help="the paper's grids; several are combined")
+                        help="the paper's grids; several are combined (none)")
     parser.add_argument('--folds', type=int, default=5, help='(%(default)s)')
     parser.add_argument('--fraction', type=float,
                         help='share of the training set (0.1, or that of the preset)')

@@ -28,6 +28,8 @@ def make_parser() -> Parser:
     parser.add_argument('--name', help="of the file, before the hash (the config's)")
     parser.add_argument('--online-weights', action='store_true',
                         help="of a checkpoint with EMA, the optimizer's weights")
+    parser.add_argument('--half', action='store_true',
+                        help='store matrices in 16 bits: half the size')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
     add_trust_argument(parser)
@@ -40,7 +42,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     quiet_hosts()
     found = publish(args.config, args.checkpoint, args.out, args.name, args.online_weights,
-                    args.cfg_options)
+                    args.cfg_options, args.half)
     structure = 'with its structure' if found.meta['structure'] else 'dense'
     print(f'{found.meta["model"]}, {found.meta["params"] / 1e6:.4g} M parameters, {structure}: '
           f'{found.bytes["published"] / 1e6:.2f} MB of {found.bytes["checkpoint"] / 1e6:.2f} MB')

@@ -7,7 +7,7 @@ model. Prints a table; writes summary.json, table.txt and plots to the work dir.
 
 A second call reuses what is finished, and goes on where one was stopped.
 
-examples:
+Examples:
     python tools/quickstart.py --work-dir work_dirs/quickstart
     python tools/quickstart.py --work-dir work_dirs/quickstart --seeds 0 1 2
 """

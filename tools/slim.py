@@ -18,6 +18,7 @@ from mmengine.config import DictAction
 
 from mmkcr.apis.build import image_shape
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.count import part_rows
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
 from mmkcr.visualization import format_table
 
@@ -74,8 +75,11 @@ def print_summary(result: SlimResult) -> None:
     counted = structure.macs.get('part', 'model')
     print(f'MACs of the {counted} for one image of {height} x {width}; the search checkpoint with '
           f'its optimizers has {sizes["checkpoint"] / 1e6:.2f} MB.')
-    if result.latency:
-        print(result.latency)
+    if result.parts:
+        print(format_table(('part', 'MACs (G)', 'subnet', 'share'), part_rows(result.parts)))
+    for said in (result.proposals, result.latency):
+        if said:
+            print(said)
     print(f'Wrote {result.folder / STRUCTURE} and {result.folder / WEIGHTS}')
 
 

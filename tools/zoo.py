@@ -1,12 +1,14 @@
 """List the models of this package: sizes, data, and what was measured here.
 
-A row without a result has not been run; its size is counted. MACs are of one image, attention
-included, of detectors and segmentors those of the backbone.
+A row without a result has not been run at its full length; its size is counted. MACs are of one
+image, attention included, of detectors and segmentors those of the backbone. Some small networks
+come trained: --path names their weights beside their configs.
 
 Examples:
     python tools/zoo.py
     python tools/zoo.py 'kcr-*_swin-mini_*'
     python tools/zoo.py kcr-deploy_vit-mini_1xb64_digits --path
+    python tools/test.py $(python tools/zoo.py compress-30_vit-mini_digits --path)
 """
 
 from fnmatch import fnmatch
@@ -22,8 +24,10 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('pattern', nargs='?', default='*',
                         help='names to list, as of files: kcr-* (all)')
+    parser.add_argument('--trained', action='store_true', help='only those with weights')
     parser.add_argument('--run', action='store_true', help='only those with results')
-    parser.add_argument('--path', action='store_true', help='print the config files instead')
+    parser.add_argument('--path', action='store_true',
+                        help='print the files instead: the config, and the weights where they are')
     return parser
 
 
@@ -44,18 +48,21 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Read the metafiles and print."""
     args = make_parser().parse_args(argv)
     found = {name: entry for name, entry in model_index().items()
-             if fnmatch(name, args.pattern) and (results(entry) or not args.run)}
+             if fnmatch(name, args.pattern) and (results(entry) or not args.run)
+             and ('Weights' in entry or not args.trained)}
     if not found:
         raise ValueError(f'expected a name of a model, found none that fits `{args.pattern}`')
     if args.path:
-        print('\n'.join(entry['Config'] for entry in found.values()))
+        print('\n'.join(' '.join(entry[key] for key in ('Config', 'Weights') if key in entry)
+                        for entry in found.values()))
         return
     rows = []
     for name, entry in found.items():
         meta = entry.get('Metadata') or {}
         rows.append((name, scaled(meta.get('FLOPs'), 1e9), scaled(meta.get('Parameters'), 1e6),
-                     meta.get('Training Data', ''), results(entry)))
-    print(format_table(('model', 'MACs (G)', 'params (M)', 'data', 'measured'), rows))
+                     meta.get('Training Data', ''), results(entry),
+                     'here' if 'Weights' in entry else ''))
+    print(format_table(('model', 'MACs (G)', 'params (M)', 'data', 'measured', 'weights'), rows))
 
 
 if __name__ == '__main__':

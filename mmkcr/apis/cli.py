@@ -82,6 +82,15 @@ class Parser(argparse.ArgumentParser):
         trust_checkpoints(getattr(parsed, 'trust_checkpoint', False))
         return parsed
 
+    def format_help(self) -> str:
+        """The help; options without a default say so."""
+        for action in self._actions:
+            if (action.option_strings and action.nargs != 0 and action.default is None
+                    and not action.required and action.help not in (None, argparse.SUPPRESS)
+                    and not re.search(r'\(|\bdefault', action.help)):
+                action.help += ' (none)'
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with status 2."""
         self.exit(2, f'error: {message} (see `{self.prog} --help`)\n')

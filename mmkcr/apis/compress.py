@@ -35,22 +35,34 @@ from mmkcr.models.calibration import (
     output_rows,
     pick,
     readers,
+    rows_in,
+    rows_of_a_batch,
+    rows_out,
+    set_weights,
     taps,
+    weight_matrix,
 )
 from mmkcr.models.head_rotation import take_weights
 from mmkcr.models.searchable import SearchSpace
-from mmkcr.models.sites import why_not
+from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import HostSite, KindConfig
-from mmkcr.models.utils import counted_part, search_space, task_forward
+from mmkcr.models.utils import counted_part, is_detector, search_space, task_forward
+from mmkcr.models.whole import HeldBatches, whole_outputs
 from .compress_progress import CompressProgress
 from .site_profiles import CompressOptions, SiteProfile, profile_sites, shown
 from .slim import note_backbone_macs
 
 #: Kinds whose units can be chosen and refitted.
-REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'mlp_channels')
+REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels')
 #: Those that a call takes by default: they need no gather and lose least at the same MACs. Whole
 #: heads are taken where their channels cannot be.
-DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs')
+DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
+#: What may be made smaller: the backbone, or the whole model with its neck and heads.
+SCOPES = ('backbone', 'model')
+
+
+#: Share of a budget that an allocation uses at least where the sites' sizes allow it.
+FILLED = 0.97
 
 
 @dataclasses.dataclass
@@ -85,6 +97,7 @@ def compress(model: nn.Module,
              profiles: Optional[Mapping[str, SiteProfile]] = None,
              done: Optional[CompressProgress] = None,
              latency: Optional[LatencyTable] = None,
+             scope: str = 'backbone',
              **options: Any) -> CompressResult:
     """Make a network smaller in closed form, from unlabelled images.
 
@@ -109,6 +122,9 @@ def compress(model: nn.Module,
             this one does is written there. Defaults to None.
         latency (LatencyTable, optional): Measured on this network; ``target`` is then a time, see
             :meth:`~mmkcr.core.LatencyModel.parse_target`. Defaults to None: MACs.
+        scope (str): ``'backbone'``, or ``'model'``: neck and heads are made smaller too, under one
+            budget over all MACs. ``images`` are then batches of the data preprocessor, and
+            ``forward`` is :func:`~mmkcr.models.whole.whole_outputs`. Defaults to ``'backbone'``.
         **options: See :class:`CompressOptions`.
 
     Returns:
@@ -127,13 +143,18 @@ def compress(model: nn.Module,
     if settings.refit not in ('least-squares', 'mean', 'none'):
         raise ValueError("expected `refit` 'least-squares', 'mean' or 'none', found "
                          f'{settings.refit!r}')
-    forward = forward or (lambda network, batch: network(batch))
+    if scope not in SCOPES:
+        raise ValueError(f'expected `scope` of {list(SCOPES)}, found {scope!r}')
+    forward = forward or (whole_outputs if scope == 'model' else called)
     batches, held_out = split_batches(images, held_out)
     dense = copy.deepcopy(model)
     dense.eval()
+    if scope == 'model' and is_detector(dense):
+        chooser = copy.deepcopy(dense)
+        batches, held_out = (HeldBatches(one, chooser) for one in (batches, held_out))
     subnet = copy.deepcopy(dense)
-    space = searched(subnet, sites)
-    whole = searched(dense, sites)
+    space = searched(subnet, sites, scope)
+    whole = searched(dense, sites, scope)
     macs = macs_model(subnet, space, input_shape, part)
     cost = macs if latency is None else LatencyModel(macs, latency)
     wanted = parse_target(target, macs.dense) if cost is macs else cost.parse_target(target)
@@ -153,15 +174,22 @@ def compress(model: nn.Module,
     params = count_params(dense)
     refit_along(dense, subnet, structure, batches, forward, settings, done)
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
-    if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
+    if hasattr(subnet, 'data_preprocessor') and scope == 'backbone':
+        # of others `forward` alone knows how they run
         note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=params, subnet=count_params(subnet))
     if cost is not macs:
         structure.provenance['latency'] = cost.describe(sizes)
-    with ComplexityTap(whole.host) as of_dense, ComplexityTap(space.host) as of_slim:
+    features = [getattr(own.host, 'backbone', own.host) for own in (whole, space)]
+    with ComplexityTap(features[0]) as of_dense, ComplexityTap(features[1]) as of_slim:
         found = agreement(dense, subnet, held_out, forward, settings.logits)
     return CompressResult(subnet, structure, dict(profiles), found,
                           dict(dense=of_dense.values(), slim=of_slim.values()))
+
+
+def called(network: nn.Module, batch: Any) -> Any:
+    """Outputs of a network that is called with a batch."""
+    return network(batch)
 
 
 def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
@@ -180,29 +208,53 @@ def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[A
     return batches[:-count], batches[-count:]
 
 
-def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -> SearchSpace:
-    """The search space of a model's backbone, made where it has none.
+def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
+             scope: str = 'backbone') -> SearchSpace:
+    """The search space of a model's backbone or of the whole model, made where it has none.
 
     Args:
-        model (nn.Module): Changed in place: its backbone gets the attribute ``search_space``.
+        model (nn.Module): Changed in place: its backbone, or it, gets the attribute
+            ``search_space``.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: see
             :func:`default_kinds`.
+        scope (str): One of :data:`SCOPES`. Defaults to ``'backbone'``.
 
     Raises:
         ValueError: A backbone without an adapter, or one that is not dense.
     """
-    host = getattr(model, 'backbone', model)
-    host = host if isinstance(host, nn.Module) else model
-    known = getattr(host, 'search_space', None)
-    if known is not None and known.state_name() != 'dense':
-        raise ValueError(f'expected a dense model to compress, found a {known.state_name()}')
+    backbone = getattr(model, 'backbone', model)
+    backbone = backbone if isinstance(backbone, nn.Module) else model
+    host = backbone if scope == 'backbone' else model
+    for known in (getattr(part, 'search_space', None) for part in (host, backbone)):
+        if known is not None and known.state_name() != 'dense':
+            raise ValueError(f'expected a dense model to compress, found a {known.state_name()}')
     check_kinds(sites or ())
     kinds = sites or default_kinds(host)
+    if scope == 'model':
+        _check_parts(model, kinds)
     if not kinds:
         reasons = '; '.join(f'`{kind}`: {why_not(host, kind)}' for kind in REFITTED)
         raise ValueError(f'expected a backbone with a kind of site of {list(REFITTED)}, found '
                          f'`{type(host).__name__}` ({reasons})')
     return SearchSpace.of_dense(host, kinds)
+
+
+def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
+    """Refuse a whole model none of whose necks and heads has an adapter.
+
+    Raises:
+        ValueError: All sites are the backbone's.
+    """
+    sites = find_sites(model, kinds) if kinds else {}
+    if not all(site.path.startswith('backbone.') for site in sites.values()) or not sites:
+        return
+    parts = sorted({type(child).__name__ for name, child in model.named_children()
+                    if name not in ('backbone', 'data_preprocessor') and count_params(child)})
+    reason = why_not(model, 'channels')
+    raise ValueError('expected a neck or head with an adapter (`UPerHead`, `SegformerHead`, `FPN` '
+                     'or `PAFPN` with `RPNHead`, `ConvFCBBoxHead` and `FCNMaskHead`, transformers '
+                     "of mmcv's layers) to compress a whole model, found "
+                     f'{", ".join(f"`{part}`" for part in parts)} ({reason})')
 
 
 def check_kinds(sites: Sequence[KindConfig]) -> None:
@@ -220,10 +272,23 @@ def check_kinds(sites: Sequence[KindConfig]) -> None:
                          f'found {unknown}')
 
 
-def default_kinds(host: nn.Module) -> List[str]:
-    """The kinds of :data:`DEFAULT_SITES` that a backbone has; no two along the same axes."""
-    kinds = [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
-    return [kind for kind in kinds if kind != 'heads' or 'head_channels' not in kinds]
+def default_kinds(host: nn.Module) -> List[KindConfig]:
+    """The kinds of :data:`DEFAULT_SITES` that a host has; no two along the same axes.
+
+    Of a whole model whole heads are taken in those parts where heads cannot become narrower.
+    """
+    kinds: List[KindConfig] = [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
+    if 'heads' not in kinds or 'head_channels' not in kinds:
+        return kinds
+    if not isinstance(getattr(host, 'backbone', None), nn.Module):
+        return [kind for kind in kinds if kind != 'heads']
+    parts = [{site.path.partition('.')[0] for site in find_sites(host, [kind]).values()}
+             for kind in ('heads', 'head_channels')]
+    alone = sorted(parts[0] - parts[1])
+    place = kinds.index('heads')
+    only = [dict(kind='heads', where=rf'^({"|".join(alone)})\.')] if alone else []
+    kinds[place:place + 1] = only
+    return kinds
 
 
 def _name(kind: KindConfig) -> str:
@@ -292,20 +357,81 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
     sizes = {name: site.total for name, site in space.sites.items()}
     if settings.uniform:
         return uniform_sizes(offered, macs, target)
+    losses = {name: profiles[name].losses for name in offered}
+    best, least = uniform_sizes(offered, macs, target), math.inf
     for _ in range(20):
         curves = {}
         for name, options in offered.items():
             costs = [int(macs({**sizes, name: size})) for size in options]
             useful = useful_sizes(costs)
             options, costs = ([values[place] for place in useful] for values in (options, costs))
-            curves[name] = Curve(options, profiles[name].losses[options].tolist(),
+            curves[name] = Curve(options, losses[name][options].tolist(),
                                  [cost - costs[0] for cost in costs])
         floor = macs({name: curve.sizes[0] for name, curve in curves.items()})
         chosen = allocate(curves, max(target - floor, 0))
-        if chosen == sizes:
+        if chosen == sizes and FILLED * target <= macs(sizes) <= target:
+            return sizes
+        chosen = fitted_sizes(chosen, offered, losses, macs, target)
+        lost = sum(float(losses[name][size]) for name, size in chosen.items())
+        if lost >= least and chosen == sizes:
             break
+        if lost < least:
+            best, least = chosen, lost
         sizes = chosen
-    return sizes if macs(sizes) <= target else uniform_sizes(offered, macs, target)
+    return best
+
+
+def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
+                 losses: Mapping[str, Tensor], macs: Union[MacsModel, LatencyModel],
+                 target: int) -> Dict[str, int]:
+    """Sizes within the budget that use it: costs that depend on each other miss it.
+
+    Sites shrink, the one that loses least for what it saves first, until the budget is met; then
+    they grow, the one that gains most for what it costs first, while there is room. Where steps
+    are too coarse for the rest of the budget, one site makes room for others.
+
+    Args:
+        sizes (Mapping[str, int]): To start from, by site.
+        offered (Mapping[str, list[int]]): Sizes that a site may have, ascending.
+        losses (Mapping[str, Tensor]): Of a site with k units, k = 0 … total.
+        macs (MacsModel | LatencyModel): Of the sites' sizes.
+        target (int): Most MACs, or nanoseconds.
+    """
+    def lost(sizes: Mapping[str, int]) -> float:
+        return sum(float(losses[name][size]) for name, size in sizes.items())
+
+    def moves(sizes: Mapping[str, int], step: int) -> List[Tuple[float, str, int]]:
+        now, found = macs(sizes), []
+        for name, options in offered.items():
+            place = options.index(sizes[name]) + step
+            if 0 <= place < len(options):
+                cost = (macs({**sizes, name: options[place]}) - now) * step
+                loss = float(losses[name][sizes[name]] - losses[name][options[place]]) * step
+                if cost > 0 and (step < 0 or now + cost <= target):
+                    found.append((loss / cost * step, name, options[place]))
+        return found
+
+    def grown(sizes: Mapping[str, int], without: Optional[str] = None) -> Dict[str, int]:
+        while True:
+            found = [move for move in moves(sizes, 1) if move[1] != without]
+            if not found:
+                return dict(sizes)
+            sizes = {**sizes, max(found)[1]: max(found)[2]}
+
+    sizes = dict(sizes)
+    while macs(sizes) > target and moves(sizes, -1):
+        _, name, size = max(moves(sizes, -1))
+        sizes[name] = size
+    sizes = grown(sizes)
+    for _ in offered:
+        if macs(sizes) >= FILLED * target:
+            break
+        others = [grown({**sizes, name: size}, name) for _, name, size in moves(sizes, -1)]
+        fuller = [other for other in others if macs(other) > macs(sizes)]
+        if not fuller:
+            break
+        sizes = min(fuller, key=lambda other: (macs(other) < FILLED * target, lost(other)))
+    return sizes
 
 
 def uniform_sizes(offered: Mapping[str, List[int]], macs: MacsModel, target: int) -> Dict[str, int]:
@@ -339,6 +465,7 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
     runs = [ResumableForward(model, own.host, batches, forward)
             for model, own in ((dense, whole), (subnet, space))]
     refits, last = settings.refit != 'none', None
+    outputs: Dict[str, Tensor] = {}  # of the dense layers' that are left
     try:
         for block in shown(list(blocks), 'Refit of blocks', settings):
             sites = [space.sites[name] for name in blocks[block]]
@@ -346,15 +473,15 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                     for name, site in zip(blocks[block], sites)}
             if refits and done is not None and done.has_block(block):
                 for site in sites:
+                    outputs.update(_outputs_left(site, kept[site]))
                     site.slice_to(kept[site])
                 done.load_block(block, _refitted(sites))
                 last = block
                 continue
             if last is not None:
                 for run in runs:
-                    run.finish(last)
+                    run.go_on(last, block)
                 last = None
-            outputs: Dict[str, Tensor] = {}  # of the dense layers' that are left
             for site in sites:
                 outputs.update(_outputs_left(site, kept[site]))
                 site.slice_to(kept[site])
@@ -426,7 +553,7 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
         scale = added_last(runs[0], block, layer)
         if scale is not None and layers[path] is not None:
             scale = scale[layers[path].to(scale.device)]
-    moments = {path: Moments(layer.weight[0].numel(), len(layer.weight), name=path,
+    moments = {path: Moments(*weight_matrix(layer).T.shape, name=path,
                              device=layer.weight.device) for path, layer in new.items()}
     generator = torch.Generator().manual_seed(settings.seed)
     for batch in range(len(runs[0].batches)):
@@ -440,21 +567,22 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
             inputs, targets = _towards_the_block(runs, batch, block, new, layers, scale)
         for path in layers:
             rows, wanted = inputs[path], targets[path]
-            chosen = pick(len(rows), settings.rows, generator)
+            inputs_of = moments[path].num_features
+            chosen = pick(len(rows), rows_of_a_batch(
+                settings.rows, inputs_of, settings.per_unit[1] * inputs_of,
+                settings.least_batches), generator)
             if chosen is not None:
                 rows, wanted = rows[chosen.to(rows.device)], wanted[chosen.to(rows.device)]
             moments[path].add(rows, wanted)
     for path, layer in new.items():
-        before = layer.weight.detach().flatten(1)
+        before = weight_matrix(layer)
         if settings.refit == 'mean':
             weight = before.double()
             bias = moments[path].target_mean - weight @ moments[path].mean
         else:
             weight, bias = refit_output(moments[path], before, settings.rho,
                                         biased=layer.bias is not None)
-        layer.weight.data.copy_(weight.view_as(layer.weight))
-        if layer.bias is not None:
-            layer.bias.data.copy_(bias)
+        set_weights(layer, weight, bias)
 
 
 Rows = Dict[str, Tensor]
@@ -467,9 +595,9 @@ def _inputs_and_targets(runs: Sequence[ResumableForward], batch: int,
     """Inputs of the slim network's layers, and those of the dense outputs that are left."""
     targets = caught(runs[0], batch, old, list(old.values())[-1])
     inputs = caught(runs[1], batch, new, list(new.values())[-1])
-    return ({path: input_rows(new[path], found[0]) for path, found in inputs.items()},
-            {path: _columns(output_rows(old[path], found[1]), left[path])
-             for path, found in targets.items()})
+    return ({path: rows_in(new[path], calls) for path, calls in inputs.items()},
+            {path: _columns(rows_out(old[path], calls), left[path])
+             for path, calls in targets.items()})
 
 
 def _columns(rows: Tensor, kept: Optional[Tensor]) -> Tensor:
@@ -482,10 +610,13 @@ def _towards_the_block(runs: Sequence[ResumableForward], batch: int, block: str,
     """The same for a layer that is added last; its targets mend the block's outputs."""
     (path, layer), = new.items()
     dense, slim = (run.host.get_submodule(block) for run in runs)
-    wanted = block_rows(layer, caught(runs[0], batch, {block: dense}, dense)[block][1])
+    outputs = runs[0].outputs(block)
+    wanted = caught(runs[0], batch, {block: dense}, dense)[block][0][1] if outputs is None else \
+        outputs[batch]
+    wanted = block_rows(layer, wanted)
     found = caught(runs[1], batch, {block: slim, path: layer}, slim)
-    args, out = found[path]
-    missing = _columns(wanted - block_rows(layer, found[block][1]), left[path])
+    (args, out), = found[path]
+    missing = _columns(wanted - block_rows(layer, found[block][0][1]), left[path])
     return {path: input_rows(layer, args)}, {path: output_rows(layer, out) + missing / scale}
 
 

@@ -10,7 +10,7 @@ from mmengine.config import Config, ConfigDict
 from torch import nn
 
 from mmkcr.core import atomic_write
-from mmkcr.models.utils import find_task, is_detector
+from mmkcr.models.utils import find_task, is_dense_task, is_detector
 from mmkcr.version import __version__
 from .build import (
     build_model,
@@ -23,7 +23,8 @@ from .build import (
 from .calibration_data import calibration_images
 from .compress import CompressResult, compress
 from .compress_progress import CompressProgress
-from .finetune import with_import
+from .count import Parts, count_parts, counted_proposals
+from .finetune import with_import, without_initial_weights
 from .int8 import DeployedFile, deploy_int8
 from .latency_table import check_prediction, load_table
 from .site_profiles import SiteProfile
@@ -41,6 +42,10 @@ class CompressFiles(NamedTuple):
         bytes (dict[str, int]): Of the weights, ``dense`` and ``subnet``.
         latency (str): With a target of time, how far the prediction was, else ''.
         deployed (Sequence[DeployedFile]): fp32 and int8 files, if they were asked for.
+        parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
+            slim; empty for others.
+        proposals (str, optional): What they are counted for, see
+            :func:`~mmkcr.apis.count.counted_proposals`.
     """
 
     folder: Path
@@ -48,6 +53,8 @@ class CompressFiles(NamedTuple):
     bytes: Dict[str, int]
     latency: str = ''
     deployed: Sequence[DeployedFile] = ()
+    parts: Parts = {}
+    proposals: Optional[str] = None
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
@@ -74,7 +81,8 @@ class CompressTask(NamedTuple):
         part (str, optional): What they are counted of.
         classifies (bool): Whether the outputs are class scores.
         folder (Path): To write to.
-        backbone (dict): Config of the dense backbone.
+        scope (str): Whether its backbone or the whole of it is made smaller.
+        searched (dict): Config of that part, dense.
         provenance (dict): For the files that are written.
         key (dict): What makes two of them the same.
     """
@@ -87,7 +95,8 @@ class CompressTask(NamedTuple):
     part: Optional[str]
     classifies: bool
     folder: Path
-    backbone: Dict[str, Any]
+    scope: str
+    searched: Dict[str, Any]
     provenance: Dict[str, Any]
     key: Dict[str, Any]
 
@@ -96,7 +105,8 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
                   calibration: Optional[str] = None, images: int = 512, batch_size: int = 16,
                   shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
                   out: Union[str, Path, None] = None, seed: int = 0, device: str = 'cpu',
-                  options: Optional[Mapping[str, Any]] = None) -> CompressTask:
+                  options: Optional[Mapping[str, Any]] = None,
+                  scope: str = 'backbone') -> CompressTask:
     """Load what is to be compressed; see :func:`compress_files`."""
     cfg = load_config(config, options)
     model = build_model(cfg)
@@ -105,19 +115,27 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
                          f'`{type(model).__name__}` in `{config}`')
     content = load_weights(model, checkpoint)
     classifies = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
+    if scope == 'model':
+        if classifies or part == 'backbone':
+            raise ValueError('expected a detector or segmentor and a budget over all of it '
+                             "(`part='model'`) to compress the whole model, found "
+                             f'`{type(model).__name__}` and {part!r}')
+        part = 'model'
     part = part or (None if classifies else 'backbone')
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
     batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
-    backbone = {key: value for key, value in cfg.model.backbone.items() if key != 'init_cfg'}
+    searched = without_initial_weights(cfg).model if scope == 'model' else cfg.model.backbone
+    searched = {key: value for key, value in searched.items() if key != 'init_cfg'}
     return CompressTask(
         cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
-        _scoped(backbone, cfg), dict(provenance(cfg, config, checkpoint, content), calibration=dict(
-            images=images, folder=calibration is not None, seed=seed)),
+        scope, _scoped(searched, cfg), dict(
+            provenance(cfg, config, checkpoint, content), calibration=dict(
+                images=images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
              checkpoint=file_sha256(checkpoint), calibration=calibration, images=images,
-             batch_size=batch_size, shape=input_shape, part=part, seed=seed))
+             batch_size=batch_size, shape=input_shape, part=part, seed=seed, scope=scope))
 
 
 def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
@@ -128,7 +146,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                    device: str = 'cpu', options: Optional[Mapping[str, Any]] = None,
                    latency: Union[str, Path, None] = None,
                    force_latency: bool = False, int8: Optional[str] = None,
-                   **settings: Any) -> CompressFiles:
+                   scope: str = 'backbone', **settings: Any) -> CompressFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
     A call that was killed goes on behind the last block that it refitted when it is repeated with
@@ -156,6 +174,8 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         force_latency (bool): Take a table of another machine. Defaults to False.
         int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
             :func:`~mmkcr.apis.int8.deploy_int8`. Defaults to None.
+        scope (str): What is made smaller, see :func:`~mmkcr.apis.compress.compress`. Defaults to
+            ``'backbone'``.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
@@ -163,7 +183,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         ValueError: They do not belong together, or as of ``compress``. Nothing is written then.
     """
     task = compress_task(config, checkpoint, calibration, images, batch_size, shape, part, out,
-                         seed, device, options)
+                         seed, device, options, scope)
     model, batches, folder = task.model, task.batches, task.folder
     table = None if latency is None else load_table(latency, _about(task.input_shape, task.part),
                                                     force_latency)
@@ -171,24 +191,34 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         task.key, sites=sites, target=target, settings=settings,
         latency=None if latency is None else file_sha256(latency)))
     try:
-        result = compress(model, batches, target, sites, task.input_shape, task.part, task_outputs,
-                          done=done, latency=table, logits=task.classifies, seed=seed, **settings)
+        result = compress(model, batches, target, sites, task.input_shape, task.part,
+                          task_outputs if scope == 'backbone' else None, done=done, latency=table,
+                          scope=scope, logits=task.classifies, seed=seed, **settings)
     except ValueError:
         done.remove()
         raise
     structure = result.structure
-    structure.backbone['backbone'] = task.backbone
+    structure.backbone['backbone'] = task.searched
     structure.provenance = dict(task.provenance, **structure.provenance, target=str(target),
                                 agreement=result.agreement)
     write_subnet(result.model, structure, task.meta, folder)
-    write_config(task.config, structure.backbone, folder, STRUCTURE, WEIGHTS)
+    write_config(task, structure.backbone, STRUCTURE, WEIGHTS)
     write_sensitivity(result.profiles, folder)
     said = '' if table is None else check_prediction(model, result.model,
                                                      structure.provenance['latency'])
     files = () if int8 is None else _int8_files(model, result.model, batches, folder, int8)
     done.remove()
-    return CompressFiles(folder, result, dict(dense=state_bytes(model),
-                                              subnet=state_bytes(result.model)), said, files)
+    return CompressFiles(
+        folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)), said,
+        files, _parts(model, result.model, task.input_shape), counted_proposals(model))
+
+
+def _parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:
+    if not is_dense_task(dense):
+        return {}
+    slim = count_parts(subnet, input_shape)
+    return {part: (macs, slim.get(part, 0))
+            for part, macs in count_parts(dense, input_shape).items()}
 
 
 def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,
@@ -213,29 +243,31 @@ def _scoped(backbone: Dict[str, Any], cfg: Config) -> Dict[str, Any]:
     return plain
 
 
-def write_config(cfg: Config, backbone: Mapping[str, Any], folder: Path, structure: str,
-                 weights: str, **chosen: Any) -> None:
-    """Write the given config with the subnet as its backbone and its weights to start from.
+def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str, weights: str,
+                 **chosen: Any) -> None:
+    """Write the given config with the subnet as backbone or model, and its weights to start from.
 
     Files are named relative to the config, so the folder can be moved.
 
     Args:
-        cfg (Config): Of the dense task model.
-        backbone (Mapping): Builds the backbone but for its structure.
-        folder (Path): Where structure and weights are.
+        task (CompressTask): Its folder is where structure and weights are.
+        backbone (Mapping): Builds the backbone, or the whole model, but for its structure.
         structure (str): File of the structure, or of an order.
         weights (str): File of the weights.
         **chosen: What is chosen of an order, such as ``target_macs``.
     """
-    here, written = '{{ fileDirname }}', copy.deepcopy(cfg)
+    here, written = '{{ fileDirname }}', copy.deepcopy(task.config)
     named = f'{here}/{structure}'
-    written.model.backbone = ConfigDict(
-        backbone, structure=dict(order=named, **chosen) if chosen else named)
-    written.model.pop('init_cfg', None)
-    written.model.pop('pretrained', None)
+    slim = ConfigDict(backbone, structure=dict(order=named, **chosen) if chosen else named)
+    if task.scope == 'model':
+        written.model = slim
+    else:
+        written.model.backbone = slim
+        written.model.pop('init_cfg', None)
+        written.model.pop('pretrained', None)
     written.load_from = f'{here}/{weights}'
     written.custom_imports = with_import(written)
-    with atomic_write(folder / CONFIG) as path:
+    with atomic_write(task.folder / CONFIG) as path:
         path.write_text(written.pretty_text)
 
 

@@ -1,11 +1,11 @@
 """MACs and parameters of any model of the three task families."""
 
-from typing import Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from torch import nn
 
 from mmkcr.core import MacsReport, count_forward_macs
-from mmkcr.models.utils import task_forward
+from mmkcr.models.utils import find_task, macs_by_part, most_proposals, task_forward
 
 
 def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> MacsReport:
@@ -13,7 +13,8 @@ def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) ->
 
     Args:
         model (nn.Module): A backbone, or a classifier, detector or segmentor;
-            a task model is counted with its head.
+            a task model is counted with its head, a two-stage detector with as many proposals as
+            it takes at most.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
 
     Returns:
@@ -30,3 +31,39 @@ def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) ->
 def count_macs(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> int:
     """Total of :func:`macs_report`."""
     return macs_report(model, input_shape).total
+
+
+#: MACs by part: dense, slim.
+Parts = Dict[str, Tuple[int, int]]
+
+
+def count_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
+    """MACs of a whole task model by part.
+
+    Args:
+        model (nn.Module): Task model, not in a training wrapper.
+        input_shape (Sequence[int]): (C, H, W).
+
+    Returns:
+        dict[str, int]: See :func:`~mmkcr.models.utils.macs_by_part`.
+    """
+    return macs_by_part(macs_report(model, input_shape), model)
+
+
+def part_rows(parts: Parts) -> List[Tuple[str, ...]]:
+    """Rows of a table, G MACs: part, dense, slim, share; the whole model last."""
+    whole = tuple(sum(side) for side in zip(*parts.values()))
+    return [(name, f'{dense / 1e9:.4g}', f'{slim / 1e9:.4g}', f'{slim / dense:.1%}')
+            for name, (dense, slim) in {**parts, 'whole model': whole}.items()]
+
+
+def counted_proposals(model: nn.Module) -> Optional[str]:
+    """A sentence on the proposals that MACs of a two-stage detector are counted for, if it is one.
+
+    Args:
+        model (nn.Module): Task model.
+    """
+    count = most_proposals(find_task(model))
+    return None if count is None else (
+        f'The second stage is counted for {count} proposals (`test_cfg.rpn.max_per_img`), its '
+        f'masks for {min(count, 100)}.')

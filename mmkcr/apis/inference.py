@@ -13,6 +13,9 @@ from mmkcr.safe_load import read_checkpoint
 from .build import load_config, set_structure
 from .shipped import shipped_root
 
+#: Folder of the trained networks that come with the package; tools/model_zoo/release.py writes it.
+ZOO = 'zoo'
+
 
 def list_models(pattern: str = '*') -> List[str]:
     """Names of this package's models, from its metafiles.
@@ -65,7 +68,8 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
 
     Args:
         model (str | Path | Config): See :func:`model_config`.
-        weights (str, optional): Checkpoint. Defaults to None: random weights.
+        weights (str, optional): Checkpoint. Defaults to None: those that come with the package
+            (``mmkcr zoo`` says of which models), else random weights.
         structure (str, optional): Structure file. Defaults to None: that of
             the config.
         device (str): Where it runs. Defaults to ``'cpu'``.
@@ -90,6 +94,8 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
     if scope not in ('mmpretrain', 'mmdet', 'mmseg'):
         raise ValueError('expected a config of mmpretrain, mmdet or mmseg for inference, found '
                          f'`default_scope = {scope!r}`')
+    if weights is None and not isinstance(model, Config):
+        weights = model_index().get(str(model), {}).get('Weights')
     checkpoint = None if weights is None else read_checkpoint(weights)
     if scope == 'mmpretrain':
         from mmpretrain.apis import ImageClassificationInferencer
@@ -106,13 +112,23 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
 
 
 def model_index() -> Dict[str, Dict[str, Any]]:
-    """Entries of this package's metafiles by the models' names.
+    """Entries of this package's metafiles, and its trained networks, by the models' names.
 
     Returns:
         dict[str, dict]: ``Config`` is a path that can be opened, ``Metadata`` has sizes and data,
-        ``Results`` what was measured here, or None where nothing was run.
+        ``Results`` what was measured here, or None where nothing was run. ``Weights`` is a path,
+        too, of the networks that come with the package.
     """
     root = shipped_root()
     metafiles = mmengine.load(root / 'model-index.yml')['Import']
-    return {entry['Name']: {**entry, 'Config': str(root / entry['Config'])}
-            for path in metafiles for entry in mmengine.load(root / path)['Models']}
+    found = {entry['Name']: {**entry, 'Config': str(root / entry['Config'])}
+             for path in metafiles for entry in mmengine.load(root / path)['Models']}
+    rows = root / ZOO / 'models.json'
+    for row in mmengine.load(rows)['models'] if rows.is_file() else ():
+        found[row['name']] = dict(
+            Name=row['name'], Config=str(root / ZOO / f'{row["name"]}.py'),
+            Weights=str(root / ZOO / row['files'][0]),
+            Metadata={'FLOPs': row['macs'], 'Parameters': row['params'],
+                      'Training Data': row['data']},
+            Results=[dict(Metrics=row['results'])])
+    return found

@@ -20,7 +20,8 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
-from .compress import default_kinds, uniform_sizes
+from mmkcr.visualization.progress import shown
+from .compress import FILLED, default_kinds, fitted_sizes, uniform_sizes
 from .export import export_onnx, onnx_macs
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -150,7 +151,7 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
         clock (Callable): Seconds. Defaults to the wall clock.
     """
     seconds: Tuple[List[float], List[float]] = ([], [])
-    for index in range(-warmup, repeats):
+    for index in shown(range(-warmup, repeats), 'Pairs', refresh=False):  # drawn between them
         for side, call in ((0, first), (1, second)) if index % 2 else ((1, second), (0, first)):
             start = clock()
             call()
@@ -207,18 +208,20 @@ def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
     return run
 
 
-def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None) -> SearchSpace:
-    """The search space of a dense model, for timing: any kinds of site.
+def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
+               scope: str = 'backbone') -> SearchSpace:
+    """The search space of a dense model, for sizes and times: any kinds of site.
 
     Args:
-        model (nn.Module): A backbone or task model; its backbone may get a search space.
+        model (nn.Module): A backbone or task model; its backbone, or it, may get a search space.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those that the
             backbone's class has, else those of :func:`~mmkcr.apis.compress.default_kinds`.
+        scope (str): One of :data:`~mmkcr.apis.compress.SCOPES`. Defaults to ``'backbone'``.
 
     Raises:
         ValueError: As of :meth:`~mmkcr.models.searchable.SearchSpace.of_dense`.
     """
-    host = getattr(model, 'backbone', model)
+    host = model if scope == 'model' else getattr(model, 'backbone', model)
     host = host if isinstance(host, nn.Module) else model
     space = getattr(host, 'search_space', None)
     if sites or space is None or not space.kinds:
@@ -262,6 +265,10 @@ def random_subnet(model: nn.Module,
                          f'{macs.dense / 1e9:.6g}G MACs, found {wanted / 1e9:.6g}G')
     generator = torch.Generator().manual_seed(seed)
     sizes = uniform_sizes(offered, macs, wanted)
+    if macs(sizes) < FILLED * wanted:  # one step of the common share is too much
+        even = {name: (1 - torch.linspace(0., 1., site.total + 1))**2
+                for name, site in space.sites.items()}
+        sizes = fitted_sizes(sizes, offered, even, macs, wanted)
     structure = space.structure_for({name: random_units(space.sites[name], size, generator)
                                      for name, size in sizes.items()})
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))

@@ -22,6 +22,7 @@ from mmkcr.apis.processes import is_first_process, join_processes
 from mmkcr.compat import UnreadableImageError
 from mmkcr.core import NonFiniteError, atomic_write, locked
 from mmkcr.datasets.data_check import check_data_folders
+from mmkcr.engine.hooks.refresh import RefreshHook
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.utils import unwrap
 from mmkcr.models.wrappers import SearchModel
@@ -46,7 +47,7 @@ def add_common_arguments(parser: Parser) -> None:
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
                         help='job launcher (%(default)s)')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0,
-                        help='set by older launchers')
+                        help='set by older launchers (%(default)s)')
     add_trust_argument(parser)
 
 
@@ -228,11 +229,33 @@ def refuse_gates_without_search(model: nn.Module) -> None:
                          'CONFIG` write it')
 
 
+def refuse_losses_without_state(runner: Runner) -> None:
+    """Refuse a regulariser whose basis or clusters no hook computes and no checkpoint has brought.
+
+    Args:
+        runner (Runner): About to train, with what it loads.
+
+    Raises:
+        ValueError: It would fail at the batch that turns it on.
+    """
+    refreshed = {hook.loss for hook in runner.hooks if isinstance(hook, RefreshHook)}
+    for name, loss in getattr(unwrap(runner.model), 'regularizers', {}).items():
+        if name not in refreshed and not getattr(loss, 'ready', True):
+            hook = 'NystromRefreshHook' if hasattr(loss, 'basis') else 'InformationBottleneckHook'
+            raise ValueError(f"expected `dict(type='mmkcr.{hook}', loss='{name}')` in "
+                             f'`custom_hooks`, or a checkpoint with the state of '
+                             f'`{type(loss).__name__}` in `load_from`, found neither')
+
+
 class StartHook(Hook):
     """Notes that the first batch has come, so all settings are good."""
 
     priority = 'LOWEST'
     started = False
+
+    def before_train(self, runner: Runner) -> None:
+        """See :func:`refuse_losses_without_state`; a checkpoint has been loaded by now."""
+        refuse_losses_without_state(runner)
 
     def _before_iter(self, *args: Any, **kwargs: Any) -> None:
         self.started = True

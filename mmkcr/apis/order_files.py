@@ -64,7 +64,7 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
             part.remove()
         raise
     order = result.order
-    order.backbone['backbone'] = task.backbone
+    order.backbone['backbone'] = task.searched
     order.provenance = dict(task.provenance, targets=[str(target) for target in targets],
                             agreement=[found.agreement for found in result.results])
     kept = {key: task.meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in task.meta}
@@ -75,8 +75,7 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
                                     for name, value in result.state.items()},
                         meta=dict(kept, provenance=order.provenance)), weights)
         order.save(text)
-    write_config(task.config, order.backbone, task.folder, ORDER, ORDER_WEIGHTS,
-                 target_macs=str(targets[0]))
+    write_config(task, order.backbone, ORDER, ORDER_WEIGHTS, target_macs=str(targets[0]))
     write_sensitivity(result.results[0].profiles, task.folder)
     for folder in task.folder.glob(f'{PROGRESS}-*'):
         shutil.rmtree(folder)

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmkcr.core import Structure, atomic_write, count_params
 from mmkcr.models.loading import load_task, weights_of
@@ -37,7 +37,8 @@ def publish(config: Union[str, Path],
             out: Union[str, Path, None] = None,
             name: Optional[str] = None,
             online: bool = False,
-            options: Optional[Mapping[str, Any]] = None) -> Published:
+            options: Optional[Mapping[str, Any]] = None,
+            half: bool = False) -> Published:
     """Write the model of a checkpoint to ``<out>/<name>-<hash>.pth``.
 
     The file holds the task model's ``state_dict`` and a ``meta`` of plain values: classes,
@@ -53,6 +54,8 @@ def publish(config: Union[str, Path],
         name (str, optional): Defaults to that of the config.
         online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
         options (dict, optional): Config entries to overwrite.
+        half (bool): Store weights of two and more dimensions in 16 bits; the model that loads them
+            computes in its own precision. Defaults to False.
 
     Returns:
         Published: The file and what is in it; equal models with equal metadata give equal files.
@@ -72,8 +75,7 @@ def publish(config: Union[str, Path],
         dataset_meta=_plain((content.get('meta') or {}).get('dataset_meta')),
         config=relative(config),
         provenance=provenance(cfg, config, checkpoint, content, online))
-    state = {key: value.detach().cpu().clone().contiguous()
-             for key, value in task.state_dict().items()}
+    state = {key: _stored(value, half) for key, value in task.state_dict().items()}
     buffer = io.BytesIO()
     torch.save(dict(state_dict=state, meta=meta), buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
@@ -83,6 +85,13 @@ def publish(config: Union[str, Path],
         load_task(model, weights_of(read_checkpoint(temporary), str(path)), str(path))
     return Published(path, meta, dict(checkpoint=Path(checkpoint).stat().st_size,
                                       published=path.stat().st_size))
+
+
+def _stored(value: Tensor, half: bool) -> Tensor:
+    value = value.detach().cpu()
+    if half and value.dim() > 1 and value.is_floating_point():
+        value = value.half()
+    return value.clone().contiguous()
 
 
 def _structure(task: nn.Module, config: Union[str, Path]) -> Optional[Dict[str, Any]]:

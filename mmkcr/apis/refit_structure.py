@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from mmkcr.core import Structure, count_params
 from mmkcr.models.calibration import Forward
 from .build import state_bytes
-from .compress import CompressResult, agreement, macs_model, refit_along, searched, split_batches
+from .compress import (
+    CompressResult,
+    agreement,
+    called,
+    macs_model,
+    refit_along,
+    searched,
+    split_batches,
+)
 from .compress_files import CompressFiles, CompressTask, task_outputs, write_config
 from .site_profiles import CompressOptions
 from .slim import note_backbone_macs
@@ -45,7 +53,7 @@ def refit_structure(model: nn.Module,
     """
     settings = CompressOptions(**options)
     wanted = Structure.load(structure)
-    forward = forward or (lambda network, batch: network(batch))
+    forward = forward or called
     batches, held_out = split_batches(images, held_out)
     dense = copy.deepcopy(model)
     dense.eval()
@@ -87,10 +95,10 @@ def refit_files(task: CompressTask, structure: Union[str, Path], **settings: Any
     result = refit_structure(task.model, structure, task.batches, task.input_shape, task.part,
                              task_outputs, logits=task.classifies, **settings)
     found = result.structure
-    found.backbone['backbone'] = task.backbone
+    found.backbone['backbone'] = task.searched
     found.provenance = dict(task.provenance, structure=Path(structure).name,
                             agreement=result.agreement)
     write_subnet(result.model, found, task.meta, task.folder)
-    write_config(task.config, found.backbone, task.folder, STRUCTURE, WEIGHTS)
+    write_config(task, found.backbone, STRUCTURE, WEIGHTS)
     return CompressFiles(task.folder, result, dict(dense=state_bytes(task.model),
                                                    subnet=state_bytes(result.model)))

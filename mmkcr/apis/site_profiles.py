@@ -12,11 +12,14 @@ from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.functional.refit import refit
 from mmkcr.models.calibration import (
     Forward,
+    ReaderMoments,
     WeightChange,
     collect,
+    ordering_readers,
     output_changes,
     readers,
     taps,
+    weight_matrix,
 )
 from mmkcr.models.head_rotation import (
     HeadRotation,
@@ -106,8 +109,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                   settings: CompressOptions) -> Dict[str, SiteProfile]:
     """Orders and losses of all sites, from one pass forward and backward of the dense network.
 
-    Narrower heads take a pass more, which brings the network into other bases: it computes what it
-    did.
+    Where heads may become narrower, the network is then brought into other bases: it computes what
+    it did.
 
     Args:
         dense (nn.Module): The network; its attention is rotated in place.
@@ -119,19 +122,25 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     Raises:
         ValueError: A site is not reached, or an activation is not finite.
     """
-    rotations = _rotations(dense, space, batches, forward, settings)
     layers = {f'{name}:{path}': space.host.get_submodule(path)
               for name, site in space.sites.items()
               for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
+    narrowed = {name: site for name, site in space.sites.items()
+                if isinstance(site, HeadChannels) and settings.choose is None}
+    projections = {f'{name}:{path}': layer for name, site in narrowed.items()
+                   for path, layer in layers_of(site).items()}
     found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
                     settings.rows, settings.logits, settings.seed, settings.per_unit[0],
-                    settings.least_batches)
+                    settings.least_batches, {name: layer for name, layer in projections.items()
+                                             if name not in layers})
+    rotations = {name: _rotated(name, site, found, settings) for name, site in narrowed.items()}
     generator = torch.Generator().manual_seed(settings.seed)
     profiles = {}
     for name, site in space.sites.items():
         covariances, grams, groups = [], [], 1
-        for reader in readers(site):
+        for reader in ordering_readers(site):
             layer, moments = layers[f'{name}:{reader.path}'], found[f'{name}:{reader.path}']
+            own = reader.columns(layer)
             if moments.inputs.count == 0:
                 raise ValueError(f'expected the calibration images to reach site `{name}`, found '
                                  'that they do not')
@@ -139,8 +148,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                 raise ValueError(f'expected outputs that depend on site `{name}`, found that they '
                                  'do not: let `forward` return those that do')
             sensitivity = moments.positions * moments.gradients.second_moment
-            weight = layer.weight.detach().flatten(1).double()
-            covariances.append(moments.inputs.covariance)
+            weight = weight_matrix(layer)[:, own].double()
+            covariances.append(moments.inputs.covariance[own, own])
             grams.append(weight.T @ sensitivity.to(weight) @ weight)
             groups = reader.inner * taps(layer)
         extra = None
@@ -151,7 +160,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
                             extra=extra)
         if settings.choose is not None:
-            inputs = found[f'{name}:{readers(site)[0].path}'].inputs
+            inputs = found[f'{name}:{ordering_readers(site)[0].path}'].inputs
             order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
         profiles[name] = SiteProfile(order, order.errors)
         if name in rotations:
@@ -162,25 +171,18 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     return profiles
 
 
-def _rotations(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
-               settings: CompressOptions) -> Dict[str, HeadRotation]:
-    """Bases of the heads that may become narrower, by site; the network gets them."""
-    sites = {name: site for name, site in space.sites.items() if isinstance(site, HeadChannels)}
-    if not sites or settings.choose is not None:
-        return {}
-    layers = {path: layer for site in sites.values() for path, layer in layers_of(site).items()}
-    found = collect(dense, shown(batches, 'Bases of heads', settings), forward, layers,
-                    settings.rows, None, settings.seed, settings.per_unit[0],
-                    settings.least_batches)
-    rotations = {}
-    for name, site in sites.items():
-        moments = {path: found[path].inputs for path in layers_of(site)}
-        if any(entry.count == 0 for entry in moments.values()):
-            raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
-                             'they do not')
-        rotations[name] = rotate_heads(site, moments, settings.rho)
-        take_weights(space.host, rotations[name].state)
-    return rotations
+def _rotated(name: str, site: HeadChannels, found: Mapping[str, ReaderMoments],
+             settings: CompressOptions) -> HeadRotation:
+    """Bases of heads that may become narrower; the layer and its moments get them."""
+    moments = {path: found[f'{name}:{path}'].inputs for path in layers_of(site)}
+    if any(entry.count == 0 for entry in moments.values()):
+        raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
+                         'they do not')
+    rotation = rotate_heads(site, moments, settings.rho)
+    take_weights(site.host, rotation.state)
+    output = found[f'{name}:{site.view.output}']
+    output.inputs = output.inputs.mixed(rotation.values)
+    return rotation
 
 
 def _by_width(site: HostSite, order: UnitOrder, rotation: HeadRotation) -> SiteProfile:
@@ -239,12 +241,15 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
     changes = []
     for reader in readers(site):
         layer, moments = site.host.get_submodule(reader.path), inputs[f'{name}:{reader.path}']
-        weight = layer.weight.detach().flatten(1)
-        deltas = []
+        weight, own = weight_matrix(layer), reader.columns(layer)
+        each, deltas = reader.inner * taps(layer), []
         for count in counts:
-            kept = order.kept(count).to(weight.device)
-            delta = -weight
-            delta[:, kept] += refit(weight, None, moments.covariance, moments.mean, kept, rho)[0]
+            units = order.order[:count].sort().values.to(weight.device)
+            kept = (units[:, None] * each + torch.arange(each, device=weight.device)).flatten()
+            delta = torch.zeros_like(weight)
+            delta[:, own] -= weight[:, own]
+            delta[:, own.start + kept] += refit(weight[:, own], None, moments.covariance[own, own],
+                                                moments.mean[own], kept, rho)[0]
             deltas.append(delta)
         changes.append(WeightChange(layer, moments.mean, torch.stack(deltas)))
     if isinstance(site, HeadChannels):

@@ -18,8 +18,13 @@ from mmkcr.core import (
 from mmkcr.core.added import added_layers
 from mmkcr.models.utils import (
     backbone_macs,
+    copied_spaces,
     counted_part,
     find_task,
+    momentum_copies,
+    online_modules,
+    online_params,
+    renew_record,
     search_space,
     task_forward,
     unwrap,
@@ -80,14 +85,18 @@ def slim(model: nn.Module,
     kept.update(select_units(free, lambda others: cost({**sizes, **others}), target, divisor))
     structure = space.structure_for(kept)
     subnet = copy.deepcopy(task)
-    search_space(subnet).slice_to(structure)
-    extra = sum(map(count_params, (*gates.values(), *added_layers(task).values())))
+    for one in (search_space(subnet), *copied_spaces(subnet)):
+        one.slice_to(structure)
+    for average in momentum_copies(subnet):
+        renew_record(average)
+    added = [layer for layer in added_layers(task).values() if layer in online_modules(task)]
+    extra = sum(map(count_params, (*gates.values(), *added)))
     structure.macs = dict(dense=macs.dense,
                           subnet=count_macs(counted_part(subnet, part), input_shape),
                           input_shape=list(input_shape))
     note_backbone_macs(structure, subnet, part)
-    structure.params = dict(dense=count_params(task) - extra + space.sliced_params(),
-                            subnet=count_params(subnet))
+    structure.params = dict(dense=online_params(task) - extra + space.sliced_params(),
+                            subnet=online_params(subnet))
     if cost is not macs:
         structure.provenance['latency'] = cost.describe(structure.sizes())
     return subnet, structure

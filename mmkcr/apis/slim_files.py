@@ -11,7 +11,7 @@ from torch import nn
 
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.added import added_layers
-from mmkcr.models.utils import search_space
+from mmkcr.models.utils import copied_spaces, is_dense_task, search_space
 from mmkcr.version import __version__
 from .build import (
     build_model,
@@ -22,6 +22,7 @@ from .build import (
     load_weights,
     state_bytes,
 )
+from .count import Parts, count_parts, counted_proposals
 from .latency_table import check_prediction, load_table
 from .slim import slim
 
@@ -37,12 +38,18 @@ class SlimResult(NamedTuple):
         bytes (dict[str, int]): Sizes of the search ``checkpoint``, of the
             ``dense`` weights alone and of the ``subnet`` file.
         latency (str): With a target of time, how far the prediction was, else ''.
+        parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
+            slim; empty for others.
+        proposals (str, optional): What they are counted for, see
+            :func:`~mmkcr.apis.count.counted_proposals`.
     """
 
     structure: Structure
     folder: Path
     bytes: Dict[str, int]
     latency: str = ''
+    parts: Parts = {}
+    proposals: Optional[str] = None
 
 
 def slim_files(config: Union[str, Path],
@@ -94,7 +101,9 @@ def slim_files(config: Union[str, Path],
                          f'`{config}` without')
     # now: a checkpoint may be that of a supernet that was sliced while it trained
     task = getattr(model, 'architecture', model)
-    extra = (*search_space(model).gates().values(), *added_layers(task).values())
+    gates = [gate for space in (search_space(model), *copied_spaces(model))
+             for gate in space.gates().values()]
+    extra = (*gates, *added_layers(task).values())
     dense = state_bytes(task) - sum(map(state_bytes, extra))
     content = load_weights(model, checkpoint, online)
     shape = tuple(shape or default_shape(cfg, model))
@@ -105,10 +114,19 @@ def slim_files(config: Union[str, Path],
                                 **structure.provenance)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
-    return SlimResult(structure, folder, dict(
-        checkpoint=Path(checkpoint).stat().st_size, dense=dense,
-        subnet=(folder / WEIGHTS).stat().st_size), '' if table is None else check_prediction(
-            build_model(dense_config(cfg)), subnet, structure.provenance['latency']))
+    said = '' if table is None else check_prediction(build_model(dense_config(cfg)), subnet,
+                                                     structure.provenance['latency'])
+    return SlimResult(
+        structure, folder, dict(checkpoint=Path(checkpoint).stat().st_size, dense=dense,
+                                subnet=(folder / WEIGHTS).stat().st_size), said,
+        _parts(subnet, structure) if is_dense_task(subnet) else {}, counted_proposals(subnet))
+
+
+def _parts(subnet: nn.Module, structure: Structure) -> Parts:
+    """MACs by part, dense and slim: they differ in the backbone alone."""
+    found = count_parts(subnet, structure.macs['input_shape'])
+    lost = structure.macs['dense'] - structure.macs['subnet']
+    return {part: (macs + lost * (part == 'backbone'), macs) for part, macs in found.items()}
 
 
 def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Path],

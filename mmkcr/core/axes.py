@@ -5,7 +5,7 @@ optimizer moments), to fold a mask into the weights, to count its MACs or to
 build a subnet.
 """
 
-from typing import Iterable, NamedTuple, Optional
+from typing import Iterable, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,11 @@ class Axis(NamedTuple):
         inner (int): k. Defaults to 1.
         per (int): Units that share an entry (a head's channels one position
             bias): then unit u lies at entry u // per. Defaults to 1.
+        before (tuple[int | nn.Module, ...], optional): The axis reads several
+            layers one after the other: entries, or layers whose outputs these
+            are, in front of the units'. Such an axis is listed before those of
+            its own writers. Defaults to None: all of the axis is the units'.
+        writer (nn.Module, optional): Then the layer that writes the units.
     """
 
     module: nn.Module
@@ -46,20 +51,37 @@ class Axis(NamedTuple):
     repeats: int = 1
     inner: int = 1
     per: int = 1
+    before: Optional[Tuple[Union[int, nn.Module], ...]] = None
+    writer: Optional[nn.Module] = None
 
     @property
     def value(self) -> Optional[Tensor]:
         """The parameter or buffer, if there is one."""
         return getattr(self.module, self.name, None)
 
+    @property
+    def span(self) -> Tuple[int, int]:
+        """Where on the axis the units present begin and end."""
+        if self.before is None:
+            return 0, self.value.shape[self.dim]
+        start = sum(layer if isinstance(layer, int) else _outputs(layer) for layer in self.before)
+        return start, start + _outputs(self.writer)
+
     def entries(self, units: Tensor) -> Tensor:
         """Positions on the axis of some of the units present, in the units' order."""
         if self.per > 1:
             return torch.unique(units // self.per)
-        block = self.value.shape[self.dim] // self.repeats
-        offsets = torch.arange(self.repeats, device=units.device) * block
+        start, end = self.span
+        block = (end - start) // self.repeats
+        offsets = torch.arange(self.repeats, device=units.device) * block + start
         inner = torch.arange(self.inner, device=units.device)
         return (offsets[:, None, None] + units[None, :, None] * self.inner + inner).flatten()
+
+    def kept_entries(self, units: Tensor) -> Tensor:
+        """All positions that are left where some of the units present are kept, ascending parts."""
+        (start, end), length = self.span, self.value.shape[self.dim]
+        sides = [torch.arange(*side, device=units.device) for side in ((0, start), (end, length))]
+        return torch.cat([sides[0], self.entries(units), sides[1]])
 
 
 def slice_axes(axes: Iterable[Axis], units: Tensor,
@@ -74,7 +96,7 @@ def slice_axes(axes: Iterable[Axis], units: Tensor,
     """
     for axis in axes:
         if axis.value is not None:
-            index = axis.entries(units.to(axis.value.device))
+            index = axis.kept_entries(units.to(axis.value.device))
             slice_parameter(axis.module, axis.name, {axis.dim: index}, optimizer)
             sync_sizes(axis.module)
 
@@ -109,12 +131,19 @@ def scale_axes(axes: Iterable[Axis], scale: Tensor,
                     state[name].div_(factor**power)
 
 
+def _outputs(layer: nn.Module) -> int:
+    """Output channels of a linear layer or convolution."""
+    transposed = isinstance(layer, _ConvNd) and layer.transposed
+    return layer.weight.shape[1 if transposed else 0]
+
+
 def sync_sizes(module: nn.Module) -> None:
     """Set a layer's own record of its sizes from its weight.
 
     Args:
         module (nn.Module): A linear layer, convolution (dense or depthwise),
-            BatchNorm or LayerNorm; any other is left alone.
+            BatchNorm, LayerNorm or GroupNorm (whole groups of channels); any other is left
+            alone.
     """
     weight = getattr(module, 'weight', None)
     if hasattr(module, 'sync_size'):  # it knows better
@@ -125,6 +154,11 @@ def sync_sizes(module: nn.Module) -> None:
         if module.groups > 1:
             module.groups = len(weight)
         module.out_channels, module.in_channels = len(weight), weight.shape[1] * module.groups
+    elif isinstance(module, _ConvNd):
+        module.in_channels, module.out_channels = weight.shape[:2]
+    elif isinstance(module, nn.GroupNorm) and weight is not None:
+        width = module.num_channels // module.num_groups
+        module.num_channels, module.num_groups = len(weight), len(weight) // width
     elif isinstance(module, _BatchNorm):
         size = weight if weight is not None else module.running_mean
         module.num_features = len(size)

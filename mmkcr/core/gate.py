@@ -55,6 +55,15 @@ class BaseGate(NoisyGate):
         self.total = total
         self.min_size = min_size
         self.noise: Optional[Tensor] = None
+        self._leader: Tuple['BaseGate', ...] = ()  # in a tuple: no sub-module
+
+    def follow(self, leader: 'BaseGate') -> None:
+        """Mask as another gate does, from now on: that of the network whose copy this one is in.
+
+        Args:
+            leader (BaseGate): Of as many units.
+        """
+        self._leader = (leader, )
 
     @property
     def present(self) -> int:
@@ -77,7 +86,8 @@ class BaseGate(NoisyGate):
         Args:
             generator (torch.Generator, optional): A CPU generator.
         """
-        self.noise = self._draw(generator).to(self.scores().device)
+        if not self._leader:  # what follows uses up no noise
+            self.noise = self._draw(generator).to(self.scores().device)
 
     @abstractmethod
     def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
@@ -146,6 +156,8 @@ class BaseGate(NoisyGate):
 
     def forward(self) -> Tensor:
         """The mask, shape (total,): soft in training, hard in eval, 1 while ``held_open``."""
+        for leader in self._leader:
+            return leader()
         if self.held_open:
             return torch.ones_like(self.scores())
         return self.soft_mask() if self.training else self.hard_mask()

@@ -7,12 +7,13 @@ products included.
 
 import math
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from .added import added_layers
 from .sites import Cost, Site
@@ -26,15 +27,21 @@ class MacsReport(NamedTuple):
         modules (dict[str, int]): By module path; a module includes its
             children. Only modules that do matrix products appear.
         operators (dict[str, int]): By operator name.
+        own (dict[str, int]): By the path of the innermost module that runs: without children, and
+            without modules of other places that it calls. '' is the model itself.
     """
 
     total: int
     modules: Dict[str, int]
     operators: Dict[str, int]
+    own: Dict[str, int]
 
 
 def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsReport:
     """Count the MACs of a forward call, in eval mode and without gradients.
+
+    A count is a function of shapes: matrix products and convolutions are not computed, their
+    outputs are zeros.
 
     Args:
         model (nn.Module): Its mode is restored afterwards.
@@ -49,11 +56,13 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     for parameter in trained:  # the counter's tracker fails on one that a module is called with
         parameter.requires_grad_(False)
     counter = FlopCounterMode(display=False)
+    call, products = _Call(model, forward), _ShapesOnly(model)
     try:
         # the counter knows matrix products, and not every device's fused attention
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-            forward()
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products, counter:
+            call()
     finally:
+        products.close()
         for module, mode in modes.items():
             module.training = mode
         for parameter in trained:
@@ -61,10 +70,63 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     by_module = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items()}
     by_operator = {str(op): flops // 2
                    for op, flops in counter.get_flop_counts().get('Global', {}).items()}
-    prefix = model.__class__.__name__ + '.'
+    prefix = f'{type(call).__name__}.model.'
     modules = {name[len(prefix):]: macs for name, macs in by_module.items()
                if name.startswith(prefix)}
-    return MacsReport(counter.get_total_flops() // 2, modules, by_operator)
+    return MacsReport(counter.get_total_flops() // 2, modules, by_operator, products.own)
+
+
+class _ShapesOnly(TorchDispatchMode):
+    """Gives zeros in the place of products: their shapes are what is counted.
+
+    Args:
+        model (nn.Module): Whose modules the products are counted by.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.own: Dict[str, int] = {}
+        self._running = ['']
+        self._handles = []
+        for path, module in model.named_modules():
+            if path:
+                self._handles += [
+                    module.register_forward_pre_hook(
+                        lambda *_, path=path: self._running.append(path), prepend=True),
+                    module.register_forward_hook(lambda *_: self._left())]
+
+    def _left(self) -> None:
+        self._running.pop()
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Tuple = (),
+                           kwargs: Optional[Dict[str, Any]] = None) -> Any:
+        kwargs = kwargs or {}
+        count = flop_registry.get(func._overloadpacket)
+        if count is None:
+            return func(*args, **kwargs)
+        device = next(value.device for value in args if isinstance(value, Tensor))
+        shapes = [value.to('meta') if isinstance(value, Tensor) else value for value in args]
+        out = torch.zeros_like(func(*shapes, **kwargs), device=device)
+        macs = count(*args, **kwargs, out_val=out) // 2
+        self.own[self._running[-1]] = self.own.get(self._running[-1], 0) + macs
+        return out
+
+
+class _Call(nn.Module):
+    """Names the modules of a model from the model on, whatever of it a forward calls first."""
+
+    def __init__(self, model: nn.Module, forward: Callable[[], Any]) -> None:
+        super().__init__()
+        self.model, self._run = model, forward
+
+    def forward(self) -> None:
+        """Run the model once."""
+        self._run()
 
 
 def count_params(model: nn.Module) -> int:
@@ -131,7 +193,7 @@ class MacsModel:
         if missed:
             raise ValueError(f'expected the forward to reach every site, found that site '
                              f'`{missed[0]}` was not')
-        own = _own_macs(report, model, root)
+        own = _below(report.own, model, root)
         # a list: the order of a sum of floats decides its last bits, and that of a set of names is
         # another one in every process
         self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
@@ -151,24 +213,38 @@ class MacsModel:
         """MACs at full sizes of all that sites change, and what they are now in all."""
         paths = {module: path for path, module in root.named_modules()}
         along: Dict[Tuple[str, str], List[str]] = {}  # sites by module path and part
+        segments: Dict[str, List[Tuple[str, int, int]]] = {}  # of an axis of several sites
         for name, site in self.sites.items():
             if name in self._forms:
                 continue
             for axis in site.axes():
-                if axis.name == 'weight':
-                    along.setdefault((paths[axis.module], ''), []).append(name)
+                if axis.name != 'weight':
+                    continue
+                path = paths[axis.module]
+                if axis.before is None:
+                    along.setdefault((path, ''), []).append(name)
+                else:
+                    start, end = axis.span
+                    segments.setdefault(path, []).append(
+                        (name, end - start, axis.value.shape[axis.dim]))
             for path, parts in site.products().items():
                 for part in parts:
                     along.setdefault((path, part), []).append(name)
         merged: Dict[Tuple[str, ...], int] = {}
         variable = 0
+        for path in segments:
+            along.setdefault((path, ''), [])
         for (path, part), names in along.items():
             macs = own.get(path, 0) // (2 if part else 1)
             variable += macs
-            for name in names:  # a supernet may have been sliced already
-                macs = macs * self.sites[name].total // self.sites[name].present
-            names = tuple(sorted(names))
-            merged[names] = merged.get(names, 0) + macs
+            others = [] if part else segments.get(path, [])
+            shares = [([*names, name], macs * size // length) for name, size, length in others]
+            shares.append((names, macs - sum(share for _, share in shares)))
+            for sites, share in shares:
+                for name in sites:  # a supernet may have been sliced already
+                    share = share * self.sites[name].total // self.sites[name].present
+                key = tuple(sorted(sites))
+                merged[key] = merged.get(key, 0) + share
         for name in self._forms:
             path = self.sites[name].path
             variable += sum(macs for other, macs in own.items()
@@ -210,18 +286,8 @@ class MacsModel:
                 + sum(self._form(name, sizes) for name in self._forms))
 
 
-def _own_macs(report: MacsReport, model: nn.Module, root: nn.Module) -> Dict[str, int]:
-    """MACs of every module below ``root`` without those of its children, by path from it."""
+def _below(own: Mapping[str, int], model: nn.Module, root: nn.Module) -> Dict[str, int]:
+    """MACs of modules below ``root``, by path from it."""
     start = next(name for name, module in model.named_modules() if module is root)
     start = f'{start}.' if start else ''
-    whole = {name[len(start):]: macs for name, macs in report.modules.items()
-             if name.startswith(start)}
-    own = dict(whole)
-    for path, macs in whole.items():
-        parent = path
-        while parent:
-            parent = parent.rpartition('.')[0]
-            if parent in whole:  # containers that are not called have no count of their own
-                own[parent] -= macs
-                break
-    return own
+    return {name[len(start):]: macs for name, macs in own.items() if name.startswith(start)}

@@ -205,6 +205,9 @@ class Site:
 
     # ---- gating and slicing ---------------------------------------------------------------------
 
+    def open(self) -> None:
+        """Make the owner one whose layers hooks can see; it computes what it did."""
+
     def attach(self, gate: BaseGate) -> None:
         """Make the site that of a supernet."""
         gate.site = self.name

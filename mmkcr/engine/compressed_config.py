@@ -163,6 +163,8 @@ def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, i
     scope, model = scope or config.get('default_scope'), config.model
     while 'architecture' in model:
         model = model.architecture
+    if model.get('type') == 'mmkcr.Searchable':  # around a whole model
+        model = model.backbone
     size: Any = 224
     if scope == 'mmdet':
         size = min((800, 1280), *_resize_scales(config))

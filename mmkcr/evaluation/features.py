@@ -5,13 +5,15 @@ Not imported by the package's ``__init__``: it needs :mod:`mmkcr.models`, which 
 """
 
 import copy
+import itertools
 import random
 from contextlib import contextmanager, suppress
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from mmengine.dist import get_dist_info
+from mmengine.registry import TRANSFORMS
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
@@ -32,6 +34,32 @@ def find_pipeline(dataset: Any) -> Any:
         raise ValueError('expected a data set with a `pipeline`, found '
                          f'`{type(dataset).__name__}` without one')
     return find_pipeline(inner)
+
+
+def plain_pipeline(pipeline: Any, size: Tuple[int, int]) -> Any:
+    """Transforms without chance: images as a set loads them, resized and cropped in the centre.
+
+    The shorter edge becomes 8/7 of the crop's longer one (256 for 224), as in mmpretrain's linear
+    evaluation.
+
+    Args:
+        pipeline (Compose): Of a training set; its leading ``Load...`` transforms are kept.
+        size (tuple[int, int]): Height and width of the crop.
+
+    Raises:
+        ValueError: It does not begin with loading.
+    """
+    loads = list(itertools.takewhile(
+        lambda transform: type(transform).__name__.startswith('Load'), pipeline.transforms))
+    if not loads:
+        raise ValueError('expected transforms of the training set that begin with loading, found '
+                         f'`{type(pipeline.transforms[0]).__name__}`: give `pipeline` of the '
+                         'hook')
+    steps = [
+        dict(type='mmpretrain.ResizeEdge', scale=round(max(size) * 8 / 7), edge='short'),
+        dict(type='mmpretrain.CenterCrop', crop_size=size[::-1]),
+        dict(type='mmpretrain.PackInputs')]
+    return type(pipeline)([*loads, *(TRANSFORMS.build(step) for step in steps)])
 
 
 def with_pipeline(dataset: Any, pipeline: Any) -> Any:

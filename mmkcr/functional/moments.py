@@ -140,6 +140,23 @@ class Moments:
             getattr(self, name).add_(getattr(other, name).to(self._mean))
         return self
 
+    def mixed(self, mixing: Tensor) -> 'Moments':
+        """Moments of mixtures ``T h`` of the features, of streams without targets.
+
+        Args:
+            mixing (Tensor): T, shape (*batch, k, d).
+        """
+        mixing = mixing.to(self._mean)
+        found = Moments(mixing.shape[-2], 0, self.batch, self._mean.device, self.name)
+        found.count, found._mean = self.count, (mixing @ self._mean.unsqueeze(-1)).squeeze(-1)
+        if self.count:
+            values, vectors = torch.linalg.eigh(self.covariance * self.count)
+            least = torch.finfo(values.dtype).eps * values[..., -1:]
+            # through a root, so that the product has no negative eigenvalues
+            root = mixing @ vectors * torch.where(values > least, values, 0.).sqrt().unsqueeze(-2)
+            found._scatter = root @ root.mT
+        return found
+
     @torch.no_grad()
     def all_reduce(self, group: Optional[dist.ProcessGroup] = None) -> 'Moments':
         """Merge over the ranks, in place; every rank then holds bit for bit the same.

@@ -5,4 +5,5 @@ from .gates import *  # noqa: F401,F403
 from .heads import *  # noqa: F401,F403
 from .losses import *  # noqa: F401,F403
 from .searchable import Searchable, SearchableBackbone, SearchSpace  # noqa: F401
+from .selfsup import *  # noqa: F401,F403
 from .wrappers import *  # noqa: F401,F403

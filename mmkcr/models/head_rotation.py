@@ -53,10 +53,12 @@ class HeadRotation(NamedTuple):
         state (dict[str, Tensor]): Weights and biases, by their path in the host.
         errors (Tensor): Share of the logits' and of the outputs' energy that heads of width r do
             without, their mean; r = 0 … d, fp64.
+        values (Tensor): How the values are mixed, a block for each head, (H * d, H * d), fp64.
     """
 
     state: Dict[str, Tensor]
     errors: Tensor
+    values: Tensor
 
 
 def layers_of(site: HeadChannels) -> Dict[str, nn.Module]:
@@ -97,7 +99,7 @@ def rotate_heads(site: HeadChannels, moments: Mapping[str, Moments],
     state[f'{site.view.output}.weight'] = back.transpose(0, 1).flatten(1).to(output.weight)
     errors = [tails.sum(0) / tails[:, 0].sum().clamp(min=1e-30)
               for tails in (singular_tails(logits), singular_tails(values))]
-    return HeadRotation(state, torch.stack(errors).mean(0))
+    return HeadRotation(state, torch.stack(errors).mean(0), torch.block_diag(*value))
 
 
 def take_weights(host: nn.Module, state: Mapping[str, Tensor]) -> None:

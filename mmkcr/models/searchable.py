@@ -126,6 +126,7 @@ class SearchSpace:
                         if _kind(config) in KINDS)
         for name, site in find_sites(self.host, self.kinds).items() if self.kinds else ():
             if site.gated:
+                site.open()
                 self._sites[name] = site
             elif searched or not selecting:
                 site.prepare()
@@ -217,9 +218,12 @@ class SearchSpace:
         return self.backbone['type'].split('.')[-1]
 
     def _accepted_types(self, structure: Structure) -> str:
-        """The type that a structure must be of: our own, or that of a parent class."""
+        """The type that a structure must be of: our own, that of a parent class, or its alias."""
         found = structure.backbone['type'].split('.')[-1]
         parents = {cls.__name__ for cls in type(self.host).__mro__}
+        alias = MODELS.get(f'mmkcr.{found}') if self.type_name == 'Searchable' else None
+        if inspect.isclass(alias) and issubclass(alias, SearchableBackbone):
+            parents.update([found] if issubclass(type(self.host), alias.__bases__[-1]) else [])
         return found if found in parents else self.type_name
 
     def slice_to(self, structure: Structure) -> None:
@@ -237,7 +241,7 @@ class SearchSpace:
             raise ValueError('expected a dense backbone or a supernet to slice, found a subnet of '
                              f'`{self.type_name}`')
         structure = structure.renamed(self.sites)
-        structure.validate(self.totals(), self.type_name)
+        structure.validate(self.totals(), self._accepted_types(structure))
         for name, entry in structure.sites.items():
             if name not in self._fixed:
                 self._slice(name, entry)
@@ -341,6 +345,26 @@ class SearchSpace:
             self.sites[name].gate.alive.copy_(gate.alive)
             if gate.folded and not self.sites[name].gate.folded:
                 self.fold(name)
+
+    def follow(self, other: 'SearchSpace') -> None:
+        """Mask as another copy of this supernet does: with its gates, noise included.
+
+        A momentum copy has its averaged weights and the channels of the network that it averages.
+
+        Args:
+            other (SearchSpace): Of that network.
+
+        Raises:
+            ValueError: Its gates slice it while it trains.
+        """
+        if self._sliceable():
+            raise ValueError('expected gates that leave the tensors whole while they train (such '
+                             f'as `mmkcr.GumbelChannelGate`) of a `{self.type_name}` with a '
+                             'momentum copy, found some that slice them '
+                             f'(`{type(self._sliceable()[0][1]).__name__}`)')
+        leaders = other.gates()
+        for name, gate in self.gates().items():
+            gate.follow(leaders[name])
 
     def take_shape(self, state: Mapping[str, Tensor], prefix: str = '',
                    optimizer: Optional[Optimizer] = None) -> bool:

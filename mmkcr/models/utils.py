@@ -1,11 +1,14 @@
 """Finding the searchable backbone of a task model, and running one once."""
 
-from typing import Any, Callable, Optional, Sequence
+import inspect
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from mmengine.model import BaseModel, is_model_wrapper
-from torch import nn
+from mmengine.model import BaseAveragedModel, BaseModel, is_model_wrapper
+from mmpretrain.models import BaseSelfSupervisor
+from torch import Tensor, nn
 
-from mmkcr.core import count_forward_macs
+from mmkcr.core import MacsReport, count_forward_macs
 from mmkcr.core.added import added_layers
 from .searchable import SearchSpace
 
@@ -15,21 +18,85 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if is_model_wrapper(model) else model
 
 
+def momentum_copies(model: nn.Module) -> List[BaseAveragedModel]:
+    """Averaged copies that a model has of parts of itself, such as MoCo's key encoder."""
+    return [module for module in model.modules()
+            if module is not model and isinstance(module, BaseAveragedModel)]
+
+
+def online_modules(model: nn.Module) -> List[nn.Module]:
+    """The modules of a model without those of its momentum copies."""
+    copied = {id(module) for copy in momentum_copies(model) for module in copy.modules()}
+    return [module for module in model.modules() if id(module) not in copied]
+
+
+def online_params(model: nn.Module) -> int:
+    """Number of parameters, without those of momentum copies."""
+    found = {id(parameter): parameter.numel() for module in online_modules(model)
+             for parameter in module.parameters(recurse=False)}
+    return sum(found.values())
+
+
+def copied_spaces(model: nn.Module) -> List[SearchSpace]:
+    """Search spaces of the backbones in a model's momentum copies."""
+    return [module.search_space for copy in momentum_copies(model) for module in copy.modules()
+            if isinstance(getattr(module, 'search_space', None), SearchSpace)]
+
+
+def renew_record(average: BaseAveragedModel) -> None:
+    """Let an averaged copy average the parameters that it has now."""
+    average.avg_parameters = average.module.state_dict() if average.update_buffers else \
+        dict(average.module.named_parameters())
+
+
+@contextmanager
+def held_copies(model: nn.Module) -> Iterator[None]:
+    """Within the block a model's momentum copies stay as they are.
+
+    Self-supervised models update theirs in every forward in training. A copy that was never
+    updated becomes equal to the model, as in its first update.
+    """
+    def hold(copy: BaseAveragedModel) -> None:
+        def begin(online: nn.Module) -> None:
+            if copy.steps == 0:
+                type(copy).update_parameters(copy, online)
+                copy.steps.zero_()
+
+        copy.update_parameters = begin
+
+    copies = momentum_copies(model)
+    for copy in copies:
+        hold(copy)
+    try:
+        yield
+    finally:
+        for copy in copies:
+            del copy.update_parameters
+
+
 def search_space(model: nn.Module) -> SearchSpace:
-    """The search space of the one searchable backbone of a model.
+    """The search space of the one searchable backbone of a model, or of the whole model.
+
+    Momentum copies are left aside.
 
     Args:
         model (nn.Module): A backbone, a task model or a wrapper around one.
 
     Raises:
-        ValueError: There is none, or more than one.
+        ValueError: There is none, or more than one side by side.
     """
-    found = [module for module in model.modules()
-             if isinstance(getattr(module, 'search_space', None), SearchSpace)]
+    found: List[nn.Module] = []
+    inside = set()  # a backbone in a host that is searched as a whole
+    for module in online_modules(model):
+        if isinstance(getattr(module, 'search_space', None), SearchSpace) and \
+                module not in inside:
+            found.append(module)
+            inside.update(module.modules())
     if len(found) != 1:
         raise ValueError('expected one searchable backbone (such as `KCRSwinTransformer`, or any '
                          f'in `mmkcr.Searchable`) in `{model.__class__.__name__}`, found '
-                         f'{len(found)}')
+                         f'{len(found)} (copies in an `ExponentialMovingAverage` or another '
+                         'averaged model are not counted)')
     return found[0].search_space
 
 
@@ -48,13 +115,82 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
 
     Returns:
         Callable: Runs the model on a batch of one, in its own precision and on its device; a task
-        model runs with its head, without losses or post-processing.
+        model runs with its head, without losses or post-processing, and a backbone of
+        masked image modelling sees the whole image. A two-stage detector runs on
+        :func:`most_proposals` proposals, whatever its weights would propose.
     """
     inputs = next(model.parameters()).new_zeros(1, *input_shape)
     if not isinstance(model, BaseModel):
-        return lambda: model(inputs)
-    samples = [_detection_sample(input_shape[-2:])] if is_detector(find_task(model)) else None
+        whole = dict(mask=None) if 'mask' in inspect.signature(model.forward).parameters else {}
+        return lambda: model(inputs, **whole)
+    task = find_task(model)
+    samples = [_detection_sample(input_shape[-2:])] if is_detector(task) else None
+    proposals = most_proposals(task)
+    if proposals is not None:
+        side = min(input_shape[-2:]) / 2
+        boxes = inputs.new_tensor([0., 0., side, side]).expand(proposals, 4)
+        return lambda: two_stage_outputs(task, inputs, samples, [boxes])
     return lambda: model(inputs, samples, mode='tensor')
+
+
+def most_proposals(task: nn.Module) -> Optional[int]:
+    """Proposals of an image that the second stage of a detector takes at most.
+
+    Args:
+        task (nn.Module): A task model.
+
+    Returns:
+        int, optional: ``test_cfg.rpn.max_per_img``, 1000 of mmdet's configs; None where no region
+        proposal network chooses what a second stage looks at.
+    """
+    known = {cls.__name__ for cls in type(getattr(task, 'rpn_head', None)).__mro__}
+    if 'RPNHead' not in known or getattr(task, 'roi_head', None) is None:
+        return None
+    return int(task.rpn_head.test_cfg['max_per_img'])
+
+
+def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
+                      boxes: Sequence[Tensor]) -> Tuple[Any, Any]:
+    """What both stages of a detector give for chosen proposals.
+
+    Args:
+        task (nn.Module): Two-stage detector of mmdet.
+        inputs (Tensor): Images (N, 3, H, W).
+        samples (Sequence): Of the images.
+        boxes (Sequence[Tensor]): Proposals of every image, (P, 4) each: x1, y1, x2, y2 in pixels.
+
+    Returns:
+        tuple: Outputs of the region proposal network, and of the heads on regions; masks of the
+        first 100 proposals, as mmdet has it.
+    """
+    from mmengine.structures import InstanceData
+    features = task.extract_feat(inputs)
+    proposals = [InstanceData(bboxes=found) for found in boxes]
+    return task.rpn_head(features), task.roi_head.forward(features, proposals, samples)
+
+
+def macs_by_part(report: MacsReport, model: nn.Module) -> Dict[str, int]:
+    """A count of a whole model by part; what is for the training alone has none.
+
+    Args:
+        report (MacsReport): Of ``model``.
+        model (nn.Module): A task model, or a backbone.
+
+    Returns:
+        dict[str, int]: By path of the part (``'backbone'``, ``'neck'``, ``'rpn_head'``,
+        ``'roi_head.bbox_head'``, ``'decode_head'`` ...), in the order of the modules; ``'rest'`` is
+        what belongs to none. Their sum is the model's count.
+    """
+    parts = {path: 0 for name, child in model.named_children()
+             for path in ([f'{name}.{below}' for below, _ in child.named_children()]
+                          if name in ('roi_head', 'panoptic_head') else [name])}
+    for path, macs in report.own.items():
+        part = next((part for part in parts if f'{path}.'.startswith(f'{part}.')), '')
+        if part:
+            parts[part] += macs
+    found = {part: macs for part, macs in parts.items() if macs}
+    rest = report.total - sum(found.values())
+    return {**found, **(dict(rest=rest) if rest else {})}
 
 
 def find_task(model: nn.Module) -> nn.Module:
@@ -62,9 +198,21 @@ def find_task(model: nn.Module) -> nn.Module:
     return find_task(model.architecture) if hasattr(model, 'architecture') else model
 
 
+def is_self_supervised(task: nn.Module) -> bool:
+    """Whether a task model is one of mmpretrain that learns without labels."""
+    return isinstance(task, BaseSelfSupervisor)
+
+
 def is_detector(task: nn.Module) -> bool:
     """Whether a task model is one of mmdet."""
     return any(cls.__module__.startswith('mmdet.') for cls in type(task).__mro__)
+
+
+def is_dense_task(task: nn.Module) -> bool:
+    """Whether a task model is a detector or a segmentor: its backbone is not the whole of it."""
+    libraries = ('mmdet.', 'mmseg.')
+    return any(cls.__module__.startswith(libraries) for cls in type(task).__mro__) and \
+        hasattr(task, 'backbone')
 
 
 def counted_part(task: nn.Module, part: Optional[str] = None) -> nn.Module:
@@ -113,7 +261,7 @@ def check_recorded_macs(model: nn.Module) -> None:
     Raises:
         ValueError: They are others: the structure or the backbone's arguments were altered.
     """
-    for module in unwrap(model).modules():
+    for module in online_modules(unwrap(model)):
         structure = getattr(getattr(module, 'search_space', None), 'structure', None)
         macs = {} if structure is None else structure.macs
         recorded = macs.get('subnet') if macs.get('part') == 'backbone' else macs.get('backbone')

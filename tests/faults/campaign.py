@@ -10,9 +10,9 @@ are read, see mutations.py. Ends with status 1 if anything was lost or let in.
 
 import argparse
 import json
+import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +21,8 @@ from collections import Counter
 from pathlib import Path
 
 JOBS = Path(__file__).parents[1] / 'test_engine/train_jobs.py'
-DETECTION = 'configs/kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py'
+KILLED = (-9, 128 + 15)  # by SIGKILL; after SIGTERM, when all is saved
+#: Six iterations an epoch, of shipped configs, and few samples to judge by.
 DIGITS = {'train_dataloader.dataset.indices': list(range(0, 1437, 15)),
           'train_dataloader.batch_size': 16, 'val_dataloader.dataset.indices': list(range(16)),
           'train_cfg.max_epochs': 4, 'train_cfg.val_interval': 1,
@@ -32,7 +33,7 @@ SCENES = {**DIGITS, 'train_dataloader.dataset.indices': list(range(12)),
           'train_cfg.max_epochs': 2}
 #: Jobs of train_jobs.py by name. Epochs and iterations, two workers or none,
 #: averages (`EMAHook`), accumulated gradients (iterations), one and two processes, batch norms
-#: (resnet_pruning, shipped_dcs), every method (KCR, DCS with masks, Once for Both, gates of heads
+#: (resnet_pruning, DCS), every method (KCR, DCS with masks, Once for Both, gates of heads
 #: that become convolutions) and both dense tasks; configs of this project among them.
 RUNS = dict(
     search=dict(kind='search'),
@@ -46,48 +47,90 @@ RUNS = dict(
     pruning=dict(kind='pruning'),
     resnet_pruning=dict(kind='resnet_pruning'),
     segmentation=dict(kind='segment_search'),
-    detection=dict(config=DETECTION, options=SCENES),
+    detection=dict(config='configs/kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-'
+                   'scenes.py', options=SCENES),
+    shipped_kcr=dict(config='configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py',
+                     options=DIGITS),
     shipped_dwconv=dict(config='configs/dwconv/digits/dwconv-search_vit-octo_1xb64_digits.py',
                         options=DIGITS),
     shipped_dcs=dict(config='configs/dcs/digits/dcs-search_efficientvit-mini_1xb64_digits.py',
                      options=DIGITS),
+    shipped_ofb=dict(config='configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py',
+                     options=DIGITS),
+    shipped_detector=dict(config='configs/dcs/detection/dcs-ssdlite_mobilevit-mini_1xb8_digit-'
+                          'scenes.py', options=SCENES),
     two_searches=dict(kind='search', processes=2),
     two_retrains=dict(kind='masked_retrain', processes=2),
     two_iterations=dict(kind='iterations', processes=2),
     two_segmentors=dict(kind='segment_search', processes=2),
-    two_prunings=dict(kind='resnet_pruning', processes=2))
+    two_prunings=dict(kind='resnet_pruning', processes=2),
+    two_shipped=dict(config='configs/dcs/digits/dcs-search_mobilevit-mini_1xb64_digits.py',
+                     options=DIGITS, processes=2))
 
 
-def chain(name, number, folder, data_root, kills, iterations):
-    """Jobs of one run that is killed so often, at moments that ``number`` decides."""
-    draw = random.Random(f'{name} {number}')
-    job = dict(RUNS[name], work_dir=f'{folder}/{name}_{number}', data_root=str(data_root))
-    jobs = []
-    # ascending: what is resumed lies at or before the last one
-    for after in sorted(draw.sample(range(1, iterations), kills)):
-        kind = draw.randrange(4)
-        if kind == 0:
-            moment = dict(kill_rename=draw.randrange(1, 5))
-        elif kind == 1:
-            moment = dict(kill=after, signal='SIGTERM')
-        else:
-            moment = dict(kill=after)
-        jobs.append(dict(job, resume=bool(jobs), **moment))
-    return [*jobs, dict(job, resume=True)]
+def moment(draw, begun, iterations, seconds):
+    """When a run ends that goes on at one of so many iterations.
+
+    Args:
+        draw (random.Random): For what is drawn.
+        begun (int): Iterations that the last checkpoint has.
+        iterations (int): Of the whole run.
+        seconds (float): That the whole run takes.
+    """
+    left = iterations - begun
+    kind = draw.randrange(5)
+    if kind == 0:
+        return dict(kill_rename=draw.randrange(1, 5))
+    if kind < 3:
+        after = begun + draw.randrange(1, max(2, left))
+        return dict(kill=after, signal='SIGTERM') if kind == 1 else dict(kill=after)
+    return dict(kill_at=draw.uniform(0, seconds * left / iterations))
 
 
-def run(jobs, folder):
-    """Run jobs one after the other; their exit statuses."""
-    path = Path(tempfile.mkdtemp(dir=folder), 'jobs.json')
-    path.write_text(json.dumps(jobs))
-    subprocess.run([sys.executable, str(JOBS), str(path)], check=True, capture_output=True)
-    return json.loads(path.with_name('statuses.json').read_text())
+def sort_of(job):
+    """How a job is ended."""
+    if 'kill' in job:
+        return f'{job.get("signal", "SIGKILL")} after an iteration'
+    return 'SIGKILL at any time' if 'kill_at' in job else 'SIGKILL in the place of a renaming'
+
+
+class Servers:
+    """Processes that have imported everything, each with its own order of hashed strings.
+
+    Every job is forked from one of them, as chance has it.
+    """
+
+    def __init__(self, number=2):
+        self.processes = [subprocess.Popen(
+            [sys.executable, str(JOBS), '-'], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, 'PYTHONHASHSEED': str(seed)}) for seed in range(number)]
+
+    def run(self, job):
+        """Run a job; its exit status."""
+        server = random.choice(self.processes)
+        print(json.dumps([job]), file=server.stdin, flush=True)
+        return json.loads(server.stdout.readline())[0]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for server in self.processes:
+            server.stdin.close()
+            server.wait()
 
 
 def last_checkpoint(work_dir):
     """What a run wrote last."""
     from mmkcr.safe_load import read_checkpoint
     return read_checkpoint(Path(work_dir, 'last_checkpoint').read_text())
+
+
+def progress(work_dir):
+    """Iterations of a run's last checkpoint, 0 without one."""
+    return last_checkpoint(work_dir)['meta']['iter'] if Path(
+        work_dir, 'last_checkpoint').is_file() else 0
 
 
 def differences(one, other):
@@ -107,8 +150,8 @@ def differences(one, other):
                           if logs[0].get(name) != logs[1].get(name))
 
 
-def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=4, until=float('inf'),
-              first=0, say=lambda counts: None):
+def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=8, until=float('inf'),
+              first=0, servers=2, say=lambda found: None):
     """Kill runs until that many kills have hit.
 
     Args:
@@ -116,38 +159,51 @@ def kill_runs(wanted, folder, data_root, names=tuple(RUNS), kills=4, until=float
         folder (Path): For work directories.
         data_root (str): The digits.
         names (Sequence[str]): Of :data:`RUNS`, in turns.
-        kills (int): At most in one run. Defaults to 4.
+        kills (int): At most in one run. Defaults to 8.
         until (float): No run begins after that time. Defaults to any.
         first (int): Number of the first run, which decides its kills. Defaults to 0.
+        servers (int): Processes that jobs are forked from, see :class:`Servers`. Defaults to 2.
         say (Callable): Gets the counts after every run. Defaults to nothing.
 
     Returns:
-        dict: ``kills`` by signal, ``runs`` by name and ``lost``: what differs, by run.
+        dict: ``kills`` by what ended the run, ``runs`` by name with the kills of each, and
+        ``lost``: what differs, by run.
     """
-    counts, lost, runs = dict(SIGKILL=0, SIGTERM=0), {}, Counter()
-    found = dict(kills=counts, runs=runs, lost=lost)
-    while sum(counts.values()) < wanted and time.time() < until:
-        number = first + sum(runs.values())
-        name = names[number % len(names)]
-        unbroken = dict(RUNS[name], work_dir=f'{folder}/{name}', data_root=str(data_root))
-        if not Path(unbroken['work_dir']).exists() and run([unbroken], folder) != [0]:
-            raise RuntimeError(f'the run `{name}` failed without any kill')
-        iterations = last_checkpoint(unbroken['work_dir'])['meta']['iter']
-        jobs = chain(name, number, folder, data_root, kills, iterations)
-        statuses = run(jobs, folder)
-        work_dir = jobs[-1]['work_dir']
-        counts['SIGKILL'] += statuses.count(-signal.SIGKILL)
-        counts['SIGTERM'] += statuses.count(128 + signal.SIGTERM)
-        bad = [status for status in statuses[:-1]
-               if status not in (0, -signal.SIGKILL, 128 + signal.SIGTERM)]
-        differing = [f'statuses {statuses}'] if bad or statuses[-1] else differences(
-            unbroken['work_dir'], work_dir)
-        if differing:
-            lost[work_dir] = differing[:5]
-        else:
-            shutil.rmtree(work_dir)
-        runs[name] += 1
-        say(found)
+    kinds, runs, lost = Counter(), {}, {}
+    found = dict(kills=kinds, runs=runs, lost=lost)
+    whole, number, names = {}, first, list(names)
+    with Servers(servers) as servers:
+        while names and sum(kinds.values()) < wanted and time.time() < until:
+            name = names[number % len(names)]
+            job = dict(RUNS[name], work_dir=f'{folder}/{name}', data_root=str(data_root),
+                       command=True)
+            if name not in whole:
+                began = time.time()
+                if servers.run(job):
+                    lost[job['work_dir']] = ['failed without any kill']
+                    names.remove(name)
+                    continue
+                whole[name] = [progress(job['work_dir']), time.time() - began]
+            job['work_dir'], draw = f'{folder}/{name}_{number}', random.Random(number)
+            runs.setdefault(name, []).append(0)
+            for attempt in range(kills + 1):
+                end = moment(draw, progress(job['work_dir']), *whole[name]) \
+                    if attempt < kills else {}
+                status = servers.run(dict(job, resume=attempt > 0, **end))
+                if status not in KILLED:
+                    break
+                kinds[sort_of(end)] += 1
+                runs[name][-1] += 1
+            differing = [f'status {status}'] if status else differences(
+                f'{folder}/{name}', job['work_dir'])
+            if differing:
+                lost[job['work_dir']] = differing[:5]
+            else:
+                shutil.rmtree(job['work_dir'])
+            if 'kill_at' in end:  # it had ended before
+                whole[name][1] /= 2
+            number += 1
+            say(found)
     return found
 
 

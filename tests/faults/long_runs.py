@@ -21,16 +21,18 @@ from statistics import median
 sys.path[:0] = [str(Path(__file__).parents[2] / 'tools'),
                 str(Path(__file__).parents[1] / 'test_engine')]
 
-NO_WORKERS = {'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False}
+#: Of all: two images at a time, whose arithmetic costs least.
+SMALL = {'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False,
+         'train_dataloader.batch_size': 2, 'default_hooks.logger.interval': 10}
 #: By method: a job of train_jobs.py, and iterations of an epoch where it counts epochs.
 RUNS = dict(
-    kcr=(dict(kind='iterated_search'), None),
-    dcs=(dict(kind='masked_search'), 5),
-    ofb=(dict(kind='pruning'), 9),
+    kcr=(dict(kind='iterated_search', options={'custom_hooks.3.interval': 50}), None),
+    dcs=(dict(kind='masked_search'), 25),
+    ofb=(dict(kind='pruning', options={'custom_hooks.4.interval': 50}), 36),
     dwconv=(dict(config='configs/dwconv/digits/dwconv-search_vit-octo_1xb64_digits.py', options={
         'train_dataloader.dataset.indices': list(range(0, 1437, 15)),
-        'train_dataloader.batch_size': 16, 'val_dataloader.dataset.indices': list(range(16)),
-        'visualizer.vis_backends': [dict(type='LocalVisBackend')]}), 6))
+        'val_dataloader.dataset.indices': list(range(16)),
+        'visualizer.vis_backends': [dict(type='LocalVisBackend')]}), 33))
 SAMPLES = 50
 
 
@@ -72,7 +74,7 @@ def measure(name, iterations, minutes, folder, data_root):
     from mmengine.hooks import Hook
     from mmengine.runner import Runner
     job, per_epoch = RUNS[name]
-    options = {**NO_WORKERS, **job.get('options', {}), **length(per_epoch, iterations)}
+    options = {**SMALL, **job.get('options', {}), **length(per_epoch, iterations)}
     began, found = time.time(), {}
 
     class Meter(Hook):

@@ -14,5 +14,5 @@ def test_changed_files(tmp_path):
 
 def test_killed_runs(digits_root, tmp_path):
     """Of the run whose tensors shrink while it trains."""
-    found = kill_runs(2, tmp_path, digits_root, ['pruning'], kills=2)
+    found = kill_runs(2, tmp_path, digits_root, ['pruning'], kills=2, servers=1)
     assert found['lost'] == {} and sum(found['kills'].values()) >= 2

@@ -35,8 +35,11 @@ SEARCH = CONFIG + """
 optim_wrapper = dict(weights=dict(optimizer=_sgd), architecture=dict(optimizer=_sgd))
 model = dict(architecture=dict(backbone=dict(gates=dict(init=0.05))))
 """
+EPOCHS = 6
 LONG = CONFIG.replace('range(0, 1437, 20)', 'range(0, 1437, 10)') + """
-train_cfg = dict(max_epochs=40, val_interval=40)
+custom_imports = dict(imports=['mmkcr', 'slow'], allow_failed_imports=False)
+custom_hooks.append(dict(type='SlowHook'))
+train_cfg = dict(max_epochs={epochs}, val_interval={epochs})
 train_dataloader = dict(batch_size=8, dataset=_data, **_loader)
 """
 RETRAIN = CONFIG + """
@@ -114,12 +117,15 @@ def requeued(cluster, tmp_path_factory):
     write_digits(root / 'digits', DigitsOptions(train_scenes=1, val_scenes=1))
     config = root / 'long-search.py'
     base = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'
-    config.write_text(LONG.format(base=str(base), data=str(root / 'digits')))
+    config.write_text(LONG.format(base=str(base), data=str(root / 'digits'), epochs=EPOCHS))
+    path = [str(Path(__file__).parent), os.environ.get('PYTHONPATH', '')]
+    cluster = dict(cluster, PYTHONPATH=os.pathsep.join(path))
     whole, broken = root / 'whole', root / 'broken'
     finish(['bash', 'tools/slurm_train.sh', 'debug', 'whole', config, whole], cluster)
     submitted = subprocess.run(
         ['bash', 'tools/slurm_train.sh', 'debug', 'broken', str(config), str(broken)], cwd=REPO,
-        env=dict(cluster, REQUEUE='1'), capture_output=True, text=True, check=True).stdout
+        env=dict(cluster, REQUEUE='1', SLOW='0.4'), capture_output=True, text=True,
+        check=True).stdout
     job = submitted.split()[-1]
     wait_for(lambda: iterations(broken) >= 9, cluster)
     subprocess.run(['sbatch', '-p', 'urgent', '-n', '2', '-o', '/dev/null', '--wrap', 'sleep 1'],
@@ -138,7 +144,7 @@ def test_a_job_that_was_stopped_twice_ends_as_one_that_was_not(requeued):
     whole, broken, output = requeued
     assert output.count('Told to end: saved iteration') == 2
     assert 'told to end after start 1: asking for another start' in output
-    one, two = (torch.load(folder / 'epoch_40.pth', weights_only=False)
+    one, two = (torch.load(folder / f'epoch_{EPOCHS}.pth', weights_only=False)
                 for folder in (whole, broken))
     assert [name for name, value in one['state_dict'].items()
             if not torch.equal(value, two['state_dict'][name])] == []

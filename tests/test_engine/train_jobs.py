@@ -1,15 +1,18 @@
 """Runs training jobs for the tests of the engine, each in a process of its own.
 
     python train_jobs.py jobs.json
+    python train_jobs.py -
 
 Every job is a dict: ``config`` (a file of this project) or ``kind`` (the name of a config
 below), ``data_root``, ``work_dir`` and optionally ``kill`` (SIGKILL, or the ``signal`` that is
 named, to the process and its workers after that many iterations), ``kill_rename`` (SIGKILL in the
-place of the n-th renaming of a file), ``resume``, ``options`` (merged into the config),
+place of the n-th renaming of a file), ``kill_at`` (SIGKILL from outside so many seconds after the
+start), ``resume``, ``command`` (checked, resumed and started as by ``tools/train.py``),
+``options`` (merged into the config),
 ``precise`` (in fp64), ``buffers`` (each process writes those of its model to
 ``buffers_<rank>.pth``), ``processes`` (so many, and what is killed is all of them, or one after
 which the launcher ends the others). The exit status of each is written beside it, in
-``statuses.json``.
+``statuses.json``; with ``-`` a line of jobs at a time is read and one of statuses written.
 Importing takes seconds, so processes are forked after that. Under ``torchrun`` jobs run in place,
 one after the other.
 """
@@ -21,6 +24,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
 import mmkcr.engine  # noqa: F401
@@ -36,8 +40,9 @@ from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 from mmengine.visualization import Visualizer
-from mmpretrain.models import ClsDataPreprocessor
+from mmpretrain.models import ClsDataPreprocessor, SelfSupDataPreprocessor
 
+from mmkcr.apis import launch
 from mmkcr.apis.build import load_config
 from mmkcr.registry import MODELS
 
@@ -55,6 +60,17 @@ class PreciseClsDataPreprocessor(ClsDataPreprocessor):
     def forward(self, data, training=False):
         data = super().forward(data, training)
         return dict(data, inputs=data['inputs'].double())
+
+
+@MODELS.register_module()
+class PreciseSelfSupDataPreprocessor(SelfSupDataPreprocessor):
+    """The same of views."""
+
+    def forward(self, data, training=False):
+        data = super().forward(data, training)
+        inputs = data['inputs']
+        return dict(data, inputs=[view.double() for view in inputs] if isinstance(inputs, list)
+                    else inputs.double())
 
 
 class Kill(Hook):
@@ -175,6 +191,52 @@ def masked_search_config(root):
 def masked_retrain_config(root):
     config = masked(retrain_config(root), outputs=False)
     config['custom_hooks'].append(dict(type='mmkcr.GateNoiseHook'))
+    return config
+
+
+def moco_config(root):
+    """MoCo v3 without labels or validation; 7 batches an epoch for the weights."""
+    def perceptron(inputs, layers):
+        return dict(type='NonLinearNeck', in_channels=inputs, hid_channels=24, out_channels=16,
+                    num_layers=layers, with_last_bn_affine=False, with_last_bias=False,
+                    with_avg_pool=False, norm_cfg=dict(type='BN1d'))
+
+    config = search_config(root)
+    loader = config['train_dataloader']
+    views = [*loader['dataset']['pipeline'][1:-1]]
+    loader['dataset']['pipeline'][1:-1] = [
+        dict(type='MultiView', num_views=[2], transforms=[views])]
+    gates = dict(type='mmkcr.GumbelChannelGate', min_size=4)
+    config['model']['architecture'] = dict(
+        type='mmpretrain.MoCoV3', base_momentum=0.1, neck=perceptron(32, 3),
+        backbone=dict(type='mmkcr.Searchable', sites=['mlp_channels'], gates=gates, backbone=dict(
+            type='mmpretrain.MoCoV3ViT', arch=ARCH, img_size=32, patch_size=8,
+            stop_grad_conv1=True)),
+        head=dict(type='MoCoV3Head', predictor=perceptron(16, 2), temperature=0.2,
+                  loss=dict(type='CrossEntropyLoss', loss_weight=0.4)),
+        data_preprocessor=dict(type='mmkcr.PreciseSelfSupDataPreprocessor', mean=[128.] * 3,
+                               std=[64.] * 3, to_rgb=True))
+    # positions are frozen when weights are initialised, after the model was distributed
+    config.update(val_dataloader=None, val_cfg=None, val_evaluator=None,
+                  find_unused_parameters=True)
+    return config
+
+
+def moca_config(root):
+    """MOCA; with a ratio of 0 its masks, which each process draws, change the order alone."""
+    config = moco_config(root)
+    architecture = config['model']['architecture']
+    gates = architecture['backbone']['gates']
+    config['model'].update(feature_layer='backbone.ln1', architecture=dict(
+        type='mmkcr.MOCA', base_momentum=0.1, early_layer=0,
+        backbone=dict(type='mmkcr.Searchable', sites=['mlp_channels'], gates=gates, backbone=dict(
+            type='mmpretrain.MAEViT', arch=ARCH, img_size=32, patch_size=8)),
+        mask_ratios=(0., ), decoded=(1., ),
+        neck=dict(type='mmkcr.MOCADecoder', size=(4, 4), in_channels=32, embed_dims=16, depth=1,
+                  num_heads=2),
+        head=dict(type='mmkcr.MOCAHead', in_channels=32, decoder_channels=16),
+        codebook=dict(type='mmkcr.OnlineCodebook', channels=32, words=12, new_words=4, border=1),
+        data_preprocessor=architecture['data_preprocessor']))
     return config
 
 
@@ -326,7 +388,7 @@ def segment_config(root):
 
 def train(job):
     torch.set_num_threads(1)
-    precise = job.get('precise') or job.get('kind', '').startswith('masked')
+    precise = job.get('precise') or job.get('kind', '').startswith(('masked', 'moc'))
     torch.set_default_dtype(torch.float64 if precise else torch.float32)
     config = file_config(job) if 'config' in job else Config(
         globals()[f'{job["kind"]}_config'](job['data_root']))
@@ -334,24 +396,49 @@ def train(job):
         config.data_preprocessor.type = 'mmkcr.PreciseClsDataPreprocessor'
     config.merge_from_dict(job.get('options', {}))
     config.work_dir, config.resume = job['work_dir'], job.get('resume', False)
-    if 'RANK' in os.environ:
+    if 'command' in job:
+        config.launcher = 'pytorch' if 'RANK' in os.environ else 'none'
+    elif 'RANK' in os.environ:
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group('gloo')
         for manager in (DefaultScope, MessageHub, MMLogger, Visualizer):  # kept by name and second
             manager._instance_dict.clear()
         config.launcher = 'pytorch'
         config.model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None,
-                                        broadcast_buffers=False)
+                                        broadcast_buffers=False,
+                                        find_unused_parameters=config.get(
+                                            'find_unused_parameters', False))
     if 'kill_rename' in job:
         kill_in_rename(job['kill_rename'])
-    runner = Runner.from_cfg(config)
-    if 'kill' in job:
-        launched = 'RANK' in os.environ and 'processes' not in job  # by torchrun, in its group
-        runner.register_hook(Kill(job['kill'], job.get('signal', 'SIGKILL'), launched))
-    runner.train()
+    if 'command' in job:
+        runner = start(config, job)
+    else:
+        runner = Runner.from_cfg(config)
+        add_kill(runner, job)
+        runner.train()
     if job.get('buffers'):
         buffers = dict(getattr(runner.model, 'module', runner.model).named_buffers())
         torch.save(buffers, f'{job["work_dir"]}/buffers_{os.environ.get("RANK", 0)}.pth')
+
+
+def add_kill(runner, job):
+    """Let a run end itself where the job says so."""
+    if 'kill' in job:
+        launched = 'RANK' in os.environ and 'processes' not in job  # by torchrun, in its group
+        runner.register_hook(Kill(job['kill'], job.get('signal', 'SIGKILL'), launched))
+    return runner
+
+
+def start(config, job):
+    """Train as ``tools/train.py``, with ``--resume`` if the job says so."""
+    if config.resume:
+        launch.resume_latest(config)
+    build = launch.build_runner
+    launch.build_runner = lambda config: add_kill(build(config), job)
+    try:
+        return launch.start_training(config)
+    finally:
+        launch.build_runner = build
 
 
 def kill_in_rename(number):
@@ -364,6 +451,17 @@ def kill_in_rename(number):
         replace(*args)
 
     os.replace = replace_or_die
+
+
+def hasten():
+    """Leave away what takes most of a run of seconds: a config's layout and a list of versions."""
+    import mmdet.datasets
+    import mmdet.models
+    import mmengine.runner.runner as host
+    from yapf.yapflib import yapf_api
+    yapf_api.FormatCode = lambda text, **_: (text, True)
+    host.collect_env = dict
+    assert mmdet.models and mmdet.datasets
 
 
 def in_child(job):
@@ -384,13 +482,21 @@ def in_child(job):
         group = group or pid
         with contextlib.suppress(OSError):  # by whichever comes first
             os.setpgid(pid, group)
+    timer = threading.Timer(job.get('kill_at', 0), _kill_group, [group])
+    if 'kill_at' in job:
+        timer.start()
     statuses = []
     for _ in range(number):
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(-group, 0)[1]))
         if statuses[-1] not in (0, 128 + signal.SIGTERM):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+            _kill_group(group)
+    timer.cancel()
     return next((status for status in statuses if status), 0)
+
+
+def _kill_group(group):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _child(job):
@@ -409,6 +515,11 @@ def _child(job):
 
 
 if __name__ == '__main__':
+    if sys.argv[1] == '-':
+        hasten()
+        for line in sys.stdin:
+            print(json.dumps([in_child(job) for job in json.loads(line)]), flush=True)
+        sys.exit()
     path = Path(sys.argv[1])
     jobs = json.loads(path.read_text())
     if 'RANK' in os.environ:

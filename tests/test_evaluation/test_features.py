@@ -2,10 +2,18 @@
 
 import random
 
+import mmcv
 import numpy as np
 import pytest
 import torch
-from mmengine.dataset import BaseDataset, ClassBalancedDataset, ConcatDataset, RepeatDataset
+from mmengine.dataset import (
+    BaseDataset,
+    ClassBalancedDataset,
+    Compose,
+    ConcatDataset,
+    RepeatDataset,
+)
+from mmengine.registry import init_default_scope
 from mmpretrain.datasets import KFoldDataset
 from torch import nn
 from torch.utils.data import DataLoader, Subset
@@ -13,7 +21,13 @@ from torch.utils.data import DataLoader, Subset
 from mmkcr.datasets import ClassSubset, DatasetPart
 from mmkcr.engine.reproducible import make_reproducible
 from mmkcr.evaluation import features
-from mmkcr.evaluation.features import find_pipeline, share_of_rank, undisturbed, with_pipeline
+from mmkcr.evaluation.features import (
+    find_pipeline,
+    plain_pipeline,
+    share_of_rank,
+    undisturbed,
+    with_pipeline,
+)
 
 
 class Numbers(BaseDataset):
@@ -97,3 +111,22 @@ def test_undisturbed_restores_modes_and_random_states_after_an_error():
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(states[0], torch.get_rng_state())
     assert (states[1] == np.random.get_state()[1]).all() and states[2] == random.getstate()
+
+
+def test_transforms_without_chance(tmp_path):
+    image = np.arange(64 * 80 * 3, dtype=np.uint8).reshape(64, 80, 3)
+    path = str(tmp_path / 'a.png')
+    mmcv.imwrite(image, path)
+    init_default_scope('mmpretrain')
+    crop = dict(type='RandomResizedCrop', scale=28)
+    views = Compose([dict(type='LoadImageFromFile'),
+                     dict(type='MultiView', num_views=[2], transforms=[[crop]]),
+                     dict(type='PackInputs')])
+    assert len(views(dict(img_path=path))['inputs']) == 2
+    plain = plain_pipeline(views, (28, 28))
+    first, again = (plain(dict(img_path=path))['inputs'] for _ in range(2))
+    assert torch.equal(first, again)
+    resized = mmcv.imresize(image, (40, 32))[2:30, 6:34]
+    assert np.array_equal(first.numpy().transpose(1, 2, 0), resized)
+    with pytest.raises(ValueError, match='begin with loading, found `MultiView`: give `pipeline`'):
+        plain_pipeline(Compose(views.transforms[1:]), (28, 28))

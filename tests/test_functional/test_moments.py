@@ -176,3 +176,12 @@ def test_without_ranks_all_reduce_changes_nothing(draw_rows):
     before = {name: value.clone() for name, value in moments.state_dict().items()}
     moments.all_reduce()
     assert all(torch.equal(value, before[name]) for name, value in moments.state_dict().items())
+
+
+def test_moments_of_mixtures():
+    torch.manual_seed(0)
+    rows, mixing = torch.randn(200, 6).double() + 1, torch.randn(4, 6).double()
+    found, expected = moments_of(rows).mixed(mixing), moments_of(rows @ mixing.T)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.covariance, expected.covariance)
+    assert found.count == 200 and Moments(6).mixed(mixing).count == 0

@@ -63,13 +63,16 @@ def versions(tmp_path, *args):
                           capture_output=True, env=dict(os.environ, PYTHON=str(python)))
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / 'calls').read_text()
-    assert calls.count('-m pytest') == done.stdout.count('== ') and 'tests/test_configs' in calls
+    assert calls.count('-m pytest') == done.stdout.count('== ')
+    assert ('tests/test_configs' in calls) == ('short' not in args)
+    assert 'tests/test_models' in calls
     return (tmp_path / 'pins').read_text().split()
 
 
 @pytest.mark.parametrize('args, pins', [
     ([], ['torch==2.13.0', 'onedl-mmpretrain==1.3.6', 'onedl-mmpretrain==1.3.5']),
     (['oldest'], ['torch==2.13.0', 'onedl-mmpretrain==1.3.5']),
+    (['short', 'oldest'], ['torch==2.13.0', 'onedl-mmpretrain==1.3.5']),
     (['torch==9.1.0'], ['torch==9.1.0', 'onedl-mmpretrain==1.3.6'])])
 def test_rows_of_versions(tmp_path, args, pins):
     """Each row installs the newest versions, but for those that it names."""

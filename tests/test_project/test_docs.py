@@ -28,6 +28,7 @@ COMMAND = re.compile(r'^\s*((?:[A-Z_]+=\S+\s+)*'
                      r'(?:python (?:-m \w+|tools/)|bash tools/|mmkcr |make |pip ).*)$')
 FILE = re.compile(r'(?<![\w./-])(?:tests|tools|mmkcr|configs|docs|requirements)/[\w./-]+'
                   r'\.(?:py|md|sh|yml|json|txt|png)\b')
+INNER = re.compile(r'\$\(((?:mmkcr|python tools/)[^)]+)\)')
 PLACEHOLDER = re.compile(r'\$|\b[A-Z]{4,}\b|[*{]')
 
 
@@ -43,6 +44,7 @@ def commands_of(path):
              for line in block.splitlines()]
     found += [line for line in lines if line.startswith('    ')]
     found += re.findall(r'`([^`\n]+)`', '\n'.join(line for line in lines if line.strip()))
+    found += [inner for line in found for inner in INNER.findall(line)]
     return [match[1] for line in found if (match := COMMAND.match(line))]
 
 
@@ -87,6 +89,7 @@ def parses(monkeypatch):
 
 def split(line):
     """Words of a command, without variables before it, what follows `|` and optional parts."""
+    line = INNER.sub('CONFIG CHECKPOINT', line)  # what `zoo --path` prints
     words = shlex.split(line.replace('...', ''), comments=True)
     while '=' in words[0]:
         words = words[1:]
@@ -132,6 +135,32 @@ def test_command(parses, case):
         main = load_tool(name).main
         takes = inspect.signature(main).parameters
         parses(lambda: main(words[2:]) if takes else main(), words[2:])
+
+
+@pytest.mark.parametrize('path', TOOLS, ids=lambda path: str(path.relative_to(ROOT / 'tools')))
+def test_help(path, monkeypatch, capsys):
+    """Of every command: each option is explained with its default, and there is an example."""
+    main = load_tool(str(path.relative_to(ROOT / 'tools').with_suffix(''))).main
+    parsers = []
+    print_help = argparse.ArgumentParser.print_help
+    monkeypatch.setattr(argparse.ArgumentParser, 'print_help',
+                        lambda self, file=None: (parsers.append(self), print_help(self, file)))
+    monkeypatch.setattr(sys, 'argv', [str(path), '--help'])
+    with pytest.raises(SystemExit):
+        main()
+    assert 'Example' in capsys.readouterr().out and len(parsers) == 1
+    for action in parsers[0]._actions:
+        assert action.help, action.dest
+        if action.option_strings and action.nargs != 0 and not action.required:
+            assert re.search(r'\(|\bdefault', action.help), action.option_strings
+
+
+def test_scripts_find_their_laboratory():
+    """Also as `python tools/benchmarks/X.py`: the tests have tools/ on their path anyway."""
+    below = [path for path in TOOLS if path.parent != ROOT / 'tools'
+             and re.search(r'^from lab', path.read_text(), re.MULTILINE)]
+    assert len(below) > 5
+    assert not [path.name for path in below if 'sys.path.insert(0' not in path.read_text()]
 
 
 # ---- Python -------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ command without a row fails.
 """
 
 import contextlib
-import io
 import re
 import resource
 import signal
@@ -18,13 +17,13 @@ import torch
 from lab.run_settings import move_data
 from mmkcr.apis import console
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.cli import COMMANDS
+from mmkcr.apis.cli import COMMANDS, Parser
 from mmkcr.core import Structure
 
 REPO = Path(__file__).parents[2]
 SEGMENTOR = REPO / 'configs/kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py'
 HEADS = REPO / 'configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py'
-SECONDS = 20
+SECONDS = 20  # of computing, whatever else the machine does
 #: Calls by command, | between two; words in braces are files that are there, or places to write.
 ROWS = {
     'analysis_tools/attention': '{dense} {weights} --out {out}',
@@ -55,11 +54,11 @@ ROWS = {
     'deployment/export_onnx': '{dense} {weights} --out {file}',
     'analysis_tools/sensitivity': '{out}',
     'arena': '--work-dir {out}',
-    'benchmarks/user_paths': '',
+    'benchmarks/user_paths': '--images {images} --count 1',
     'demo/gallery': '--classifier {dense} {weights} --out {out}',
-    'model_zoo/badges': '',
+    'model_zoo/badges': '--out {out}',
     'model_zoo/release': '{out} --out {out}',
-    'model_zoo/structures': '',
+    'model_zoo/structures': '--only vit-small --out {out}',
     'init': '{dense} --out {file}',
     'model_converters/efficientvit_timm': '{weights} {file}',
     'model_zoo/kind_coverage': '--check --path {document}',
@@ -78,8 +77,8 @@ ROWS = {
 #: Kinds of the words in braces.
 KINDS = dict(dense='config', heads='config', segmentor='config', search='config',
              segments='checkpoint', weights='checkpoint', gates='checkpoint',
-             structure='structure', study='study', image='image', document='document', out='place',
-             file='file')
+             structure='structure', study='study', image='image', images='images',
+             document='document', data='place', out='place', file='file')
 #: Values that no command takes of an option of that name.
 OPTIONS = {
     '--batch-size': ['0', '-1', 'x'], '--count': ['0'], '--device': ['nothing', 'cuda:99'],
@@ -89,10 +88,22 @@ OPTIONS = {
     '--seeds': ['-1'], '--shape': ['0', '-3', '1 2 3', '1000000000', '70000 70000'],
     '--sites': ['nothing'], '--target-macs': ['abc', '0', '-5', '5%x', '0.8Q'],
     '--threads': ['0', '-1', '1000000000'], '--warmup': ['-1'], '--no-such-option': [''],
-    '--cfg-options': ['novalue']}
+    '--cfg-options': ['novalue'], '--budgets': ['0', '2', 'nan'], '--calibration': ['no/such'],
+    '--compare': ['1'], '--factor': ['0', 'nan'], '--fraction': ['0', '2', 'nan'],
+    '--groups': ['0'], '--grid': ['0'], '--head': ['-1', '99'], '--image': ['0'],
+    '--keep': ['0', '2', 'nan'], '--landmarks': ['0', '99999'], '--layer': ['99', 'nothing'],
+    '--log': ['no/such.json'], '--metric': ['nothing'], '--net': ['nothing'], '--pairs': ['-1'],
+    '--query': ['2 0', '-1 0', 'nan 0'], '--rank-ratio': ['0', '2', 'nan'],
+    '--replace': ['-1', '99'], '--rho': ['-1', 'nan', 'inf'], '--rounds': ['0'],
+    '--score-thr': ['-1', '2', 'nan'], '--shares': ['0', '2', 'nan'], '--slim-options': ['x'],
+    '--target-latency': ['abc', '0ms', '-1ms', '5'], '--targets': ['0', '2', 'nan'],
+    '--tokens': ['0'], '--tolerance': ['-1', 'nan'], '--variants': ['nothing'],
+    '--wait-time': ['-1', 'nan'], '--where': ['(', 'nothing'], '--widths': ['0'],
+    '--archs': ['nothing'], '--nets': ['nothing'], '--rows': ['nothing']}
 #: Calls that are wrong otherwise: what a run is asked for.
 MORE = {
     'train': ['{dense} --work-dir {out} --cfg-options train_cfg.max_epochs=0',
+              '{alone} --work-dir {out}',
               '{dense} --work-dir {out} --resume no/such.pth',
               '{dense} --work-dir {out} --resume {list}',
               '{dense} --work-dir {out} --cfg-options load_from={others}',
@@ -102,6 +113,10 @@ MORE = {
               '{dense} --work-dir {out} --cfg-options train_dataloader.num_workers=-1'],
     'test': ['{dense} {weights} --out {out}', '{dense} {weights} --show-dir {weights}/below'],
     'init': ['{search}'],
+    'benchmarks/user_paths': ['--images {images} --count 1000000', '--images {images} --only x'],
+    'model_zoo/model_counts': ['--check --only no-such-model'],
+    'model_zoo/structures': ['--check --only no-such-structure'],
+    'zoo': ['no-such-model'],
     'benchmarks/latency': ['{weights}', '{dense}', '{empty} --target-macs 50%'],
 }
 TOOLS = sorted(str(path.relative_to(REPO / 'tools').with_suffix(''))
@@ -113,7 +128,7 @@ def test_every_command_has_a_row():
 
 
 @pytest.fixture(scope='session')
-def files(tmp_path_factory, small_digits, search_config, checkpoint):
+def files(tmp_path_factory, small_digits, search_config, write_config, checkpoint):
     """Good files by the names in the rows."""
     folder = tmp_path_factory.mktemp('good')
     config = load_config(search_config)
@@ -150,7 +165,9 @@ def files(tmp_path_factory, small_digits, search_config, checkpoint):
         study=folder / 'study.yml', image=next(small_digits.rglob('*.png')),
         document=folder / 'page.md', data=small_digits,
         list=folder / 'list.pth', nan=folder / 'nan.pth', others=folder / 'others.pth',
-        empty=folder / 'empty.pth')
+        empty=folder / 'empty.pth', images=small_digits,
+        # its regulariser has no basis, and nothing computes one
+        alone=write_config("custom_hooks = [dict(type='mmkcr.WarmupSwitchHook', begin=0)]"))
 
 
 @pytest.fixture(scope='session')
@@ -167,6 +184,8 @@ def wrong(tmp_path_factory):
         torch.save(content, folder / name)
         return folder / name
 
+    empty = folder / 'nothing'
+    empty.mkdir()
     deep = '[' * 2000 + ']' * 2000
     texts = [write('list.json', '[1, 2]'), write('broken.json', '{"a": '), write('empty.json'),
              write('deep.json', f'{{"model": {deep}}}'), folder / 'no/such.json']
@@ -189,6 +208,7 @@ def wrong(tmp_path_factory):
                write('nets.yml', 'nets: a\nrows: {}\nstages: {}'),
                write('target.yml', 'nets: [a]\nrows: {}\nstages: {a: {train: b}, c: {slim: a, '
                      'target: abc}}')],
+        images=[texts[0], folder / 'no', empty],
         image=[write('empty.png'), write('word.png', 'word'), folder / 'no.png'],
         document=[write('empty.md'), folder, folder / 'no.md'],
         place=[texts[0], texts[0] / 'below', '/proc/nothing/below'],
@@ -204,11 +224,18 @@ def interrupt(*_):
 
 
 def offered(main):
-    """The options of a command, of its ``--help``."""
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        main(['--help'])
-    return set(re.findall(r'(?<![\w-])--[a-z][\w-]*', text.getvalue()))
+    """The options of a command, by their names."""
+    found = {}
+
+    def parse_args(parser, *_):
+        found.update((max(action.option_strings, key=len), action)
+                     for action in parser._actions if action.option_strings)
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(SystemExit):
+        patch.setattr(Parser, 'parse_args', parse_args)
+        main([])
+    return found
 
 
 def calls(tool, files, wrong, options):
@@ -227,8 +254,12 @@ def calls(tool, files, wrong, options):
     for option, values in OPTIONS.items():
         for value in values if option in options or option == '--no-such-option' else ():
             yield [*good(row), option, *value.replace('%%', '%').split()]
+    for option, action in options.items():
+        if action.choices or action.type in (int, float):
+            yield [*good(row), option, 'nothing']
     if '--device' in options and not torch.cuda.is_available():
         yield [*good(row), '--device', 'cuda']
+    yield [*good(row), 'many', 'words', 'too', 'many']
     for more in MORE.get(tool, ()):
         yield good(more.split())
 
@@ -236,7 +267,7 @@ def calls(tool, files, wrong, options):
 def complaint(main, words, folder, capsys):
     """What is wrong with the way in which a call is refused; None if nothing is."""
     capsys.readouterr()
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         main(words)
         status = 0
@@ -247,7 +278,7 @@ def complaint(main, words, folder, capsys):
     except BaseException as error:
         return f'{type(error).__name__}: {error}'
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     lines = [line for line in capsys.readouterr().err.splitlines()
              if not line.startswith('Downloading: ')]
     # the log of a run that did not start says why
@@ -266,15 +297,15 @@ def complaint(main, words, folder, capsys):
 def complained(capsys, monkeypatch, tmp_path, forget_runs):
     """``complained(main, words)``: see :func:`complaint`; in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    before = signal.signal(signal.SIGALRM, interrupt)
+    before = signal.signal(signal.SIGPROF, interrupt)
 
     def complained(main, words):
         forget_runs()
         return complaint(main, words, tmp_path, capsys)
 
     yield complained
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.signal(signal.SIGPROF, before)
 
 
 @pytest.mark.parametrize('tool', TOOLS)

@@ -6,7 +6,7 @@ the models have in common by position (first, second, ...); of one head, maps of
 attention and the whole affinity matrices (figure 7 of the paper: --layer -1 --head 0).
 Writes attention.json, entropy_*.png, maps.png and affinity.png.
 
-examples:
+Examples:
     python tools/analysis_tools/attention.py DENSE.py dense.pth DCS.py dcs.pth --names dense DCS
     python tools/analysis_tools/attention.py DCS.py dcs.pth --structures structure.json
 """

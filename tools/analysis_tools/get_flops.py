@@ -20,7 +20,9 @@ from mmengine.config import DictAction
 from mmkcr.apis import macs_report
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.count import counted_proposals
 from mmkcr.core import MacsReport, count_params
+from mmkcr.models.utils import find_task, macs_by_part, most_proposals
 from mmkcr.visualization import format_table
 
 
@@ -43,7 +45,8 @@ def describe(report: MacsReport, model: torch.nn.Module, shape: Sequence[int],
              depth: Optional[int]) -> Dict:
     """All that is printed, as JSON types."""
     content = dict(input_shape=list(shape), macs=report.total, params=count_params(model),
-                   operators=report.operators)
+                   operators=report.operators, parts=macs_by_part(report, find_task(model)),
+                   proposals=most_proposals(find_task(model)))
     if depth is not None:
         content['modules'] = {
             name: dict(macs=module_macs(report, name, module), params=count_params(module))
@@ -67,9 +70,10 @@ def print_tables(content: Dict) -> None:
     height, width = content['input_shape'][1:]
     print(f'One image of {height} x {width}: {content["macs"] / 1e9:.4g} G MACs, '
           f'{content["params"] / 1e6:.4g} M parameters')
-    rows = [(name, f'{macs / 1e9:.4g}', f'{macs / total:.1%}')
-            for name, macs in content['operators'].items()]
-    print(format_table(('operator', 'MACs (G)', 'share'), rows))
+    for what in ('operator', 'part'):
+        rows = [(name, f'{macs / 1e9:.4g}', f'{macs / total:.1%}')
+                for name, macs in content[f'{what}s'].items()]
+        print(format_table((what, 'MACs (G)', 'share'), rows))
     if 'modules' in content:
         rows = [(name, f'{v["macs"] / 1e9:.4g}', f'{v["macs"] / total:.1%}',
                  f'{v["params"] / 1e6:.4g}') for name, v in content['modules'].items()]
@@ -82,7 +86,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     quiet_hosts()
     config = load_config(args.config, args.cfg_options)
-    torch.manual_seed(0)  # a two-stage detector's head runs on what its random weights propose
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
         shape = image_shape(args.shape) if args.shape else default_shape(config, model)
@@ -92,6 +95,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         print(json.dumps(dict(config=args.config, **content), indent=2))
     else:
         print_tables(content)
+        if content['proposals'] is not None:
+            print(counted_proposals(model))
 
 
 if __name__ == '__main__':

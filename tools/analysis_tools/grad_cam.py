@@ -3,7 +3,7 @@
 Which parts of an image speak for its class: maps of the last layer with positions, by the
 library grad-cam (`pip install grad-cam`). Writes grad_cam.png: images, then a row a model.
 
-examples:
+Examples:
     python tools/analysis_tools/grad_cam.py DENSE.py dense.pth DCS.py dcs.pth --names dense DCS
 """
 

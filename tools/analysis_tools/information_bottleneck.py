@@ -4,7 +4,7 @@ For every checkpoint of every run: cross entropy and top-1 on the validation set
 I(X~, Y), IB and its bound on --split, of what the classifier reads. Prints a table; writes
 information_bottleneck.json and, of runs with several checkpoints, test_loss.png and ib.png.
 
-example:
+Example:
     python tools/analysis_tools/information_bottleneck.py \\
         --run dense DENSE.py work_dirs/dense/epoch_*.pth --run DCS DCS.py work_dirs/dcs/epoch_*.pth
 """
@@ -20,7 +20,7 @@ from mmkcr.evaluation.analysis import classification_scores, epoch_of, split_loa
 from mmkcr.evaluation.bottleneck import information_statistics
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.models.utils import find_task
-from mmkcr.visualization import format_table, plot_curve
+from mmkcr.visualization import format_table, plot_curve, shown
 
 COLUMNS = ('run', 'epoch', 'loss', 'top1', 'i_inputs', 'i_labels', 'ib', 'ibb')
 
@@ -45,7 +45,7 @@ def measure(name: str, config: str, checkpoints: Sequence[str], args: Any) -> Li
     """One row a checkpoint, by epoch."""
     settings = load_config(config)
     model, rows, loaders = build_model(settings).to(args.device), [], None
-    for position, path in enumerate(checkpoints, 1):
+    for position, path in enumerate(shown(checkpoints, name), 1):
         epoch = epoch_of(load_weights(model, path))
         # after the first weights, which are refused in no time
         loaders = loaders or [split_loader(settings, name) for name in (args.split, 'val')]

@@ -5,7 +5,7 @@ mode with test transforms; works with any mmpretrain classifier. Prints a
 table; writes OUT.json and, of several checkpoints, the curve OUT.png
 (figure 1 of the paper). KC depends on n: compare values of equal n only.
 
-example:
+Example:
   python tools/analysis_tools/kernel_complexity.py CONFIG epoch_10.pth epoch_20.pth --split train
 """
 

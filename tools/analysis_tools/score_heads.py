@@ -10,7 +10,7 @@ load_from='.../subnet.pth' trains.
 Without a checkpoint the weights are those that a training would start from (init_cfg): for
 replacement without a first fine-tuning.
 
-examples:
+Examples:
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --replace 12
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --replace 192 --scattered
   python -m torch.distributed.run --nproc_per_node 8 tools/analysis_tools/score_heads.py \\
@@ -72,9 +72,10 @@ def make_parser() -> Parser:
                         help='what takes their place (%(default)s)')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help="height and width that MACs are counted for; default: the config's")
-    parser.add_argument('--out', metavar='DIR', help='work_dirs/<config name>/slim')
+    parser.add_argument('--out', metavar='DIR', help='folder (work_dirs/<config name>/slim)')
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu', help='(%(default)s)')
-    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none')
+    parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
+                        help='job launcher (%(default)s)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
     add_trust_argument(parser)

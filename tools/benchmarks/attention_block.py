@@ -7,7 +7,7 @@ fused (scaled_dot_product_attention); mhsa-naive is attention that stores its ma
 ensembled weights are computed once before, as an exporter folds them. The file is written after
 each measurement.
 
-examples:
+Examples:
   python tools/benchmarks/attention_block.py --backbones base --repeats 5
   python tools/benchmarks/attention_block.py --sizes --backbones large --runtime openvino
   python tools/benchmarks/attention_block.py --device cuda --dtype fp16 --runtime compiled

@@ -42,7 +42,8 @@ def make_parser() -> Parser:
     parser.add_argument('--sites', nargs='+', help='kinds of site (those of compress)')
     parser.add_argument('--images', type=int, default=300, help='of calibration (%(default)s)')
     parser.add_argument('--batch-size', type=int, default=16, help='of calibration (%(default)s)')
-    parser.add_argument('--part', choices=('model', 'backbone'), help='whose MACs')
+    parser.add_argument('--part', choices=('model', 'backbone'),
+                        help='whose MACs (backbone of a detector or segmentor, else model)')
     parser.add_argument('--out', help='folder (work_dirs/benchmarks/compress_<config name>)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')

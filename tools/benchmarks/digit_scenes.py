@@ -8,7 +8,7 @@ writes table.txt, table.md and summary.json to the work dir.
 A second call reuses what is finished, and goes on where one was stopped. What is not as the
 configs expect it, after the whole schedules or a quarter of them, is told at the end.
 
-examples:
+Examples:
     python tools/benchmarks/digit_scenes.py
     python tools/benchmarks/digit_scenes.py --factor 0.25
     python tools/benchmarks/digit_scenes.py --backbone CHECKPOINT --tasks detection
@@ -45,8 +45,8 @@ from mmkcr.core import atomic_write, locked
 from mmkcr.visualization import format_table
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
-COLUMNS = ('model', 'params (k)', 'backbone MACs (M)', 'share', 'box AP', 'mask AP', 'mIoU (%)',
-           'ms / image', 'time')
+COLUMNS = ('model', 'params (k)', 'backbone MACs (M)', 'share', 'whole MACs (M)', 'box AP',
+           'mask AP', 'mIoU (%)', 'ms / image', 'time')
 NAMES = dict(detection='Mask R-CNN', segmentation='UPerNet')
 
 
@@ -81,9 +81,10 @@ def rows_of(result: Mapping[str, Any], latency: Mapping[str, Any]) -> List[Dict[
         rows.append(dict(
             task=result['task'], model=name, params=row['params'],
             backbone_macs=row['backbone']['macs'], share=row['backbone']['macs'] / dense,
-            box_ap=metrics.get('coco/bbox_mAP'), mask_ap=metrics.get('coco/segm_mAP'),
-            miou=metrics.get('mIoU'), ms_per_image=latency[name],
-            time=latency['ratio'] if name == 'slim' else 1., metrics=metrics))
+            whole_macs=row['backbone']['whole'], box_ap=metrics.get('coco/bbox_mAP'),
+            mask_ap=metrics.get('coco/segm_mAP'), miou=metrics.get('mIoU'),
+            ms_per_image=latency[name], time=latency['ratio'] if name == 'slim' else 1.,
+            metrics=metrics))
     return rows
 
 
@@ -93,9 +94,9 @@ def cells_of(row: Mapping[str, Any]) -> List[str]:
         return '' if row[key] is None else format(row[key] / scale, form)
 
     return [f'{NAMES[row["task"]]} {row["model"]}', text('params', '.1f', 1e3),
-            text('backbone_macs', '.2f', 1e6), text('share', '.1%'), text('box_ap', '.3f'),
-            text('mask_ap', '.3f'), text('miou', '.1f'), text('ms_per_image', '.2f'),
-            text('time', '.1%')]
+            text('backbone_macs', '.2f', 1e6), text('share', '.1%'), text('whole_macs', '.1f', 1e6),
+            text('box_ap', '.3f'), text('mask_ap', '.3f'), text('miou', '.1f'),
+            text('ms_per_image', '.2f'), text('time', '.1%')]
 
 
 def write(folder: Path, rows: Sequence[Mapping[str, Any]], **content: Any) -> str:

@@ -55,7 +55,7 @@ from mmkcr.apis.machine import hardware_name, versions_name
 from mmkcr.core import atomic_write
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.models.utils import find_task
-from mmkcr.visualization import format_table, shown
+from mmkcr.visualization import format_table
 
 COLUMNS = ('dense', 'slim', 'sites', 'part', 'height', 'width', 'runtime', 'threads', 'batch',
            'amp', 'device', 'clock', 'pairs', 'gmacs_dense', 'gmacs_slim', 'macs_ratio',
@@ -69,12 +69,13 @@ def make_parser() -> Parser:
     parser.add_argument('dense', help='config, checkpoint or ONNX file of one side')
     parser.add_argument('slim', nargs='?', help='of the other')
     parser.add_argument('--target-macs', nargs='+', default=[None], metavar='TARGET',
-                        help='random subnets of the dense side: 3.9G, 0.8 or 80%% of its MACs')
+                        help='random subnets of the dense side: 3.9G, 0.8 or 80%% of its '
+                        'MACs (none)')
     parser.add_argument('--sites', nargs='+', metavar='KIND', help='of random subnets; default: '
                         f'those of the backbone, else those of {", ".join(DEFAULT_SITES)} that it '
                         'has')
     parser.add_argument('--where', default='', metavar='REGEX',
-                        help='of the sites: part of the paths of their modules')
+                        help='of the sites: part of the paths of their modules (all)')
     parser.add_argument('--divisor', type=int, default=8,
                         help='with --target-macs, sizes are multiples of it (%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'), default='model',
@@ -247,7 +248,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     for target in args.target_macs:
         with contextlib.redirect_stdout(sys.stderr):
             pair = make_pair(args, target)
-        for runtime, batch, threads in shown(settings, 'Pairs', refresh=False):
+        for runtime, batch, threads in settings:
             with contextlib.redirect_stdout(sys.stderr):
                 row, timing = measure(pair, args, runtime, batch, threads)
             rows.append(row)

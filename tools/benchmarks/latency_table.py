@@ -40,7 +40,7 @@ def make_parser() -> Parser:
     parser.add_argument('--divisor', type=int, default=8, help='of the sizes (%(default)s)')
     parser.add_argument('--repeats', type=int, default=15, help='pairs (%(default)s)')
     parser.add_argument('--out', metavar='FILE',
-                        help='work_dirs/latency_tables/<config name>_<runtime>_<hardware>.json')
+                        help='(work_dirs/latency_tables/<config name>_<runtime>_<hardware>.json)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
     return parser

@@ -6,7 +6,7 @@ Moments are timed for a share of the rows and given for all. Memory is the proce
 device on CUDA), so widths are measured in ascending order. The file is written after each width.
 With --compare, errors of backward elimination over those of forward selection instead.
 
-examples:
+Examples:
   python tools/benchmarks/refit.py --widths 384 768
   python tools/benchmarks/refit.py --groups 8 --device cuda
   python tools/benchmarks/refit.py --compare 384

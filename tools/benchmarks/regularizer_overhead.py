@@ -12,7 +12,7 @@
 Prints tables; writes OUT.json and OUT.md with hardware and versions. Run it on a quiet machine:
 the load average is part of the record.
 
-example:
+Example:
   python tools/benchmarks/regularizer_overhead.py --batch 8 --pairs 24
 """
 

@@ -37,7 +37,7 @@ METHODS = dict(
     dwconv=('models/sites/head_operator.py', 'models/layers/operator_attention.py',
             'models/layers/head_operators.py', 'models/gates/top_k.py',
             'evaluation/head_scores.py'))
-_REGISTRARS = ('mlp_adapter', 'attention_adapter', 'stream_adapter')
+_REGISTRARS = ('mlp_adapter', 'attention_adapter', 'channel_adapter', 'stream_adapter')
 
 
 def lines(path: Path) -> int:

@@ -1,33 +1,36 @@
 """Time the first minutes of three users: of mmdet, of mmseg and of timm.
 
 Each path is what README.md says, line by line, in an empty folder, with a config of the host,
-random weights and a folder of images. Prints the number of lines and the seconds of each.
+random weights and a folder of images. Prints the number of lines, the seconds of each on the clock,
+and those of processors, which a busy machine does not lengthen.
 
 Example:
     python tools/benchmarks/user_paths.py --images data/digits/scenes/images/training --count 16
 """
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.calibration_data import SUFFIXES
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.machine import machine_info
-from mmkcr.visualization import format_table
+from mmkcr.visualization import format_table, shown
 
 HOSTS = dict(mmdet='mmdet::pvt/retinanet_pvtv2-b0_fpn_1x_coco.py',
              mmseg='mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py')
 TIMM = """import timm, torch
 from mmkcr.apis import compress
 model = timm.create_model('vit_tiny_patch16_224').eval()
-result = compress(model, torch.load('images.pt'), '60%')
+result = compress(model, torch.load('images.pt'), '{target}')
 result.structure.save('structure.json')
 """
 
@@ -48,21 +51,22 @@ class UserPath(NamedTuple):
     written: int
 
 
-def user_paths(images: Path, count: int) -> List[UserPath]:
+def user_paths(images: Path, count: int, target: str) -> List[UserPath]:
     """The three paths."""
     found = []
     for name, config in HOSTS.items():
-        lines = [['compress', config, 'dense.pth', '--target-macs', '60%', '--calibration',
+        lines = [['compress', config, 'dense.pth', '--target-macs', target, '--calibration',
                   str(images), '--images', str(count), '--batch-size', '4', '--out', 'slim'],
                  ['flops', 'slim/config.py'],
                  ['export', 'slim/config.py', 'slim/subnet.pth']]
         found.append(UserPath(name, Path(config).stem, lines, len(lines)))
-    found.append(UserPath('timm', 'vit_tiny_patch16_224', [['-c', TIMM]], TIMM.count('\n')))
+    found.append(UserPath('timm', 'vit_tiny_patch16_224', [['-c', TIMM.format(target=target)]],
+                          TIMM.count('\n')))
     return found
 
 
-def run(path: UserPath, folder: Path, count: int) -> List[float]:
-    """Seconds of each line.
+def run(path: UserPath, folder: Path, count: int) -> List[Tuple[float, float]]:
+    """Seconds of each line, on the clock and of processors.
 
     Raises:
         RuntimeError: A line failed.
@@ -76,14 +80,20 @@ def run(path: UserPath, folder: Path, count: int) -> List[float]:
         base = [sys.executable]
     seconds = []
     for line in path.lines:
-        start = time.perf_counter()
+        start = time.perf_counter(), _children()
         done = subprocess.run([*base, *line], cwd=folder, capture_output=True, text=True,
                               env=_environment())
-        seconds.append(time.perf_counter() - start)
+        seconds.append((time.perf_counter() - start[0], _children() - start[1]))
         if done.returncode:
             raise RuntimeError(f'expected `{line[0]}` of the path of {path.name} to end, found '
                                f'status {done.returncode}: {done.stderr[-500:]}')
     return seconds
+
+
+def _children() -> float:
+    """Seconds of processors that ended child processes took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _environment() -> Dict[str, str]:
@@ -99,23 +109,31 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument('--images', type=Path, required=True, help='folder of images')
     parser.add_argument('--count', type=int, default=16, help='of them (%(default)s)')
+    parser.add_argument('--target-macs', default='80%', help='of the dense model (%(default)s)')
     parser.add_argument('--only', choices=(*HOSTS, 'timm'), nargs='+',
                         default=(*HOSTS, 'timm'), help='paths (all)')
     args = parser.parse_args(argv)
     quiet_hosts()
     if not args.images.is_dir():
         raise FileNotFoundError(f'expected a folder of images at `{args.images}`, found none')
+    images = [path for path in args.images.rglob('*') if path.suffix.lower() in SUFFIXES]
+    if len(images) < args.count:
+        raise ValueError(f'expected at least {args.count} images below `{args.images}`, found '
+                         f'{len(images)}')
     rows = []
-    for path in user_paths(args.images.resolve(), args.count):
-        if path.name in args.only:
-            with tempfile.TemporaryDirectory() as folder:
-                seconds = run(path, Path(folder), args.count)
-            rows.append((path.name, path.model, path.written, f'{sum(seconds):.0f}',
-                         ', '.join(f'{value:.0f}' for value in seconds)))
+    paths = user_paths(args.images.resolve(), args.count, args.target_macs)
+    for path in shown([path for path in paths if path.name in args.only], 'Users'):
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = run(path, Path(folder), args.count)
+        wall, cpu = zip(*seconds)
+        rows.append((path.name, path.model, path.written, f'{sum(wall):.0f}',
+                     f'{sum(cpu):.0f}', ', '.join(f'{value:.0f}' for value in cpu)))
     machine = machine_info()
-    print(format_table(('path', 'model', 'lines', 'seconds', 'of each line'), rows))
+    print(format_table(('path', 'model', 'lines', 'seconds', 'of processors', 'of each line'),
+                       rows))
     print(f'{machine["cpu"]}, {machine["cores"]} cores, load {machine["load_average"]}, torch '
-          f'{machine["torch"]}, mmkcr {machine["mmkcr"]}; {args.count} images')
+          f'{machine["torch"]}, mmkcr {machine["mmkcr"]}; {args.count} images, '
+          f'target {args.target_macs}')
 
 
 if __name__ == '__main__':

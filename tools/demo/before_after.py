@@ -33,6 +33,7 @@ from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.latency import RUNTIMES, measure_pair
 from mmkcr.models.utils import find_backbone
 from mmkcr.visualization.figures import saved_figure
+from mmkcr.visualization.progress import shown
 
 SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp')
 SIDE = 512  # an image is enlarged until just not longer
@@ -112,7 +113,7 @@ def draw(built: Any, images: Sequence[Path],
     if not isinstance(meta.get('palette'), (list, tuple)):
         meta['palette'] = palette(len(meta['classes']))
     built.visualizer.dataset_meta = meta
-    for path in images:
+    for path in shown(images, 'Images'):
         np.random.seed(0)  # mmdet varies the colors of masks
         found = built(str(path), return_datasamples=True)
         sample, = found['predictions'] if isinstance(found, dict) else [found]

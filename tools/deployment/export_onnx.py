@@ -43,7 +43,8 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('config', help='config of a deployment, retraining or dense model')
     parser.add_argument('checkpoint', nargs='?', help='its checkpoint; default: random weights')
-    parser.add_argument('--out', metavar='FILE', help='work_dirs/<config name>/<config name>.onnx')
+    parser.add_argument('--out', metavar='FILE',
+                        help='(work_dirs/<config name>/<config name>.onnx)')
     parser.add_argument('--backbone', action='store_true', help='the feature maps only')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help="height and width, or one number for both; default: the config's")

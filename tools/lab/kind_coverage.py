@@ -169,7 +169,7 @@ FAMILIES: Dict[str, Family] = {
     'EfficientViT': _mm('mmkcr', 'EfficientViT', arch=dict(
         widths=[8, 16, 24], depths=[1, 1, 1], head_dim=8, attention_stages=1), other=(64, 96)),
     'MiT (SegFormer)': _mm('mmseg', 'MixVisionTransformer', embed_dims=16, num_stages=2,
-                           num_layers=[1, 1], num_heads=[1, 2], patch_sizes=[7, 3], strides=[4, 2],
+                           num_layers=[1, 1], num_heads=[2, 4], patch_sizes=[7, 3], strides=[4, 2],
                            sr_ratios=[2, 1], out_indices=(0, 1), mlp_ratio=2, other=(64, 96)),
     'PVT': _mm('mmdet', 'PyramidVisionTransformer', embed_dims=16, num_stages=2, num_layers=[1, 1],
                num_heads=[1, 2], patch_sizes=[4, 2], strides=[4, 2], paddings=[0, 0],

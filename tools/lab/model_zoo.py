@@ -16,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from mmkcr.apis.build import build_model, default_shape
 from mmkcr.apis.count import macs_report
 from mmkcr.apis.slim import slim
-from mmkcr.core import MacsReport, count_params
-from mmkcr.models.utils import counted_part, search_space
+from mmkcr.core import MacsReport
+from mmkcr.models.searchable import SearchableBackbone
+from mmkcr.models.utils import counted_part, online_params, search_space
 from mmkcr.registry import MODELS
 
 Target = Union[str, int, float]
@@ -30,7 +31,7 @@ class ModelSize(NamedTuple):
     Args:
         macs (int): Multiply-accumulates for one image, attention products
             included.
-        params (int): Parameters.
+        params (int): Parameters, without those of a momentum copy.
         attention (int): The attention products among the ``macs``.
         keep (float): Share of the channels kept, over all sites.
     """
@@ -97,7 +98,8 @@ def uniform_subnet(model: Mapping[str, Any], target: Target,
         ValueError: The target is out of reach.
     """
     model = copy.deepcopy(ConfigDict(model))
-    model.backbone.gates = dict(MODELS.get(model.backbone.type).unlearned_gates)
+    cls = MODELS.get(model.backbone.type)
+    model.backbone.gates = dict(getattr(cls, 'unlearned_gates', SearchableBackbone.unlearned_gates))
     supernet = _build(model, scope)
     for gate in search_space(supernet).gates().values():
         if gate.options() is None:
@@ -142,7 +144,7 @@ def model_size(config: Config, target: Optional[Target] = None,
     kept = [(len(site.kept), site.total) for site in structure.sites.values()] if structure \
         else [(1, 1)]
     keep = sum(size for size, _ in kept) / sum(total for _, total in kept)
-    return ModelSize(report.total, count_params(model), attention_macs(report), keep)
+    return ModelSize(report.total, online_params(model), attention_macs(report), keep)
 
 
 def _build(model: Mapping[str, Any], scope: str) -> nn.Module:

@@ -36,6 +36,9 @@ TABLE, ROWS, HASHES = 'README.md', 'models.json', 'SHA256SUMS'
 #: What a table shows of a metric's name, and the metrics that it shows.
 METRICS = {'accuracy/top1': 'top-1 {:.1f} %', 'coco/bbox_mAP': 'box AP {:.3f}',
            'coco/segm_mAP': 'mask AP {:.3f}', 'mIoU': 'mIoU {:.1f}'}
+#: The same as the metafiles have them: a name, and what makes per cent of it.
+RESULTS = {'accuracy/top1': ('Top 1 Accuracy', 1), 'coco/bbox_mAP': ('box AP', 100),
+           'coco/segm_mAP': ('mask AP', 100), 'mIoU': ('mIoU', 1)}
 
 
 class Trained(NamedTuple):
@@ -48,6 +51,7 @@ class Trained(NamedTuple):
         log (Path, optional): Of the last run; None of what was not trained.
         metrics (dict[str, float]): Of its last validation; empty if there was none.
         command (str): That makes it again.
+        data (str): That it was trained on, as the metafile says; '' of a config of others.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Trained(NamedTuple):
     log: Optional[Path]
     metrics: Dict[str, float]
     command: str
+    data: str = ''
 
 
 def read_work_dir(folder: Path, name: str = '') -> Trained:
@@ -82,7 +87,7 @@ def read_work_dir(folder: Path, name: str = '') -> Trained:
     stem = configs[0].stem
     logs = sorted(folder.glob('*/*.log'))
     return Trained(name or stem, configs[0], Path(checkpoint), logs[-1] if logs else None,
-                   last_metrics(folder), f'mmkcr train {_shipped(stem)}')
+                   last_metrics(folder), f'mmkcr train {_shipped(stem)}', _data(stem))
 
 
 def _shipped(stem: str) -> str:
@@ -94,6 +99,10 @@ def _shipped(stem: str) -> str:
     return path[path.index('configs/'):]
 
 
+def _data(stem: str) -> str:
+    return (model_index().get(stem) or {}).get('Metadata', {}).get('Training Data', '')
+
+
 def _compressed(folder: Path, name: str) -> Trained:
     structure = Structure.load(folder / STRUCTURE)
     source, macs = structure.provenance, structure.macs
@@ -103,7 +112,7 @@ def _compressed(folder: Path, name: str) -> Trained:
                f'{source.get("target", macs["subnet"])} --images '
                f'{source["calibration"]["images"]} --seed {source["calibration"]["seed"]}')
     return Trained(name or f'{stem}_compress-{macs["subnet"] / macs["dense"]:.0%}'.rstrip('%'),
-                   folder / CONFIG, folder / WEIGHTS, None, {}, command)
+                   folder / CONFIG, folder / WEIGHTS, None, {}, command, _data(stem))
 
 
 def last_metrics(folder: Path) -> Dict[str, float]:
@@ -123,11 +132,13 @@ class Options(NamedTuple):
         runtime (str): Of :data:`~mmkcr.apis.latency.RUNTIMES`.
         repeats (int): Pairs; 0: no times.
         evaluate (bool): Test every model on its own test set instead of quoting its log.
+        half (bool): Store matrices in 16 bits.
     """
 
     runtime: str = 'onnxruntime'
     repeats: int = 30
     evaluate: bool = False
+    half: bool = False
 
 
 def release(folders: Sequence[str], out: Path, options: Options) -> List[Dict[str, Any]]:
@@ -170,7 +181,7 @@ def release(folders: Sequence[str], out: Path, options: Options) -> List[Dict[st
 def assets(model: Trained, out: Path, options: Options) -> Dict[str, Any]:
     """Files and row of one model."""
     config = load_config(model.config)
-    published = publish(model.config, model.checkpoint, out, model.name)
+    published = publish(model.config, model.checkpoint, out, model.name, half=options.half)
     files = [published.path.name, f'{model.name}.py']
     structure = published.meta['structure']
     if structure is not None:
@@ -183,8 +194,13 @@ def assets(model: Trained, out: Path, options: Options) -> Dict[str, Any]:
     write_config(config, out / f'{model.name}.py', published.path.name)
     metrics = test_metrics(config, published.path) if options.evaluate else model.metrics
     return dict(name=model.name, files=files, bytes=published.bytes['published'],
-                params=published.meta['params'], metrics=metrics, command=model.command,
+                params=published.meta['params'], metrics=metrics, results=_results(metrics),
+                data=model.data, command=model.command,
                 seed=published.meta['provenance']['seed'], **times(config, options))
+
+
+def _results(metrics: Dict[str, float]) -> Dict[str, float]:
+    return {RESULTS[key][0]: round(RESULTS[key][1] * value, 1) for key, value in metrics.items()}
 
 
 def write_config(config: Config, path: Path, weights: str) -> None:

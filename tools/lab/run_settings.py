@@ -94,7 +94,8 @@ def prepare_run(config: Config, seed: int, epochs_factor: float = 1.,
     config.randomness.seed = seed
     for name in ('train', 'val', 'test'):
         # a digit takes 0.2 ms to load: no worker pays off
-        config[f'{name}_dataloader'].update(num_workers=0, persistent_workers=False)
+        if config.get(f'{name}_dataloader') is not None:
+            config[f'{name}_dataloader'].update(num_workers=0, persistent_workers=False)
     if train_slice:
         hold_out_of_train(config)
     checkpoint = config.default_hooks.checkpoint

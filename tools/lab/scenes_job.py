@@ -165,8 +165,9 @@ def run_task(task: str, options: ScenesOptions, backbone: str, say: Say) -> Dict
 
 
 def backbone_macs(model: nn.Module, config: Config) -> Mapping[str, float]:
-    """MACs of the backbone at the size of the scenes."""
-    return dict(macs=count_macs(find_backbone(model), default_shape(config, build_model(config))))
+    """MACs of the backbone, and of the whole model, at the size of the scenes."""
+    shape = default_shape(config, build_model(config))
+    return dict(macs=count_macs(find_backbone(model), shape), whole=count_macs(model, shape))
 
 
 def shorten(config: Config, factor: float) -> Config:

@@ -51,13 +51,16 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Write or check."""
     parser = Parser(__doc__)
     parser.add_argument('--check', action='store_true', help='write nothing, compare')
+    parser.add_argument('--out', type=Path, default=FOLDER, metavar='DIR',
+                        help='folder (docs/images/badges)')
     args = parser.parse_args(argv)
     stale = []
     for name, text in badges().items():
-        path = FOLDER / f'{name}.svg'
+        path = args.out / f'{name}.svg'
         if not path.is_file() or path.read_text() != text:
             stale.append(name)
             if not args.check:
+                args.out.mkdir(parents=True, exist_ok=True)
                 with atomic_write(path) as temporary:
                     temporary.write_text(text)
     print(f'{"stale" if args.check else "written"}: {", ".join(stale) or "none"}')

@@ -54,7 +54,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Write or check the table."""
     parser = Parser(__doc__)
     parser.add_argument('--check', action='store_true', help='write nothing, compare')
-    parser.add_argument('--path', type=Path, default=PATH, help='the document')
+    parser.add_argument('--path', type=Path, default=PATH, help='the document (docs/coverage.md)')
     args = parser.parse_args(argv)
     quiet_hosts()
     text = args.path.read_text()

@@ -79,10 +79,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Count, and write or check."""
     parser = Parser(__doc__)
     parser.add_argument('--check', action='store_true', help='write nothing, compare')
-    parser.add_argument('--only', default='', metavar='TEXT', help='models whose name has it')
+    parser.add_argument('--only', default='', metavar='TEXT', help='models whose name has it (all)')
     args = parser.parse_args(argv)
     quiet_hosts()
     found = sorted((ROOT / 'configs').glob('*/metafile.yml'))
+    if not any(args.only in entry['Name'] for path in found
+               for entry in yaml.safe_load(path.read_text())['Models']):
+        raise ValueError(f'expected text of a name of a model as `--only`, found `{args.only}`')
     stale = [name for path in found for name in update(path, args.check, args.only)]
     for name in stale:
         print(f'{"stale" if args.check else "counted"}: {name}')

@@ -10,6 +10,7 @@ Examples:
     python tools/model_zoo/release.py work_dirs/kcr-dense_vit-mini_1xb64_digits \\
         work_dirs/kcr-dense_vit-mini_1xb64_digits/compress --out release --evaluate
     python tools/model_zoo/release.py vit-mini_half=slim --out release --runtime openvino
+    python tools/model_zoo/release.py compress-30_vit-mini_digits=slim --out zoo --half --evaluate
 """
 
 import contextlib
@@ -37,6 +38,8 @@ def make_parser() -> Parser:
                         help='pairs that are timed; 0: none (%(default)s)')
     parser.add_argument('--evaluate', action='store_true',
                         help='test every published file instead of quoting its log')
+    parser.add_argument('--half', action='store_true',
+                        help='store matrices in 16 bits: half the size')
     add_trust_argument(parser)
     return parser
 
@@ -50,7 +53,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         raise ValueError(f'expected `--repeats` of at least 0, found {args.repeats}')
     out = Path(args.out)
     with contextlib.redirect_stdout(sys.stderr):
-        rows = release(args.work_dirs, out, Options(args.runtime, args.repeats, args.evaluate))
+        rows = release(args.work_dirs, out, Options(args.runtime, args.repeats, args.evaluate,
+                                                     args.half))
     print((out / TABLE).read_text(), end='')
     print(f'Wrote {sum(len(row["files"]) for row in rows)} files of {len(rows)} models to {out}, '
           f'with {HASHES}')

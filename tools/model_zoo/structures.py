@@ -34,7 +34,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Write or compare."""
     parser = Parser(__doc__)
     parser.add_argument('--check', action='store_true', help='write nothing, compare')
-    parser.add_argument('--only', default='', metavar='TEXT', help='files whose name has it')
+    parser.add_argument('--only', default='', metavar='TEXT', help='files whose name has it (all)')
     parser.add_argument('--out', type=Path, default=FOLDER, metavar='DIR',
                         help='folder (configs/structures)')
     args = parser.parse_args(argv)
@@ -42,6 +42,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     models = [entry for path in sorted((ROOT / 'configs').glob('*/metafile.yml'))
               for entry in yaml.safe_load(path.read_text())['Models']]
     found = [want for want in wanted(models, ROOT) if args.only in want.name]
+    if not found:
+        raise ValueError(f'expected text of a name of a structure as `--only`, found `{args.only}`')
     stale = []
     with tempfile.TemporaryDirectory() as folder:
         for want in shown(found, 'Structures'):

@@ -7,7 +7,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.datasets.label_check import watch_labels
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.utils import find_task, is_self_supervised, unwrap
 from mmkcr.registry import HOOKS
 
 
@@ -18,15 +18,20 @@ class ClassCheckHook(Hook):
     The hosts do not, in general: a head for fewer classes stops in the middle
     of a loss or of a metric, one for more trains. Masks of semantic
     segmentation are looked at when they are loaded, see
-    :class:`~mmkcr.datasets.label_check.CheckSegLabels`. ``tools/train.py`` and
-    ``tools/test.py`` use it.
+    :class:`~mmkcr.datasets.label_check.CheckSegLabels`. Where none are needed, in
+    self-supervised training, a note in the log says that labels are not read.
+    ``tools/train.py`` and ``tools/test.py`` use it.
     """
 
     priority = 'VERY_HIGH'
 
     def before_train(self, runner: Runner) -> None:
         """Check the training set, and the validation set if there is one."""
-        check_classes(runner.model, runner.train_dataloader.dataset, 'training')
+        dataset, task = runner.train_dataloader.dataset, find_task(unwrap(runner.model))
+        check_classes(runner.model, dataset, 'training')
+        if is_self_supervised(task) and (getattr(dataset, 'metainfo', None) or {}).get('classes'):
+            runner.logger.info(f'`{type(task).__name__}` learns without labels: those of the '
+                               f'training set (`{type(dataset).__name__}`) are not read')
         if runner.val_loop is not None:
             check_classes(runner.model, runner.val_dataloader.dataset, 'validation')
 

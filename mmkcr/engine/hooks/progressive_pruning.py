@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from mmkcr.core import TOLERANCE, MacsModel, can_meet, choose_options, parse_target
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.searchable import SearchSpace
-from mmkcr.models.utils import search_space, unwrap
+from mmkcr.models.utils import renew_record, search_space, unwrap
 from mmkcr.registry import HOOKS
 
 
@@ -204,8 +204,7 @@ class ProgressivePruningHook(Hook):
             average = getattr(hook, 'ema_model', None)
             if average is not None:
                 yield search_space(average.module)
-                average.avg_parameters = average.module.state_dict() if average.update_buffers \
-                    else dict(average.module.named_parameters())
+                renew_record(average)
 
     @staticmethod
     def _renew(runner: Runner) -> None:

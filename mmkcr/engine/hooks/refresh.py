@@ -1,16 +1,18 @@
 """What hooks that refresh a regulariser from the training set's features have in common."""
 
 from abc import abstractmethod
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import torch
+from mmengine.dataset import Compose
 from mmengine.dist import broadcast
 from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mmkcr.evaluation.features import find_pipeline, undisturbed, with_pipeline
-from mmkcr.models.utils import unwrap
+from mmkcr.engine.compressed_config import image_size
+from mmkcr.evaluation.features import find_pipeline, plain_pipeline, undisturbed, with_pipeline
+from mmkcr.models.utils import find_task, is_self_supervised, unwrap
 from .scheduled import ScheduledHook
 from .warmup_switch import find_regularizer
 
@@ -34,12 +36,16 @@ class RefreshHook(ScheduledHook):
         interval (int): Steps between refreshes.
         loss (str): Name in ``RegularizedModel.regularizers``.
         dataloader (dict | DataLoader, optional): The samples. Defaults to None: the
-            training set with the transforms of the validation set.
+            training set with the transforms of the validation set; where there is none, in
+            self-supervised training, resized and cropped in the centre
+            (:func:`~mmkcr.evaluation.features.plain_pipeline`).
         seed (int): Of what is drawn. Defaults to 0.
         by_epoch (bool): Whether steps are epochs. Defaults to True.
+        pipeline (Sequence[dict], optional): Transforms of the training set's samples in the place
+            of those of the validation set. Defaults to None.
 
     Raises:
-        ValueError: ``interval`` is below 1.
+        ValueError: ``interval`` is below 1, or ``dataloader`` and ``pipeline`` are given.
     """
 
     priority = 'NORMAL'
@@ -49,13 +55,17 @@ class RefreshHook(ScheduledHook):
                  loss: str,
                  dataloader: Optional[Union[Dict, DataLoader]] = None,
                  seed: int = 0,
-                 by_epoch: bool = True) -> None:
+                 by_epoch: bool = True,
+                 pipeline: Optional[Sequence[Dict]] = None) -> None:
         super().__init__(by_epoch)
+        if dataloader is not None and pipeline is not None:
+            raise ValueError('expected `dataloader` (all of the samples) or `pipeline` (their '
+                             f'transforms) of {type(self).__name__}, found both')
         if interval < 1:
             raise ValueError(f'expected interval >= 1, found `{interval}` in '
                              f'{type(self).__name__}')
         self.interval, self.loss = interval, loss
-        self.dataloader, self.seed = dataloader, seed
+        self.dataloader, self.pipeline, self.seed = dataloader, pipeline, seed
 
     @abstractmethod
     def check(self, loss: nn.Module) -> None:
@@ -121,9 +131,15 @@ class RefreshHook(ScheduledHook):
             loader = runner.build_dataloader(self.dataloader) if isinstance(
                 self.dataloader, dict) else self.dataloader
             return loader.dataset, loader
-        if runner.val_loop is None:
-            raise ValueError('expected a val_dataloader (its test transforms are used) or '
-                             f'`dataloader=` of {type(self).__name__}, found neither')
-        pipeline = find_pipeline(runner.val_loop.dataloader.dataset)
         train = runner.train_dataloader
+        if self.pipeline is not None:
+            pipeline = Compose(self.pipeline)
+        elif runner.val_loop is not None:
+            pipeline = find_pipeline(runner.val_loop.dataloader.dataset)
+        elif is_self_supervised(find_task(unwrap(runner.model))):
+            size = image_size(runner.cfg)
+            pipeline = plain_pipeline(find_pipeline(train.dataset), size[1:])
+        else:
+            raise ValueError('expected a val_dataloader (its test transforms are used) or '
+                             f'`pipeline=` of {type(self).__name__}, found neither')
         return with_pipeline(train.dataset, pipeline), train

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmkcr.engine.optimizers import check_optimizers, gate_parameters
 from mmkcr.engine.reproducible import average_gradients
-from mmkcr.models.utils import unwrap
+from mmkcr.models.utils import held_copies, unwrap
 
 
 class BilevelSteps:
@@ -49,7 +49,8 @@ class BilevelSteps:
 
     def _step_architecture(self, batch: Sequence[dict]) -> Dict[str, Tensor]:
         wrapper: OptimWrapper = self.runner.optim_wrapper['architecture']
-        with wrapper.optim_context(self._module):
+        # momentum copies average the weights, once for every step of these
+        with wrapper.optim_context(self._module), held_copies(self._module):
             data = self._module.data_preprocessor(batch, True)
             losses = self._module._run_forward(data, mode='loss')
         loss, logs = self._module.parse_losses(losses)

@@ -1,12 +1,15 @@
-"""Adapters: where the MLPs, the attention and the residual streams of host networks are."""
+"""Adapters: where the MLPs, the attention, the channels and the residual streams of hosts are."""
 
-from . import attentions, mlps, streams  # noqa: F401  (they register themselves)
+from . import attentions, channels, mlps, streams  # noqa: F401  (they register themselves)
 from .views import (
     AttentionView,
+    ChannelView,
     MLPView,
     StreamView,
     attention_adapter,
     attention_views,
+    channel_adapter,
+    channel_views,
     mlp_adapter,
     mlp_views,
     simple_mlp,
@@ -15,6 +18,7 @@ from .views import (
 )
 
 __all__ = [
-    'AttentionView', 'MLPView', 'StreamView', 'attention_adapter', 'attention_views',
-    'mlp_adapter', 'mlp_views', 'simple_mlp', 'stream_adapter', 'stream_views'
+    'AttentionView', 'ChannelView', 'MLPView', 'StreamView', 'attention_adapter',
+    'attention_views', 'channel_adapter', 'channel_views', 'mlp_adapter', 'mlp_views',
+    'simple_mlp', 'stream_adapter', 'stream_views'
 ]

@@ -17,6 +17,7 @@ from mmkcr.models.layers.sized_attention import (
     SizedBEiTAttention,
     SizedEvaAttention,
     SizedHuggingFaceAttention,
+    SizedMultiheadAttention,
     SizedTimmBEiTAttention,
     SizedWindowAttentionV2,
     SizedWindowMSA,
@@ -186,6 +187,47 @@ def _resize_nested(layer: nn.Module, heads: int, width: int) -> nn.Module:
     layer.num_attention_heads, layer.attention_head_size = heads, width
     layer.all_head_size = heads * width
     return layer
+
+
+@attention_adapter('mmcv.cnn.bricks.transformer.MultiheadAttention')
+def torch_attention(module: nn.Module) -> Dict[str, Any]:
+    """mmcv's attention around ``nn.MultiheadAttention`` (DETR, DINO, Mask2Former ...)."""
+    inner = module.attn
+    if type(inner) not in (nn.MultiheadAttention, SizedMultiheadAttention):
+        raise Unsupported(f'`{type(inner).__name__}` has no adapter')
+    if inner.in_proj_weight is None or inner.bias_k is not None or inner.add_zero_attn or \
+            inner.batch_first:
+        raise Unsupported('an `nn.MultiheadAttention` with other widths of keys and values, keys '
+                          'of its own, or the batch first')
+    return dict(path='attn', projections=(), output='attn.out_proj', heads=inner.num_heads,
+                width=inner.head_dim, called=False, extra=_along_torch,
+                opened=partial(_open, SizedMultiheadAttention),
+                resize=partial(_record, ('num_heads', ), ''),
+                why_no_width='its queries, keys and values are no layers')
+
+
+def _along_torch(layer: nn.Module) -> List[Axis]:
+    return [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
+
+
+def _open(cls: Type[nn.Module], layer: nn.Module) -> nn.Module:
+    return layer if isinstance(layer, cls) else take_over(cls, layer)
+
+
+@attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
+def deformable_attention(module: nn.Module) -> Dict[str, Any]:
+    """mmcv's deformable attention, whose heads sample the values at places of their own."""
+    return dict(projections=('value_proj', ), fused=1, output='output_proj',
+                heads=module.num_heads, width=module.value_proj.out_features // module.num_heads,
+                of_heads=_along_samples, resize=partial(_record, ('num_heads', ), ''),
+                why_no_width='its heads have no queries and keys')
+
+
+def _along_samples(layer: nn.Module) -> List[Axis]:
+    samples = layer.num_levels * layer.num_points
+    return [Axis(part, name, inner=inner) for part, inner in (
+        (layer.sampling_offsets, 2 * samples), (layer.attention_weights, samples))
+        for name in ('weight', 'bias')]
 
 
 def _fused(module: nn.Module, width: int = 0) -> Dict[str, Any]:

@@ -6,7 +6,19 @@ known class has the same adapter unless it has one of its own.
 """
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from torch import nn
 
@@ -83,6 +95,10 @@ class AttentionView:
         why_no_width (str): Why the width of heads cannot shrink, if so.
         called (bool): Whether the projections are called as modules, so that hooks see queries
             and keys. Defaults to True.
+        of_heads (Callable, optional): Takes the module; gives further axes with heads as units.
+            Defaults to none.
+        opened (Callable, optional): Takes the module; gives one that computes the same and calls
+            its output projection as a module. Defaults to None: it does so itself.
     """
 
     path: str
@@ -95,6 +111,45 @@ class AttentionView:
     extra: Optional[Callable[[nn.Module], List[Axis]]] = None
     why_no_width: str = ''
     called: bool = True
+    of_heads: Optional[Callable[[nn.Module], List[Axis]]] = None
+    opened: Optional[Callable[[nn.Module], nn.Module]] = None
+
+
+class Reads(NamedTuple):
+    """A layer that reads channels.
+
+    Args:
+        path (str): Of a linear layer or convolution, from the host.
+        inner (int): Consecutive inputs of one channel (49 of a flattened 7 x 7 map). Defaults to
+            1.
+        before (tuple[int | str, ...], optional): Where it reads several layers one after the
+            other: numbers of channels, or paths of the layers that write them, in front of these.
+            Defaults to None: it reads nothing else.
+    """
+
+    path: str
+    inner: int = 1
+    before: Optional[Tuple[Union[int, str], ...]] = None
+
+
+@dataclass(frozen=True)
+class ChannelView:
+    """Channels that some layers write, together as a sum or side by side, and others read.
+
+    Args:
+        writers (tuple[str, ...]): Linear layers and convolutions; the first names the site.
+        readers (tuple[Reads, ...]): Layers that read them, and nothing else does.
+        norms (tuple[str, ...]): Norm behind each writer; '' where there is none. Defaults to none.
+        resize (Callable, optional): Takes the module of the adapter and the number of channels
+            that are left; sets what no weight shows. Defaults to nothing.
+        path (str): Of the module of the adapter.
+    """
+
+    writers: Tuple[str, ...]
+    readers: Tuple[Reads, ...]
+    norms: Tuple[str, ...] = ()
+    resize: Optional[Callable[[nn.Module, int], None]] = None
+    path: str = ''
 
 
 class StreamView:
@@ -133,6 +188,7 @@ Adapter = Callable[..., Any]
 _MLPS: Dict[str, Adapter] = {}
 _ATTENTIONS: Dict[str, Adapter] = {}
 _STREAMS: Dict[str, Adapter] = {}
+_CHANNELS: Dict[str, Adapter] = {}
 
 
 def qualified_names(module: nn.Module) -> List[str]:
@@ -161,6 +217,11 @@ def attention_adapter(*names: str) -> Callable[[Adapter], Adapter]:
 def stream_adapter(*names: str) -> Callable[[Adapter], Adapter]:
     """Register ``adapter(host)``, which gives a list of :class:`StreamView` of a whole host."""
     return _register(_STREAMS, names)
+
+
+def channel_adapter(*names: str) -> Callable[[Adapter], Adapter]:
+    """Register ``adapter(module)``, which gives a list of :class:`ChannelView` arguments."""
+    return _register(_CHANNELS, names)
 
 
 def simple_mlp(name: str, **arguments: Any) -> None:
@@ -238,6 +299,30 @@ def attention_views(host: nn.Module) -> List[Any]:
                      output=_absolute(path, local['output']),
                      path=_absolute(path, local.get('path', '')) or path)
         views.append(AttentionView(**local))
+    return views
+
+
+def channel_views(host: nn.Module) -> List[Any]:
+    """Views of channels between layers of heads and necks; see :func:`mlp_views`."""
+    views: List[Any] = []
+    for path, module in host.named_modules():
+        adapter = _found(_CHANNELS, module)
+        if adapter is None:
+            continue
+        try:
+            found = adapter(module)
+        except Unsupported as reason:
+            views.append(Unsupported(f'{reason} at `{path}`'))
+            continue
+        for local in found:
+            readers = tuple(reads._replace(
+                path=_absolute(path, reads.path), before=None if reads.before is None else tuple(
+                    item if isinstance(item, int) else _absolute(path, item)
+                    for item in reads.before)) for reads in local['readers'])
+            views.append(ChannelView(**{
+                **local, 'path': path, 'readers': readers,
+                'writers': _absolute(path, local['writers']),
+                'norms': _absolute(path, local.get('norms', ()))}))
     return views
 
 

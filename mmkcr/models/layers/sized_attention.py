@@ -162,3 +162,36 @@ class SizedEvaAttention(SizedAttention):
         drop = self.attn_drop.p if self.training else 0.
         out = F.scaled_dot_product_attention(q, k, v, attn_mask, drop, scale=self.scale)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
+
+
+class SizedMultiheadAttention(nn.MultiheadAttention):
+    """PyTorch's ``nn.MultiheadAttention``, with any number of heads of the dense width.
+
+    Masks are taken to be alike for all heads, as those of the hosts are.
+    """
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor,
+                key_padding_mask: Optional[Tensor] = None, need_weights: bool = True,
+                attn_mask: Optional[Tensor] = None, **_: Any) -> Tuple[Tensor, None]:
+        """Attend: queries (L, B, C), keys and values (S, B, C); the weights are not returned."""
+        batch, parts = query.shape[1], self.in_proj_weight.chunk(3)
+        biases = (None, ) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        q, k, v = (F.linear(x, weight, bias).unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+                   for x, weight, bias in zip((query, key, value), parts, biases))
+        mask = None
+        if attn_mask is not None:
+            mask = _added(attn_mask, q)
+            if mask.ndim == 3:  # of every head
+                mask = mask.view(batch, -1, *mask.shape[1:])[:, :self.num_heads]
+        if key_padding_mask is not None:
+            padding = _added(key_padding_mask, q)[:, None, None]
+            mask = padding if mask is None else mask + padding
+        out = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.)
+        return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask as what is added to the scores; True is -inf."""
+    if mask.dtype != torch.bool:
+        return mask.to(like)
+    return like.new_zeros(mask.shape).masked_fill(mask, float('-inf'))

@@ -2,6 +2,7 @@
 
 from .attention_outputs import AttentionOutputs
 from .base import KINDS, find_sites, why_not
+from .channels import Channels
 from .embedding import Embedding
 from .head_operator import HeadOperatorSite
 from .heads import HeadChannels, Heads
@@ -10,6 +11,6 @@ from .mlp_hidden import MLPHidden
 from .qk_mask import QKMaskSite
 
 __all__ = [
-    'AttentionOutputs', 'Embedding', 'HeadChannels', 'HeadOperatorSite', 'Heads', 'KINDS',
-    'MLPChannels', 'MLPHidden', 'QKMaskSite', 'find_sites', 'why_not'
+    'AttentionOutputs', 'Channels', 'Embedding', 'HeadChannels', 'HeadOperatorSite', 'Heads',
+    'KINDS', 'MLPChannels', 'MLPHidden', 'QKMaskSite', 'find_sites', 'why_not'
 ]

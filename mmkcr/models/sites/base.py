@@ -161,14 +161,18 @@ def _nothing_found(host: nn.Module, kind: str, reasons: List[str]) -> str:
 
 
 def _check_axes(sites: Mapping[str, HostSite]) -> None:
-    """Refuse two sites along one axis of a tensor."""
-    claimed: Dict[Tuple[int, int], str] = {}
+    """Refuse two sites along one axis of a tensor, or along one part of it."""
+    claimed: Dict[Tuple[int, int], List[Tuple[int, int, str]]] = {}
     for name, site in sites.items():
         for axis in site.claims():
             if axis.value is None:
                 continue
-            first = claimed.setdefault((id(axis.value), axis.dim), name)
+            start, end = axis.span
+            others = claimed.setdefault((id(axis.value), axis.dim), [])
+            first = next((other for low, high, other in others
+                          if other != name and low < end and start < high), name)
             if first != name:
                 raise ValueError(f'expected kinds of site that share no axis of a tensor, found '
                                  f'`{first}` and `{name}` along one of '
                                  f'{tuple(axis.value.shape)}')
+            others.append((start, end, name))

@@ -15,6 +15,11 @@ class _AttentionWidth(AttentionSite):
     #: Channels of one unit.
     unit: int = 1
 
+    def open(self) -> None:
+        """Exchange a layer that does not call its output projection as a module."""
+        if self.view.opened is not None:
+            self._exchange(self.view.opened(self.owner))
+
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view, called = self.view, self.view.called
@@ -53,10 +58,12 @@ class _AttentionWidth(AttentionSite):
         present = self.kept
         kept = units if present is None else present[units]
         super().slice_units(units, optimizer)
-        resized = self.view.resize(self.owner, *self._shape(kept))
-        if resized is not self.owner:
+        self._exchange(self.view.resize(self.owner, *self._shape(kept)))
+
+    def _exchange(self, module: nn.Module) -> None:
+        if module is not self.owner:
             owner, _, name = self.path.rpartition('.')
-            setattr(self.module(owner), name, resized)
+            setattr(self.module(owner), name, module)
 
 
 @register_kind
@@ -71,6 +78,11 @@ class Heads(_AttentionWidth):
         site = cls(host, view, view.path, view.heads, view.heads)
         site.unit = view.width
         return site
+
+    def axes(self) -> List[Axis]:
+        """See :class:`~mmkcr.core.Site`."""
+        view = self.view
+        return [*super().axes(), *(view.of_heads(self.owner) if view.of_heads is not None else ())]
 
     def _shape(self, kept: Tensor) -> Tuple[int, int]:
         return len(kept), self.unit

@@ -1,7 +1,7 @@
 """Reading a layer's pooled features out of a running model."""
 
 from contextlib import contextmanager
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, List
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from mmkcr.models.utils import task_forward, unwrap
 
 
-def pool_features(output: Any) -> Tensor:
+def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
     """Pools a layer's output to one vector a sample.
 
     Args:
         output (Tensor | Sequence): (B, C) as it is, (B, N, C) averaged over tokens,
             (B, C, H, W) averaged over positions. Of a tuple or list (stages, or patch
             tokens beside a class token) the last item counts.
+        layer (str): Of which it is, for the message. Defaults to 'backbone'.
 
     Returns:
         Tensor: Features (B, d).
@@ -25,6 +26,10 @@ def pool_features(output: Any) -> Tensor:
     """
     while isinstance(output, (tuple, list)) and len(output):
         output = output[-1]
+    if isinstance(output, Tensor) and not output.is_floating_point():
+        raise TypeError(f'expected features from the tapped layer `{layer}`, found a tensor of '
+                        f'{output.dtype}: name the layer that gives them (`feature_layer`; of '
+                        'MAE `backbone.ln1`)')
     if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
         return output if output.ndim == 2 else output.mean((2, 3) if output.ndim == 4 else 1)
     found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -60,12 +65,14 @@ class FeatureTap:
     """Captures the pooled output, or input, of one layer during the ``with`` block.
 
     Gradients flow through the captured features. If the layer runs more than once,
-    the last run counts.
+    the last run counts, or with ``every`` each of them.
 
     Args:
         model (nn.Module): As in :func:`find_layer`.
         layer (str): The layer's path; with the suffix ':input' its first positional
             argument is captured instead of its output. Defaults to 'backbone'.
+        every (bool): Give the features of all runs, one below the other, such as those of the
+            views of self-supervised training. Defaults to False.
 
     Example:
         >>> with FeatureTap(model, 'head.fc:input') as tap:
@@ -73,30 +80,30 @@ class FeatureTap:
         >>> tap.features.shape  # (B, d)
     """
 
-    def __init__(self, model: nn.Module, layer: str = 'backbone') -> None:
-        self.layer = layer
+    def __init__(self, model: nn.Module, layer: str = 'backbone', every: bool = False) -> None:
+        self.layer, self.every = layer, every
         path, _, side = layer.partition(':')
         if side not in ('', 'input'):
             raise ValueError(f"expected a layer path with or without ':input', found `{layer}`")
         self._module = find_layer(model, path)
         self._takes_input = side == 'input'
-        self._features: Optional[Tensor] = None
+        self._runs: List[Tensor] = []
         self._handle = None
 
     @property
     def features(self) -> Tensor:
-        """Tensor: The features (B, d) of the last forward pass.
+        """Tensor: The features (B, d) of the last forward pass, or of all since the block began.
 
         Raises:
             RuntimeError: The layer has not run inside the block.
         """
-        if self._features is None:
+        if not self._runs:
             raise RuntimeError('expected a forward pass through the tapped layer, found none: '
                                f'`{self.layer}` has not run')
-        return self._features
+        return self._runs[0] if len(self._runs) == 1 else torch.cat(self._runs)
 
     def __enter__(self) -> 'FeatureTap':
-        self._features = None
+        self._runs = []
         self._handle = self._module.register_forward_hook(self._capture)
         return self
 
@@ -104,7 +111,8 @@ class FeatureTap:
         self._handle.remove()
 
     def _capture(self, module: nn.Module, args: tuple, output: Any) -> None:
-        self._features = pool_features(args[:1] if self._takes_input else output)
+        features = pool_features(args[:1] if self._takes_input else output, self.layer)
+        self._runs = [*self._runs, features] if self.every else [features]
 
 
 def feature_width(model: nn.Module, layer: str = 'backbone', size: int = 224) -> int:
@@ -118,13 +126,13 @@ def feature_width(model: nn.Module, layer: str = 'backbone', size: int = 224) ->
     """
     found = getattr(getattr(model, 'backbone', None), 'img_size', size)
     height, width = (found, found) if isinstance(found, int) else found
-    run = model.backbone if layer == 'backbone' else model
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad(), FeatureTap(model, layer) as tap:
             images = next(model.parameters()).new_zeros(1, 3, int(height), int(width))
-            run(images) if run is not model else task_forward(model, images.shape[1:])()
+            run = model.backbone if layer == 'backbone' else model
+            task_forward(run, images.shape[1:])()
         return tap.features.shape[1]
     finally:
         for module, mode in modes.items():

@@ -24,6 +24,9 @@ class RegularizedModel(BaseModel):
     that an ordinary config of the task model loads them; state of the
     regularisers is beside it under ``regularizers.<name>``.
 
+    In self-supervised training with several views of an image, the features are those of all
+    views in the online network, without those of a momentum copy.
+
     Args:
         architecture (dict | nn.Module): The task model.
         regularizers (dict[str, dict]): Regularisers by name, such as
@@ -77,29 +80,35 @@ class RegularizedModel(BaseModel):
         return MODELS.build(config)
 
     def forward(self,
-                inputs: Tensor,
+                inputs: Union[Tensor, List[Tensor]],
                 data_samples: Optional[List] = None,
                 mode: str = 'tensor') -> Any:
         """Run the task model; in mode ``'loss'`` add the regularisers.
 
         Args:
-            inputs (Tensor): Images, shape (B, C, H, W).
+            inputs (Tensor | list[Tensor]): Images, shape (B, C, H, W), or views of them.
             data_samples (list, optional): The task's data samples.
             mode (str): ``'tensor'``, ``'predict'`` or ``'loss'``.
 
         Returns:
             Any: What the task model returns; with ``'loss'`` its losses and
             ``loss_<name>`` of every active regulariser.
+
+        Raises:
+            ValueError: A regulariser needs more than features, and there are views.
         """
         if mode != 'loss':
             return self.architecture(inputs, data_samples, mode=mode)
         active = {name: term for name, term in self.regularizers.items() if term.active}
         if not active:
             return self.architecture(inputs, data_samples, mode='loss')
+        views = are_views(inputs)
+        if views:
+            _check_for_views(active)
         layers = {name: getattr(term, 'feature_layer', self.feature_layer)
                   for name, term in active.items()}
         with ExitStack() as stack:
-            taps = {layer: stack.enter_context(FeatureTap(self.architecture, layer))
+            taps = {layer: stack.enter_context(FeatureTap(self.architecture, layer, views))
                     for layer in dict.fromkeys(layers.values())}
             for term in active.values():
                 if hasattr(term, 'watch'):
@@ -139,6 +148,23 @@ class RegularizedModel(BaseModel):
         for key in [k for k in state_dict if k.startswith(prefix)]:
             if key[len(prefix):].split('.')[0] not in own:
                 state_dict[f'{prefix}{_PREFIX}{key[len(prefix):]}'] = state_dict.pop(key)
+
+
+def are_views(inputs: Any) -> bool:
+    """Whether a model's inputs are batches of several views, as in self-supervised training."""
+    return isinstance(inputs, (list, tuple)) and all(
+        isinstance(view, Tensor) and view.ndim == 4 for view in inputs)
+
+
+def _check_for_views(active: Mapping[str, nn.Module]) -> None:
+    """Refuse regularisers that need to know which image a feature is of."""
+    for name, term in active.items():
+        for need in ('inputs', 'indices', 'labels'):
+            if getattr(term, f'needs_{need}', False):
+                raise ValueError('expected regularisers of the features alone (such as '
+                                 "`mmkcr.KernelComplexityLoss` with form 'projection') in a "
+                                 f'training with several views of an image, found `{name}` '
+                                 f'(`{type(term).__name__}`), which needs {need}')
 
 
 def labels_of(data_samples: Optional[List]) -> Tensor:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from mmkcr.core import MacsModel, check_finite, check_finite_gates
 from mmkcr.models.gates import NoisyGate
 from mmkcr.models.gates.start import load_scores, start_from_scores
-from mmkcr.models.utils import counted_part, search_space, task_forward
+from mmkcr.models.utils import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
-from .regularized import RegularizedModel
+from .regularized import RegularizedModel, are_views
 
 
 @MODELS.register_module()
@@ -22,6 +22,9 @@ class SearchModel(RegularizedModel):
     and the regularisers. The gates' noise is a function of a seed and a step
     counter, both in the checkpoint, so that it is the same on every rank and
     goes on after a resume as if nothing had happened.
+
+    Of a self-supervised model with a momentum copy (MoCo v3, BYOL ...) the online backbone is
+    searched. The copy averages its weights and has its channels, noise included.
 
     Args:
         architecture (dict | nn.Module): The task model; its backbone is in the
@@ -52,6 +55,8 @@ class SearchModel(RegularizedModel):
             raise ValueError('expected a backbone with gates to search on (`gates=dict(type='
                              '"mmkcr.GumbelChannelGate")`), found a '
                              f'`{search_space(self.architecture).type_name}` without')
+        for copy in copied_spaces(self.architecture):
+            copy.follow(search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
         self.entropy_weight = entropy_weight
         self._noise_state = [torch.initial_seed() % 2**31, 0]
@@ -96,7 +101,8 @@ class SearchModel(RegularizedModel):
                 mode: str = 'tensor') -> Any:
         """As :meth:`RegularizedModel.forward`, with the price in mode ``'loss'``."""
         if mode == 'loss':
-            macs = self.macs_model(tuple(inputs.shape[1:]))
+            first = inputs[0] if are_views(inputs) else inputs
+            macs = self.macs_model(tuple(first.shape[1:]))
             self._resample()
         outputs = super().forward(inputs, data_samples, mode)
         if mode == 'loss':

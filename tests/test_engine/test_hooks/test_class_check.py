@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from mmpretrain.models import BaseSelfSupervisor
 from torch import nn
 
 from mmkcr.engine.hooks import ClassCheckHook
@@ -71,3 +72,24 @@ def test_every_data_set_of_a_run_is_looked_at(part):
     other(runner)
     with pytest.raises(ValueError, match='found 3'):
         start(runner)
+
+
+class Unlabelled(BaseSelfSupervisor):
+    """Learns without labels."""
+
+    def loss(self, inputs, data_samples):
+        return {}
+
+
+@pytest.mark.parametrize('model, classes, notes', [
+    (Unlabelled(nn.Identity()), ('a', 'b'), 1), (Unlabelled(nn.Identity()), (), 0),
+    (Task(2, 2, 2), ('a', 'b'), 0)])
+def test_labels_that_are_not_read_are_noted(model, classes, notes):
+    said = []
+    runner = SimpleNamespace(model=model, val_loop=None,
+                             train_dataloader=SimpleNamespace(dataset=data(classes)),
+                             logger=SimpleNamespace(info=said.append))
+    ClassCheckHook().before_train(runner)
+    assert len(said) == notes
+    assert all(text == '`Unlabelled` learns without labels: those of the training set '
+                       '(`SimpleNamespace`) are not read' for text in said)

@@ -214,12 +214,24 @@ def test_an_own_dataloader(build, toy):
     assert not isinstance(runner.train_dataloader.dataset, Subset)
 
 
+def test_own_transforms(build, toy):
+    """Of the training set, in the place of those of the validation set."""
+    expected, found = (build(hooks=[refresh(**kwargs)]) for kwargs in (
+        {}, dict(pipeline=toy.make_config('x').val_dataloader.dataset.pipeline)))
+    bases = []
+    for runner in (expected, found):
+        toy.refresh_only(runner)
+        bases.append(runner.model.regularizers['kcr'].basis)
+    assert torch.equal(*bases)
+
+
 @pytest.mark.parametrize('kwargs, message', [
     (dict(landmarks=25), 'at most n = 24 landmarks, found `25`'),
     (dict(landmarks=2), 'as many landmarks as the rank 3, found `2`'),
     (dict(loss='ib'), r"one of the regularizers \['kcr'\] of RegularizedModel, found `ib`"),
     (dict(solver='svd'), "solver 'nystrom' or 'exact', found `svd`"),
     (dict(interval=0), 'interval >= 1, found `0`'),
+    (dict(dataloader=dict(), pipeline=[]), '`pipeline` .* of NystromRefreshHook, found both'),
 ])
 def test_bad_input_is_one_sentence_before_any_training(build, toy, kwargs, message):
     with pytest.raises(ValueError, match=message):

@@ -97,7 +97,7 @@ def test_how_many_cells_hold():
     assert count['timm', 'mlp_channels'] >= 8
     assert min(count[library, kind] for library in ('mmseg', 'mmdet')
                for kind in ('mlp_hidden', 'mlp_channels')) >= 1
-    assert count['mmdet', 'heads'] == 1
+    assert count['mmdet', 'heads'] == 2 and count['mmseg', 'heads'] == 1
 
 
 # ---- conflicts ----------------------------------------------------------------------------------

@@ -1,0 +1,196 @@
+"""Heads and necks of mmdet and mmseg: who writes channels, and who reads them.
+
+A view is given where all that reads the channels is known: elsewhere an adapter says in one
+sentence what is supported.
+"""
+
+from typing import Any, Dict, List, Sequence
+
+from torch import nn
+
+from mmkcr.core import Unsupported
+from .views import Reads, channel_adapter
+
+_MMDET, _MMSEG = 'mmdet.models', 'mmseg.models.decode_heads'
+View = Dict[str, Any]
+
+
+def _only(module: nn.Module, *names: str) -> None:
+    """Refuse subclasses, which may read the channels elsewhere."""
+    if type(module).__name__ not in names:
+        raise Unsupported(f'`{type(module).__name__}` has no adapter, of its family '
+                          f'`{"`, `".join(names)}` have')
+
+
+def _norm(module: nn.Module, path: str) -> str:
+    """Path of the norm of an mmcv ``ConvModule``; '' if it has none."""
+    name = module.get_submodule(path).norm_name
+    return f'{path}.{name}' if name else ''
+
+
+def _convs(module: nn.Module, name: str) -> List[str]:
+    return [f'{name}.{number}' for number in range(len(getattr(module, name)))]
+
+
+def _view(module: nn.Module, convs: Sequence[str], readers: Sequence[Reads],
+          **others: Any) -> View:
+    """A view of channels that some ``ConvModule`` write."""
+    return dict(writers=tuple(f'{conv}.conv' for conv in convs), readers=tuple(readers),
+                norms=tuple(_norm(module, conv) for conv in convs), **others)
+
+
+def _layer(module: nn.Module, path: str) -> View:
+    """A view of what one plain layer writes, without its readers."""
+    name = type(module.get_submodule(path)).__name__  # PyTorch's, or mmcv's around it
+    if name not in ('Linear', 'Conv2d', 'ConvTranspose2d'):
+        raise Unsupported(f'`{name}` has no adapter')
+    return dict(writers=(path, ))
+
+
+# ---- segmentation -------------------------------------------------------------------------------
+
+
+@channel_adapter(f'{_MMSEG}.uper_head.UPerHead')
+def uper_head(module: nn.Module) -> List[View]:
+    """UPerNet: pooled maps, the sum of the levels, what is put side by side, and the last map."""
+    _only(module, 'UPerHead')
+    pooled = [f'psp_modules.{number}.1' for number in range(len(module.psp_modules))]
+    laterals, outs = _convs(module, 'lateral_convs'), _convs(module, 'fpn_convs')
+    side_by_side = [f'{out}.conv' for out in outs]
+    views = [_view(module, [conv], [Reads('bottleneck.conv', before=(
+        module.in_channels[-1], *(f'{other}.conv' for other in pooled[:number])))])
+        for number, conv in enumerate(pooled)]
+    views.append(_view(module, [*laterals, 'bottleneck'], [
+        *(Reads(path) for path in side_by_side),
+        Reads('fpn_bottleneck.conv', before=tuple(side_by_side))]))
+    views += [_view(module, [conv], [Reads('fpn_bottleneck.conv',
+                                           before=tuple(side_by_side[:number]))])
+              for number, conv in enumerate(outs)]
+    return [*views, _view(module, ['fpn_bottleneck'], [Reads('conv_seg')])]
+
+
+@channel_adapter(f'{_MMSEG}.segformer_head.SegformerHead')
+def segformer_head(module: nn.Module) -> List[View]:
+    """SegFormer: the levels side by side, and the last map."""
+    _only(module, 'SegformerHead')
+    convs = _convs(module, 'convs')
+    views = [_view(module, [conv], [Reads('fusion_conv.conv', before=tuple(
+        f'{other}.conv' for other in convs[:number]))]) for number, conv in enumerate(convs)]
+    return [*views, _view(module, ['fusion_conv'], [Reads('conv_seg')])]
+
+
+@channel_adapter(f'{_MMDET}.layers.msdeformattn_pixel_decoder.MSDeformAttnPixelDecoder')
+def pixel_decoder(module: nn.Module) -> List[View]:
+    """Mask2Former: the finest map, which the layer of mask features alone reads."""
+    if len(module.output_convs) != 1:
+        raise Unsupported(f'{len(module.output_convs)} levels without attention, where one is '
+                          'expected,')
+    return [_view(module, ['output_convs.0'], [Reads('mask_feature')])]
+
+
+# ---- detection ----------------------------------------------------------------------------------
+
+
+@channel_adapter(f'{_MMDET}.dense_heads.rpn_head.RPNHead')
+def rpn_head(module: nn.Module) -> List[View]:
+    """The hidden map of a region proposal network."""
+    _only(module, 'RPNHead')
+    ends = [Reads('rpn_cls'), Reads('rpn_reg')]
+    if isinstance(module.rpn_conv, nn.Conv2d):
+        return [dict(_layer(module, 'rpn_conv'), readers=tuple(ends))]
+    return _chain(module, _convs(module, 'rpn_conv'), ends)
+
+
+def _chain(module: nn.Module, convs: Sequence[str], ends: Sequence[Reads]) -> List[View]:
+    """Convolutions one after the other, and what reads the last one."""
+    following = [[Reads(f'{conv}.conv')] for conv in convs[1:]]
+    return [_view(module, [conv], reads) for conv, reads in zip(convs, [*following, list(ends)])]
+
+
+@channel_adapter(f'{_MMDET}.roi_heads.bbox_heads.convfc_bbox_head.ConvFCBBoxHead')
+def box_head(module: nn.Module) -> List[View]:
+    """Shared convolutions and fully-connected layers of a head on regions."""
+    _only(module, 'ConvFCBBoxHead', 'Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead')
+    convs, layers = _convs(module, 'shared_convs'), _convs(module, 'shared_fcs')
+    if not layers:
+        raise Unsupported('a head on regions without shared fully-connected layers')
+    ends = []
+    for branch in ('cls', 'reg'):
+        if len(getattr(module, f'{branch}_convs')):
+            raise Unsupported(f'convolutions of the branch `{branch}` behind shared layers')
+        own = _convs(module, f'{branch}_fcs')
+        ends += [Reads(own[0] if own else f'fc_{branch}')] * getattr(module, f'with_{branch}')
+    for end in ends:
+        _layer(module, end.path)
+    area = 1 if module.with_avg_pool else module.roi_feat_area
+    views = _chain(module, convs, [Reads(layers[0], area)])
+    following = [*([Reads(layer)] for layer in layers[1:]), ends]
+    return [*views, *(dict(_layer(module, layer), readers=tuple(reads))
+                      for layer, reads in zip(layers, following))]
+
+
+@channel_adapter(f'{_MMDET}.roi_heads.mask_heads.fcn_mask_head.FCNMaskHead')
+def mask_head(module: nn.Module) -> List[View]:
+    """Convolutions of a mask head, with a transposed one before the last."""
+    _only(module, 'FCNMaskHead')
+    if not isinstance(module.upsample, nn.ConvTranspose2d):
+        raise Unsupported('a mask head that does not end with a transposed convolution')
+    _layer(module, 'conv_logits')
+    views = _chain(module, _convs(module, 'convs'), [Reads('upsample')])
+    return [*views, dict(_layer(module, 'upsample'), readers=(Reads('conv_logits'), ))]
+
+
+@channel_adapter(f'{_MMDET}.necks.fpn.FPN')
+def fpn(module: nn.Module) -> List[View]:
+    """The sum of the levels in a feature pyramid."""
+    _only(module, 'FPN', 'PAFPN')
+    if module.add_extra_convs == 'on_lateral':
+        raise Unsupported('levels that are made of the laterals (`add_extra_convs`)')
+    laterals = _convs(module, 'lateral_convs')
+    readers = [Reads(f'fpn_convs.{number}.conv') for number in range(len(laterals))]
+    return [_view(module, laterals, readers)]
+
+
+@channel_adapter(f'{_MMDET}.detectors.two_stage.TwoStageDetector')
+def pyramid_of_two_stages(module: nn.Module) -> List[View]:
+    """What a feature pyramid gives to region proposals and to the heads on regions."""
+    neck, head = getattr(module, 'neck', None), module.roi_head
+    _only(neck, 'FPN', 'PAFPN')
+    _only(module.rpn_head, 'RPNHead')
+    if neck.add_extra_convs or head.with_shared_head or getattr(head, 'semantic_head', None):
+        raise Unsupported('a feature pyramid with convolutions for more levels, or one that a '
+                          'shared or a semantic head reads')
+    convs = [f'neck.{conv}' for conv in _convs(neck, 'fpn_convs')]
+    readers = [Reads('rpn_head.rpn_conv' if isinstance(module.rpn_head.rpn_conv, nn.Conv2d) else
+                     'rpn_head.rpn_conv.0.conv')]
+    if type(neck).__name__ == 'PAFPN':  # its levels are summed up once more
+        for name in ('downsample_convs', 'pafpn_convs'):
+            more = [f'neck.{conv}' for conv in _convs(neck, name)]
+            convs += more
+            readers += [Reads(f'{conv}.conv') for conv in more]
+    for name, first in (('bbox_head', _first_of_boxes), ('mask_head', _first_of_masks)):
+        found = getattr(head, name, None)
+        if found is not None:
+            several = isinstance(found, nn.ModuleList)
+            readers += [first(one, f'roi_head.{name}{f".{place}" if several else ""}')
+                        for place, one in enumerate(found if several else [found])]
+    return [_view(module, convs, readers, resize=_resize_regions)]
+
+
+def _first_of_boxes(head: nn.Module, path: str) -> Reads:
+    box_head(head)  # says what is not supported
+    if len(head.shared_convs):
+        return Reads(f'{path}.shared_convs.0.conv')
+    return Reads(f'{path}.shared_fcs.0', 1 if head.with_avg_pool else head.roi_feat_area)
+
+
+def _first_of_masks(head: nn.Module, path: str) -> Reads:
+    mask_head(head)
+    return Reads(f'{path}.convs.0.conv')
+
+
+def _resize_regions(module: nn.Module, channels: int) -> None:
+    """The layers that cut out regions make room for so many channels."""
+    for part in module.roi_head.modules():
+        if hasattr(part, 'roi_layers'):
+            part.out_channels = channels

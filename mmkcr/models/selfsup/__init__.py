@@ -1,0 +1,7 @@
+"""Self-supervised training that mmpretrain does not have."""
+
+from .codebook import OnlineCodebook
+from .moca import MOCA
+from .moca_heads import MOCADecoder, MOCAHead
+
+__all__ = ['MOCA', 'MOCADecoder', 'MOCAHead', 'OnlineCodebook']

@@ -1,0 +1,144 @@
+"""MOCA: masked online codebook assignments (Gidaris et al., TMLR 2024)."""
+
+import inspect
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+
+import torch
+from mmpretrain.models import BaseSelfSupervisor
+from mmpretrain.models.utils import CosineEMA
+from torch import Tensor, nn
+
+from mmkcr.registry import MODELS
+from .moca_heads import checked_views
+
+
+@MODELS.register_module()
+class MOCA(BaseSelfSupervisor):
+    """Predicts from a masked image how a teacher assigns whole images to a codebook.
+
+    The teacher is a momentum copy of the backbone and sees both views of an image whole; its
+    tokens are assigned to the words of an online codebook. The student sees the views masked. Of
+    it two things are asked: the mean assignment of the *other* view, from the mean of its visible
+    tokens; and the assignments of the tokens of the *same* view, of masked ones too, by a
+    decoder that sees an early layer and that mean.
+
+    The masks of a view are drawn independently; the public code makes two of them complementary.
+
+    Args:
+        backbone (dict): Called with ``mask=True`` it masks and returns visible tokens (class
+            token first), mask and restoring indices, with ``mask=None`` it returns all tokens:
+            mmpretrain's ``MAEViT``.
+        neck (dict, optional): :class:`MOCADecoder`. Defaults to None: no loss of tokens.
+        head (dict): :class:`MOCAHead`.
+        codebook (dict): :class:`OnlineCodebook`.
+        early_layer (int): Layer that the decoder sees, from 0. Defaults to 7, of 12.
+        mask_ratios (Sequence[float]): Share of the tokens that is masked, for each of the masks of
+            every view. Defaults to (0.55, 0.75).
+        decoded (Sequence[float]): Share of the tokens that is decoded, for each of them: with less
+            than 1 training is faster. Defaults to (0.65, 0.45).
+        base_momentum (float): Of the teacher, falling to 0 by a cosine. Defaults to 0.006.
+        data_preprocessor (dict, optional): See ``BaseSelfSupervisor``.
+        init_cfg (dict | list[dict], optional): See ``BaseModule``.
+
+    Raises:
+        ValueError: No teacher (``base_momentum`` outside of (0, 1)), a backbone that does not
+            mask, a layer that it does not have, or ratios that cannot be.
+    """
+
+    def __init__(self,
+                 backbone: Union[Mapping[str, Any], nn.Module],
+                 head: Mapping[str, Any],
+                 codebook: Mapping[str, Any],
+                 neck: Optional[Mapping[str, Any]] = None,
+                 early_layer: int = 7,
+                 mask_ratios: Sequence[float] = (0.55, 0.75),
+                 decoded: Sequence[float] = (0.65, 0.45),
+                 base_momentum: float = 0.006,
+                 data_preprocessor: Optional[Mapping[str, Any]] = None,
+                 init_cfg: Any = None) -> None:
+        super().__init__(backbone, neck, head, data_preprocessor=data_preprocessor,
+                         init_cfg=init_cfg)
+        if not isinstance(base_momentum, (int, float)) or not 0 < base_momentum < 1:
+            raise ValueError('expected `base_momentum` within (0, 1) of MOCA, whose teacher is a '
+                             f'momentum copy, found {base_momentum!r}')
+        name = type(self.backbone).__name__
+        if 'mask' not in inspect.signature(self.backbone.forward).parameters:
+            raise ValueError('expected a backbone of MOCA that masks images (such as `MAEViT`), '
+                             f'found `{name}`')
+        layers = len(getattr(self.backbone, 'layers', ()))
+        if not 0 <= early_layer < layers:
+            raise ValueError(f'expected `early_layer` of MOCA below the {layers} layers of '
+                             f'`{name}`, found {early_layer}')
+        if len(mask_ratios) != len(decoded) or not all(
+                0 < 1 - ratio <= share <= 1 for ratio, share in zip(mask_ratios, decoded)):
+            raise ValueError('expected as many `decoded` as `mask_ratios` of MOCA, each at least '
+                             'the share that is not masked, found '
+                             f'{tuple(decoded)} for {tuple(mask_ratios)}')
+        self.early_layer = early_layer
+        self.mask_ratios, self.decoded = tuple(mask_ratios), tuple(decoded)
+        self.codebook = MODELS.build(codebook)
+        self.teacher = CosineEMA(self.backbone, momentum=base_momentum)
+
+    def extract_feat(self, inputs: Tensor) -> Any:
+        """All tokens of whole images."""
+        return self.backbone(inputs, mask=None)
+
+    def loss(self, inputs: List[Tensor], data_samples: Optional[List] = None,
+             **kwargs: Any) -> Dict[str, Tensor]:
+        """Compute the two losses.
+
+        Args:
+            inputs (list[Tensor]): Two views, (B, 3, H, W) each.
+            data_samples (list, optional): Not read.
+
+        Returns:
+            dict[str, Tensor]: ``loss_image`` and, with a decoder, ``loss_token``.
+
+        Raises:
+            ValueError: There are not two views.
+        """
+        images = torch.cat(checked_views(inputs))
+        words = self.codebook.words.clone()  # before they are renewed
+        codes, bags = self._targets(images)
+        bags = bags.roll(len(bags) // 2, 0)  # those of the other view
+        losses: Dict[str, Tensor] = dict(loss_image=images.new_zeros(()))
+        if self.with_neck:
+            losses['loss_token'] = images.new_zeros(())
+        for ratio, share in zip(self.mask_ratios, self.decoded):
+            self.backbone.mask_ratio = ratio
+            with self._early() as seen:
+                tokens, _, restore = self.backbone(images, mask=True)
+            pooled = tokens[:, 1:].mean(1)
+            losses['loss_image'] = losses['loss_image'] + \
+                self.head.image_loss(pooled, bags, words) / len(self.decoded)
+            if self.with_neck:
+                decoded, places = self.neck(pooled, seen[0][:, 1:], restore.argsort(1), share)
+                target = codes.gather(1, places[..., None].expand(-1, -1, codes.shape[-1]))
+                losses['loss_token'] = losses['loss_token'] + \
+                    self.head.token_loss(decoded, target, words) / len(self.decoded)
+        return losses
+
+    @torch.no_grad()
+    def _targets(self, images: Tensor) -> Any:
+        """Assignments of the tokens (2B, N, K) and of the images (2B, K) by the teacher."""
+        before = int(self.teacher.steps)
+        self.teacher.update_parameters(self.backbone)
+        tokens = self.teacher(images, mask=None)[-1][:, 1:]
+        size = self.backbone.patch_resolution
+        codes, bags, spread = self.codebook(tokens, size)
+        if self.training and int(self.teacher.steps) > before:  # not in a step of the gates
+            view = tokens.chunk(2)[before % 2]
+            self.codebook.update(view, size, spread)
+        return codes, bags
+
+    @contextmanager
+    def _early(self) -> Iterator[List[Tensor]]:
+        """Catch what the early layer gives in the block."""
+        seen: List[Tensor] = []
+        handle = self.backbone.layers[self.early_layer].register_forward_hook(
+            lambda _, __, output: seen.append(output))
+        try:
+            yield seen
+        finally:
+            handle.remove()

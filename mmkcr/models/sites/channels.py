@@ -1,0 +1,93 @@
+"""Channels between the layers of heads and necks."""
+
+from typing import Any, List
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from mmkcr.core import Axis, MaskPoint, Unsupported
+from mmkcr.models.adapters import channel_views
+from .base import HostSite, register_kind
+
+
+@register_kind
+class Channels(HostSite):
+    """A unit is a channel that some layers write and others read.
+
+    Behind a ``GroupNorm`` it is a group of channels, which is normed by itself. Between norm and
+    readers nothing but activations that keep 0, pooling, resizing and concatenation may stand.
+    """
+
+    kind = 'channels'
+
+    @classmethod
+    def views(cls, host: nn.Module) -> List[Any]:
+        """Views of channels."""
+        return channel_views(host)
+
+    @classmethod
+    def of(cls, host: nn.Module, view: Any) -> 'Channels':
+        """The channels of a view.
+
+        Raises:
+            Unsupported: A norm over all channels, or groups that differ.
+        """
+        widths = {1}
+        for path in filter(None, view.norms):
+            norm = host.get_submodule(path)
+            if isinstance(norm, nn.GroupNorm):
+                widths.add(norm.num_channels // norm.num_groups)
+            elif not isinstance(norm, _BatchNorm):
+                raise Unsupported(f'a `{type(norm).__name__}` mixes the channels at `{path}`')
+        if len(widths) > 2:
+            raise Unsupported(f'norms with groups of {sorted(widths)[1:]} channels write to one '
+                              f'sum at `{view.writers[0]}`')
+        writer = host.get_submodule(view.writers[0])
+        site = cls(host, view, view.writers[0], _outputs(writer) // max(widths))
+        site.width = max(widths)
+        return site
+
+    def axes(self) -> List[Axis]:
+        """See :class:`~mmkcr.core.Site`; readers first, see ``before`` of an axis."""
+        view, found = self.view, []
+        writer = self.module(view.writers[0])
+        for reads in view.readers:
+            layer = self.module(reads.path)
+            before = None if reads.before is None else tuple(
+                item if isinstance(item, int) else self.module(item) for item in reads.before)
+            found.append(Axis(layer, 'weight', 0 if _transposed(layer) else 1,
+                              inner=reads.inner * self.width, before=before,
+                              writer=None if before is None else writer))
+        for path, norm in self._written():
+            layer = self.module(path)
+            found += [Axis(layer, name, 1 if name == 'weight' and _transposed(layer) else 0,
+                           not norm, inner=self.width) for name in ('weight', 'bias')]
+            if norm:
+                found += [Axis(self.module(norm), name, 0, name in ('weight', 'bias'),
+                               inner=self.width)
+                          for name in ('weight', 'bias', 'running_mean', 'running_var')]
+        return found
+
+    def _written(self) -> List[Any]:
+        norms = self.view.norms or ('', ) * len(self.view.writers)
+        return list(zip(self.view.writers, norms))
+
+    def mask_points(self) -> List[MaskPoint]:
+        """What every writer gives, behind its norm."""
+        return [MaskPoint(self.module(norm or path), 'output',
+                          1 if isinstance(self.module(path), _ConvNd) else -1, inner=self.width)
+                for path, norm in self._written()]
+
+    def resized(self, units: int) -> None:
+        """Tell the module of the adapter, which may hold the width."""
+        if self.view.resize is not None:
+            self.view.resize(self.module(self.view.path), units * self.width)
+
+
+def _transposed(layer: nn.Module) -> bool:
+    return isinstance(layer, _ConvNd) and layer.transposed
+
+
+def _outputs(layer: nn.Module) -> int:
+    return layer.weight.shape[1 if _transposed(layer) else 0]

@@ -1,0 +1,63 @@
+"""MoCo v3 and MOCA searches: a resumed run is an unbroken one, and two processes are one."""
+
+import signal
+
+import pytest
+import torch
+
+# see test_distributed.py
+SGD = dict(type='SGD', lr=0.01, momentum=0.9, weight_decay=0.01, _delete_=True)
+OPTIONS = {'train_cfg.max_epochs': 2, 'train_dataloader.num_workers': 0,
+           'train_dataloader.persistent_workers': False,
+           'optim_wrapper.weights.optimizer': SGD, 'optim_wrapper.architecture.optimizer': SGD}
+KINDS = ('moco', 'moca')
+
+
+@pytest.fixture(scope='module')
+def runs(run_jobs, tmp_path_factory):
+    """Work directories of an unbroken run, of one that was killed, and of two processes."""
+    root, jobs = tmp_path_factory.mktemp('runs'), []
+    halves = {**OPTIONS, 'train_dataloader.batch_size': 4}
+    for kind in KINDS:
+        common = dict(kind=kind, options=OPTIONS)
+        jobs += [dict(common, work_dir=f'{root}/{kind}/whole'),
+                 dict(common, work_dir=f'{root}/{kind}/broken', kill=9),
+                 dict(common, work_dir=f'{root}/{kind}/broken', resume=True),
+                 dict(common, work_dir=f'{root}/{kind}/two', options=halves, processes=2)]
+    assert run_jobs(jobs) == [0, -signal.SIGKILL, 0, 0] * len(KINDS)
+    return root
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_resumed_run_is_the_unbroken_one(kind, runs, last_checkpoint, logged):
+    whole, resumed = (last_checkpoint(runs / kind / name) for name in ('whole', 'broken'))
+    for key in ('state_dict', 'ema_state_dict'):
+        assert whole[key].keys() == resumed[key].keys()
+        for name, value in whole[key].items():
+            assert torch.equal(value, resumed[key][name]), name
+    values = logged(whole)
+    assert {'train/loss', 'train/loss_kcr', 'train/loss_price'} <= values.keys()
+    assert values == logged(resumed)
+    alphas = [value for name, value in whole['state_dict'].items()
+              if name.startswith('backbone.') and name.endswith('alpha')]
+    assert len(alphas) == 2 and all(alpha.unique().numel() > 4 for alpha in alphas)
+
+
+@pytest.mark.parametrize('kind, counts', [
+    ('moco', ['momentum_encoder.steps']), ('moca', ['teacher.steps', 'codebook.steps'])])
+def test_the_copy_was_updated_once_an_iteration(kind, counts, runs, last_checkpoint):
+    checkpoint = last_checkpoint(runs / kind / 'whole')
+    for name in counts:
+        assert int(checkpoint['ema_state_dict'][f'module.{name}']) == checkpoint['meta']['iter']
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_two_processes_are_one(kind, runs, last_checkpoint):
+    one, two = (last_checkpoint(runs / kind / name) for name in ('whole', 'two'))
+    for key in ('state_dict', 'ema_state_dict'):
+        assert one[key].keys() == two[key].keys()
+        for name, value in one[key].items():
+            other = two[key][name]
+            if name.endswith('kcr.basis'):  # a basis is one up to rotations of its subspace
+                value, other = value @ value.T, other @ other.T
+            torch.testing.assert_close(other, value, rtol=1e-5, atol=1e-5, msg=name)

@@ -1,0 +1,101 @@
+"""Closed-form slimming of whole detectors and segmentors: one budget, one structure file."""
+
+import json
+
+import pytest
+import torch
+from mmengine.config import ConfigDict
+
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.compress import agreement, compress
+from mmkcr.apis.compress_files import compress_files
+from mmkcr.apis.count import count_macs
+from mmkcr.models.whole import HeldBatches, whole_outputs
+from .whole_models import DETECTORS, batches, build, config_of
+
+SHAPE = (3, 64, 64)
+FAST = dict(least_batches=1, probe_batches=1, progress=False, divisor=2)
+
+
+def slim(model, target, found, **options):
+    return compress(model, found, target, input_shape=SHAPE, part='model', scope='model',
+                    held_out=found, **{**FAST, **options})
+
+
+@pytest.mark.parametrize('name', ['upernet', 'mask_rcnn', 'dino', 'mask2former'])
+def test_one_budget_for_the_whole_model(name):
+    if name in DETECTORS:
+        pytest.importorskip('mmcv.ops')
+    torch.manual_seed(0)
+    model = build(name)
+    found, profiles = batches(model, 2), None
+    for target in (0.6, 0.8):
+        result = slim(model, target, found, profiles=profiles)
+        profiles, structure = result.profiles, result.structure
+        macs = count_macs(result.model, SHAPE)
+        assert macs == structure.macs['subnet']
+        assert structure.macs['dense'] == count_macs(model, SHAPE)
+        assert 0.97 * target <= macs / structure.macs['dense'] <= target
+    without = slim(model, 0.8, found, profiles=profiles, refit='none')
+    assert result.agreement['error'] < without.agreement['error']
+
+
+def test_both_networks_look_at_what_the_dense_one_chose():
+    pytest.importorskip('mmcv.ops')
+    torch.manual_seed(0)
+    for name, rows in (('mask_rcnn', 10), ('dino', 9)):
+        dense, other = build(name), build(name)
+        found = HeldBatches(batches(dense, 2), dense)
+        held = found[1]['held'].content
+        assert (held.boxes is None) == (name == 'dino') == (held.scores is not None)
+        if held.boxes is not None:
+            assert [len(boxes) for boxes in held.boxes] == [rows, rows]
+        assert found[1:][0]['held'].content is not None and len(found[:1]) == 1
+        assert agreement(dense, dense, found, whole_outputs)['error'] == 0
+        assert agreement(dense, other, found, whole_outputs)['error'] > 0
+
+
+def test_files_of_a_whole_model(tmp_path):
+    """The config that is written builds the slim model, and takes its weights whole or not."""
+    torch.manual_seed(0)
+    config = config_of('upernet')
+    plain = load_config('configs/kcr/segmentation/'
+                        'kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py')
+    config.test_dataloader = ConfigDict(dataset=dict(pipeline=[
+        dict(type='LoadImageFromFile'), dict(type='Resize', scale=(64, 64), keep_ratio=False),
+        dict(type='PackSegInputs')]))
+    (tmp_path / 'dense.py').write_text(config.pretty_text)
+    torch.save(dict(state_dict=build_model(plain).state_dict()), tmp_path / 'dense.pth')
+    images = tmp_path / 'images'
+    images.mkdir()
+    from PIL import Image
+    for number in range(3):
+        noise = torch.randint(0, 255, (64, 64, 3), dtype=torch.uint8).numpy()
+        Image.fromarray(noise).save(images / f'{number}.png')
+    files = compress_files(tmp_path / 'dense.py', tmp_path / 'dense.pth', '60%', images=3,
+                           calibration=str(images), batch_size=1, out=tmp_path / 'slim',
+                           shape=SHAPE, scope='model', **FAST)
+    assert set(files.parts) == {'backbone', 'decode_head'} and files.proposals is None
+    assert sum(slim for _, slim in files.parts.values()) == files.result.structure.macs['subnet']
+    written = json.loads((tmp_path / 'slim/structure.json').read_text())
+    assert written['backbone']['type'] == 'mmkcr.Searchable'
+    assert any(name.startswith('decode_head.') for name in written['sites'])
+    again = load_config(tmp_path / 'slim/config.py')
+    assert again.load_from.endswith('subnet.pth')
+    model = build_model(again)
+    load_weights(model, tmp_path / 'slim/subnet.pth')
+    assert count_macs(model, SHAPE) == written['macs']['subnet']
+    with pytest.raises(ValueError, match='expected a checkpoint of the'):
+        load_weights(model, tmp_path / 'dense.pth')
+
+
+def test_a_head_without_an_adapter_is_named():
+    config = config_of('upernet')
+    head = {key: config.model.decode_head[key] for key in ('num_classes', 'channels')}
+    config.model.decode_head = dict(head, type='FCNHead', in_channels=96, in_index=1,
+                                    align_corners=False)
+    model = build_model(config)
+    with pytest.raises(ValueError, match=r'a neck or head with an adapter .*found .*`FCNHead`'):
+        slim(model, 0.8, batches(model, 2))
+    with pytest.raises(ValueError, match="expected `scope` of .*, found 'all'"):
+        compress(model, torch.rand(2, 3, 64, 64), 0.8, scope='all')

@@ -1,0 +1,136 @@
+"""Small detectors and segmentors, and what they give for chosen proposals."""
+
+import torch
+from mmengine.config import Config
+
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.models.calibration import flat_tensors
+from mmkcr.models.utils import _detection_sample, is_detector
+from mmkcr.models.whole import HeldBatches, whole_outputs
+
+SWIN = dict(type='mmkcr.KCRSwinTransformer', arch=dict(
+    embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=32, patch_size=4, window_size=4,
+    use_abs_pos_embed=False, drop_path_rate=0., out_indices=(0, 1), pad_small_map=True)
+KCR = 'configs/kcr/'
+
+
+def _upernet():
+    return load_config(KCR + 'segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py').model
+
+
+def _upernet_batch_norm():
+    model = _upernet()
+    model.decode_head.norm_cfg, model.decode_head.channels = dict(type='BN'), 12
+    return model
+
+
+def _segformer():
+    model = _upernet()
+    head = {key: model.decode_head[key] for key in ('in_channels', 'in_index', 'num_classes')}
+    model.decode_head = dict(head, type='SegformerHead', channels=12, align_corners=False,
+                             norm_cfg=dict(type='BN'))
+    return model
+
+
+def _mask_rcnn():
+    model = load_config(
+        KCR + 'detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py').model
+    model.neck.out_channels = model.rpn_head.in_channels = 16
+    model.rpn_head.feat_channels = 12
+    head = model.roi_head
+    for part in (head.bbox_roi_extractor, head.mask_roi_extractor):
+        part.out_channels = 16
+    head.bbox_head.update(in_channels=16, fc_out_channels=24, num_classes=3)
+    head.mask_head.update(in_channels=16, conv_out_channels=12, num_classes=3)
+    for config in (model.train_cfg.rpn_proposal, model.test_cfg.rpn):
+        config.update(nms_pre=20, max_per_img=10)
+    return model
+
+
+def _pafpn():
+    model = _mask_rcnn()
+    model.neck.type = 'PAFPN'
+    return model
+
+
+def _dino():
+    model = load_config('mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py').model
+    model.backbone, model.num_queries = SWIN, 9
+    model.neck.update(in_channels=[16, 32], out_channels=32, norm_cfg=dict(type='GN', num_groups=4))
+    for part in (model.encoder, model.decoder):
+        part.num_layers = 2
+        for config in part.layer_cfg.values():
+            config.update(embed_dims=32)
+        part.layer_cfg.ffn_cfg.feedforward_channels = 24
+    model.positional_encoding.num_feats = 16
+    model.bbox_head.update(num_classes=3, embed_dims=32)
+    return model
+
+
+def _detr():
+    model = load_config('mmdet::detr/detr_r50_8xb2-150e_coco.py').model
+    model.backbone, model.num_queries = dict(SWIN, out_indices=(1, )), 9
+    model.neck.update(in_channels=[32], out_channels=32)
+    for part in (model.encoder, model.decoder):
+        part.num_layers = 2
+        for config in part.layer_cfg.values():
+            config.update(embed_dims=32)
+        part.layer_cfg.ffn_cfg.feedforward_channels = 24
+    model.positional_encoding.num_feats = 16
+    model.bbox_head.update(num_classes=3, embed_dims=32)
+    return model
+
+
+def _mask2former():
+    model = load_config('mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py').model
+    model.backbone = SWIN
+    head = model.panoptic_head
+    head.update(in_channels=[16, 32], strides=[4, 8], feat_channels=32, out_channels=32,
+                num_queries=9, num_transformer_feat_level=1)
+    pixels, decoder = head.pixel_decoder, head.transformer_decoder
+    pixels.update(num_outs=1, norm_cfg=dict(type='GN', num_groups=4))
+    pixels.encoder.num_layers = decoder.num_layers = 2
+    pixels.encoder.layer_cfg.self_attn_cfg.update(num_levels=1, num_heads=4)
+    for layer in (pixels.encoder.layer_cfg, decoder.layer_cfg):
+        for config in layer.values():
+            config.update(embed_dims=32)
+        layer.ffn_cfg.feedforward_channels = 24
+    for part in (pixels, head):
+        part.positional_encoding.num_feats = 16
+    return model
+
+
+#: Configs of models by name.
+MODELS = dict(upernet=_upernet, upernet_batch_norm=_upernet_batch_norm, segformer=_segformer,
+              mask_rcnn=_mask_rcnn, pafpn=_pafpn, dino=_dino, detr=_detr, mask2former=_mask2former)
+SEGMENTORS = ('upernet', 'upernet_batch_norm', 'segformer')
+DETECTORS = tuple(name for name in MODELS if name not in SEGMENTORS)
+
+
+def config_of(name):
+    """Config of a model with its scope."""
+    return Config(dict(model=MODELS[name](),
+                       default_scope='mmseg' if name in SEGMENTORS else 'mmdet'))
+
+
+def build(name):
+    """A dense model in eval mode."""
+    return build_model(config_of(name))
+
+
+def batches(model, count=1, images=2, size=64, dtype=torch.float32):
+    """Batches as a data preprocessor gives them."""
+    generator = torch.Generator().manual_seed(0)
+    return [dict(inputs=torch.randn(images, 3, size, size, generator=generator, dtype=dtype),
+                 data_samples=[_detection_sample((size, size)) for _ in range(images)]
+                 if is_detector(model) else None) for _ in range(count)]
+
+
+def outputs(model, chooser, found):
+    """All tensors that a model gives, for what another one in fp32 chose to look at."""
+    if is_detector(model):
+        choices = HeldBatches([dict(batch, inputs=batch['inputs'].float()) for batch in found],
+                              chooser)
+        found = [dict(choice, inputs=batch['inputs']) for choice, batch in zip(choices, found)]
+    with torch.no_grad():
+        return flat_tensors([whole_outputs(model, batch) for batch in found])

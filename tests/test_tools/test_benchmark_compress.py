@@ -1,0 +1,33 @@
+"""tools/benchmarks/compress.py: a row a way to choose units, at equal MACs, with its spread."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from mmkcr.apis.build import build_model, load_config
+
+REPO = Path(__file__).parents[2]
+DENSE = REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py'
+
+
+def test_table(run_tool, small_digits, tmp_path):
+    options = [f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
+               for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
+                           'persistent_workers=False')]
+    seeds = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        seeds.append(tmp_path / f'seed_{seed}.pth')
+        torch.save(dict(state_dict=build_model(load_config(DENSE)).state_dict(), meta={}),
+                   seeds[-1])
+    printed = run_tool('benchmarks/compress', DENSE, *seeds, '--metric', 'accuracy/top1',
+                       '--targets', '0.5', '--variants', 'refit', 'random', '--images', '16',
+                       '--out', 'out', '--cfg-options', *options)
+    found = json.loads((tmp_path / 'out/compress.json').read_text())
+    assert found['seeds'] == 2
+    dense, *rows = found['rows']
+    assert [row['variant'] for row in rows] == ['refit', 'random']
+    assert all(0.45 < row['macs'] <= 0.5 and 0 <= row['mean'] <= 100 for row in rows)
+    assert rows[0]['macs'] > 0 and dense['macs'] == 1
+    assert 'accuracy/top1' in printed and (tmp_path / 'out/compress.png').is_file()
