@@ -145,6 +145,9 @@ def compress(model: nn.Module,
                          f'{settings.refit!r}')
     if scope not in SCOPES:
         raise ValueError(f'expected `scope` of {list(SCOPES)}, found {scope!r}')
+    if scope == 'model' and latency is not None:
+        raise ValueError('expected a target of MACs to compress a whole model, found a time: '
+                         'tables of latencies are about backbones')
     forward = forward or (whole_outputs if scope == 'model' else called)
     batches, held_out = split_batches(images, held_out)
     dense = copy.deepcopy(model)
@@ -174,8 +177,7 @@ def compress(model: nn.Module,
     params = count_params(dense)
     refit_along(dense, subnet, structure, batches, forward, settings, done)
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
-    if hasattr(subnet, 'data_preprocessor') and scope == 'backbone':
-        # of others `forward` alone knows how they run
+    if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
         note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=params, subnet=count_params(subnet))
     if cost is not macs:

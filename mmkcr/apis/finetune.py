@@ -59,6 +59,7 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
     config.custom_imports = with_import(config)
     config.load_from, config.resume = None, False
     config.compression = ConfigDict(
+        scope='model' if structure.macs.get('part') == 'model' else 'backbone',
         sites=structure.backbone['sites'], structure=f'{here}/{STRUCTURE}',
         weights=f'{here}/{WEIGHTS}', wrapper='mmkcr.RegularizedModel',
         regularizers=dict(teacher=dict(

@@ -11,7 +11,7 @@ from .options import allowed_ratio_sizes, can_meet, choose_options
 from .order import Order
 from .selection import TOLERANCE, select_units
 from .sites import MaskPoint, Site, SiteHolder, UnitMask, Unsupported
-from .slicing import slice_conv, slice_linear, slice_norm, slice_parameter, take
+from .slicing import slice_parameter, take
 from .structure import SiteEntry, Structure
 
 __all__ = [
@@ -20,6 +20,6 @@ __all__ = [
     'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'can_meet',
     'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
     'count_forward_macs', 'count_params', 'locked', 'parse_target', 'remove_stale',
-    'scale_axes', 'select_units', 'slice_axes', 'slice_conv', 'slice_linear', 'slice_norm',
-    'slice_parameter', 'solve_budget', 'sync_sizes', 'take'
+    'scale_axes', 'select_units', 'slice_axes', 'slice_parameter', 'solve_budget', 'sync_sizes',
+    'take'
 ]

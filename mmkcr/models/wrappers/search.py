@@ -75,11 +75,6 @@ class SearchModel(RegularizedModel):
         """Parameters of the gates (the paper's alpha)."""
         return [p for gate in self.gates().values() for p in gate.parameters()]
 
-    def weight_parameters(self) -> List[nn.Parameter]:
-        """All other parameters."""
-        gates = set(self.gate_parameters())
-        return [p for p in self.parameters() if p not in gates]
-
     def macs_model(self, input_shape: Optional[tuple] = None) -> MacsModel:
         """MACs of the task model, or of its backbone, as a function of the gates' sizes.
 
