@@ -18,8 +18,9 @@ from mmkcr.models.backbone_loading import RUNGS
 from mmkcr.models.calibration import Forward, block_of
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import search_space
-from .compress import CompressResult, check_reach, compress, macs_model, searched
+from .compress import CompressResult, compress, macs_model, searched
 from .compress_progress import CompressProgress
+from .share_out import check_reach
 from .site_profiles import CompressOptions
 
 

@@ -15,11 +15,11 @@ from .compress import (
     agreement,
     called,
     macs_model,
-    refit_along,
     searched,
     split_batches,
 )
 from .compress_files import CompressFiles, CompressTask, task_outputs, write_config
+from .refit_blocks import refit_along
 from .site_profiles import CompressOptions
 from .slim import note_backbone_macs
 from .slim_files import STRUCTURE, WEIGHTS, write_subnet
