@@ -11,7 +11,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 BUILD = tempfile.TemporaryDirectory()  # not ./build, whose old files would enter the next wheel
-MIM_CONTENT = ('configs', 'tools', 'zoo', 'model-index.yml', 'dataset-index.yml')
+MIM_CONTENT = ('configs', 'tools', 'model-index.yml', 'dataset-index.yml')
 
 
 def requirements(name: str) -> List[str]:

@@ -14,7 +14,7 @@ from .build import load_config, set_structure
 from .shipped import shipped_root
 
 #: Folder of the trained networks that come with the package; tools/model_zoo/release.py writes it.
-ZOO = 'zoo'
+ZOO = 'tools/model_zoo/trained'
 
 
 def list_models(pattern: str = '*') -> List[str]:

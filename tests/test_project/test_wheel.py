@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from mmkcr.version import __version__
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ('mmkcr', 'configs', 'tools', 'zoo', 'requirements', 'setup.py', 'setup.cfg',
+SOURCES = ('mmkcr', 'configs', 'tools', 'requirements', 'setup.py', 'setup.cfg',
            'pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'model-index.yml',
            'dataset-index.yml')
 USE = """
@@ -78,7 +78,7 @@ def test_contents(build):
     names = set(zipfile.ZipFile(wheel).namelist())
     package = {name for name in before if name.startswith('mmkcr/')}
     shipped = {f'mmkcr/.mim/{name}' for name in before
-               if name.startswith(('configs/', 'tools/', 'zoo/')) or name.endswith('-index.yml')}
+               if name.startswith(('configs/', 'tools/')) or name.endswith('-index.yml')}
     assert len(package) > 20 and len(shipped) > 6
     inside = {name for name in names if '.dist-info/' not in name}
     assert inside == package | shipped  # no tests, nothing else at the top level
@@ -197,5 +197,5 @@ def test_editable_install_links_to_the_sources(build, tmp_path):
                    check=True, capture_output=True)
     mim = clone / 'mmkcr' / '.mim'
     assert {path.name for path in mim.iterdir()} == {
-        'configs', 'tools', 'zoo', 'model-index.yml', 'dataset-index.yml'}
+        'configs', 'tools', 'model-index.yml', 'dataset-index.yml'}
     assert all(path.is_symlink() and path.exists() for path in mim.iterdir())

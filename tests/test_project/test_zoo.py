@@ -14,7 +14,7 @@ from mmkcr.apis.inference import model_index
 from mmkcr.core import Structure
 
 ROOT = Path(__file__).parents[2]
-ZOO = ROOT / 'zoo'
+ZOO = ROOT / 'tools/model_zoo/trained'
 ROWS = json.loads((ZOO / 'models.json').read_text())['models']
 CLASSIFIER, SEGMENTOR = (
     next(row['name'] for row in ROWS if part in row['name']) for part in ('vit', 'upernet'))
