@@ -18,12 +18,12 @@ from mmkcr.registry import RUNNERS
 DEFAULTS: Dict[str, Any] = dict(
     sites=None, gates=None, structure=None, weights=None, target=None, part=None,
     input_shape=None, wrapper=None, price=None, entropy_weight=0., regularizers=None,
-    feature_layer=None, loop='plain', fraction=0.3, split_seed=0, architecture=None,
+    scores=None, feature_layer=None, loop='plain', fraction=0.3, split_seed=0, architecture=None,
     paramwise=None, hooks=(), scope='backbone')
 _CONSTRUCTORS = dict(bilevel='mmkcr.SearchOptimWrapperConstructor',
                      joint='mmkcr.JointOptimWrapperConstructor')
 _OF_WRAPPER = ('architecture', 'price', 'regularizers', 'feature_layer', 'entropy_weight',
-               'reconstruction')
+               'reconstruction', 'scores')
 _PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
 
@@ -50,6 +50,7 @@ def compressed_config(config: Config) -> Config:
       ``scope='model'`` it is the whole task model, whose neck and heads have sites too.
     - The task model goes into ``wrapper`` (a type, or a dict with further arguments) with
       ``price`` (and its ``target``) and ``regularizers``.
+    - ``scores`` is the ``sensitivity.json`` of ``mmkcr compress`` that gates begin with.
     - ``loop='bilevel'`` splits data and optimizers as KCR's algorithm 1 does (``fraction`` of the
       samples for the gates, ``architecture`` is their optimizer), ``'joint'`` puts the gates into
       a group of their own, ``'plain'`` leaves the training as it is.
@@ -157,7 +158,7 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
         model['price'] = price
         if settings.entropy_weight:
             model['entropy_weight'] = settings.entropy_weight
-    for key in ('regularizers', 'feature_layer'):
+    for key in ('regularizers', 'feature_layer', 'scores'):
         if settings[key] is not None:
             model[key] = settings[key]
     wrapped = Config(dict(model=model))

@@ -35,6 +35,7 @@ ROWS = {
     'analysis_tools/grad_cam': '{dense} {weights} --out {out}',
     'analysis_tools/information_bottleneck': '--run one {dense} {weights} --out {out}',
     'analysis_tools/kernel_complexity': '{dense} {weights} --out {out}',
+    'analysis_tools/kc_correlation': '{dense} {weights} --out {out}',
     'analysis_tools/score_heads': '{heads} --out {out} | {heads} {weights} --out {out}',
     'benchmarks/attention_block': '--sizes base --out {file}',
     'benchmarks/compress': '{dense} {weights} --metric accuracy/top1 --out {out}',
