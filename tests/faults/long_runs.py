@@ -37,8 +37,9 @@ SAMPLES = 50
 
 
 def resident():
-    """Bytes of this process in memory."""
-    return int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+    """Bytes of this process in memory; pages of files, which the system takes, do not count."""
+    _, whole, shared = Path('/proc/self/statm').read_text().split()[:3]
+    return (int(whole) - int(shared)) * os.sysconf('SC_PAGE_SIZE')
 
 
 def length(per_epoch, iterations):
