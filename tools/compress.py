@@ -2,13 +2,16 @@
 
 Writes structure.json, subnet.pth and config.py, an ordinary config of the compressed model that
 train, test, inferencers and export take as it is; and sensitivity.json, what every site loses at
-every size.
+every size. With --order, order.json and order.pth instead: the budget is chosen when the model is
+built.
 
 Examples:
     python tools/compress.py CONFIG CHECKPOINT --target-macs 60%
     python tools/compress.py mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py CHECKPOINT \\
         --target-macs 70% --calibration FOLDER --images 256 --out slim
     python tools/compress.py CONFIG CHECKPOINT --target-latency 80% --latency-table table.json
+    python tools/compress.py CONFIG CHECKPOINT --order 80% 60% 45% 30%
+    python tools/compress.py CONFIG CHECKPOINT --structure searched/structure.json
 """
 
 from numbers import Real
@@ -20,10 +23,19 @@ from mmengine.runner import Runner
 from mmkcr.apis.build import image_shape, load_config
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress import DEFAULT_SITES, REFITTED, SCOPES
-from mmkcr.apis.compress_files import CONFIG, CompressFiles, compress_files, dense_and_slim
+from mmkcr.apis.compress_files import (
+    CONFIG,
+    CompressFiles,
+    CompressTask,
+    compress_files,
+    compress_task,
+    dense_and_slim,
+)
 from mmkcr.apis.count import part_rows
 from mmkcr.apis.finetune import write_finetune_config
 from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
+from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
+from mmkcr.apis.refit_structure import refit_files
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS
 from mmkcr.visualization import format_table
@@ -41,6 +53,12 @@ def make_parser() -> Parser:
     target.add_argument('--target-latency', metavar='TARGET',
                         help="most time: 12ms, 0.8 or 80%% of the dense model's, with "
                         '--latency-table')
+    target.add_argument('--order', nargs='+', metavar='TARGET',
+                        help='most MACs of budgets that are refitted, all in one file; the config '
+                        'builds these and what is between: `target_macs` of its structure')
+    target.add_argument('--structure', metavar='JSON',
+                        help='structure.json of a search: what it keeps, with the weights of the '
+                        'dense checkpoint, refitted')
     parser.add_argument('--latency-table', metavar='FILE',
                         help='of tools/benchmarks/latency_table.py: runtime, threads, batch')
     parser.add_argument('--force-table', action='store_true',
@@ -75,6 +93,9 @@ def make_parser() -> Parser:
     parser.add_argument('--finetune', type=int, metavar='LENGTH',
                         help='then train for so many epochs, or iterations where the config counts '
                         'these, with its own schedule shortened and the dense model as teacher')
+    parser.add_argument('--finetune-rate', type=float, default=0.1, metavar='SHARE',
+                        help="learning rates of --finetune, as a share of the schedule's "
+                        '(%(default)s)')
     parser.add_argument('--evaluate', action='store_true',
                         help='also evaluate all models on the test set')
     parser.add_argument('--int8', choices=sorted(QUANTIZERS), metavar='RUNTIME',
@@ -89,13 +110,22 @@ def make_parser() -> Parser:
 def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> None:
     """Print what was kept, and the models side by side: dense, slim, fine-tuned."""
     structure, agreement = files.result.structure, files.result.agreement
-    rows = [(name, site.total, len(site.kept), f'{len(site.kept) / site.total:.1%}',
-             f'{float(files.result.profiles[name].losses[len(site.kept)]):.2g}')
-            for name, site in structure.sites.items()]
-    print(format_table(('site', 'units', 'kept', 'share', 'loss'), rows))
+    profiles, rows = files.result.profiles, []
+    for name, site in structure.sites.items():
+        kept = len(site.kept)
+        known = (f'{profiles[name].removed(kept):.2%}',
+                 f'{float(profiles[name].losses[kept]):.2g}') if profiles else ()
+        rows.append((name, site.total, kept, f'{kept / site.total:.1%}', *known))
+    print(format_table(('site', 'units', 'kept', 'share',
+                        *(('energy removed', 'loss') if profiles else ())), rows))
     tuned = [''] * (len(metrics) > 2)
     rows = [(name, f'{dense:.4g}', f'{slim:.4g}', *tuned, f'{slim / dense:.1%}')
             for name, dense, slim in dense_and_slim(files)]
+    complexity = files.result.complexity
+    for name, value in complexity.get('dense', {}).items():
+        slim = complexity['slim'][name]
+        rows.append((dict(kc='KC', a_kc='A-KC')[name], f'{value:.4g}', f'{slim:.4g}', *tuned,
+                     f'{slim / value:.1%}' if value else ''))
     for name, value in metrics[0].items() if metrics else ():
         if isinstance(value, Real):  # mmseg gives NumPy's
             rows.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))
@@ -119,6 +149,27 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> No
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
 
 
+def report_order(files: OrderFiles, metrics: Sequence[Dict[str, float]] = ()) -> None:
+    """Print the budgets side by side; ``metrics`` are those of the dense model and of each."""
+    order, results = files.result.order, files.result.results
+    values = [{name: f'{value:.4g}' for name, value in found.items() if isinstance(value, Real)}
+              for found in metrics] or [{}] * (len(results) + 1)
+    params = results[0].structure.params['dense']
+    rows = [('100.0%', f'{order.macs["dense"] / 1e9:.4g}', f'{params / 1e6:.4g}', '',
+             *values[0].values())]
+    for result, found in zip(results, values[1:]):
+        macs = result.structure.macs['subnet']
+        rows.append((f'{macs / order.macs["dense"]:.1%}', f'{macs / 1e9:.4g}',
+                     f'{result.structure.params["subnet"] / 1e6:.4g}',
+                     f'{result.agreement["error"]:.1%}', *found.values()))
+    print(format_table(('share', 'MACs (G)', 'parameters (M)', 'outputs differ by', *values[0]),
+                       rows))
+    print(f'{len(order.steps)} networks from {order.steps[-1].macs / 1e9:.4g} to '
+          f'{order.macs["dense"] / 1e9:.4g} G MACs of the {order.macs.get("part", "model")}: '
+          'choose by --cfg-options model.backbone.structure.target_macs=TARGET')
+    print(f'Wrote {files.folder / CONFIG} with {ORDER} and {ORDER_WEIGHTS} beside it')
+
+
 def evaluate(config: Any, checkpoint: Optional[str], work_dir: str) -> Dict[str, float]:
     """Metrics of a model on the test set of its config."""
     config.work_dir, config.resume = work_dir, False
@@ -129,11 +180,37 @@ def evaluate(config: Any, checkpoint: Optional[str], work_dir: str) -> Dict[str,
 def finetune(dense: Config, args: Any, files: CompressFiles) -> str:
     """Train what was compressed; gives the checkpoint."""
     path = write_finetune_config(dense, args.checkpoint, files.result.structure, files.folder,
-                                 args.finetune)
+                                 args.finetune, rate=args.finetune_rate)
     config = load_config(path, compressed=False)
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
     start_training(config)
     return latest_checkpoint(config.work_dir)
+
+
+def task_of(args: Any) -> CompressTask:
+    """What the arguments say is to be compressed."""
+    return compress_task(
+        args.config, args.checkpoint, args.calibration, args.images, args.batch_size,
+        image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
+        args.device, args.cfg_options)
+
+
+def order(args: Any) -> None:
+    """Compress for many budgets, write and print."""
+    for name in ('finetune', 'int8'):
+        if getattr(args, name) is not None:
+            raise ValueError(f'expected `--{name}` with one budget, found it with `--order`: start '
+                             'it from a compressed config')
+    files = order_files(task_of(args), args.order, args.sites, args.seed, divisor=args.divisor,
+                        uniform=args.uniform, rho=args.rho)
+    metrics = []
+    if args.evaluate:
+        work_dir = str(files.folder / 'evaluate')
+        metrics = [evaluate(load_config(args.config, args.cfg_options), args.checkpoint, work_dir)]
+        for result in files.result.results:
+            chosen = {'model.backbone.structure.target_macs': result.structure.macs['subnet']}
+            metrics.append(evaluate(load_config(files.folder / CONFIG, chosen), None, work_dir))
+    report_order(files, metrics)
 
 
 @command
@@ -142,18 +219,31 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     quiet_hosts()
     check_file(args.checkpoint, 'a checkpoint')
+    check_file(args.structure, 'a structure')
     fields = ('train_dataloader', ) if args.calibration is None else ()
     fields += ('test_dataloader', ) if args.evaluate else ()
     check_data_folders(load_config(args.config, args.cfg_options), fields)
     if (args.latency_table is None) != (args.target_latency is None):
         raise ValueError('expected `--target-latency` with `--latency-table`, found one without '
                          'the other')
-    files = compress_files(
-        args.config, args.checkpoint, args.target_macs or args.target_latency, args.sites,
-        args.calibration, args.images, args.batch_size,
-        image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
-        args.device, args.cfg_options, args.latency_table, args.force_table,
-        args.int8, args.scope, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
+    for name in ('order', 'structure'):
+        if getattr(args, name) is not None and args.scope != 'backbone':
+            raise ValueError(f'expected `--{name}` for a backbone, found `--scope {args.scope}`')
+    if args.order is not None:
+        order(args)
+        return
+    if args.structure is not None:
+        if args.int8 is not None:
+            raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
+                             'export the compressed config')
+        files = refit_files(task_of(args), args.structure, seed=args.seed, rho=args.rho)
+    else:
+        files = compress_files(
+            args.config, args.checkpoint, args.target_macs or args.target_latency, args.sites,
+            args.calibration, args.images, args.batch_size,
+            image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
+            args.device, args.cfg_options, args.latency_table, args.force_table,
+            args.int8, args.scope, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
     dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
     if args.finetune is not None:
         tuned = [finetune(dense, args, files)]

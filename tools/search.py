@@ -7,6 +7,8 @@ model.
 Examples:
     python tools/search.py configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py
     python tools/search.py SEARCH_CONFIG --resume --work-dir work_dirs/search
+    python tools/search.py SEARCH_CONFIG --init slim/sensitivity.json \\
+        --cfg-options load_from=CHECKPOINT
 """
 
 from typing import Any, Mapping, Optional, Sequence
@@ -27,11 +29,18 @@ def has_gates(part: Any) -> bool:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Check that there are gates, and train."""
-    args = make_parser(__doc__).parse_args(argv)
+    parser = make_parser(__doc__)
+    parser.add_argument('--init', metavar='SCORES', help='sensitivity.json of `mmkcr compress`, '
+                        'whose order of units the gates begin with')
+    args = parser.parse_args(argv)
     if not has_gates(load_config(args.config).get('model')):
         raise ValueError(f'expected a backbone with `gates` to search on, found none in '
                          f'`{args.config}`: `mmkcr init {args.config} --stage search` writes a '
                          'config with them')
+    if args.init is not None:
+        read = load_config(args.config, compressed=False)
+        key = 'model.scores' if read.get('compression') is None else 'compression.scores'
+        args.cfg_options = {**(args.cfg_options or {}), key: args.init}
     train(args)
 
 

@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config, ConfigDict
 from torch import nn
 
-from mmkcr.core import Structure, atomic_write
+from mmkcr.core import atomic_write
 from mmkcr.models.utils import find_task, is_dense_task, is_detector
 from mmkcr.version import __version__
 from .build import (
@@ -27,6 +27,7 @@ from .count import Parts, count_parts, counted_proposals
 from .finetune import with_import, without_initial_weights
 from .int8 import DeployedFile, deploy_int8
 from .latency_table import check_prediction, load_table
+from .site_profiles import SiteProfile
 from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 
 CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
@@ -66,6 +67,75 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
     if is_detector(model):
         return model.extract_feat(batch['inputs'])
     return model(batch['inputs'], mode='tensor')
+
+
+class CompressTask(NamedTuple):
+    """A checkpoint that is to be compressed, with its images.
+
+    Args:
+        config (Config): Of the dense task model.
+        model (nn.Module): With its weights.
+        meta (dict): Of the checkpoint.
+        batches (Sequence): Of calibration images.
+        input_shape (Sequence[int]): (C, H, W) that MACs are counted for.
+        part (str, optional): What they are counted of.
+        classifies (bool): Whether the outputs are class scores.
+        folder (Path): To write to.
+        scope (str): Whether its backbone or the whole of it is made smaller.
+        searched (dict): Config of that part, dense.
+        provenance (dict): For the files that are written.
+        key (dict): What makes two of them the same.
+    """
+
+    config: Config
+    model: nn.Module
+    meta: Dict[str, Any]
+    batches: Sequence[Any]
+    input_shape: Sequence[int]
+    part: Optional[str]
+    classifies: bool
+    folder: Path
+    scope: str
+    searched: Dict[str, Any]
+    provenance: Dict[str, Any]
+    key: Dict[str, Any]
+
+
+def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
+                  calibration: Optional[str] = None, images: int = 512, batch_size: int = 16,
+                  shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
+                  out: Union[str, Path, None] = None, seed: int = 0, device: str = 'cpu',
+                  options: Optional[Mapping[str, Any]] = None,
+                  scope: str = 'backbone') -> CompressTask:
+    """Load what is to be compressed; see :func:`compress_files`."""
+    cfg = load_config(config, options)
+    model = build_model(cfg)
+    if find_task(model) is not model or not hasattr(model, 'backbone'):
+        raise ValueError(f'expected the config of an ordinary task model with a `backbone`, found '
+                         f'`{type(model).__name__}` in `{config}`')
+    content = load_weights(model, checkpoint)
+    classifies = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
+    if scope == 'model':
+        if classifies or part == 'backbone':
+            raise ValueError('expected a detector or segmentor and a budget over all of it '
+                             "(`part='model'`) to compress the whole model, found "
+                             f'`{type(model).__name__}` and {part!r}')
+        part = 'model'
+    part = part or (None if classifies else 'backbone')
+    input_shape = shape or default_shape(cfg, model)
+    model.to(device)
+    batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
+    folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
+    searched = without_initial_weights(cfg).model if scope == 'model' else cfg.model.backbone
+    searched = {key: value for key, value in searched.items() if key != 'init_cfg'}
+    return CompressTask(
+        cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
+        scope, _scoped(searched, cfg), dict(
+            provenance(cfg, config, checkpoint, content), calibration=dict(
+                images=images, folder=calibration is not None, seed=seed)),
+        dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
+             checkpoint=file_sha256(checkpoint), calibration=calibration, images=images,
+             batch_size=batch_size, shape=input_shape, part=part, seed=seed, scope=scope))
 
 
 def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
@@ -112,60 +182,35 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         FileNotFoundError: Config, checkpoint or images are missing.
         ValueError: They do not belong together, or as of ``compress``. Nothing is written then.
     """
-    cfg = load_config(config, options)
-    model = build_model(cfg)
-    if find_task(model) is not model or not hasattr(model, 'backbone'):
-        raise ValueError(f'expected the config of an ordinary task model with a `backbone`, found '
-                         f'`{type(model).__name__}` in `{config}`')
-    content = load_weights(model, checkpoint)
-    classifies = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
-    if scope == 'model':
-        if classifies or part == 'backbone':
-            raise ValueError('expected a detector or segmentor and a budget over all of it '
-                             "(`part='model'`) to compress the whole model, found "
-                             f'`{type(model).__name__}` and {part!r}')
-        part = 'model'
-    part = part or (None if classifies else 'backbone')
-    input_shape = shape or default_shape(cfg, model)
-    table = None if latency is None else load_table(latency, _about(input_shape, part),
+    task = compress_task(config, checkpoint, calibration, images, batch_size, shape, part, out,
+                         seed, device, options, scope)
+    model, batches, folder = task.model, task.batches, task.folder
+    table = None if latency is None else load_table(latency, _about(task.input_shape, task.part),
                                                     force_latency)
-    model.to(device)
-    batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
-    folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
     done = CompressProgress(folder / PROGRESS, dict(
-        version=__version__, torch=torch.__version__, config=cfg.pretty_text, sites=sites,
-        checkpoint=file_sha256(checkpoint), target=target, calibration=calibration,
-        latency=None if latency is None else file_sha256(latency), images=images,
-        batch_size=batch_size, shape=input_shape, part=part, seed=seed, scope=scope,
-        settings=settings))
+        task.key, sites=sites, target=target, settings=settings,
+        latency=None if latency is None else file_sha256(latency)))
     try:
-        result = compress(model, batches, target, sites, input_shape, part,
+        result = compress(model, batches, target, sites, task.input_shape, task.part,
                           task_outputs if scope == 'backbone' else None, done=done, latency=table,
-                          scope=scope, logits=classifies, seed=seed, **settings)
+                          scope=scope, logits=task.classifies, seed=seed, **settings)
     except ValueError:
         done.remove()
         raise
     structure = result.structure
-    searched = without_initial_weights(cfg).model if scope == 'model' else cfg.model.backbone
-    structure.backbone['backbone'] = _scoped(
-        {key: value for key, value in searched.items() if key != 'init_cfg'}, cfg)
-    structure.provenance = dict(provenance(cfg, config, checkpoint, content),
-                                **structure.provenance,
-                                target=str(target), agreement=result.agreement, calibration=dict(
-                                    images=images, folder=calibration is not None, seed=seed))
-    write_subnet(result.model, structure, content.get('meta') or {}, folder)
-    write_config(cfg, structure, folder, scope)
-    with atomic_write(folder / SENSITIVITY) as path:
-        path.write_text(json.dumps({name: dict(
-            order=profile.order.order.tolist(), losses=profile.losses.tolist())
-            for name, profile in result.profiles.items()}) + '\n')
+    structure.backbone['backbone'] = task.searched
+    structure.provenance = dict(task.provenance, **structure.provenance, target=str(target),
+                                agreement=result.agreement)
+    write_subnet(result.model, structure, task.meta, folder)
+    write_config(task, structure.backbone, STRUCTURE, WEIGHTS)
+    write_sensitivity(result.profiles, folder)
     said = '' if table is None else check_prediction(model, result.model,
                                                      structure.provenance['latency'])
     files = () if int8 is None else _int8_files(model, result.model, batches, folder, int8)
     done.remove()
     return CompressFiles(
         folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)), said,
-        files, _parts(model, result.model, input_shape), counted_proposals(model))
+        files, _parts(model, result.model, task.input_shape), counted_proposals(model))
 
 
 def _parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:
@@ -198,30 +243,40 @@ def _scoped(backbone: Dict[str, Any], cfg: Config) -> Dict[str, Any]:
     return plain
 
 
-def write_config(cfg: Config, structure: Structure, folder: Path,
-                 scope: str = 'backbone') -> None:
+def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str, weights: str,
+                 **chosen: Any) -> None:
     """Write the given config with the subnet as backbone or model, and its weights to start from.
 
     Files are named relative to the config, so the folder can be moved.
 
     Args:
-        cfg (Config): Of the dense task model.
-        structure (Structure): Of the subnet; its ``backbone`` builds it.
-        folder (Path): Where structure and weights are.
-        scope (str): What the structure is of. Defaults to ``'backbone'``.
+        task (CompressTask): Its folder is where structure and weights are.
+        backbone (Mapping): Builds the backbone, or the whole model, but for its structure.
+        structure (str): File of the structure, or of an order.
+        weights (str): File of the weights.
+        **chosen: What is chosen of an order, such as ``target_macs``.
     """
-    written = copy.deepcopy(cfg)
-    slim = ConfigDict(structure.backbone, structure=f'{{{{ fileDirname }}}}/{STRUCTURE}')
-    if scope == 'model':
+    here, written = '{{ fileDirname }}', copy.deepcopy(task.config)
+    named = f'{here}/{structure}'
+    slim = ConfigDict(backbone, structure=dict(order=named, **chosen) if chosen else named)
+    if task.scope == 'model':
         written.model = slim
     else:
         written.model.backbone = slim
         written.model.pop('init_cfg', None)
         written.model.pop('pretrained', None)
-    written.load_from = f'{{{{ fileDirname }}}}/{WEIGHTS}'
+    written.load_from = f'{here}/{weights}'
     written.custom_imports = with_import(written)
-    with atomic_write(folder / CONFIG) as path:
+    with atomic_write(task.folder / CONFIG) as path:
         path.write_text(written.pretty_text)
+
+
+def write_sensitivity(profiles: Mapping[str, SiteProfile], folder: Path) -> None:
+    """Write the order of every site's units, and the losses of its sizes."""
+    with atomic_write(folder / SENSITIVITY) as path:
+        path.write_text(json.dumps({name: dict(
+            order=profile.order.order.tolist(), losses=profile.losses.tolist())
+            for name, profile in profiles.items()}) + '\n')
 
 
 def dense_and_slim(files: CompressFiles) -> Tuple[Tuple[str, float, float], ...]:

@@ -7,17 +7,19 @@ from typing import Any, Union
 from mmengine.config import Config, ConfigDict
 
 from mmkcr.core import Structure, atomic_write
-from mmkcr.engine.schedule import stretch_schedule
+from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from .slim_files import STRUCTURE, WEIGHTS
 
 DENSE, FINETUNE = 'dense.py', 'finetune.py'
 
 
 def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure: Structure,
-                          folder: Path, length: int, weight: float = 1.) -> Path:
+                          folder: Path, length: int, weight: float = 1.,
+                          rate: float = 0.1) -> Path:
     """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.
 
-    The schedule is the dense config's, with all its parts scaled to the new length. The dense
+    The schedule is the dense config's, with all its parts scaled to the new length, at a share of
+    its rates: at the full ones a network that is right already forgets what it knows. The dense
     network teaches what its backbone gives: see :class:`mmkcr.FeatureDistillationLoss`.
 
     Args:
@@ -27,15 +29,18 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
         folder (Path): With structure and weights; other names in the config are relative to it.
         length (int): Epochs, or iterations where the dense config counts these.
         weight (float): Of the teacher's term. Defaults to 1.
+        rate (float): Share of the dense config's learning rates. Defaults to 0.1.
 
     Returns:
         Path: Of the config, which ``tools/train.py`` takes.
 
     Raises:
-        ValueError: The config trains nothing, or ``length`` is not positive.
+        ValueError: The config trains nothing, or ``length`` or ``rate`` is not positive.
     """
     if length < 1:
         raise ValueError(f'expected at least one epoch or iteration to fine-tune, found {length}')
+    if not 0 < rate < float('inf'):
+        raise ValueError(f'expected a positive share of the learning rates, found {rate}')
     train_cfg = dense.get('train_cfg') or {}
     key = next((key for key in ('max_epochs', 'max_iters') if train_cfg.get(key)), None)
     if key is None:
@@ -43,6 +48,7 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
                          'fine-tune, found none')
     config = copy.deepcopy(dense)
     stretch_schedule(config, length / train_cfg[key])
+    scale_rates(config, rate)
     config.train_cfg[key] = length
     interval = config.train_cfg.get('val_interval', 1)
     config.train_cfg.val_interval = min(interval, length)
@@ -53,6 +59,7 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
     config.custom_imports = with_import(config)
     config.load_from, config.resume = None, False
     config.compression = ConfigDict(
+        scope='model' if structure.macs.get('part') == 'model' else 'backbone',
         sites=structure.backbone['sites'], structure=f'{here}/{STRUCTURE}',
         weights=f'{here}/{WEIGHTS}', wrapper='mmkcr.RegularizedModel',
         regularizers=dict(teacher=dict(

@@ -21,8 +21,9 @@ from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from mmkcr.visualization.progress import shown
-from .compress import FILLED, default_kinds, fitted_sizes, uniform_sizes
+from .compress import default_kinds
 from .export import export_onnx, onnx_macs
+from .share_out import FILLED, fitted_sizes, uniform_sizes
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 #: PyTorch itself, and what runs ONNX files.

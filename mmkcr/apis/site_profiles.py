@@ -96,6 +96,14 @@ class SiteProfile:
     losses: Tensor
     rotated: Dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
+    def removed(self, count: int) -> float:
+        """Share of the energy in the readers' outputs that the first units do not give back.
+
+        Args:
+            count (int): Units that are kept.
+        """
+        return float(self.order.errors[count] / self.order.errors[0].clamp(min=1e-30))
+
 
 def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
                   settings: CompressOptions) -> Dict[str, SiteProfile]:

@@ -21,6 +21,7 @@ from mmkcr.models.utils import (
     copied_spaces,
     counted_part,
     find_task,
+    is_dense_task,
     momentum_copies,
     online_modules,
     online_params,
@@ -112,7 +113,9 @@ def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[s
         subnet (nn.Module): Bare backbone or task model.
         part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
     """
-    if counted_part(subnet, part) is not subnet:
+    if search_space(subnet).host is subnet and is_dense_task(subnet):
+        structure.macs['part'] = 'model'  # of a whole model there is no backbone apart
+    elif counted_part(subnet, part) is not subnet:
         structure.macs['part'] = 'backbone'
     else:
         structure.macs['backbone'] = backbone_macs(search_space(subnet).host,

@@ -119,12 +119,16 @@ def slim_files(config: Union[str, Path],
     return SlimResult(
         structure, folder, dict(checkpoint=Path(checkpoint).stat().st_size, dense=dense,
                                 subnet=(folder / WEIGHTS).stat().st_size), said,
-        _parts(subnet, structure) if is_dense_task(subnet) else {}, counted_proposals(subnet))
+        _parts(task, subnet, structure) if is_dense_task(subnet) else {}, counted_proposals(subnet))
 
 
-def _parts(subnet: nn.Module, structure: Structure) -> Parts:
-    """MACs by part, dense and slim: they differ in the backbone alone."""
-    found = count_parts(subnet, structure.macs['input_shape'])
+def _parts(supernet: nn.Module, subnet: nn.Module, structure: Structure) -> Parts:
+    """MACs by part, dense and slim: they differ in the backbone alone, or the whole is searched."""
+    shape = structure.macs['input_shape']
+    found = count_parts(subnet, shape)
+    if search_space(subnet).host is subnet:
+        return {part: (macs, found.get(part, 0))
+                for part, macs in count_parts(supernet, shape).items()}
     lost = structure.macs['dense'] - structure.macs['subnet']
     return {part: (macs + lost * (part == 'backbone'), macs) for part, macs in found.items()}
 

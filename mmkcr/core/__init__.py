@@ -8,17 +8,18 @@ from .io import atomic_write, locked, remove_stale
 from .latency import LatencyModel, LatencyTable
 from .macs import MacsModel, MacsReport, count_forward_macs, count_params
 from .options import allowed_ratio_sizes, can_meet, choose_options
+from .order import Order
 from .selection import TOLERANCE, select_units
 from .sites import MaskPoint, Site, SiteHolder, UnitMask, Unsupported
-from .slicing import slice_conv, slice_linear, slice_norm, slice_parameter, take
+from .slicing import slice_parameter, take
 from .structure import SiteEntry, Structure
 
 __all__ = [
     'Axis', 'BaseGate', 'LatencyModel', 'LatencyTable', 'MacsModel', 'MacsReport', 'MaskPoint',
-    'NoisyGate', 'NonFiniteError', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE',
-    'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'can_meet', 'check_finite',
-    'check_finite_gates', 'check_finite_state', 'choose_options', 'count_forward_macs',
-    'count_params', 'locked', 'parse_target', 'remove_stale', 'scale_axes',
-    'select_units', 'slice_axes', 'slice_conv', 'slice_linear', 'slice_norm', 'slice_parameter',
-    'solve_budget', 'sync_sizes', 'take'
+    'NoisyGate', 'NonFiniteError', 'Order', 'Site', 'SiteEntry', 'SiteHolder', 'Structure',
+    'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'can_meet',
+    'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
+    'count_forward_macs', 'count_params', 'locked', 'parse_target', 'remove_stale',
+    'scale_axes', 'select_units', 'slice_axes', 'slice_parameter', 'solve_budget', 'sync_sizes',
+    'take'
 ]

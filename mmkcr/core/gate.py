@@ -97,6 +97,18 @@ class BaseGate(NoisyGate):
     def scores(self) -> Tensor:
         """Preference for each unit, shape (total,), higher is kept first."""
 
+    def start(self, logits: Tensor) -> None:
+        """Begin a search with a preference for units.
+
+        Args:
+            logits (Tensor): Of every unit to be kept, shape (total,).
+
+        Raises:
+            ValueError: The gate has no such start.
+        """
+        raise ValueError(f'expected gates that can begin with scores of units, found '
+                         f'`{type(self).__name__}`')
+
     @abstractmethod
     def soft_mask(self) -> Tensor:
         """Relaxed mask in [0, 1], shape (total,), with the noise drawn last."""

@@ -29,6 +29,30 @@ def _published_structure(path: Path) -> Any:
                          f'found neither ({type(error).__name__})') from error
 
 
+def read_json(path: Path, what: str) -> Any:
+    """Content of a JSON file of somebody else.
+
+    Args:
+        path (Path): The file.
+        what (str): What it holds, with an article, for messages.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It is too large, no JSON, or a key comes twice.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f'expected {what} file at `{path}`, found none')
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f'expected {what} file of {MOST_BYTES} bytes at most, found '
+                         f'{path.stat().st_size} in `{path}`')
+    try:
+        return json.loads(path.read_text(encoding='utf8'), object_pairs_hook=_without_repeats,
+                          parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:  # also of huge integers and of bytes
+        raise ValueError(f'expected {what} file of JSON, found `{path}` that does not parse '
+                         f'({error})') from error
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -186,19 +210,9 @@ class Structure:
         if isinstance(source, Mapping):
             return cls._from_dict(source, 'the given dict')
         path = Path(source)
-        if not path.is_file():
-            raise FileNotFoundError(f'expected a structure file at `{path}`, found none')
-        if path.suffix == '.pth':
+        if path.suffix == '.pth' and path.is_file():
             return cls._from_dict(_published_structure(path), f'`{path}`')
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f'expected a structure file of {MOST_BYTES} bytes at most, found '
-                             f'{path.stat().st_size} in `{path}`')
-        try:
-            data = json.loads(path.read_text(encoding='utf8'), object_pairs_hook=_without_repeats,
-                              parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:  # also of huge integers and of bytes
-            raise ValueError(f'expected a JSON structure file, found `{path}` that does not '
-                             f'parse ({error})') from error
+        data = read_json(path, 'a structure')
         return cls._from_dict(data, f'`{path}`')
 
     @classmethod

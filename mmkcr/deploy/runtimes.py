@@ -38,13 +38,6 @@ def require_runtime(runtime: str) -> None:
                           f'pip install {PACKAGES[runtime]}')
 
 
-def runtime_version(runtime: str) -> str:
-    """Version of an installed runtime, such as ``'1.31.1'``."""
-    require_runtime(runtime)
-    module = importlib.import_module('openvino' if runtime == 'openvino' else 'onnxruntime')
-    return str(module.__version__).split('-')[0]
-
-
 def open_onnx(path: Union[str, Path], runtime: str = 'onnxruntime', threads: Optional[int] = None,
               shape: Optional[Sequence[int]] = None, device: str = 'cpu') -> Session:
     """Open an ONNX file.

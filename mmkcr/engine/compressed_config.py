@@ -18,12 +18,12 @@ from mmkcr.registry import RUNNERS
 DEFAULTS: Dict[str, Any] = dict(
     sites=None, gates=None, structure=None, weights=None, target=None, part=None,
     input_shape=None, wrapper=None, price=None, entropy_weight=0., regularizers=None,
-    feature_layer=None, loop='plain', fraction=0.3, split_seed=0, architecture=None,
-    paramwise=None, hooks=())
+    scores=None, feature_layer=None, loop='plain', fraction=0.3, split_seed=0, architecture=None,
+    paramwise=None, hooks=(), scope='backbone')
 _CONSTRUCTORS = dict(bilevel='mmkcr.SearchOptimWrapperConstructor',
                      joint='mmkcr.JointOptimWrapperConstructor')
 _OF_WRAPPER = ('architecture', 'price', 'regularizers', 'feature_layer', 'entropy_weight',
-               'reconstruction')
+               'reconstruction', 'scores')
 _PERCENT = re.compile(r'(\d+(?:\.\d+)?)%')
 
 
@@ -46,9 +46,11 @@ def compressed_config(config: Config) -> Config:
 
     - The backbone goes into ``mmkcr.Searchable`` with ``sites`` and either ``gates`` or
       ``structure``; with ``sites='own'`` a backbone of this package, such as
-      ``mmkcr.KCRSwinTransformer``, takes these itself and keeps its kinds of site.
+      ``mmkcr.KCRSwinTransformer``, takes these itself and keeps its kinds of site. With
+      ``scope='model'`` it is the whole task model, whose neck and heads have sites too.
     - The task model goes into ``wrapper`` (a type, or a dict with further arguments) with
       ``price`` (and its ``target``) and ``regularizers``.
+    - ``scores`` is the ``sensitivity.json`` of ``mmkcr compress`` that gates begin with.
     - ``loop='bilevel'`` splits data and optimizers as KCR's algorithm 1 does (``fraction`` of the
       samples for the gates, ``architecture`` is their optimizer), ``'joint'`` puts the gates into
       a group of their own, ``'plain'`` leaves the training as it is.
@@ -100,6 +102,12 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
             'type' in settings.gates:
         raise ValueError('expected `gates` (a search) or `structure` (a subnet) in `compression`, '
                          'found both')
+    if settings.scope not in ('backbone', 'model'):
+        raise ValueError("expected `scope` of `compression` 'backbone' or 'model', found "
+                         f'{settings.scope!r}')
+    if settings.scope == 'model':
+        _wrap_whole(config, settings)
+        return
     backbone = config.model.backbone
     of_package = backbone.get('type', '').startswith('mmkcr.')
     if settings.sites == 'own' and not of_package:
@@ -115,6 +123,17 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
         if settings[key] is not None:
             added[key] = settings[key]
     config.model.backbone = ConfigDict(added)
+
+
+def _wrap_whole(config: Config, settings: ConfigDict) -> None:
+    """Put the task model into ``mmkcr.Searchable``; what is the wrapper's stays outside."""
+    outside = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
+    if not settings.sites or settings.sites == 'own':
+        raise ValueError("expected `sites` in `compression` with `scope='model'`, found "
+                         f'{settings.sites!r}')
+    given = {key: settings[key] for key in ('gates', 'structure') if settings[key] is not None}
+    config.model = ConfigDict(type='mmkcr.Searchable', backbone=_scoped(config.model, config),
+                              sites=settings.sites, **given, **outside)
 
 
 def _scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
@@ -139,7 +158,7 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
         model['price'] = price
         if settings.entropy_weight:
             model['entropy_weight'] = settings.entropy_weight
-    for key in ('regularizers', 'feature_layer'):
+    for key in ('regularizers', 'feature_layer', 'scores'):
         if settings[key] is not None:
             model[key] = settings[key]
     wrapped = Config(dict(model=model))

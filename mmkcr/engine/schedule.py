@@ -1,4 +1,4 @@
-"""The length of a training."""
+"""The length of a training, and its rates."""
 
 from typing import Dict, Mapping
 
@@ -30,3 +30,24 @@ def stretch_schedule(config: Config, factor: float) -> None:
         scale(hook, 'begin', 'interval', 'until')
         if 'decay' in hook and 'interval' not in hook:  # else its steps are scaled already
             hook.decay = hook.decay**(1 / factor)
+
+
+def scale_rates(config: Config, factor: float) -> None:
+    """Scale the learning rates of a config, and the least ones of its schedulers, in place.
+
+    Args:
+        config (Config): With one optimizer.
+        factor (float): Above 0.
+
+    Raises:
+        ValueError: It has no ``optim_wrapper.optimizer.lr``.
+    """
+    optimizer = (config.get('optim_wrapper') or {}).get('optimizer') or {}
+    if 'lr' not in optimizer:
+        raise ValueError('expected a config with `optim_wrapper.optimizer.lr` to scale, found none')
+    optimizer.lr *= factor
+    schedulers = config.get('param_scheduler') or []
+    for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
+        for key in ('eta_min', 'eta_max'):
+            if scheduler['type'].endswith('LR') and scheduler.get(key):
+                scheduler[key] *= factor

@@ -193,29 +193,6 @@ def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:
     return vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ right))
 
 
-def allocation_curve(errors: Tensor, counts: Optional[Sequence[int]] = None,
-                     total: Optional[float] = None) -> Tensor:
-    """Relative error for some counts of kept units, made monotone.
-
-    What k units reach k + 1 can reach as well, so an error is at most that of any smaller count.
-    Errors of an order are monotone already; measured ones need not be.
-
-    Args:
-        errors (Tensor): Error with k units kept, k = 0 … n, shape (n + 1,); or errors measured at
-            ``counts`` alone, in ascending order of the counts.
-        counts (Sequence[int], optional): Counts of interest, ascending. Defaults to all.
-        total (float, optional): Error that counts as 1. Defaults to the first one.
-
-    Returns:
-        Tensor: Fp64, one for each count, non-increasing, not negative.
-    """
-    errors = errors.double()
-    total = float(errors[0]) if total is None else total
-    if counts is not None and len(counts) != len(errors):
-        errors = errors[torch.as_tensor(counts, device=errors.device)]
-    return errors.cummin(0).values.clamp(min=0) / (total or 1.)
-
-
 def others(kept: Tensor, width: int) -> Tensor:
     """Channels that are not kept, ascending."""
     mask = torch.ones(width, dtype=torch.bool, device=kept.device)

@@ -118,6 +118,35 @@ def renamed_keys(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: st
                 state_dict[f'{prefix}{names[0]}.{key[len(start):]}'] = state_dict.pop(key)
 
 
+#: Where the weights of an order's rungs are in a state_dict: ``rungs.<rung>.<key>``.
+RUNGS = 'rungs.'
+
+
+def take_rungs(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
+    """Of the weights of many budgets, those of the network that was chosen.
+
+    The file is one of the dense network, with the blocks that its rungs have instead. A dense
+    backbone takes it as that.
+
+    Args:
+        space (SearchSpace): Of the backbone that loads.
+        state_dict (dict): Changed in place.
+        prefix (str): Of the backbone's keys.
+    """
+    start = f'{prefix}{RUNGS}'
+    keys = [key for key in state_dict if key.startswith(start)]
+    if not keys or space.structure is not None and not space.rungs:
+        return
+    stored = {key[len(start):]: state_dict.pop(key) for key in keys}
+    for block, rung in space.rungs.items():
+        within = f'{rung}.{block}.' if block else f'{rung}.'
+        for key, value in stored.items():
+            if key.startswith(within):
+                state_dict[f'{prefix}{key[len(f"{rung}."):]}'] = value
+    for site in space.structure.sites if space.rungs else ():
+        state_dict.setdefault(f'{prefix}{site}.kept', space.host.get_buffer(f'{site}.kept'))
+
+
 def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:
     """Refuse a state_dict that would load only in part.
 

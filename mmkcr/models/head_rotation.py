@@ -40,10 +40,9 @@ def head_parts(site: HeadChannels) -> HeadParts:
         if axis.per == 1 and axis.value is not None:
             raise ValueError(f"expected an attention layer whose biases are its projections' for "
                              f'narrower heads, found `{axis.name}` at `{site.path}`')
-    if view.fused == 1:
-        return HeadParts(*((path, slice(0, rows)) for path in view.projections))
-    path, = view.projections
-    return HeadParts(*((path, slice(part * rows, (part + 1) * rows)) for part in range(3)))
+    return HeadParts(*((path, slice(part * rows, (part + 1) * rows))
+                       for path, parts in zip(view.projections, view.fused)
+                       for part in range(parts)))
 
 
 class HeadRotation(NamedTuple):

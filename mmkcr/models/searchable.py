@@ -24,8 +24,15 @@ from mmkcr.core import (
     scale_axes,
     slice_axes,
 )
+from mmkcr.core.order import chosen_structure
 from mmkcr.registry import MODELS
-from .backbone_loading import check_state, load_pretrained, renamed_keys, split_pretrained
+from .backbone_loading import (
+    check_state,
+    load_pretrained,
+    renamed_keys,
+    split_pretrained,
+    take_rungs,
+)
 from .sites import Embedding, QKMaskSite, find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
@@ -44,7 +51,9 @@ class SearchSpace:
         gates (dict, optional): Config of the gates without ``total``; or one for each kind, such
             as ``dict(heads=dict(type=...))``. Sites of kinds without one are as in ``structure``,
             or whole.
-        structure (str | dict | Structure, optional): Structure file.
+        structure (str | dict | Structure, optional): Structure file; or any budget of an order
+            file, ``dict(order=<file>, target_macs=...)``, see
+            :func:`~mmkcr.core.order.chosen_structure`.
         method (str): Name of the method, for structure files. Defaults to ``''``.
         optional_keys (str): Regular expression of the keys that a checkpoint may lack or have in
             excess: output norms, which depend on ``out_indices``. Defaults to none.
@@ -63,6 +72,8 @@ class SearchSpace:
             type=f'{type(host).__module__}.{type(host).__qualname__}'))
         self.optional_keys = optional_keys
         self.structure: Optional[Structure] = None
+        #: Of an order file: from which of its rungs every block is.
+        self.rungs: Dict[str, int] = {}
         self._fixed: Dict[str, SiteEntry] = {}
         self._attached: Dict[str, List[Axis]] = {}
         self._sites: Dict[str, HostSite] = {}
@@ -71,7 +82,8 @@ class SearchSpace:
         self._prepare(searched)
         configs = {} if gates is None else self._gate_configs(gates)
         if structure is not None:
-            self._take_structure(Structure.load(structure), configs)
+            loaded, self.rungs = chosen_structure(structure)
+            self._take_structure(loaded, configs)
         if configs:
             self._add_gates(configs)
         host.search_space = self
@@ -412,6 +424,7 @@ class SearchSpace:
     def _before_loading(self, state_dict: Dict[str, Tensor], prefix: str, *_: Any) -> None:
         """Refuse a state_dict that would load only in part."""
         renamed_keys(self, state_dict, prefix)
+        take_rungs(self.host.search_space, state_dict, prefix)  # a dense one may be below it
         self.take_shape(state_dict, prefix)
         check_state(self, state_dict, prefix)
 

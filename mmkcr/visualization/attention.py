@@ -14,7 +14,7 @@ def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: Union[str, P
 
     Args:
         statistics (Mapping[str, Mapping]): By model, of one layer, see
-            :meth:`~mmkcr.evaluation.attention.AttentionStatistics.values`.
+            ``AttentionStatistics.values`` of `tools/lab`.
         path (str | Path): Figure to write.
 
     Raises:

@@ -165,7 +165,7 @@ def test_the_layer_that_ends_a_block_takes_back_what_was_lost(build, monkeypatch
                         **OPTIONS).agreement['error']
 
     mended = error()
-    monkeypatch.setattr(import_module('mmkcr.apis.compress'), 'added_last', lambda *_: None)
+    monkeypatch.setattr(import_module('mmkcr.apis.refit_blocks'), 'added_last', lambda *_: None)
     assert mended < 0.95 * error()
 
 

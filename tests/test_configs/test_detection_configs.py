@@ -1,8 +1,8 @@
 """Every detection config is built, and takes a training step on an image of a true shape.
 
 The config's own transforms make the image: for COCO the largest for Mask R-CNN with the KCR-Swin-T
-of ImageNet, and what they make of a square image, at the shortest side that they draw, for the
-others.
+of ImageNet, and for its cascade what they make of a square image, at the shortest side that they
+draw. The dense parents and Swin-B have the same transforms and take their step on a small image.
 """
 
 import copy
@@ -26,6 +26,7 @@ from mmkcr.models.utils import find_backbone, find_task
 
 DETECTION = [path for path in CONFIGS if path.startswith('configs/kcr/detection/')]
 COCO = [path for path in DETECTION if path.endswith('_coco.py')]
+TRUE_SHAPE = [path for path in COCO if path.endswith('_swin-tiny_8xb2_coco.py')]
 CASCADES = [path for path in COCO if 'cascade' in path]
 
 
@@ -48,7 +49,7 @@ def build(config):
 
 
 def test_found():
-    assert len(DETECTION) == 9 and len(COCO) == 6 and len(CASCADES) == 4
+    assert len(DETECTION) == 9 and len(COCO) == 6 and len(CASCADES) == 4 and len(TRUE_SHAPE) == 2
     for arch in ('tiny', 'base'):
         assert {stage_of(path) for path in CASCADES if arch in path} == {'dense', 'kcr'}
 
@@ -127,12 +128,14 @@ def annotated(height, width, classes):
 
 def batch_of(path, transforms):
     """A batch of one image; what transforms draw is drawn until the image has the shape."""
-    if path not in COCO:
+    if path not in TRUE_SHAPE:
         shape = wanted = (128, 128)
-    elif Path(path).stem == 'kcr-mask-rcnn_swin-tiny_8xb2_coco':
-        shape = wanted = (800, 1333)
+        transforms = [one for one in transforms if type(one).__name__ != 'RandomChoice'
+                      and 'Resize' not in type(one).__name__]
+    elif path in CASCADES:
+        shape, wanted = (640, 640), (480, 480)
     else:
-        shape, wanted = (640, 640), (480, 480) if path in CASCADES else (800, 800)
+        shape = wanted = (800, 1333)
     for seed in range(500):
         np.random.seed(seed)
         random.seed(seed)

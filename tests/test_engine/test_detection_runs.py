@@ -1,7 +1,6 @@
 """Detection: a run killed and resumed is the unbroken one, and two processes are one."""
 
 import signal
-import socket
 
 import pytest
 import torch
@@ -25,18 +24,23 @@ ALL = {
 
 
 @pytest.fixture(scope='module')
-def resumed(run_jobs, tmp_path_factory):
-    """Work directories of an unbroken search and of one that was killed in its second epoch."""
-    unbroken, broken = (str(tmp_path_factory.mktemp(name)) for name in ('unbroken', 'broken'))
-    job = dict(config=SEARCH, options=SMALL)
-    statuses = run_jobs([dict(job, work_dir=unbroken), dict(job, work_dir=broken, kill=6),
-                         dict(job, work_dir=broken, resume=True)])
-    assert statuses == [0, -signal.SIGKILL, 0]
-    return unbroken, broken
+def root(run_jobs, tmp_path_factory):
+    """Runs: an unbroken search, one killed in its second epoch; one process, and two."""
+    root = tmp_path_factory.mktemp('runs')
+    search = dict(config=SEARCH, options=SMALL)
+    broken = dict(search, work_dir=str(root / 'broken'))
+    accumulated = {**ALL, 'optim_wrapper.accumulative_counts': 2}
+    statuses = run_jobs([
+        dict(search, work_dir=str(root / 'unbroken')), dict(broken, kill=6),
+        dict(broken, resume=True),
+        dict(config=DENSE, work_dir=str(root / 'one'), options=accumulated),
+        dict(config=DENSE, work_dir=str(root / 'two'), options=ALL, processes=2)])
+    assert statuses == [0, -signal.SIGKILL, 0, 0, 0]
+    return root
 
 
-def test_a_resumed_search_is_the_unbroken_one(resumed, last_checkpoint, logged):
-    unbroken, broken = map(last_checkpoint, resumed)
+def test_a_resumed_search_is_the_unbroken_one(root, last_checkpoint, logged):
+    unbroken, broken = (last_checkpoint(root / name) for name in ('unbroken', 'broken'))
     assert unbroken['state_dict'].keys() == broken['state_dict'].keys()
     for name, value in unbroken['state_dict'].items():
         assert torch.equal(value, broken['state_dict'][name]), name
@@ -48,22 +52,9 @@ def test_a_resumed_search_is_the_unbroken_one(resumed, last_checkpoint, logged):
     assert first == second
 
 
-@pytest.fixture(scope='module')
-def processes(run_jobs, tmp_path_factory):
-    """Work directories of one process that accumulates, and of two."""
-    one, two = (str(tmp_path_factory.mktemp(name)) for name in ('one', 'two'))
-    assert run_jobs([dict(config=DENSE, work_dir=one, options={
-        **ALL, 'optim_wrapper.accumulative_counts': 2})]) == [0]
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
-    run_jobs([dict(config=DENSE, work_dir=two, options=ALL)], launcher=[
-        '-m', 'torch.distributed.run', '--nproc_per_node=2', f'--master_port={port}'])
-    return one, two
-
-
-def test_two_processes_are_one(processes, last_checkpoint, logged):
-    one, two = map(last_checkpoint, processes)
+def test_two_processes_are_one(root, last_checkpoint, logged):
+    """One process accumulates the gradients of two batches."""
+    one, two = (last_checkpoint(root / name) for name in ('one', 'two'))
     assert one['state_dict'].keys() == two['state_dict'].keys()
     for name, value in one['state_dict'].items():
         torch.testing.assert_close(two['state_dict'][name], value, rtol=1e-4, atol=1e-5, msg=name)

@@ -1,7 +1,5 @@
 """Two processes are one process with the same global batch."""
 
-import socket
-
 import pytest
 import torch
 
@@ -27,16 +25,10 @@ KINDS = dict(search=SEARCH, retrain=RETRAIN, **MASKED)
 def work_dirs(run_jobs, tmp_path_factory):
     """Work directories of one process and of two, by kind of run."""
     root = tmp_path_factory.mktemp('distributed')
-    single, double = ([dict(kind=kind, work_dir=str(root / f'{kind}{size}'),
-                            options={**options, 'train_dataloader.batch_size': size})
-                       for kind, options in KINDS.items()] for size in (8, 4))
-    assert run_jobs(single) == [0] * len(KINDS)
-    for job in double:
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            port = free.getsockname()[1]
-        run_jobs([job], launcher=['-m', 'torch.distributed.run', '--nproc_per_node=2',
-                                  f'--master_port={port}'])
+    jobs = [dict(kind=kind, work_dir=str(root / f'{kind}{size}'), processes=8 // size,
+                 options={**options, 'train_dataloader.batch_size': size})
+            for kind, options in KINDS.items() for size in (8, 4)]
+    assert run_jobs(jobs) == [0] * len(jobs)
     return {kind: [str(root / f'{kind}{size}') for size in (8, 4)] for kind in KINDS}
 
 

@@ -1,7 +1,6 @@
 """Segmentors, in iteration-based runs: killed and resumed, and two processes."""
 
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -30,17 +29,12 @@ def work_dirs(run_jobs, tmp_path_factory):
                  dict(kind=kind, work_dir=f'{root}/{kind}_broken', kill=9),
                  dict(kind=kind, work_dir=f'{root}/{kind}_broken', resume=True, options=other)]
         expected += [0, -signal.SIGKILL, 0]
-    jobs.append(dict(kind='segment_search', work_dir=f'{root}/one', options=DISTRIBUTED))
-    statuses = run_jobs(jobs)
-    for job, status, wanted in zip(jobs, statuses, [*expected, 0]):
-        assert status == wanted, (job, Path(job['work_dir'], 'output.txt').read_text()[-3000:])
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
     options = {**DISTRIBUTED, 'train_dataloader.batch_size': 2}
-    run_jobs([dict(kind='segment_search', work_dir=f'{root}/two', options=options)],
-             launcher=['-m', 'torch.distributed.run', '--nproc_per_node=2',
-                       f'--master_port={port}'])
+    jobs += [dict(kind='segment_search', work_dir=f'{root}/one', options=DISTRIBUTED),
+             dict(kind='segment_search', work_dir=f'{root}/two', options=options, processes=2)]
+    statuses = run_jobs(jobs)
+    for job, status, wanted in zip(jobs, statuses, [*expected, 0, 0]):
+        assert status == wanted, (job, Path(job['work_dir'], 'output.txt').read_text()[-3000:])
     return root
 
 

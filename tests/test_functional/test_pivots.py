@@ -9,7 +9,6 @@ from mmkcr.functional import sweep
 from mmkcr.functional.moments import moments_of
 from mmkcr.functional.pivots import (
     MIN_RHO,
-    allocation_curve,
     channel_order,
     gram_matrix,
     pivot_order,
@@ -223,14 +222,6 @@ def test_solve_psd_takes_singular_systems():
     found = solve_psd(matrix, matrix @ solution)
     assert torch.allclose(matrix @ found, matrix @ solution, rtol=1e-8)
     assert (found.norm(dim=(1, 2))[1:] <= solution.norm(dim=(1, 2))[1:]).all()
-
-
-def test_allocation_curve_is_monotone_and_relative():
-    errors = torch.tensor([4., 2., 3., 1., 0.])
-    assert allocation_curve(errors).tolist() == [1., .5, .5, .25, 0.]
-    assert allocation_curve(errors, [0, 2, 4]).tolist() == [1., .75, 0.]
-    assert allocation_curve(torch.tensor([2., 5.]), [3, 4], total=4.).tolist() == [.5, .5]
-    assert allocation_curve(torch.zeros(3)).tolist() == [0., 0., 0.]
 
 
 def test_wrong_input_is_refused(draw_rows):

@@ -8,14 +8,8 @@ import torch
 from mmpretrain.models import SwinTransformerV2, VisionTransformer
 from torch import nn
 
-from mmkcr.models.calibration import (
-    ResumableForward,
-    WeightChange,
-    added_last,
-    collect,
-    flat_tensors,
-    output_changes,
-)
+from mmkcr.models.calibration import WeightChange, collect, flat_tensors, output_changes
+from mmkcr.models.replay import ResumableForward, added_last
 
 IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from lab.grad_cam import grad_cam, last_map, to_maps
 from lab.side_by_side import spread_loader
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.evaluation.grad_cam import grad_cam, last_map, to_maps
 
 REPO = Path(__file__).parents[2]
 NETS = ['mobilevit-mini', 'efficientvit-mini']

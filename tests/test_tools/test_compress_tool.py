@@ -109,9 +109,53 @@ def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path,
     config = load_config(tmp_path / 'slim/finetune.py')
     full = load_config(DIGITS)
     assert config.train_cfg.max_epochs == 2 and full.train_cfg.max_epochs > 2
+    # what is right already forgets at the full rates
+    assert config.optim_wrapper.optimizer.lr == 0.1 * full.optim_wrapper.optimizer.lr
+    assert min(part.get('eta_min', 1) for part in config.param_scheduler) < min(
+        part.get('eta_min', 1) for part in full.param_scheduler)
     assert max(part.end for part in config.param_scheduler if part.get('by_epoch', True)) == 2
     teacher = build_model(config).regularizers['teacher'].teacher.model(torch.device('cpu'))
     dense = torch.load(checkpoint, weights_only=True)['state_dict']
     assert all(torch.equal(value, dense[name]) for name, value in teacher.state_dict().items())
     model = build_model(load_config(tmp_path / 'slim/config.py'))
     load_checkpoint(model, str(tmp_path / 'slim/finetune/epoch_2.pth'), strict=True)
+
+
+def test_one_file_for_all_budgets(load_tool, data, tmp_path, capsys):
+    """The config chooses; the host's own build and strict loading do the rest."""
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    out = tmp_path / 'out'
+    load_tool('compress').main([DIGITS, checkpoint, '--order', '80%', '50%', '--images', '16',
+                                '--out', str(out), *data])
+    assert 'networks from' in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
+        'config.py', 'order.json', 'order.pth', 'sensitivity.json']
+    assert not list(out.glob('.progress*'))
+    moved = out.rename(tmp_path / 'moved')
+    dense = torch.load(checkpoint, weights_only=True)['state_dict']
+    for target, share in ((None, 0.8), ('65%', 0.65), ('50%', 0.5), ('100%', 1)):
+        chosen = {'model.backbone.structure.target_macs': target} if target else None
+        model = build_model(load_config(moved / 'config.py', chosen))
+        load_checkpoint(model, str(moved / 'order.pth'), strict=True)
+        macs = model.backbone.search_space.structure.macs
+        assert count_macs(model, macs['input_shape']) == macs['subnet'] <= share * macs['dense']
+    state = model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in dense.items())
+    with pytest.raises(SystemExit):
+        load_tool('compress').main([DIGITS, checkpoint, '--order', '80%', '--finetune', '1', *data])
+    assert 'found it with `--order`' in capsys.readouterr().err
+
+
+def test_rank_correlations_of_complexity_over_subnets(load_tool, data, tmp_path, capsys):
+    """Blocks of two budgets, drawn; every subnet is measured on the same images."""
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    load_tool('analysis_tools/kc_correlation').main([
+        DIGITS, checkpoint, '--budgets', '60%', '30%', '--subnets', '8', '--images', '16',
+        '--out', str(tmp_path / 'out'), *data])
+    assert "Spearman's rho" in capsys.readouterr().out
+    found = json.loads((tmp_path / 'out/kc_correlation.json').read_text())
+    assert len(found['rows']) == 9 and len(found['correlations']) == 16
+    dense, *subnets = found['rows']
+    assert dense['difference'] == 0 and all(row['macs'] <= dense['macs'] for row in subnets)
+    assert all(row['kc'] <= row['a_kc'] for row in found['rows'])
+    assert (tmp_path / 'out/kc_correlation.png').stat().st_size > 1000

@@ -22,6 +22,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.attention_statistics import attention_statistics, row_entropy
 from lab.side_by_side import (
     Trained,
     add_model_arguments,
@@ -31,7 +32,6 @@ from lab.side_by_side import (
 )
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.core import atomic_write
-from mmkcr.evaluation.attention import attention_statistics, row_entropy
 from mmkcr.models.wrappers.attention_tap import AttentionTap
 from mmkcr.visualization import format_table
 from mmkcr.visualization.attention import (

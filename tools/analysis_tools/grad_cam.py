@@ -13,9 +13,9 @@ from typing import Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.grad_cam import grad_cam
 from lab.side_by_side import add_model_arguments, pictures, read_models, spread_loader
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.evaluation.grad_cam import grad_cam
 from mmkcr.visualization.attention import plot_maps
 
 

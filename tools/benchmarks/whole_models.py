@@ -23,6 +23,7 @@ from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.count import count_parts, counted_proposals, part_rows
 from mmkcr.apis.latency import random_subnet, searchable
 from mmkcr.core import count_params
+from mmkcr.models.utils import is_dense_task
 from mmkcr.visualization import format_table
 
 
@@ -73,6 +74,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     config = load_config(args.config)
     with uninitialized():
         model = build_model(config)
+    if not is_dense_task(model):
+        raise ValueError(f'expected the config of a detector or segmentor, found one of a '
+                         f'`{type(model).__name__}`')
     shape = image_shape(args.shape) if args.shape else default_shape(config, model)
     dense, params = count_parts(model, shape), count_params(model)
     found = [measure(model, target, shape, dense, args.divisor) for target in args.targets]

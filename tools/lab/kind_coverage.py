@@ -195,7 +195,7 @@ FAMILIES: Dict[str, Family] = {
     'timm Swin V2': _timm('swinv2_tiny_window8_256', img_size=64, embed_dim=16, depths=(2, 2),
                           num_heads=(2, 4), window_size=4),
     'timm BEiT': _timm('beit_base_patch16_224', img_size=64, embed_dim=32, depth=2, num_heads=4),
-    'timm PVT v2': _timm('pvt_v2_b0', embed_dims=(16, 32), depths=(1, 1), num_heads=(1, 2),
+    'timm PVT v2': _timm('pvt_v2_b0', embed_dims=(16, 32), depths=(1, 1), num_heads=(2, 4),
                          sr_ratios=(2, 1), mlp_ratios=(2, 2)),
     'HF ViT': _transformers('ViTModel', 'ViTConfig', **_HF_VIT),
     'HF DINOv2': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2, **_HF_VIT),

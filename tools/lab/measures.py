@@ -8,8 +8,8 @@ from torch import nn
 from mmkcr.evaluation.analysis import classification_scores, kernel_statistics, split_loader
 from mmkcr.evaluation.bottleneck import information_statistics
 from mmkcr.evaluation.features import feature_layer_of
-from mmkcr.evaluation.masks import find_masks, mask_statistics, masks_held_open
 from mmkcr.models.utils import find_task, unwrap
+from .mask_statistics import find_masks, mask_statistics, masks_held_open
 
 
 def kernel_measure(model: nn.Module, config: Config) -> Mapping[str, float]:

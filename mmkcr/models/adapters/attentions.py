@@ -15,9 +15,13 @@ from torch import nn
 from mmkcr.core import Axis, Unsupported
 from mmkcr.models.layers.sized_attention import (
     SizedBEiTAttention,
+    SizedClassAttention,
+    SizedCrossCovariance,
     SizedEvaAttention,
+    SizedGroupedAttention,
     SizedHuggingFaceAttention,
     SizedMultiheadAttention,
+    SizedReducedAttention,
     SizedTimmBEiTAttention,
     SizedWindowAttentionV2,
     SizedWindowMSA,
@@ -48,6 +52,87 @@ def _resize_multihead(scale: float, layer: nn.Module, heads: int, width: int) ->
         # the softmax keeps the scale of the dense head
         layer.scaled_dot_product_attention = partial(F.scaled_dot_product_attention, scale=scale)
     return layer
+
+
+@attention_adapter('mmpretrain.models.backbones.twins.GlobalSubsampledAttention',
+                   'timm.models.pvt_v2.Attention')
+def reduced_attention(module: nn.Module) -> Dict[str, Any]:
+    """Attention to a map of fewer tokens (Twins, timm's PVT v2); the reduction has no heads."""
+    if getattr(module, 'v_shortcut', False):
+        raise Unsupported('a shortcut adds the values to the output of the attention')
+    width = module.q.out_features // module.num_heads
+    return dict(projections=('q', 'kv'), fused=(1, 2), output='proj', heads=module.num_heads,
+                width=width, resize=partial(_exchange_scaled, SizedReducedAttention, width**-0.5))
+
+
+@attention_adapter('mmpretrain.models.backbones.twins.LocallyGroupedSelfAttention',
+                   'mmseg.models.backbones.twins.LocallyGroupedSelfAttention')
+def grouped_attention(module: nn.Module) -> Dict[str, Any]:
+    """Attention within windows of Twins' SVT."""
+    return dict(_fused(module), resize=partial(_exchange, SizedGroupedAttention))
+
+
+@attention_adapter('mmpretrain.models.backbones.xcit.ClassAttntion')
+def class_attention(module: nn.Module) -> Dict[str, Any]:
+    """XCiT's attention of the class token to all tokens."""
+    return dict(projections=('q', 'k', 'v'), fused=(1, 1, 1), output='proj',
+                heads=module.num_heads, width=module.q.out_features // module.num_heads,
+                resize=partial(_exchange, SizedClassAttention))
+
+
+@attention_adapter('mmpretrain.models.backbones.xcit.XCA')
+def cross_covariance(module: nn.Module) -> Dict[str, Any]:
+    """XCiT's attention among the channels of a head, with a temperature for every head."""
+    width = module.qkv.out_features // 3 // module.num_heads
+    return dict(_fused(module, width), resize=partial(_exchange, SizedCrossCovariance),
+                of_heads=_temperature,
+                why_no_width='its softmax is over the channels of a head')
+
+
+def _temperature(layer: nn.Module) -> List[Axis]:
+    return [Axis(layer, 'temperature')]
+
+
+@attention_adapter('mmpretrain.models.backbones.levit.Attention',
+                   'mmpretrain.models.backbones.levit.AttentionSubsample',
+                   'mmpretrain.models.backbones.efficientformer.AttentionWithBias',
+                   f'{_UTILS}.LeAttention')
+def biased_attention(module: nn.Module) -> Dict[str, Any]:
+    """LeViT's attention, also in EfficientFormer and TinyViT: wide values, a bias for offsets.
+
+    Queries, keys and values of one head lie next to each other in the projections' outputs.
+    """
+    normed = isinstance(module.proj, nn.Sequential)  # an activation, then a layer with its norm
+    why = 'its queries, keys and values lie side by side, head by head'
+    return dict(projections=(), output='proj.1.linear' if normed else 'proj',
+                heads=module.num_heads, width=module.d, resize=_resize_biased, called=False,
+                of_heads=_of_whole_heads, why_no_width=why, why_uncalled=why)
+
+
+def _of_whole_heads(layer: nn.Module) -> List[Axis]:
+    """Biases, and projections with queries, keys and values of a head side by side."""
+    keys, values = layer.key_dim, layer.d
+    found = [Axis(layer, 'attention_biases')]
+    for name, inner in (('qkv', 2 * keys + values), ('kv', keys + values), ('q.1', keys)):
+        projection = dict(layer.named_modules()).get(name)
+        for part in () if projection is None else projection.modules():
+            found += [Axis(part, tensor, inner=inner)
+                      for tensor in ('weight', 'bias', 'running_mean', 'running_var')]
+    return found
+
+
+def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
+    layer.num_heads, layer.nh_kd, layer.dh = heads, heads * layer.key_dim, heads * width
+    if hasattr(layer, 'ab'):  # the biases as evaluation reads them
+        layer.ab = layer.attention_biases.detach()[:, layer.attention_bias_idxs]
+    return layer
+
+
+@attention_adapter('mmpretrain.models.backbones.vit_sam.Attention')
+def sam_attention(module: nn.Module) -> Dict[str, Any]:
+    """ViT-SAM's attention, whose positions are channels that all heads share."""
+    return dict(_fused(module), resize=partial(_record, ('num_heads', ), ''),
+                why_no_width='its positions have channels that all heads share')
 
 
 @attention_adapter(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
@@ -114,7 +199,7 @@ def timm_attention(module: nn.Module) -> Dict[str, Any]:
     why = 'rotary positions pair the channels of a head' if rotary else \
         'a norm acts over the channels of a head' if normed else ''
     return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
-                fused=1 if split else 3, output='proj', heads=module.num_heads,
+                fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
                 width=module.head_dim, resize=_resize_timm, why_no_width=why)
 
 
@@ -135,7 +220,7 @@ def eva_attention(module: nn.Module) -> Dict[str, Any]:
     split = module._modules.get('qkv') is None
     called = split or module.q_bias is None or module.qkv_bias_separate
     return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
-                fused=1 if split else 3, output='proj', heads=module.num_heads,
+                fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
                 width=module.head_dim, resize=partial(_exchange, SizedEvaAttention),
                 extra=partial(_along, ('q_bias', 'k_bias', 'v_bias'), ''), called=called,
                 why_no_width='rotary positions pair the channels of a head')
@@ -167,8 +252,8 @@ def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
     resize = partial(_record, names, 'head_dim')
     if hasattr(module, 'embed_dim') and not rotary:  # before v5: heads fill the input's width
         resize = partial(_exchange, SizedHuggingFaceAttention)
-    return dict(projections=('q_proj', 'k_proj', 'v_proj'), fused=1, output=output, heads=heads,
-                width=module.head_dim, resize=resize,
+    return dict(projections=('q_proj', 'k_proj', 'v_proj'), fused=(1, 1, 1), output=output,
+                heads=heads, width=module.head_dim, resize=resize,
                 why_no_width='rotary positions pair the channels of a head' if rotary else '')
 
 
@@ -177,7 +262,8 @@ def _nested_attention(module: nn.Module) -> Dict[str, Any]:
     """Attention of FLAVA, and before v5 of ViT and DINOv2: a module of its own, then a layer."""
     inner = module.attention
     scaled = not hasattr(inner, 'scaling')
-    return dict(path='attention', fused=1, output='output.dense', heads=inner.num_attention_heads,
+    return dict(path='attention', fused=(1, 1, 1), output='output.dense',
+                heads=inner.num_attention_heads,
                 projections=('attention.query', 'attention.key', 'attention.value'),
                 width=inner.attention_head_size, resize=_resize_nested,
                 why_no_width='its scale is that of the sliced width' if scaled else '')
@@ -217,7 +303,7 @@ def _open(cls: Type[nn.Module], layer: nn.Module) -> nn.Module:
 @attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
 def deformable_attention(module: nn.Module) -> Dict[str, Any]:
     """mmcv's deformable attention, whose heads sample the values at places of their own."""
-    return dict(projections=('value_proj', ), fused=1, output='output_proj',
+    return dict(projections=('value_proj', ), fused=(1, ), output='output_proj',
                 heads=module.num_heads, width=module.value_proj.out_features // module.num_heads,
                 of_heads=_along_samples, resize=partial(_record, ('num_heads', ), ''),
                 why_no_width='its heads have no queries and keys')
@@ -247,6 +333,14 @@ def _exchange(cls: Type[nn.Module], layer: nn.Module, heads: int, width: int) ->
     """Exchange the layer for one that computes with any number of heads."""
     layer = layer if isinstance(layer, cls) else take_over(cls, layer)
     layer.num_heads = heads
+    return layer
+
+
+def _exchange_scaled(cls: Type[nn.Module], scale: float, layer: nn.Module, heads: int,
+                     width: int) -> nn.Module:
+    """As :func:`_exchange`, of a host that does not record the scale of its dense head."""
+    layer = _exchange(cls, layer, heads, width)
+    layer.scale = scale
     return layer
 
 

@@ -86,8 +86,9 @@ class AttentionView:
         output (str): The projection that reads the heads' outputs; called as a module.
         heads (int): H.
         width (int): d.
-        fused (int): Times that all heads follow each other in the outputs of each of the
-            projections: 3 for queries, keys and values in one layer. Defaults to 3.
+        fused (tuple[int, ...]): For each of the projections, times that all heads follow each other
+            in its outputs: (3, ) for queries, keys and values in one layer, (1, 2) for queries
+            alone, keys and values together. Defaults to (3, ).
         resize (Callable): Takes the module, its heads and their width after slicing; returns the
             module that computes with them, itself or one of another class.
         extra (Callable, optional): Takes the module; gives further axes with channels as units
@@ -95,6 +96,7 @@ class AttentionView:
         why_no_width (str): Why the width of heads cannot shrink, if so.
         called (bool): Whether the projections are called as modules, so that hooks see queries
             and keys. Defaults to True.
+        why_uncalled (str): Why they are not.
         of_heads (Callable, optional): Takes the module; gives further axes with heads as units.
             Defaults to none.
         opened (Callable, optional): Takes the module; gives one that computes the same and calls
@@ -107,10 +109,11 @@ class AttentionView:
     heads: int
     width: int
     resize: Callable[[nn.Module, int, int], nn.Module]
-    fused: int = 3
+    fused: Tuple[int, ...] = (3, )
     extra: Optional[Callable[[nn.Module], List[Axis]]] = None
     why_no_width: str = ''
     called: bool = True
+    why_uncalled: str = 'its projections are not called as modules'
     of_heads: Optional[Callable[[nn.Module], List[Axis]]] = None
     opened: Optional[Callable[[nn.Module], nn.Module]] = None
 

@@ -74,7 +74,7 @@ class BiMaskGate(BaseGate):
         self.group_sizes = tuple(sorted({*range(group_step, groups, group_step), groups}))
         self.channel_sizes = allowed_ratio_sizes(total // groups, start, step)
         super().__init__(total, self.group_sizes[0] * self.channel_sizes[0])
-        self.groups, self.width, self.order = groups, total // groups, order
+        self.groups, self.width, self.order, self.std = groups, total // groups, order, std
         self.importance = nn.Parameter(nn.init.trunc_normal_(torch.empty(total), std=std))
         shape = len(self.group_sizes), len(self.channel_sizes)
         self.alpha = nn.Parameter(torch.rand(shape) if init == 'random' else torch.zeros(shape))
@@ -231,6 +231,20 @@ class BiMaskGate(BaseGate):
         """The sparsity V of every original unit, 0 for those that are gone, shape (total,)."""
         present = self.sparsity(self.probabilities()).detach()
         return present.new_zeros(self.total).index_copy(0, self.kept, present)
+
+    def start(self, logits: Tensor) -> None:
+        """Importance in the order of the logits, at its initial scale; sizes near their sum.
+
+        Options have the probabilities of a normal around the number of units that the logits keep,
+        as wide as the widest step between two options.
+        """
+        logits = logits.to(self.importance)
+        centred = logits - logits.mean()
+        self.importance.data.copy_(self.std * centred / centred.square().mean().sqrt().clamp(
+            min=1e-12))
+        sizes = self.option_sizes().to(logits)
+        width = sizes.flatten().sort().values.diff().max() if sizes.numel() > 1 else 1.
+        self.alpha.data.copy_(-((sizes - logits.sigmoid().sum()) / width).square() / 2)
 
     def expected_size(self) -> Tensor:
         """Differentiable number of units kept, the sum of V."""

@@ -49,6 +49,10 @@ class GumbelChannelGate(BaseGate):
         """The detached sampling parameters alpha, shape (D,)."""
         return self.alpha.detach()
 
+    def start(self, logits: Tensor) -> None:
+        """Take the logits as alpha."""
+        self.alpha.data.copy_(logits)
+
     def soft_mask(self) -> Tensor:
         """Relaxed mask, shape (D,); noise-free until :meth:`resample` is called."""
         logits = self.alpha if self.noise is None else self.alpha + self.noise

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.core import slice_conv, slice_parameter
+from mmkcr.core import Axis, slice_axes, slice_parameter
 from mmkcr.core.added import AddedLayer
 from mmkcr.core.sites import Cost
 
@@ -200,7 +200,8 @@ class DepthwiseHeads(HeadOperator):
             self.conv.bias.zero_()
 
     def _select(self, index: Tensor) -> None:
-        slice_conv(self.conv, out_index=_channels(index, self.head_dims))
+        slice_axes([Axis(self.conv, 'weight'), Axis(self.conv, 'bias')],
+                   _channels(index, self.head_dims))
 
     def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
                chosen: Optional[Tensor] = None) -> Derived:

@@ -13,7 +13,7 @@ from mmengine.model import BaseModule
 from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 
-from mmkcr.core import slice_linear
+from mmkcr.core import Axis, slice_axes
 from .head_operators import Derived, HeadOperator, _channels, head_operator
 
 
@@ -122,9 +122,10 @@ class OperatorAttention(_AttentionParts):
         elif len(replaced):
             self.operator = self._new_operator(operator, len(replaced))
         stay, leave = (_channels(heads, self.head_dims) for heads in (kept, replaced))
-        slice_linear(self.qkv, out_index=torch.cat([stay, stay + self.embed_dims, torch.cat(
-            [stay, leave]) + 2 * self.embed_dims]))
-        slice_linear(self.proj, in_index=torch.cat([stay, leave]))
+        both = torch.cat([stay, leave])
+        slice_axes([Axis(self.qkv, 'weight'), Axis(self.qkv, 'bias')], torch.cat(
+            [stay, stay + self.embed_dims, both + 2 * self.embed_dims]))
+        slice_axes([Axis(self.proj, 'weight', 1)], both)
         self._attended = 3 * len(stay)
 
     @classmethod

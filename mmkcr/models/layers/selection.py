@@ -102,12 +102,12 @@ class _Selection(nn.Module):
     Args:
         kept (Tensor): Places of the kept channels, int64, ascending, shape (K,).
         total (int): All channels.
-        dim (int): Of the channels.
+        dim (int): Of the channels. Defaults to -1.
     """
 
     form: str = 'scatter'
 
-    def __init__(self, kept: Tensor, total: int, dim: int) -> None:
+    def __init__(self, kept: Tensor, total: int, dim: int = -1) -> None:
         super().__init__()
         self.total, self.dim = total, dim
         self.register_buffer('kept', kept.clone(), persistent=False)  # that of the site is saved
@@ -169,9 +169,6 @@ class Take(_Selection):
         dim (int): Of the channels. Defaults to -1.
     """
 
-    def __init__(self, kept: Tensor, total: int, dim: int = -1) -> None:
-        super().__init__(kept, total, dim)
-
     def _index(self, kept: Tensor, total: int) -> Tensor:
         return kept
 
@@ -192,9 +189,6 @@ class Put(_Selection):
         total (int): All channels.
         dim (int): Of the channels. Defaults to -1.
     """
-
-    def __init__(self, kept: Tensor, total: int, dim: int = -1) -> None:
-        super().__init__(kept, total, dim)
 
     def _index(self, kept: Tensor, total: int) -> Tensor:
         return _sources(kept, total)

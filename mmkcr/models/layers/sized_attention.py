@@ -9,9 +9,16 @@ from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
+from mmpretrain.models.backbones.twins import LocallyGroupedSelfAttention
+from mmpretrain.models.backbones.xcit import XCA, ClassAttntion
 from mmpretrain.models.utils import WindowMSA
 from mmpretrain.models.utils.attention import BEiTAttention, WindowMSAV2
 from torch import Tensor, nn
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """Channels (B, N, H d) by head, (B, H, N, d)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 class SizedAttention(nn.Module):
@@ -128,7 +135,7 @@ class SizedHuggingFaceAttention(nn.Module):
                 causal_attention_mask: Optional[Tensor] = None,
                 **_: Any) -> Tuple[Tensor, None]:
         """Attend among tokens (B, N, C); the weights are not returned."""
-        q, k, v = (layer(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        q, k, v = (_split(layer(hidden_states), self.num_heads)
                    for layer in (self.q_proj, self.k_proj, self.v_proj))
         masks = [mask for mask in (attention_mask, causal_attention_mask) if mask is not None]
         out = F.scaled_dot_product_attention(q, k, v, sum(masks) if masks else None,
@@ -143,7 +150,7 @@ class SizedEvaAttention(SizedAttention):
     def _qkv(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         if self.qkv is not None:
             return super()._qkv(x)
-        return tuple(layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return tuple(_split(layer(x), self.num_heads)
                      for layer in (self.q_proj, self.k_proj, self.v_proj))
 
     def _rotate(self, x: Tensor, rope: Tensor) -> Tensor:
@@ -195,3 +202,71 @@ def _added(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(like)
     return like.new_zeros(mask.shape).masked_fill(mask, float('-inf'))
+
+
+class SizedReducedAttention(nn.Module):
+    """Attention to a map of fewer tokens: Twins' ``GlobalSubsampledAttention``, timm's PVT v2."""
+
+    def forward(self, x: Tensor, size: Tuple[int, int]) -> Tensor:
+        """Attend among tokens (B, N, C) of a map of ``size`` (height, width)."""
+        q, reduction = _split(self.q(x), self.num_heads), getattr(self, 'sr', None)
+        if reduction is not None:
+            maps = x.transpose(1, 2).unflatten(2, tuple(size))
+            if getattr(self, 'pool', None) is not None:
+                maps = self.pool(maps)
+            x = self.norm(reduction(maps).flatten(2).transpose(1, 2))
+            if getattr(self, 'act', None) is not None:
+                x = self.act(x)
+        k, v = self.kv(x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        drop = getattr(self.attn_drop, 'p', self.attn_drop) if self.training else 0.
+        out = F.scaled_dot_product_attention(q, k, v, None, drop, scale=self.scale)
+        out = self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
+        return self.out_drop(out) if hasattr(self, 'out_drop') else out
+
+
+class SizedGroupedAttention(SizedAttention, LocallyGroupedSelfAttention):
+    """Twins' ``LocallyGroupedSelfAttention``."""
+
+    relative_position_bias_table: Optional[Tensor] = None
+
+    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """Attend within windows among tokens (B, N, C) of a map of ``hw_shape``."""
+        height, width = hw_shape
+        side, x = self.window_size, x.unflatten(1, (height, width))
+        right, below = -width % side, -height % side
+        x = F.pad(x, (0, 0, 0, right, 0, below))
+        padded = F.pad(x.new_zeros(1, height, width, 1), (0, 0, 0, right, 0, below), value=1.)
+        mask = self._windows(padded).squeeze(-1)  # (windows, side^2)
+        mask = -1000. * (mask[:, :, None] != mask[:, None, :]).to(x.dtype)
+        windows = self._attend(self._windows(x), mask=mask)
+        windows = windows.view(len(x), x.shape[1] // side, -1, side, side, windows.shape[-1])
+        out = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, H, W, C)
+        return out[:, :height, :width].flatten(1, 2)
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """Maps (B, H, W, C) as windows (B windows, side^2, C)."""
+        side = self.window_size
+        x = x.unflatten(2, (-1, side)).unflatten(1, (-1, side))
+        return x.transpose(2, 3).flatten(0, 2).flatten(1, 2)
+
+
+class SizedClassAttention(ClassAttntion):
+    """XCiT's attention of the class token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend from the first of tokens (B, N, C) to all, (B, 1, C)."""
+        q, k, v = (_split(layer(tokens), self.num_heads) for layer, tokens in (
+            (self.q, x[:, :1]), (self.k, x), (self.v, x)))
+        weights = self.attn_drop(((q * self.scale) @ k.transpose(-2, -1)).softmax(-1))
+        return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
+
+
+class SizedCrossCovariance(XCA):
+    """XCiT's cross-covariance attention: channels of a head attend to each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, C) to (B, N, C)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 4, 1)
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        out = self.attn_drop((scores * self.temperature).softmax(-1)) @ v  # (B, H, d, N)
+        return self.proj_drop(self.proj(out.permute(0, 3, 1, 2).flatten(2)))

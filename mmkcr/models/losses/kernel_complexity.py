@@ -78,18 +78,13 @@ class KernelComplexityLoss(nn.Module):
             self.register_buffer('loadings', torch.zeros(num_features, rank))
 
     @property
-    def has_basis(self) -> bool:
+    def ready(self) -> bool:
         """bool: Whether a basis was set, by a refresh or from a checkpoint."""
         return self._ready
 
     @property
-    def ready(self) -> bool:
-        """bool: As ``has_basis``, for :class:`mmkcr.engine.hooks.RefreshHook`."""
-        return self._ready
-
-    @property
     def refresh_step(self) -> Tensor:
-        """Tensor: As ``basis_epoch``, for the same."""
+        """Tensor: As ``basis_epoch``, for :class:`mmkcr.engine.hooks.RefreshHook`."""
         return self.basis_epoch
 
     def forward(self, features: Tensor, indices: Optional[Tensor] = None) -> Tensor:

@@ -38,7 +38,7 @@ class HeadOperatorSite(AttentionSite):
         head_operator(operator)
         if not hasattr(host, 'num_extra_tokens') or not hasattr(host, 'patch_embed'):
             raise Unsupported(f'`{type(host).__name__}` does not tell the grid of its tokens')
-        if view.fused != 3 or view.extra is not None or view.why_no_width:
+        if view.fused != (3, ) or view.extra is not None or view.why_no_width:
             raise Unsupported(f'its attention has positions or norms of its own at `{view.path}`')
         site = cls(host, view, view.path, view.heads)
         site.operator = operator

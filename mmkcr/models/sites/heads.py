@@ -23,8 +23,9 @@ class _AttentionWidth(AttentionSite):
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view, called = self.view, self.view.called
-        found = [Axis(self.module(path), name, 0, called, view.fused)
-                 for path in view.projections for name in ('weight', 'bias')]
+        found = [Axis(self.module(path), name, 0, called, repeats)
+                 for path, repeats in zip(view.projections, view.fused)
+                 for name in ('weight', 'bias')]
         found.append(Axis(self.module(view.output), 'weight', 1, not called))
         found += view.extra(self.owner) if view.extra is not None else []
         return [self._of_units(axis) for axis in found]
@@ -45,8 +46,8 @@ class _AttentionWidth(AttentionSite):
         """Queries, keys and values where they are seen, else what the projection reads."""
         view = self.view
         if view.called:
-            return [MaskPoint(self.module(path), 'output', -1, view.fused, self.unit)
-                    for path in view.projections]
+            return [MaskPoint(self.module(path), 'output', -1, repeats, self.unit)
+                    for path, repeats in zip(view.projections, view.fused)]
         return [MaskPoint(self.module(view.output), 'input', -1, 1, self.unit)]
 
     def _shape(self, kept: Tensor) -> Tuple[int, int]:
@@ -104,7 +105,7 @@ class HeadChannels(_AttentionWidth):
         if view.why_no_width:
             raise Unsupported(f'{view.why_no_width} at `{view.path}`')
         if not view.called:
-            raise Unsupported(f'its projections are not called as modules at `{view.path}`')
+            raise Unsupported(f'{view.why_uncalled} at `{view.path}`')
         return cls(host, view, view.path, view.heads * view.width, view.heads)
 
     def _shape(self, kept: Tensor) -> Tuple[int, int]:

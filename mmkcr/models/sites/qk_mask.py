@@ -55,7 +55,7 @@ class QKMaskSite(AttentionSite):
         """The mask of an attention layer."""
         path = view if isinstance(view, str) else view.path
         if path != view and not view.called:
-            raise Unsupported(f'its projections are not called as modules at `{path}`')
+            raise Unsupported(f'{view.why_uncalled} at `{path}`')
         channels = host.get_submodule(path).channels if path == view else view.heads * view.width
         site = cls(host, view, path, channels)
         site.config = dict(dict(type='mmkcr.QKMask'), **options)
@@ -90,10 +90,10 @@ class QKMaskSite(AttentionSite):
                                        maps=linear, in_channels=weight.shape[1])).to(weight)
         if linear:  # it calls the mask itself
             return
-        parts: List[Tuple[Optional[int], ...]] = [(0, 1, None)] if len(projections) == 1 else \
-            [(0, ), (1, )]
-        for projection, part in zip(projections, parts):
-            projection.register_forward_hook(MaskHook(owner.mask, part))
+        parts: Tuple[Optional[int], ...] = (0, 1, None)
+        for projection, count in zip(projections, self.view.fused):
+            projection.register_forward_hook(MaskHook(owner.mask, parts[:count]))
+            parts = parts[count:]
 
     @staticmethod
     def masks(host: nn.Module) -> Mapping[str, QKMask]:

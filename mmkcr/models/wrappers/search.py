@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, check_finite, check_finite_gates
 from mmkcr.models.gates import NoisyGate
+from mmkcr.models.gates.start import load_scores, start_from_scores
 from mmkcr.models.utils import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel, are_views
@@ -33,16 +34,21 @@ class SearchModel(RegularizedModel):
         entropy_weight (float): Weight of the gates' mean binary entropy in
             nats, which pushes them to 0 or 1. The paper mentions the term and
             gives no weight. Defaults to 0.
+        scores (str, optional): ``sensitivity.json`` of ``mmkcr compress``, which the gates begin
+            with, see :func:`~mmkcr.models.gates.start.start_from_scores`. The price needs its
+            ``input_shape`` then. Defaults to None.
         **kwargs: See :class:`RegularizedModel`.
 
     Raises:
-        ValueError: No searchable backbone, or one without gates.
+        FileNotFoundError: There are no such scores.
+        ValueError: No searchable backbone, or one without gates; or scores that do not fit.
     """
 
     def __init__(self,
                  architecture: Union[Dict, nn.Module],
                  price: Optional[Dict] = None,
                  entropy_weight: float = 0.,
+                 scores: Optional[str] = None,
                  **kwargs: Any) -> None:
         super().__init__(architecture, **kwargs)
         if not self.gates():
@@ -55,6 +61,11 @@ class SearchModel(RegularizedModel):
         self.entropy_weight = entropy_weight
         self._noise_state = [torch.initial_seed() % 2**31, 0]
         self._macs: Optional[MacsModel] = None
+        if scores is not None:
+            if self.price.input_shape is None:
+                raise ValueError('expected a price with `input_shape` for gates that begin with '
+                                 f'`scores`, found none beside `{scores}`')
+            start_from_scores(self.gates(), load_scores(scores), self.macs_model())
 
     def gates(self) -> Dict[str, nn.Module]:
         """The gates by site."""
@@ -63,11 +74,6 @@ class SearchModel(RegularizedModel):
     def gate_parameters(self) -> List[nn.Parameter]:
         """Parameters of the gates (the paper's alpha)."""
         return [p for gate in self.gates().values() for p in gate.parameters()]
-
-    def weight_parameters(self) -> List[nn.Parameter]:
-        """All other parameters."""
-        gates = set(self.gate_parameters())
-        return [p for p in self.parameters() if p not in gates]
 
     def macs_model(self, input_shape: Optional[tuple] = None) -> MacsModel:
         """MACs of the task model, or of its backbone, as a function of the gates' sizes.

@@ -56,19 +56,18 @@ def test_resumed_is_unbroken(runs, last_checkpoint, logged, case):
     assert files[0] == files[1]  # what was saved on the way has gone
 
 
-def test_two_processes_agree_on_the_iteration(run_jobs, two_processes, last_checkpoint, logged,
-                                              tmp_path):
+def test_two_processes_agree_on_the_iteration(run_jobs, last_checkpoint, logged, tmp_path):
     """Gradients wait in both when the signal comes."""
     options = {'train_dataloader.num_workers': 0, 'train_dataloader.persistent_workers': False,
                'optim_wrapper.accumulative_counts': 3, 'train_cfg.max_iters': 12,
                'default_hooks.checkpoint.interval': 5, 'train_dataloader.batch_size': 4}
-    jobs = [dict(kind='iterations', options=options, work_dir=str(tmp_path / name))
+    jobs = [dict(kind='iterations', options=options, work_dir=str(tmp_path / name), processes=2)
             for name in ('unbroken', 'broken')]
-    run_jobs([jobs[0], dict(jobs[1], kill=7, signal='SIGTERM')], launcher=two_processes())
+    assert run_jobs([jobs[0], dict(jobs[1], kill=7, signal='SIGTERM')]) == [0, STATUS]
     assert (tmp_path / 'broken/last_checkpoint').read_text().endswith('preempted.pth')
     meta = torch.load(tmp_path / 'broken/preempted.pth', weights_only=False)['meta']
     assert meta['iter'] == 7
-    run_jobs([dict(jobs[1], resume=True)], launcher=two_processes())
+    assert run_jobs([dict(jobs[1], resume=True)]) == [0]
     one, two = (last_checkpoint(tmp_path / name) for name in ('unbroken', 'broken'))
     assert all(torch.equal(value, two['state_dict'][name])
                for name, value in one['state_dict'].items())

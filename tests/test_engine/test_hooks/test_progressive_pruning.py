@@ -2,7 +2,6 @@
 
 import logging
 import re
-import socket
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ SGD = {'optim_wrapper.optimizer': dict(type='SGD', lr=0.05, momentum=0.9, _delet
 
 @pytest.fixture(scope='module')
 def runs(run_jobs, tmp_path_factory):
-    """Work directories of a run, of the same killed and resumed, by target, of those refused."""
+    """A run, the same killed and resumed, by target, refused ones; one process and two."""
     root = tmp_path_factory.mktemp('pruning')
     jobs = [dict(work_dir=str(root / 'whole')), dict(work_dir=str(root / 'broken'), kill=15),
             dict(work_dir=str(root / 'broken'), resume=True)]
@@ -36,7 +35,10 @@ def runs(run_jobs, tmp_path_factory):
                   options={**SHORT, 'model.price.target': target}) for kind, target in CASES]
     jobs += [dict(kind=kind, work_dir=str(root / f'{kind}_unreachable'),
                   options={**SHORT, 'model.price.target': 0.05}) for kind in TARGETS]
-    assert run_jobs(jobs) == [0, -9, 0, *[0] * len(CASES), *[1] * len(TARGETS)]
+    jobs += [dict(kind='pruning', work_dir=str(root / f'batches_of_{size}'), processes=8 // size,
+                  options={**SGD, **SHORT, 'train_dataloader.batch_size': size})
+             for size in (8, 4)]
+    assert run_jobs(jobs) == [0, -9, 0, *[0] * len(CASES), *[1] * len(TARGETS), 0, 0]
     return root
 
 
@@ -124,18 +126,8 @@ def test_averages_have_the_shapes_of_the_weights(runs, last_checkpoint):
     assert len(differing) > 20
 
 
-def test_two_processes_are_one(run_jobs, tmp_path_factory, last_checkpoint):
-    root = tmp_path_factory.mktemp('two')
-    options = {**SGD, 'train_cfg.max_epochs': 2}
-    one, two = (dict(kind='pruning', work_dir=str(root / f'{size}'),
-                     options={**options, 'train_dataloader.batch_size': size}) for size in (8, 4))
-    assert run_jobs([one]) == [0]
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
-    run_jobs([two], launcher=['-m', 'torch.distributed.run', '--nproc_per_node=2',
-                              f'--master_port={port}'])
-    single, double = (last_checkpoint(root / f'{size}') for size in (8, 4))
+def test_two_processes_are_one(runs, last_checkpoint):
+    single, double = (last_checkpoint(runs / f'batches_of_{size}') for size in (8, 4))
     for key in ('state_dict', 'ema_state_dict'):
         assert single[key].keys() == double[key].keys()
         for name, value in single[key].items():

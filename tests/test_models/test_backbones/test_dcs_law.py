@@ -91,7 +91,7 @@ def test_dense_is_the_host_key_for_key(cls, kwargs, size):
 
 
 @pytest.mark.parametrize('cls, kwargs, size', CASES)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6), divisor=st.sampled_from([1, 4]))
 def test_supernet_with_hard_gates_equals_subnet(cls, kwargs, size, seed, divisor):
     model = randomise(cls(**kwargs, gates=GATES), seed)

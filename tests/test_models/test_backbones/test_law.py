@@ -80,7 +80,7 @@ def test_dense_is_the_host_class_bit_for_bit(cls, kwargs, size):
 
 
 @pytest.mark.parametrize('cls, kwargs, size', [*CASES, FUSED])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6), divisor=st.sampled_from([1, 8]))
 def test_supernet_with_hard_gates_equals_subnet(cls, kwargs, size, seed, divisor):
     model = supernet(cls, kwargs, seed)

@@ -106,7 +106,7 @@ def test_supernet_with_open_masks_is_the_dense_network(cls, kwargs, size):
 
 
 @pytest.mark.parametrize('cls, kwargs, size', CASES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6), weight=st.sampled_from([0., 0.4, 0.99]))
 def test_slicing_events_change_no_output(cls, kwargs, size, seed, weight):
     model = supernet(cls, kwargs, seed, weight)
@@ -128,7 +128,7 @@ def test_slicing_events_change_no_output(cls, kwargs, size, seed, weight):
 
 
 @pytest.mark.parametrize('cls, kwargs, size', CASES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6), events=st.integers(0, 2))
 def test_supernet_with_hard_gates_equals_subnet(cls, kwargs, size, seed, events):
     model = supernet(cls, kwargs, seed)
@@ -149,8 +149,10 @@ def test_supernet_with_hard_gates_equals_subnet(cls, kwargs, size, seed, events)
     assert sum(p.numel() for p in again.parameters()) == structure.params['subnet']
 
 
-@pytest.mark.parametrize('cls, kwargs, size', CASES)
-@settings(max_examples=5, deadline=None)
+# counting takes seconds, and what a backbone returns changes no count
+@pytest.mark.parametrize('cls, kwargs, size', [
+    case for case in CASES if case.id in ('vit-cls', 'vit-avg', 'swin-dense-task', 'resnet')])
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_macs_of_the_expectation_are_those_of_the_built_subnet(cls, kwargs, size, seed):
     """One-hot options: the expectation, the closed form and the counter agree exactly."""

@@ -154,9 +154,9 @@ def test_checkpoints_load_strictly_before_and_after_a_refresh(form):
     empty, full, target = build(), build(), build()
     full.refresh_from_features(features, epoch=29)
     target.load_state_dict(empty.state_dict(), strict=True)
-    assert not target.has_basis
+    assert not target.ready
     target.load_state_dict(full.state_dict(), strict=True)
-    assert target.has_basis and int(target.basis_epoch) == 29
+    assert target.ready and int(target.basis_epoch) == 29
     assert torch.equal(target(features, indices), full(features, indices))
     target.load_state_dict(empty.state_dict(), strict=True)
     with pytest.raises(RuntimeError, match='expected a basis, found none'):

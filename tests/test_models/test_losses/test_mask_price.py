@@ -5,8 +5,8 @@ import torch
 from mmengine.registry import DefaultScope
 from mmpretrain.structures import DataSample
 
+from lab.mask_statistics import find_masks, mask_statistics, masks_held_open
 from mmkcr.evaluation.analysis import classification_scores
-from mmkcr.evaluation.masks import find_masks, mask_statistics, masks_held_open
 from mmkcr.models.losses.mask_price import channels_last, foldable_macs
 from mmkcr.registry import MODELS
 

@@ -27,7 +27,10 @@ from lab.kind_coverage import (
     read_cells,
     run,
 )
+from mmkcr.apis import count_macs
+from mmkcr.core import MacsModel
 from mmkcr.models import Searchable
+from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
 
 ROOT = Path(__file__).parents[3]
@@ -91,13 +94,32 @@ def test_how_many_cells_hold():
     count = Counter((FAMILIES[name].library, kind) for name in THERE for kind in offered(name))
     assert count['mmpretrain', 'mlp_hidden'] >= 30  # with ResNet, ConvNeXt and HorNet
     assert count['mmpretrain', 'mlp_channels'] >= 18
-    assert count['mmpretrain', 'heads'] >= 12 and count['mmpretrain', 'head_channels'] >= 9
+    assert count['mmpretrain', 'heads'] >= 20 and count['mmpretrain', 'head_channels'] >= 12
     assert count['mmpretrain', 'embedding'] >= 3 and count['mmpretrain', 'head_operator'] >= 4
-    assert count['timm', 'mlp_hidden'] == 11 and count['timm', 'heads'] == 10
+    assert count['timm', 'mlp_hidden'] == 11 and count['timm', 'heads'] == 11
     assert count['timm', 'mlp_channels'] >= 8
     assert min(count[library, kind] for library in ('mmseg', 'mmdet')
-               for kind in ('mlp_hidden', 'mlp_channels')) >= 1
+               for kind in ('mlp_hidden', 'mlp_channels', 'heads')) >= 1
     assert count['mmdet', 'heads'] == 2 and count['mmseg', 'heads'] == 1
+
+
+# ---- heads that a host splits in a way of its own -----------------------------------------------
+
+SPLIT = ['TNT', 'PCPVT', 'SVT', 'XCiT', 'LeViT', 'TinyViT', 'ViT-SAM', 'MiT (SegFormer)', 'PVT']
+
+
+@pytest.mark.parametrize('name', SPLIT)
+def test_macs_of_fewer_heads_are_those_of_the_built_subnet(name):
+    family = FAMILIES[name]
+    shape, host = (3, family.size, family.size), family.build()
+    dense = count_macs(host, shape)
+    space = SearchSpace.of_dense(host, ['heads'])
+    macs = MacsModel(host, host, space.sites, lambda: host(torch.zeros(1, *shape)))
+    sizes = {site: max(total // 2, 1) for site, total in space.totals().items()}
+    assert macs.dense == dense == macs(space.totals()) > macs(sizes)
+    space.slice_to(space.structure_for(
+        {site: torch.arange(size) for site, size in sizes.items()}))
+    assert count_macs(host, shape) == macs(sizes)
 
 
 # ---- conflicts ----------------------------------------------------------------------------------
@@ -130,7 +152,8 @@ def test_every_pair_of_kinds_works_or_is_refused():
 
 @pytest.mark.parametrize('name, kind, message', [
     ('ResNet-50', 'mlp_channels', r"of \['embedding', 'mlp_hidden'\], found `mlp_channels` \(a bo"),
-    ('XCiT', 'heads', r"a kind of site that `XCiT` has, of \['mlp_channels', 'mlp_hidden'\]"),
+    ('MViT', 'heads', r"a kind of site that `MViT` has, of \['mlp_hidden'\]"),
+    ('XCiT', 'embedding', r'the residual width of `XCiT` has no adapter'),
     ('timm DINOv3', 'head_channels', 'rotary positions pair the channels of a head at `blocks.0'),
     ('ViT', 'mlp_chanels', "among .*'mlp_channels'.*, found 'mlp_chanels'"),
 ])

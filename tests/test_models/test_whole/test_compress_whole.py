@@ -5,11 +5,15 @@ import json
 import pytest
 import torch
 from mmengine.config import ConfigDict
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
 
+from mmkcr.apis import slim as slim_supernet
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.compress import agreement, compress
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.apis.count import count_macs
+from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models.whole import HeldBatches, whole_outputs
 from .whole_models import DETECTORS, batches, build, config_of
 
@@ -99,3 +103,33 @@ def test_a_head_without_an_adapter_is_named():
         slim(model, 0.8, batches(model, 2))
     with pytest.raises(ValueError, match="expected `scope` of .*, found 'all'"):
         compress(model, torch.rand(2, 3, 64, 64), 0.8, scope='all')
+
+
+def test_a_search_on_the_whole_model_and_its_slimming():
+    """By the `compression` of a config: gates in the head get gradients, and the budget is met."""
+    config = config_of('upernet')
+    config.compression = dict(
+        scope='model', sites=['channels', 'mlp_hidden'], wrapper='mmkcr.SearchModel',
+        gates=dict(type='mmkcr.GumbelChannelGate', min_size=1), input_shape=SHAPE,
+        price=dict(type='mmkcr.MacsPrice'))
+    config.train_cfg = dict(type='IterBasedTrainLoop', max_iters=2)
+    model = build_model(compressed_config(config))
+    model.train()
+    batch = batches(model, 1)[0]
+    sample = SegDataSample(gt_sem_seg=PixelData(data=torch.zeros(1, 64, 64, dtype=torch.int64)))
+    losses = model(batch['inputs'], [sample, sample], mode='loss')
+    model.parse_losses(losses)[0].backward()
+    gates = {name: gate for name, gate in model.gates().items() if name.startswith('decode_head.')}
+    assert len(gates) == 6
+    assert all(parameter.grad.abs().sum() > 0 for gate in gates.values()
+               for parameter in gate.parameters())
+    with torch.no_grad():
+        for gate in model.gates().values():
+            for parameter in gate.parameters():
+                parameter.normal_()
+    subnet, structure = slim_supernet(model, '60%', input_shape=SHAPE)
+    assert structure.macs['subnet'] == count_macs(subnet, SHAPE) <= 0.6 * structure.macs['dense']
+    assert structure.macs['part'] == 'model' and structure.backbone['type'] == 'mmkcr.Searchable'
+    with pytest.raises(ValueError, match="`sites` in `compression` with `scope='model'`, found No"):
+        config.compression.sites = None
+        compressed_config(config)

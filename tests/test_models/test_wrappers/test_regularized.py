@@ -279,16 +279,16 @@ def test_noise_goes_on_after_a_resume_and_differs_each_step():
     assert not torch.equal(noises(other, 3)[2], unbroken[0])
 
 
-def test_entropy_term_and_parameter_groups():
+def test_entropy_term_and_gate_parameters():
     model = build('SearchModel', GATES, entropy_weight=2.)
     inputs, samples = batch()
     p = 1 / (1 + math.exp(-2.))
     entropy = -p * math.log(p) - (1 - p) * math.log(1 - p)
     losses = model(inputs, samples, mode='loss')
     assert float(losses['loss_entropy']) == pytest.approx(2 * entropy, rel=1e-5)
-    gates, weights = model.gate_parameters(), model.weight_parameters()
-    assert len(gates) == 2 and len(gates) + len(weights) == len(list(model.parameters()))
-    assert not {id(p) for p in gates} & {id(p) for p in weights}
+    assert [id(p) for p in model.gate_parameters()] == [
+        id(p) for name, p in model.named_parameters() if '.gate.' in name]
+    assert len(model.gate_parameters()) == 2
 
 
 def test_train_step_and_prediction():

@@ -108,9 +108,11 @@ def train(model, batches, rate=0.05):
 # ---- MoCo v3 -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('sites', [('mlp_channels', ), ('mlp_hidden', 'heads')])
-def test_supernet_and_subnet_of_both_encoders(sites):
-    gates = {site: dict(GATES, min_size=1) for site in sites}
+@pytest.mark.parametrize('sites, gates', [
+    (('mlp_channels', ), GATES), (('mlp_hidden', 'heads'), dict(GATES, min_size=1)),
+    (('qk_mask', 'mlp_channels'), GATES),
+    (('head_operator', ), dict(type='mmkcr.RelaxedTopKGate', count=1))])
+def test_supernet_and_subnet_of_both_encoders(sites, gates):
     model = scatter(search_model(moco(sites=sites, gates=gates)).double()).eval()
     subnet, structure = slim(model, input_shape=SHAPE)
     subnet.eval()

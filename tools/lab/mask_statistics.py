@@ -1,7 +1,4 @@
-"""What the masks of queries and keys select: openness, constants, and the network without them.
-
-Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
-"""
+"""What the masks of queries and keys select: openness, constants, and the network without them."""
 
 from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterator, NamedTuple, Tuple
@@ -10,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from mmkcr.evaluation.features import undisturbed
 from mmkcr.models.gates import QKMask
 from mmkcr.models.losses.mask_price import channels_last, foldable_macs
 from mmkcr.models.utils import unwrap
-from .features import undisturbed
 
 
 class MaskStatistics(NamedTuple):

@@ -1,7 +1,4 @@
-"""Class activation maps by the library ``grad-cam`` (an optional requirement).
-
-Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
-"""
+"""Class activation maps by the library ``grad-cam`` (an optional requirement)."""
 
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -9,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmkcr.evaluation.features import undisturbed
 from mmkcr.models.utils import find_task, unwrap
-from .features import undisturbed
 
 
 class _Logits(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.evaluation.attention import AttentionStatistics, row_entropy
+from lab.attention_statistics import AttentionStatistics, row_entropy
 from mmkcr.models.wrappers.attention_tap import Attention
 
 

@@ -1,7 +1,4 @@
-"""Statistics of attention over a data set: entropy and rank by layer and head (DCS section C).
-
-Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
-"""
+"""Statistics of attention over a data set: entropy and rank by layer and head (DCS section C)."""
 
 import math
 from typing import Any, Dict, Optional
@@ -10,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from mmkcr.evaluation.features import undisturbed
 from mmkcr.models.utils import unwrap
 from mmkcr.models.wrappers.attention_tap import Attention, AttentionTap
 from mmkcr.visualization import shown
-from .features import undisturbed
 
 
 def row_entropy(weights: Tensor) -> Tensor:

@@ -1,0 +1,82 @@
+"""Many budgets of a checkpoint in one file: what ``tools/compress.py --order`` does."""
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Sequence
+
+import torch
+
+from mmkcr.core import atomic_write
+from .budgets import BudgetsResult, compress_budgets
+from .compress_files import (
+    PROGRESS,
+    CompressTask,
+    task_outputs,
+    write_config,
+    write_sensitivity,
+)
+from .compress_progress import CompressProgress
+
+ORDER, ORDER_WEIGHTS = 'order.json', 'order.pth'
+
+
+class OrderFiles(NamedTuple):
+    """What was written.
+
+    Args:
+        folder (Path): Of the files.
+        result (BudgetsResult): What is in them.
+    """
+
+    folder: Path
+    result: BudgetsResult
+
+
+def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequence[Any]] = None,
+                seed: int = 0, **settings: Any) -> OrderFiles:
+    """Compress a checkpoint for many budgets; writes order, weights, config and sensitivity.
+
+    In the config ``structure=dict(order=..., target_macs=...)`` says which network is built: any
+    target from the least budget to 100 %. The weights are those of all; loading takes what the
+    network has. A call that was killed goes on when it is repeated.
+
+    Args:
+        task (CompressTask): Config, checkpoint and images.
+        targets (Sequence[str]): Budgets that are refitted, see
+            :func:`~mmkcr.apis.budgets.compress_budgets`. The first is that of the config.
+        sites (Sequence, optional): Kinds of site. Defaults to None: as of ``compress``.
+        seed (int): Of everything drawn. Defaults to 0.
+        **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
+
+    Raises:
+        ValueError: As of ``compress_budgets``. Nothing is written then.
+    """
+    key = dict(task.key, sites=sites, settings=settings)
+    done = [CompressProgress(task.folder / f'{PROGRESS}-{place}', dict(key, target=target))
+            for place, target in enumerate(targets)]
+    try:
+        result = compress_budgets(task.model, task.batches, targets, sites, task.input_shape,
+                                  task.part, task_outputs, done=done, logits=task.classifies,
+                                  seed=seed, **settings)
+    except ValueError:
+        for part in done:
+            part.remove()
+        raise
+    order = result.order
+    order.backbone['backbone'] = task.searched
+    order.provenance = dict(task.provenance, targets=[str(target) for target in targets],
+                            agreement=[found.agreement for found in result.results])
+    kept = {key: task.meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in task.meta}
+    with ExitStack() as stack:
+        weights = stack.enter_context(atomic_write(task.folder / ORDER_WEIGHTS))
+        text = stack.enter_context(atomic_write(task.folder / ORDER))
+        torch.save(dict(state_dict={name: value.detach().cpu().clone().contiguous()
+                                    for name, value in result.state.items()},
+                        meta=dict(kept, provenance=order.provenance)), weights)
+        order.save(text)
+    write_config(task, order.backbone, ORDER, ORDER_WEIGHTS, target_macs=str(targets[0]))
+    write_sensitivity(result.results[0].profiles, task.folder)
+    for folder in task.folder.glob(f'{PROGRESS}-*'):
+        shutil.rmtree(folder)
+    return OrderFiles(task.folder, result)

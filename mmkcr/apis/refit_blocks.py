@@ -1,0 +1,210 @@
+"""Slicing a dense network block after block, and refitting what reads the kept units (SPEC 9)."""
+
+import math
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.core import Structure
+from mmkcr.functional.moments import Moments
+from mmkcr.functional.refit import refit_output
+from mmkcr.models.calibration import (
+    Forward,
+    block_of,
+    collect,
+    input_rows,
+    output_rows,
+    pick,
+    readers,
+    rows_of_a_batch,
+    set_weights,
+    taps,
+    weight_matrix,
+)
+from mmkcr.models.replay import (
+    ResumableForward,
+    added_last,
+    block_rows,
+    caught,
+    rows_in,
+    rows_out,
+)
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites.base import HostSite
+from mmkcr.models.utils import search_space
+from .compress_progress import CompressProgress
+from .site_profiles import CompressOptions, shown
+
+
+def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: Sequence[Any],
+                forward: Forward, settings: CompressOptions,
+                done: Optional[CompressProgress]) -> None:
+    """Slice site after site, and refit the readers to the dense network's outputs.
+
+    A site sees the inputs that the compressed network has by then, so errors do not pile up
+    unseen. Both networks run from the block on that is at work.
+    """
+    space, whole = search_space(subnet), search_space(dense)
+    names = [name for name, site in space.sites.items()
+             if len(structure.sites[name].kept) < site.total]
+    blocks: Dict[str, List[str]] = {}
+    for name in names:
+        blocks.setdefault(block_of(space.sites[name].path), []).append(name)
+    batches = _enough(dense, whole, structure, batches, forward, settings)
+    runs = [ResumableForward(model, own.host, batches, forward)
+            for model, own in ((dense, whole), (subnet, space))]
+    refits, last = settings.refit != 'none', None
+    outputs: Dict[str, Tensor] = {}  # of the dense layers' that are left
+    try:
+        for block in shown(list(blocks), 'Refit of blocks', settings):
+            sites = [space.sites[name] for name in blocks[block]]
+            kept = {site: torch.tensor(structure.sites[name].kept, device=_device(site))
+                    for name, site in zip(blocks[block], sites)}
+            if refits and done is not None and done.has_block(block):
+                for site in sites:
+                    outputs.update(_outputs_left(site, kept[site]))
+                    site.slice_to(kept[site])
+                done.load_block(block, _refitted(sites))
+                last = block
+                continue
+            if last is not None:
+                for run in runs:
+                    run.go_on(last, block)
+                last = None
+            for site in sites:
+                outputs.update(_outputs_left(site, kept[site]))
+                site.slice_to(kept[site])
+                if refits:
+                    together = [reader.path for reader in readers(site)]
+                    # the inputs of lost outputs come from what was refitted
+                    for paths in (together, *([path] for path in site.lost_outputs())):
+                        _refit(runs, {path: outputs.get(path) for path in paths}, settings, block)
+            if refits:
+                last = block
+                if done is not None:
+                    done.save_block(block, _refitted(sites))
+    finally:
+        for run in runs:
+            run.close()
+    for name, site in space.sites.items():
+        if name not in names:
+            site.slice_to(torch.arange(site.total))
+    space.structure = structure
+
+
+def _device(site: HostSite) -> torch.device:
+    return next(site.owner.parameters()).device
+
+
+def _outputs_left(site: HostSite, kept: Tensor) -> Dict[str, Tensor]:
+    """Which outputs of layers are left by a site that keeps some units, by path."""
+    paths = {module: path for path, module in site.host.named_modules()}
+    return {paths[axis.module]: axis.entries(kept) for axis in site.axes()
+            if axis.name == 'weight' and axis.dim == 0 and
+            isinstance(axis.module, (nn.Linear, nn.Conv2d))}
+
+
+def _refitted(sites: Sequence[HostSite]) -> Dict[str, nn.Module]:
+    """The layers with new weights, by path."""
+    paths = [path for site in sites
+             for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())]
+    return {path: sites[0].host.get_submodule(path) for path in paths}
+
+
+def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches: Sequence[Any],
+            forward: Forward, settings: CompressOptions) -> Sequence[Any]:
+    """As many batches as the refit with the most inputs needs."""
+    needed = settings.least_batches
+    found = collect(dense, batches[:1], forward, {
+        reader.path: space.host.get_submodule(reader.path) for site in space.sites.values()
+        for reader in readers(site)}, settings.rows)
+    for name, site in space.sites.items():
+        for reader in readers(site):
+            units = len(structure.sites[name].kept) * reader.inner
+            inputs = units * taps(space.host.get_submodule(reader.path))
+            rows = max(1, found[reader.path].inputs.count)
+            needed = max(needed, math.ceil(settings.per_unit[1] * inputs / rows))
+    return batches[:needed]
+
+
+def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],
+           settings: CompressOptions, block: Optional[str] = None) -> None:
+    """New weights of some layers, by path, from one pass of the dense and the slim network.
+
+    A layer shall give what the dense network's gives, of all outputs or of those that are left. One
+    whose outputs are the last that is added to its block's shall bring the block's output to the
+    dense network's: it also takes back what earlier blocks have lost.
+    """
+    old, new = ({path: run.host.get_submodule(path) for path in layers} for run in runs)
+    scale = None
+    if block is not None and len(layers) == 1 and settings.refit == 'least-squares':
+        (path, layer), = old.items()
+        scale = added_last(runs[0], block, layer)
+        if scale is not None and layers[path] is not None:
+            scale = scale[layers[path].to(scale.device)]
+    moments = {path: Moments(*weight_matrix(layer).T.shape, name=path,
+                             device=layer.weight.device) for path, layer in new.items()}
+    generator = torch.Generator().manual_seed(settings.seed)
+    for batch in range(len(runs[0].batches)):
+        if batch >= settings.least_batches and all(
+               found.count >= settings.per_unit[1] * found.num_features
+               for found in moments.values()):
+            break
+        if scale is None:
+            inputs, targets = _inputs_and_targets(runs, batch, old, new, layers)
+        else:
+            inputs, targets = _towards_the_block(runs, batch, block, new, layers, scale)
+        for path in layers:
+            rows, wanted = inputs[path], targets[path]
+            inputs_of = moments[path].num_features
+            chosen = pick(len(rows), rows_of_a_batch(
+                settings.rows, inputs_of, settings.per_unit[1] * inputs_of,
+                settings.least_batches), generator)
+            if chosen is not None:
+                rows, wanted = rows[chosen.to(rows.device)], wanted[chosen.to(rows.device)]
+            moments[path].add(rows, wanted)
+    for path, layer in new.items():
+        before = weight_matrix(layer)
+        if settings.refit == 'mean':
+            weight = before.double()
+            bias = moments[path].target_mean - weight @ moments[path].mean
+        else:
+            weight, bias = refit_output(moments[path], before, settings.rho,
+                                        biased=layer.bias is not None)
+        set_weights(layer, weight, bias)
+
+
+Rows = Dict[str, Tensor]
+
+
+def _inputs_and_targets(runs: Sequence[ResumableForward], batch: int,
+                        old: Mapping[str, nn.Module],
+                        new: Mapping[str, nn.Module],
+                        left: Mapping[str, Optional[Tensor]]) -> Tuple[Rows, Rows]:
+    """Inputs of the slim network's layers, and those of the dense outputs that are left."""
+    targets = caught(runs[0], batch, old, list(old.values())[-1])
+    inputs = caught(runs[1], batch, new, list(new.values())[-1])
+    return ({path: rows_in(new[path], calls) for path, calls in inputs.items()},
+            {path: _columns(rows_out(old[path], calls), left[path])
+             for path, calls in targets.items()})
+
+
+def _columns(rows: Tensor, kept: Optional[Tensor]) -> Tensor:
+    return rows if kept is None else rows[:, kept.to(rows.device)]
+
+
+def _towards_the_block(runs: Sequence[ResumableForward], batch: int, block: str,
+                       new: Mapping[str, nn.Module], left: Mapping[str, Optional[Tensor]],
+                       scale: Tensor) -> Tuple[Rows, Rows]:
+    """The same for a layer that is added last; its targets mend the block's outputs."""
+    (path, layer), = new.items()
+    dense, slim = (run.host.get_submodule(block) for run in runs)
+    outputs = runs[0].outputs(block)
+    wanted = caught(runs[0], batch, {block: dense}, dense)[block][0][1] if outputs is None else \
+        outputs[batch]
+    wanted = block_rows(layer, wanted)
+    found = caught(runs[1], batch, {block: slim, path: layer}, slim)
+    (args, out), = found[path]
+    missing = _columns(wanted - block_rows(layer, found[block][0][1]), left[path])
+    return {path: input_rows(layer, args)}, {path: output_rows(layer, out) + missing / scale}

@@ -1,0 +1,104 @@
+"""A dense network cut to a structure that is known, such as a searched one, and refitted."""
+
+import copy
+from pathlib import Path
+from typing import Any, Optional, Sequence, Union
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.core import Structure, count_params
+from mmkcr.models.calibration import Forward
+from .build import state_bytes
+from .compress import (
+    CompressResult,
+    agreement,
+    called,
+    macs_model,
+    searched,
+    split_batches,
+)
+from .compress_files import CompressFiles, CompressTask, task_outputs, write_config
+from .refit_blocks import refit_along
+from .site_profiles import CompressOptions
+from .slim import note_backbone_macs
+from .slim_files import STRUCTURE, WEIGHTS, write_subnet
+
+
+def refit_structure(model: nn.Module,
+                    structure: Union[str, Path, Structure],
+                    images: Union[Tensor, Sequence[Any]],
+                    input_shape: Sequence[int] = (3, 224, 224),
+                    part: Optional[str] = None,
+                    forward: Optional[Forward] = None,
+                    held_out: Union[Tensor, Sequence[Any], None] = None,
+                    **options: Any) -> CompressResult:
+    """Cut a dense network to a structure and refit what reads the kept units.
+
+    So a searched structure begins its retraining from the weights of the dense network, and not
+    from those that gates were trained on.
+
+    Args:
+        model (nn.Module): Dense; it is left as it is. The rest as of
+            :func:`~mmkcr.apis.compress.compress`.
+        structure (str | Path | Structure): Of this backbone. Channels of heads are those of the
+            network itself, not of other bases.
+
+    Returns:
+        CompressResult: Without profiles.
+
+    Raises:
+        ValueError: As of ``compress``; or a structure of another backbone, or with a kind of site
+            that has no closed form.
+    """
+    settings = CompressOptions(**options)
+    wanted = Structure.load(structure)
+    forward = forward or called
+    batches, held_out = split_batches(images, held_out)
+    dense = copy.deepcopy(model)
+    dense.eval()
+    subnet = copy.deepcopy(dense)
+    kinds = wanted.backbone.get('sites') or list(dict.fromkeys(
+        name.rpartition('.')[2] for name in wanted.sites))
+    space, params = searched(subnet, kinds), count_params(dense)
+    searched(dense, kinds)
+    wanted.validate(space.totals())
+    replaced = [name for name, site in wanted.sites.items() if site.operator is not None]
+    if replaced:
+        raise ValueError(f'expected a structure without operators to refit, found one at '
+                         f'`{replaced[0]}`')
+    macs = macs_model(subnet, space, input_shape, part)
+    found = space.structure_for({name: torch.tensor(site.kept)
+                                 for name, site in wanted.sites.items()})
+    found.method = wanted.method
+    refit_along(dense, subnet, found, batches, forward, settings, None)
+    found.macs = dict(dense=macs.dense, subnet=macs(found.sizes()), input_shape=list(input_shape))
+    if hasattr(subnet, 'data_preprocessor'):
+        note_backbone_macs(found, subnet, part)
+    found.params = dict(dense=params, subnet=count_params(subnet))
+    return CompressResult(subnet, found, {},
+                          agreement(dense, subnet, held_out, forward, settings.logits), {})
+
+
+def refit_files(task: CompressTask, structure: Union[str, Path], **settings: Any) -> CompressFiles:
+    """Refit a checkpoint to a structure; writes structure, weights and config.
+
+    Args:
+        task (CompressTask): Config, checkpoint and images.
+        structure (str | Path): File.
+        **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: As of :func:`refit_structure`. Nothing is written then.
+    """
+    result = refit_structure(task.model, structure, task.batches, task.input_shape, task.part,
+                             task_outputs, logits=task.classifies, **settings)
+    found = result.structure
+    found.backbone['backbone'] = task.searched
+    found.provenance = dict(task.provenance, structure=Path(structure).name,
+                            agreement=result.agreement)
+    write_subnet(result.model, found, task.meta, task.folder)
+    write_config(task, found.backbone, STRUCTURE, WEIGHTS)
+    return CompressFiles(task.folder, result, dict(dense=state_bytes(task.model),
+                                                   subnet=state_bytes(result.model)))

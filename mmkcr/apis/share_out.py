@@ -1,0 +1,162 @@
+"""How many units every site keeps under a budget: least loss, and a budget that is used."""
+
+import math
+from typing import Dict, List, Mapping, Optional, Tuple, Union
+
+from torch import Tensor
+
+from mmkcr.core import LatencyModel, MacsModel
+from mmkcr.core.allocation import Curve, allocate
+from mmkcr.core.budget import allowed_sizes
+from mmkcr.core.latency import useful_sizes
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites.base import HostSite
+from .site_profiles import CompressOptions, SiteProfile
+
+#: Share of a budget that an allocation uses at least where the sites' sizes allow it.
+FILLED = 0.97
+
+
+def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
+    """Sizes that a site may have, ascending; of channels of heads equally many of every head."""
+    total = site.total // site.rows
+    divisor = settings.divisor if total >= 4 * settings.divisor else 1
+    sizes = allowed_sizes(total, max(1, round(settings.min_share * total)), divisor)
+    return [size * site.rows for size in sizes]
+
+
+def check_reach(space: SearchSpace, macs: Union[MacsModel, LatencyModel], target: int,
+                settings: CompressOptions) -> None:
+    """Refuse a target that no sizes of the sites meet.
+
+    Args:
+        space (SearchSpace): Of the dense backbone.
+        macs (MacsModel | LatencyModel): Of the sites' sizes.
+        target (int): Most MACs, or nanoseconds.
+        settings (CompressOptions): Sizes on offer.
+
+    Raises:
+        ValueError: The target is out of reach; the message gives the range.
+    """
+    least = {name: size_options(site, settings)[0] for name, site in space.sites.items()}
+    if isinstance(macs, LatencyModel):
+        macs.check_target(target, least)
+    elif not macs(least) <= target:
+        raise ValueError(f'expected a target within the reachable {macs(least) / 1e9:.6g}G to '
+                         f'{macs.dense / 1e9:.6g}G MACs, found {target / 1e9:.6g}G')
+
+
+def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
+              macs: Union[MacsModel, LatencyModel], target: int,
+              settings: CompressOptions) -> Dict[str, int]:
+    """Sizes of all sites with the least sum of losses within the budget.
+
+    Costs of a site are taken at the other sites' sizes of the round before, until nothing changes:
+    they depend on each other where sites meet in one product.
+
+    Args:
+        space (SearchSpace): Of the dense backbone.
+        profiles (Mapping[str, SiteProfile]): By site.
+        macs (MacsModel | LatencyModel): Of the sites' sizes.
+        target (int): Most MACs, or nanoseconds.
+        settings (CompressOptions): Sizes on offer, and whether to share out at all.
+
+    Returns:
+        dict[str, int]: By site.
+
+    Raises:
+        ValueError: The target is out of reach; the message gives the range.
+    """
+    check_reach(space, macs, target, settings)
+    offered = {name: size_options(site, settings) for name, site in space.sites.items()}
+    sizes = {name: site.total for name, site in space.sites.items()}
+    if settings.uniform:
+        return uniform_sizes(offered, macs, target)
+    losses = {name: profiles[name].losses for name in offered}
+    best, least = uniform_sizes(offered, macs, target), math.inf
+    for _ in range(20):
+        curves = {}
+        for name, options in offered.items():
+            costs = [int(macs({**sizes, name: size})) for size in options]
+            useful = useful_sizes(costs)
+            options, costs = ([values[place] for place in useful] for values in (options, costs))
+            curves[name] = Curve(options, losses[name][options].tolist(),
+                                 [cost - costs[0] for cost in costs])
+        floor = macs({name: curve.sizes[0] for name, curve in curves.items()})
+        chosen = allocate(curves, max(target - floor, 0))
+        if chosen == sizes and FILLED * target <= macs(sizes) <= target:
+            return sizes
+        chosen = fitted_sizes(chosen, offered, losses, macs, target)
+        lost = sum(float(losses[name][size]) for name, size in chosen.items())
+        if lost >= least and chosen == sizes:
+            break
+        if lost < least:
+            best, least = chosen, lost
+        sizes = chosen
+    return best
+
+
+def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
+                 losses: Mapping[str, Tensor], macs: Union[MacsModel, LatencyModel],
+                 target: int) -> Dict[str, int]:
+    """Sizes within the budget that use it: costs that depend on each other miss it.
+
+    Sites shrink, the one that loses least for what it saves first, until the budget is met; then
+    they grow, the one that gains most for what it costs first, while there is room. Where steps
+    are too coarse for the rest of the budget, one site makes room for others.
+
+    Args:
+        sizes (Mapping[str, int]): To start from, by site.
+        offered (Mapping[str, list[int]]): Sizes that a site may have, ascending.
+        losses (Mapping[str, Tensor]): Of a site with k units, k = 0 … total.
+        macs (MacsModel | LatencyModel): Of the sites' sizes.
+        target (int): Most MACs, or nanoseconds.
+    """
+    def lost(sizes: Mapping[str, int]) -> float:
+        return sum(float(losses[name][size]) for name, size in sizes.items())
+
+    def moves(sizes: Mapping[str, int], step: int) -> List[Tuple[float, str, int]]:
+        now, found = macs(sizes), []
+        for name, options in offered.items():
+            place = options.index(sizes[name]) + step
+            if 0 <= place < len(options):
+                cost = (macs({**sizes, name: options[place]}) - now) * step
+                loss = float(losses[name][sizes[name]] - losses[name][options[place]]) * step
+                if cost > 0 and (step < 0 or now + cost <= target):
+                    found.append((loss / cost * step, name, options[place]))
+        return found
+
+    def grown(sizes: Mapping[str, int], without: Optional[str] = None) -> Dict[str, int]:
+        while True:
+            found = [move for move in moves(sizes, 1) if move[1] != without]
+            if not found:
+                return dict(sizes)
+            sizes = {**sizes, max(found)[1]: max(found)[2]}
+
+    sizes = dict(sizes)
+    while macs(sizes) > target and moves(sizes, -1):
+        _, name, size = max(moves(sizes, -1))
+        sizes[name] = size
+    sizes = grown(sizes)
+    for _ in offered:
+        if macs(sizes) >= FILLED * target:
+            break
+        others = [grown({**sizes, name: size}, name) for _, name, size in moves(sizes, -1)]
+        fuller = [other for other in others if macs(other) > macs(sizes)]
+        if not fuller:
+            break
+        sizes = min(fuller, key=lambda other: (macs(other) < FILLED * target, lost(other)))
+    return sizes
+
+
+def uniform_sizes(offered: Mapping[str, List[int]], macs: MacsModel, target: int) -> Dict[str, int]:
+    """The largest common share of all sites within the budget."""
+    def at(share: float) -> Dict[str, int]:
+        return {name: max([size for size in options if size <= share * options[-1] + 1e-9]
+                          or options[:1]) for name, options in offered.items()}
+
+    low, high = 0., 1.
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if macs(at(middle)) <= target else (low, middle)
+    return at(1.) if macs(at(1.)) <= target else at(low)

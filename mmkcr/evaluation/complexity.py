@@ -1,0 +1,59 @@
+"""KC and A-KC of what a layer gives while a model runs anyway."""
+
+from typing import Any, Dict, Optional
+
+import torch
+from torch import nn
+
+from mmkcr.functional.kernel import (
+    MomentAccumulator,
+    approximate_tnn,
+    kernel_complexity,
+    spectrum,
+    tails,
+)
+from mmkcr.models.wrappers.feature_tap import pool_features
+
+
+class ComplexityTap:
+    """Collects the pooled outputs of a module during the ``with`` block.
+
+    KC depends on the number of samples, so only values of the same images can be compared.
+
+    Args:
+        module (nn.Module): Such as a backbone.
+        every (int): One of so many samples is a landmark of A-KC. Defaults to 2: calibration
+            images are few.
+    """
+
+    def __init__(self, module: nn.Module, every: int = 2) -> None:
+        self._module, self._every, self._handle = module, every, None
+        self._all: Optional[MomentAccumulator] = None
+        self._landmarks: Optional[MomentAccumulator] = None
+
+    def __enter__(self) -> 'ComplexityTap':
+        self._handle = self._module.register_forward_hook(self._collect)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._handle.remove()
+
+    def _collect(self, _: nn.Module, __: Any, output: Any) -> None:
+        try:
+            features = pool_features(output).detach()
+        except TypeError:  # of a model that gives no maps, such as a dict of scores
+            return
+        if self._all is None:
+            self._all, self._landmarks = (
+                MomentAccumulator(features.shape[1], features.device) for _ in range(2))
+        self._landmarks.add(features[-self._all.count % self._every::self._every])
+        self._all.add(features)
+
+    def values(self) -> Dict[str, float]:
+        """``kc`` and ``a_kc``; empty if the module gave nothing that can be pooled."""
+        if self._all is None or not torch.isfinite(self._all.total).all():
+            return {}
+        moment, count = self._all.moment(), self._all.count
+        return dict(
+            kc=kernel_complexity(tails(spectrum(moment)[0]), count)[0],
+            a_kc=kernel_complexity(approximate_tnn(moment, self._landmarks.moment()), count)[0])

@@ -1,0 +1,115 @@
+"""Gates that begin with what calibration images say about their units (`mmkcr compress`).
+
+A unit's score is the loss that it spares for its MACs, beside the units that come before it. Units
+of all sites are ranked together; a gate's logit is the normal quantile of the rank. Then all logits
+are shifted by one number, so that the search begins at the expected MACs that it would have begun
+at without scores: what is new is the order alone.
+"""
+
+from pathlib import Path
+from typing import Any, Dict, Mapping, Tuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmkcr.core import BaseGate, MacsModel
+from mmkcr.core.structure import read_json
+
+Scores = Dict[str, Tuple[np.ndarray, np.ndarray]]
+
+
+def load_scores(path: Union[str, Path]) -> Scores:
+    """Order of units and losses of sizes by site, of a ``sensitivity.json``.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: It is no such file; the message names the site.
+    """
+    data = read_json(Path(path), 'a sensitivity')
+    if not isinstance(data, Mapping) or not data:
+        raise ValueError(f'expected a sensitivity file with sites, found none in `{path}`')
+    return {name: _site(name, entry, path) for name, entry in data.items()}
+
+
+def _site(name: str, entry: Any, path: Any) -> Tuple[np.ndarray, np.ndarray]:
+    try:
+        order, losses = np.asarray(entry['order']), np.asarray(entry['losses'], float)
+        good = np.array_equal(np.sort(order), np.arange(len(order))) and \
+            losses.shape == (len(order) + 1, ) and np.isfinite(losses).all()
+    except (KeyError, TypeError, ValueError, IndexError):
+        good = False
+    if not good:
+        raise ValueError(f'expected an order of units and a loss for each size of site `{name}`, '
+                         f'found others in `{path}`')
+    return order, losses
+
+
+def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsModel,
+                      spread: float = 1.) -> Dict[str, Tensor]:
+    """Set gates to the scores of their units, in place.
+
+    Sites without scores keep their gates; so do channels of heads, whose scores are about other
+    bases than the network's.
+
+    Args:
+        gates (Mapping[str, BaseGate]): Of a supernet, by site.
+        scores (Scores): See :func:`load_scores`.
+        macs (MacsModel): Of the sites' sizes.
+        spread (float): Standard deviation of the logits. Defaults to 1.
+
+    Returns:
+        dict[str, Tensor]: The logits by site.
+
+    Raises:
+        ValueError: No site has scores, or one has others than its gate has units.
+    """
+    known = {name: scores[name] for name in gates
+             if name in scores and not name.endswith('.head_channels')}
+    if not known:
+        raise ValueError(f'expected scores of some of the sites {sorted(gates)[:3]}, found those '
+                         f'of {sorted(scores)[:3]}: `mmkcr compress CONFIG CHECKPOINT --sites` '
+                         'with the kinds of the search writes them')
+    for name, (order, _) in known.items():
+        if len(order) != gates[name].total:
+            raise ValueError(f'expected scores of {gates[name].total} units at site `{name}`, '
+                             f'found {len(order)}')
+    with torch.no_grad():
+        wanted = _expected(gates, macs)
+        logits = _quantiles(known, gates, macs, spread)
+        low, high = -20., 20.
+        for _ in range(40):
+            middle = (low + high) / 2
+            for name, values in logits.items():
+                gates[name].start(values + middle)
+            low, high = (low, middle) if _expected(gates, macs) > wanted else (middle, high)
+    return {name: values + middle for name, values in logits.items()}
+
+
+def _expected(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
+    return float(macs({name: gate.expected_size() for name, gate in gates.items()}))
+
+
+def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
+               spread: float) -> Dict[str, Tensor]:
+    """Normal quantiles of the units' ranks over all sites, by site and unit."""
+    totals = {name: gate.total for name, gate in gates.items()}
+    values, places, sites = [], [], []
+    for site, (name, (order, losses)) in enumerate(known.items()):
+        saved = float(macs.dense - macs({**totals, name: 1})) / max(len(order) - 1, 1)
+        # never more than what a unit before it spares: ranks keep the order
+        gains = np.minimum.accumulate(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.)
+        values.append(gains)
+        places.append(np.arange(len(order)) / len(order))
+        sites.append(np.full(len(order), site))
+    values, places, sites = (np.concatenate(found) for found in (values, places, sites))
+    ranked = np.lexsort((places, -values))  # the largest gain first, then the earlier unit
+    shares = np.empty(len(values))
+    shares[ranked] = 1 - (np.arange(len(values)) + 0.5) / len(values)
+    quantiles = torch.special.ndtri(torch.from_numpy(shares)) * spread
+    found = {}
+    for site, (name, (order, _)) in enumerate(known.items()):
+        logits = torch.empty(len(order), dtype=torch.float64)
+        logits[torch.from_numpy(order.copy())] = quantiles[torch.from_numpy(sites == site)]
+        found[name] = logits
+    return found

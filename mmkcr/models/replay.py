@@ -1,0 +1,270 @@
+"""Running a network over the same images again and again, each time from a later block on."""
+
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from .calibration import Forward, flat_tensors, input_rows, output_rows
+
+
+class _Reached(Exception):
+    """Raised to leave a forward whose rest is not needed."""
+
+
+@contextmanager
+def stop_after(module: Optional[nn.Module], calls: int = 1) -> Iterator[None]:
+    """Within the block a forward ends behind a call of ``module``; with None it runs through."""
+    left = [calls]
+
+    def leave(*_: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise _Reached
+
+    handle = module.register_forward_hook(leave) if module is not None else None
+    try:
+        with suppress(_Reached):
+            yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+class Replay(nn.Module):
+    """Stands in for a block whose outputs are known; has the block's attributes.
+
+    Args:
+        block (nn.Module): It.
+        outputs (list): Of every batch.
+        cursor (list[int]): The batch that runs, shared by all stand-ins of a network.
+    """
+
+    def __init__(self, block: nn.Module, outputs: List[Any], cursor: List[int]) -> None:
+        super().__init__()
+        self.outputs, self.cursor = outputs, cursor
+        self._block = (block, )  # no child: its parameters are those of the block itself
+
+    def __getattr__(self, name: str) -> Any:
+        """What the host reads off a block beside its outputs."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__['_block'][0], name)
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """The outputs of the batch that runs."""
+        return self.outputs[self.cursor[0]]
+
+
+class ResumableForward:
+    """Runs a network over the same batches again and again, each time from a later block on.
+
+    The outputs of the last finished block are kept in memory and replayed. Blocks before it are
+    replaced by zeros of their outputs' shapes: what is computed from these is not used behind the
+    finished block. Where the outputs would take too much memory, everything is computed anew.
+
+    Args:
+        model (nn.Module): Restored by :meth:`close`.
+        host (nn.Module): Its backbone, from which blocks are named.
+        batches (Sequence): What ``forward`` takes.
+        forward (Callable): Takes model and batch.
+        most_bytes (int): Of the outputs that are kept. Defaults to 2 GiB.
+    """
+
+    def __init__(self, model: nn.Module, host: nn.Module, batches: Any, forward: Forward,
+                 most_bytes: int = 2**31) -> None:
+        self.model, self.host, self.batches, self.forward = model, host, batches, forward
+        self.most_bytes = most_bytes
+        self._cursor, self._replaced, self._last = [0], [], None
+        self._shapes: Dict[int, Any] = {}
+        self._known: Dict[str, Optional[List[Any]]] = {}
+        self._calls: Optional[Dict[nn.Module, int]] = None
+
+    def run(self, batch: int, last: Optional[nn.Module] = None) -> Any:
+        """Run one batch without gradients, up to the last call of ``last``."""
+        self._cursor[0] = batch
+        with torch.no_grad(), stop_after(last, 1 if last is None else self.calls(last)):
+            return self.forward(self.model, self._input(batch))
+
+    def calls(self, module: nn.Module) -> int:
+        """How often a forward calls a module; a part of several levels is called for each."""
+        if self._calls is None:
+            counts: Dict[nn.Module, int] = {}
+            with ExitStack() as stack, torch.no_grad():
+                for layer in self.model.modules():
+                    handle = layer.register_forward_hook(
+                        lambda layer, *_: counts.__setitem__(layer, counts.get(layer, 0) + 1))
+                    stack.callback(handle.remove)
+                self._cursor[0] = 0
+                self.forward(self.model, self.batches[0])
+            self._calls = counts
+        return self._calls.get(module, 1)
+
+    def go_on(self, done: str, following: str) -> None:
+        """Run from behind a block that is done, if what follows needs nothing before it.
+
+        Within a backbone a block's output is all that the next one reads. A neck or a head reads
+        several of the backbone's: then the whole part is kept, and each part alike.
+        """
+        parts = [path.partition('.')[0] for path in (done, following)]
+        bare = not isinstance(getattr(self.host, 'backbone', None), nn.Module)
+        if bare or parts == ['backbone', 'backbone']:
+            self.finish(done)
+        elif parts[0] != parts[1]:
+            part = self.host.get_submodule(parts[0])
+            if self.calls(part) == 1 and part in self._calls:
+                self.close()
+                self._shapes.clear()
+                self.finish(parts[0])
+
+    def _input(self, batch: int) -> Any:
+        """A batch; behind a finished block its shapes are enough."""
+        if self._last is None:
+            return self.batches[batch]
+        if batch not in self._shapes:
+            self._shapes[batch] = _zeros_like(self.batches[batch])
+        return self._shapes[batch]
+
+    def outputs(self, path: str) -> Optional[List[Any]]:
+        """Outputs of a block for every batch; None if they do not fit.
+
+        They are kept until another block is asked for: the block must not change meanwhile.
+        """
+        if self.calls(self.host.get_submodule(path)) > 1:
+            return None
+        if path in self._known:
+            return self._known[path]
+        block, outputs = self.host.get_submodule(path), []
+        self._known = {path: None}
+        handle = block.register_forward_hook(lambda _, __, out: outputs.append(_detached(out)))
+        try:
+            for batch in range(len(self.batches)):
+                self.run(batch, block)
+                size = sum(tensor.numel() * tensor.element_size()
+                           for tensor in flat_tensors(outputs[:1]))
+                if size * len(self.batches) > self.most_bytes:
+                    return None
+        finally:
+            handle.remove()
+        self._known = {path: outputs}
+        return outputs
+
+    def finish(self, path: str) -> None:
+        """Keep the outputs of a block, if they fit, and run from there on."""
+        outputs = self.outputs(path)
+        if outputs is None:
+            return
+        self._known = {}
+        if self._last is not None:
+            self._last.outputs = [_zeros_like(out) for out in self._last.outputs]
+        parent, _, name = path.rpartition('.')
+        block = self.host.get_submodule(path)
+        self._last = Replay(block, outputs, self._cursor)
+        self._replaced.append((self.host.get_submodule(parent), name, block))
+        setattr(self.host.get_submodule(parent), name, self._last)
+
+    def close(self) -> None:
+        """Put the blocks back."""
+        for parent, name, block in self._replaced:
+            setattr(parent, name, block)
+        self._replaced, self._last, self._known = [], None, {}
+
+
+def _detached(out: Any) -> Any:
+    return _mapped(out, lambda tensor: tensor.detach())
+
+
+def _zeros_like(out: Any) -> Any:
+    return _mapped(out, lambda tensor: tensor.new_zeros(()).expand(tensor.shape))
+
+
+def _mapped(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(out, Tensor):
+        return function(out)
+    if type(out) in (tuple, list):
+        return type(out)(_mapped(part, function) for part in out)
+    if type(out) is dict:
+        return {key: _mapped(part, function) for key, part in out.items()}
+    return out
+
+
+Calls = List[Tuple[Tensor, Any]]
+
+
+def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
+           last: nn.Module) -> Dict[str, Calls]:
+    """First inputs and outputs of some modules in one forward up to ``last``, by call.
+
+    An input that has a name is not seen.
+
+    Args:
+        run (ResumableForward): The network.
+        batch (int): Which batch.
+        modules (Mapping[str, nn.Module]): By name.
+        last (nn.Module): The last of them.
+    """
+    found: Dict[str, Calls] = {}
+    run.calls(last)  # it may need a forward, which no hook is to see
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            handle = module.register_forward_hook(
+                lambda _, args, out, name=name: found.setdefault(name, []).append(
+                    (args[0] if args else None, out)))
+            stack.callback(handle.remove)
+        run.run(batch, last)
+    return found
+
+
+def rows_in(layer: nn.Module, calls: Calls) -> Tensor:
+    """Inputs of all calls of a layer as rows."""
+    return torch.cat([input_rows(layer, x) for x, _ in calls])
+
+
+def rows_out(layer: nn.Module, calls: Calls) -> Tensor:
+    """Outputs of all calls of a layer as rows."""
+    return torch.cat([output_rows(layer, out) for _, out in calls])
+
+
+def block_rows(layer: nn.Module, out: Any) -> Tensor:
+    """A block's output as rows, in the layout of one of its layers' outputs."""
+    return output_rows(layer, flat_tensors(out)[0])
+
+
+def added_last(run: ResumableForward, block: str, layer: nn.Module) -> Optional[Tensor]:
+    """How a layer's outputs enter its block's: None if by more than a factor for each channel.
+
+    It is tried: the outputs are moved at random, and the block's outputs looked at.
+
+    Args:
+        run (ResumableForward): The network, of which one batch is run.
+        block (str): Path of the block.
+        layer (nn.Module): Within it.
+
+    Returns:
+        Tensor, optional: The factors, (outputs,); 1 but for layer scale.
+    """
+    module = run.host.get_submodule(block)
+    if module is layer:
+        return None
+    before = caught(run, 0, {'block': module, 'layer': layer}, module)
+    if [len(before.get(name, ())) for name in ('block', 'layer')] != [1, 1] or \
+            isinstance(layer, nn.ConvTranspose2d):
+        return None
+    rows, out = block_rows(layer, before['block'][0][1]), before['layer'][0][1]
+    step = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out) * out.std()
+    handle = layer.register_forward_hook(lambda _, __, found: found + step)
+    try:
+        moved = caught(run, 0, {'block': module}, module)['block'][0][1]
+    finally:
+        handle.remove()
+    step = output_rows(layer, step)
+    if rows.shape != step.shape:
+        return None
+    change = (block_rows(layer, moved) - rows).double()
+    step = step.double()
+    factors = (change * step).sum(0) / step.square().sum(0).clamp(min=1e-30)
+    rest = (change - factors * step).square().sum().sqrt()
+    exact = rest <= 1e-3 * change.square().sum().sqrt()
+    return factors.to(out) if exact and factors.abs().min() > 1e-6 * factors.abs().max() else None

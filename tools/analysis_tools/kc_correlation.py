@@ -1,0 +1,150 @@
+"""Whether kernel complexity tells which subnets lose: rank correlation over many subnets.
+
+Compresses a dense classifier for some budgets (`mmkcr compress --order`), draws for every block one
+of them (or the dense block), and measures of every such subnet KC and A-KC of its features on the
+training set and what it loses on the test set. Prints Spearman's correlations with bootstrap
+intervals: over all subnets, and within quarters of the MACs (what these tell is left out).
+
+Examples:
+    python tools/analysis_tools/kc_correlation.py CONFIG CHECKPOINT --budgets 30% 20% 15% 12%
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+from mmengine.config import Config, DictAction
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmkcr.apis.budgets import compress_budgets
+from mmkcr.apis.build import build_model, default_shape, load_config, load_weights
+from mmkcr.apis.calibration_data import calibration_images
+from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.compress_files import task_outputs
+from mmkcr.apis.machine import machine_info
+from mmkcr.core import atomic_write
+from mmkcr.core.order import Step
+from mmkcr.evaluation.analysis import split_loader
+from mmkcr.evaluation.complexity import ComplexityTap
+from mmkcr.functional.rank_correlation import spearman, spearman_interval
+from mmkcr.models.utils import search_space
+from mmkcr.visualization import format_table, shown
+from mmkcr.visualization.figures import saved_figure
+
+#: What may tell (of the training set), and what is lost (on the test set).
+PREDICTORS = dict(kc='KC', a_kc='A-KC', difference='outputs differ', macs='MACs')
+LOSSES = dict(loss='cross entropy', wrong='error rate')
+
+
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('config', help='config of a dense classifier')
+    parser.add_argument('checkpoint', help='its weights')
+    parser.add_argument('--budgets', nargs='+', default=['30%', '20%', '15%', '12%'],
+                        metavar='TARGET', help='MACs that blocks are from (%(default)s)')
+    parser.add_argument('--subnets', type=int, default=60, help='that are drawn (%(default)s)')
+    parser.add_argument('--images', type=int, default=300, help='of calibration (%(default)s)')
+    parser.add_argument('--seed', type=int, default=0, help='of all that is drawn (%(default)s)')
+    parser.add_argument('--out', default='work_dirs/kc_correlation',
+                        help='folder of the results (%(default)s)')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
+                        help='entries of the config to overwrite: key=value')
+    add_trust_argument(parser)
+    return parser
+
+
+def samples(config: Config, model: nn.Module, split: str) -> Tuple[List[Tensor], Tensor]:
+    """Batches of images as the model takes them, and all labels."""
+    batches, labels = [], []
+    for batch in split_loader(config, split):
+        given = model.data_preprocessor(batch, False)
+        batches.append(given['inputs'])
+        labels += [int(sample.gt_label) for sample in given['data_samples']]
+    return batches, torch.tensor(labels)
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
+    """Class scores of all images."""
+    return torch.cat([model(batch, mode='tensor') for batch in batches])
+
+
+def measure(args: Any) -> List[Dict[str, Any]]:
+    """One row per subnet; the first is the dense network."""
+    config = load_config(args.config, args.cfg_options)
+    model = build_model(config)
+    load_weights(model, args.checkpoint)
+    (train, _), (test, labels) = (samples(config, model, split) for split in ('train', 'val'))
+    loaded = calibration_images(config, model, None, args.images, 64, args.seed)
+    images = [loaded[place] for place in range(len(loaded))]
+    made = compress_budgets(model, images, args.budgets, None, default_shape(config, model), None,
+                            task_outputs, images[:1], logits=True, seed=args.seed)
+    dense = logits_of(model, train)
+    generator, order, rows = np.random.default_rng(args.seed), made.order, []
+    drawn = generator.integers(0, len(order.rungs), (args.subnets, len(order.blocks)))
+    for rungs in shown(np.concatenate([0 * drawn[:1], drawn]), 'Subnets'):
+        macs = int(made.macs(order.sizes(rungs)))
+        network = made.network(model, Step(macs, rungs.tolist()))
+        with ComplexityTap(search_space(network).host, every=10) as tap:
+            difference = (logits_of(network, train) - dense).norm() / dense.norm()
+        scores = logits_of(network, test)
+        rows.append(dict(
+            rungs=rungs.tolist(), macs=macs, **tap.values(), difference=float(difference),
+            loss=float(F.cross_entropy(scores, labels)),
+            wrong=100 * float((scores.argmax(1) != labels).float().mean())))
+    return rows
+
+
+def correlations(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> List[Dict[str, Any]]:
+    """Of every predictor with every loss, over all subnets and within quarters of the MACs."""
+    macs = np.array([row['macs'] for row in rows])
+    quarters = np.searchsorted(np.quantile(macs, [.25, .5, .75]), macs)
+    found = []
+    for predictor in PREDICTORS:
+        for lost in LOSSES:
+            values = [[row[key] for row in rows] for key in (predictor, lost)]
+            for where, within in (('all', None), ('quarters of MACs', quarters)):
+                low, high = spearman_interval(*values, within, 2000, seed=seed)
+                found.append(dict(predictor=predictor, lost=lost, over=where, low=low, high=high,
+                                  rho=spearman(*values, within)))
+    return found
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Loss over KC, coloured by MACs."""
+    with saved_figure(path, (6, 4)) as (figure, axes):
+        dots = axes.scatter([row['kc'] for row in rows], [row['loss'] for row in rows], s=12,
+                            c=[row['macs'] / 1e6 for row in rows])
+        figure.colorbar(dots, label='MACs (M)')
+        axes.set_xlabel('KC of the training features')
+        axes.set_ylabel('cross entropy, test set')
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Measure, print and write."""
+    args = make_parser().parse_args(argv)
+    quiet_hosts()
+    if args.subnets < 8:
+        raise ValueError(f'expected at least 8 `--subnets`, found {args.subnets}')
+    rows = measure(args)
+    found = correlations(rows[1:], args.seed)
+    cells = [(PREDICTORS[one['predictor']], LOSSES[one['lost']], one['over'], f'{one["rho"]:+.2f}',
+              f'{one["low"]:+.2f} to {one["high"]:+.2f}') for one in found]
+    print(format_table(('of', 'with', 'over', "Spearman's rho", '95 % interval'), cells))
+    out = Path(args.out)
+    with atomic_write(out / 'kc_correlation.json') as path:
+        path.write_text(json.dumps(dict(
+            config=args.config, images=args.images, budgets=args.budgets, seed=args.seed,
+            machine=machine_info(), correlations=found, rows=rows)) + '\n')
+    plot(rows[1:], out / 'kc_correlation.png')
+    print(f'Wrote {out / "kc_correlation.json"} and {out / "kc_correlation.png"}, '
+          f'{len(rows) - 1} subnets')
+
+
+if __name__ == '__main__':
+    main()
