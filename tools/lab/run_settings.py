@@ -42,9 +42,12 @@ def check_run_arguments(args: argparse.Namespace) -> None:
         args (Namespace): Parsed.
 
     Raises:
-        ValueError: A factor out of range.
+        ValueError: A factor out of range, or a folder of digits that is none.
     """
     check_factor(args.epochs_factor, '--epochs-factor')
+    root = Path(args.data_root)
+    if root.exists() and not root.is_dir():
+        raise ValueError(f'expected a folder of digits as --data-root, found the file {root}')
 
 
 def check_factor(factor: float, flag: str) -> None:

@@ -10,7 +10,8 @@ Examples:
     python tools/model_zoo/release.py work_dirs/kcr-dense_vit-mini_1xb64_digits \\
         work_dirs/kcr-dense_vit-mini_1xb64_digits/compress --out release --evaluate
     python tools/model_zoo/release.py vit-mini_half=slim --out release --runtime openvino
-    python tools/model_zoo/release.py compress-30_vit-mini_digits=slim --out tools/model_zoo/trained --half --evaluate
+    python tools/model_zoo/release.py compress-30_vit-mini_digits=slim --half --evaluate \\
+        --out tools/model_zoo/trained
 """
 
 import contextlib
