@@ -120,7 +120,7 @@ def test_a_backbone_that_does_not_fit(refused, tmp_path):
     line = refused('init', 'mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
                    '--method', 'dcs')
     assert '`MixVisionTransformer` (`qk_mask`: ' in line
-    assert line.endswith('take `--method kcr` or `--stage compress`')
+    assert line.endswith('take `--method kcr` or `--method ofb` or `--stage compress`')
     line = refused('init', 'mmpretrain::resnet/resnet18_8xb32_in1k.py')
     assert 'found `ResNet` (`mlp_channels`: ' in line and 'take' not in line
 

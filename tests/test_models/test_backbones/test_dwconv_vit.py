@@ -319,7 +319,7 @@ def test_published_architectures(arch):
      '`operator` among .*at site `layers.0.attn.head_operator`, found `pool`'),
     (lambda s: DWConvVisionTransformer(**VIT, structure=edited(s, 'total', 8)), 'expected 4 units'),
     (lambda s: KCRDWConvVisionTransformer(**VIT, structure=s),
-     'for `KCRDWConvVisionTransformer`, found one for `DWConv'),
+     'found site `layers.0.ffn.mlp_channels` only in the backbone'),
     (lambda s: KCRDWConvVisionTransformer(**VIT, gates=dict(mlp_channels=FFN), structure=edited(
         s, 'name', 'layers.9.attn')), 'site `layers.0.attn.head_operator` only in the backbone'),
 ])

@@ -115,7 +115,11 @@ def config_of(name):
 
 def build(name):
     """A dense model in eval mode."""
-    return build_model(config_of(name))
+    model = build_model(config_of(name))
+    for path, parameter in model.named_parameters():
+        if path.endswith('level_embed'):  # mmdet leaves its memory as it was found
+            torch.nn.init.normal_(parameter)
+    return model
 
 
 def batches(model, count=1, images=2, size=64, dtype=torch.float32):
