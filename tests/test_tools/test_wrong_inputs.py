@@ -96,7 +96,7 @@ OPTIONS = {
     '--log': ['no/such.json'], '--metric': ['nothing'], '--net': ['nothing'], '--pairs': ['-1'],
     '--query': ['2 0', '-1 0', 'nan 0'], '--rank-ratio': ['0', '2', 'nan'],
     '--replace': ['-1', '99'], '--rho': ['-1', 'nan', 'inf'], '--rounds': ['0'],
-    '--score-thr': ['-1', '2', 'nan'], '--shares': ['0', '2', 'nan'], '--slim-options': ['x'],
+    '--score-thr': ['-1', '2', 'nan'], '--shares': ['-1', '2', 'nan'], '--slim-options': ['x'],
     '--target-latency': ['abc', '0ms', '-1ms', '5'], '--targets': ['0', '2', 'nan'],
     '--tokens': ['0'], '--tolerance': ['-1', 'nan'], '--variants': ['nothing'],
     '--wait-time': ['-1', 'nan'], '--where': ['(', 'nothing'], '--widths': ['0'],
