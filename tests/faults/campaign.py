@@ -57,7 +57,7 @@ RUNS = dict(
                      options=DIGITS),
     shipped_ofb=dict(config='configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py',
                      options=DIGITS),
-    shipped_detector=dict(config='configs/dcs/detection/dcs-ssdlite_mobilevit-mini_1xb8_digit-'
+    shipped_detector=dict(config='configs/dcs/detection/dcs-ssdlite_mobilevit-mini_dense_1xb8_digit-'
                           'scenes.py', options=SCENES),
     two_searches=dict(kind='search', processes=2),
     two_retrains=dict(kind='masked_retrain', processes=2),
