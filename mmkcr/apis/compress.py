@@ -14,9 +14,10 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import LatencyModel, LatencyTable, MacsModel, Structure, count_params, parse_target
+from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.evaluation.complexity import ComplexityTap
 from mmkcr.models.calibration import Forward, flat_tensors
+from mmkcr.models.costs import cost_model
 from mmkcr.models.head_rotation import take_weights
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
@@ -72,6 +73,7 @@ def compress(model: nn.Module,
              done: Optional[CompressProgress] = None,
              latency: Optional[LatencyTable] = None,
              scope: str = 'backbone',
+             cost: str = 'macs',
              **options: Any) -> CompressResult:
     """Make a network smaller in closed form, from unlabelled images.
 
@@ -79,7 +81,8 @@ def compress(model: nn.Module,
         model (nn.Module): Dense: any module with an adapter, or a task model of mmpretrain, mmdet
             or mmseg whose backbone has one. It is left as it is.
         images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
-        target (str | int | float): Most MACs, as of :func:`~mmkcr.core.parse_target`.
+        target (str | int | float): Most MACs, as of :func:`~mmkcr.core.parse_target`, or another
+            ``cost``.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
             :data:`DEFAULT_SITES` that the backbone has.
         input_shape (Sequence[int]): (C, H, W) of the image that MACs are counted for. Defaults to
@@ -95,10 +98,12 @@ def compress(model: nn.Module,
         done (CompressProgress, optional): What an earlier call with these arguments had done; what
             this one does is written there. Defaults to None.
         latency (LatencyTable, optional): Measured on this network; ``target`` is then a time, see
-            :meth:`~mmkcr.core.LatencyModel.parse_target`. Defaults to None: MACs.
+            :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
         scope (str): ``'backbone'``, or ``'model'``: neck and heads are made smaller too, under one
-            budget over all MACs. ``images`` are then batches of the data preprocessor, and
+            budget over all of it. ``images`` are then batches of the data preprocessor, and
             ``forward`` is :func:`~mmkcr.models.whole.whole_outputs`. Defaults to ``'backbone'``.
+        cost (str): What the target is of: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
+            ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
         **options: See :class:`CompressOptions`.
 
     Returns:
@@ -120,7 +125,7 @@ def compress(model: nn.Module,
     if scope not in SCOPES:
         raise ValueError(f'expected `scope` of {list(SCOPES)}, found {scope!r}')
     if scope == 'model' and latency is not None:
-        raise ValueError('expected a target of MACs to compress a whole model, found a time: '
+        raise ValueError('expected another target to compress a whole model, found a time: '
                          'tables of latencies are about backbones')
     forward = forward or (whole_outputs if scope == 'model' else called)
     batches, held_out = split_batches(images, held_out)
@@ -133,9 +138,9 @@ def compress(model: nn.Module,
     space = searched(subnet, sites, scope)
     whole = searched(dense, sites, scope)
     macs = macs_model(subnet, space, input_shape, part)
-    cost = macs if latency is None else LatencyModel(macs, latency)
-    wanted = parse_target(target, macs.dense) if cost is macs else cost.parse_target(target)
-    check_reach(space, cost, wanted, settings)
+    budget = cost_model(cost, macs, latency)
+    wanted = budget.parse_target(target)
+    check_reach(space, budget, wanted, settings)
     profiles = profiles or (done.profiles() if done else None)
     if profiles is None:
         profiles = profile_sites(dense, whole, batches, forward, settings)
@@ -144,7 +149,7 @@ def compress(model: nn.Module,
     for profile in profiles.values():
         for backbone in (whole.host, space.host):
             take_weights(backbone, profile.rotated)
-    sizes = share_out(space, profiles, cost, wanted, settings)
+    sizes = share_out(space, profiles, budget, wanted, settings)
     structure = space.structure_for(
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
@@ -154,8 +159,8 @@ def compress(model: nn.Module,
     if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
         note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=params, subnet=count_params(subnet))
-    if cost is not macs:
-        structure.provenance['latency'] = cost.describe(sizes)
+    if budget is not macs:
+        structure.provenance[budget.name] = budget.describe(sizes)
     features = [getattr(own.host, 'backbone', own.host) for own in (whole, space)]
     with ComplexityTap(features[0]) as of_dense, ComplexityTap(features[1]) as of_slim:
         found = agreement(dense, subnet, held_out, forward, settings.logits)

@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, BaseGate, MaskPoint, Unsupported
+from mmkcr.core import Axis, BaseGate, MaskPoint, Unsupported, count_params
 from mmkcr.core.sites import Cost
 from mmkcr.models.layers.head_operators import OPERATORS, head_operator
 from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
@@ -104,3 +104,11 @@ class HeadOperatorSite(AttentionSite):
         columns = width * (size + owner.operator.count_out(replaced))
         return (attention + owner.operator.macs(replaced, dims, tokens, patches)
                 + columns * dims * tokens)
+
+    def params(self, size: Cost) -> Cost:
+        """Queries and keys of ``size`` heads, and the operator of the others beside the rest."""
+        owner = self.owner
+        rest = count_params(owner) - sum(map(count_params, (self.holder, owner.operator)))
+        row = count_params(owner.qkv) // (3 * self.total)  # one part of one head
+        replaced = self.total - size
+        return rest - 2 * row * replaced + owner.operator.params(replaced)
