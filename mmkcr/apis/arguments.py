@@ -76,7 +76,7 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
         values = _values(getattr(args, name, None))
         if name in LEAST:
             _check_numbers(values, flag, LEAST[name], MOST.get(name))
-        elif name == 'device':
+        elif name == 'device' and values:
             check_device(values[0])
         elif name in TARGETS:
             for value in values:
