@@ -3,6 +3,7 @@
 import copy
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from mmkcr.core import (
     count_params,
 )
 from mmkcr.core.allocation import Curve, allocate
+from mmkcr.engine.hooks import ProgressivePruningHook
 from mmkcr.models import DWConvVisionTransformer, KCRVisionTransformer, OFBVisionTransformer
 from mmkcr.models.costs import cost_model
 from mmkcr.models.losses.adaptive_one_hot import AdaptiveOneHotLoss
@@ -198,3 +200,18 @@ def test_other_costs_are_refused():
     for build in (MacsPrice, AdaptiveOneHotLoss):
         with pytest.raises(ValueError, match="'params', 'bytes'.*found 'joule'"):
             build(target='80%', cost='joule')
+
+
+@pytest.mark.parametrize('cost', COSTS)
+def test_pruning_while_it_searches_keeps_to_the_cost(cost):
+    """What the hook chooses at the end of a search of Once for Both is within its window."""
+    network = supernet(OFBVisionTransformer, 'mmkcr.BiMaskGate')
+    macs = macs_of(network)
+    model = SimpleNamespace(price=AdaptiveOneHotLoss('70%', cost=cost), gates=network.gates,
+                            macs_model=lambda: macs)
+    alive = {site: gate.alive for site, gate in network.gates().items()}
+    chosen = ProgressivePruningHook()._choose(model, alive)
+    sizes = {site: network.gates()[site].option_sizes().flatten().tolist()[index]
+             for site, index in chosen.items()}
+    count = cost_model(cost, macs)
+    assert 0.97 * 0.7 * count.dense < count(sizes) <= 0.7 * count.dense
