@@ -68,7 +68,7 @@ def make_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__)
     parser.add_argument('--short', action='store_true',
-                        help='on the CPU, a few small rows of every table, in 2 to 3 minutes')
+                        help='on the CPU, a few small rows of every table, in a few minutes')
     parser.add_argument('--tables', nargs='+', choices=TABLES, default=list(TABLES),
                         help='(all)')
     parser.add_argument('--networks', nargs='+', metavar='NAME',
@@ -148,7 +148,7 @@ class Networks:
 # ---- jobs, in the order of their weight ---------------------------------------------------------
 
 
-def inference_jobs(args: Any, compiled: bool) -> Iterator[Job]:
+def inference_jobs(args: Any, runtime: str) -> Iterator[Job]:
     """Rows of the networks: those of the first settings for all of them before the others."""
     networks, names = Networks(args.short), args.networks or structure_names()
     if args.short:
@@ -156,9 +156,8 @@ def inference_jobs(args: Any, compiled: bool) -> Iterator[Job]:
         names = args.networks or list(firsts.values())
     settings = [('fp32', 1)] if args.short else \
         [(dtype, batch) for dtype in DTYPES for batch in BATCHES]
-    runtime = 'compiled' if compiled else 'eager'
     # compiling takes longer than measuring: one setting of all networks, then the next
-    groups = [[setting] for setting in settings] if compiled else [settings]
+    groups = [[setting] for setting in settings] if runtime == 'compiled' else [settings]
     for group, name in itertools.product(groups, names):
         for dtype, batch in group:
             key = dict(network=name, runtime=runtime, dtype=dtype, batch=batch)
@@ -205,13 +204,12 @@ def block_jobs(args: Any) -> Iterator[Job]:
             dtype=_amp(key['dtype']), repeats=args.repeats))])
 
 
-def backbone_jobs(args: Any) -> Iterator[Job]:
+def backbone_jobs(args: Any, runtime: str) -> Iterator[Job]:
     """Whole ViTs with blocks of operators."""
     sizes, images = (('base', ), (112, )) if args.short else (('large', 'base'), (336, 518))
-    for size, image, dtype, runtime, share in itertools.product(
+    for size, image, dtype, share in itertools.product(
             sizes, images, ['fp32'] if args.short else DTYPES,
-            ['eager'] if args.short else ['eager', 'compiled'], (0.5, 0.25, 2 / 3)[
-                :1 if args.short else 3]):
+            (0.5, 0.25, 2 / 3)[:1 if args.short else 3]):
         key = dict(size=size, image=image, dtype=dtype, runtime=runtime, share=round(share, 3))
         yield Job('backbone', key, lambda key=key, share=share: [_plain(profile_backbone(
             key['size'], share, key['image'], device=args.device, dtype=_amp(key['dtype']),
@@ -229,16 +227,17 @@ def refit_jobs(args: Any) -> Iterator[Job]:
 
 def all_jobs(args: Any) -> Iterator[Job]:
     """The chosen jobs in the order in which they run."""
-    makers: List[Tuple[str, Callable[[], Iterator[Job]]]] = [
-        ('inference', lambda: inference_jobs(args, False)), ('step', lambda: step_jobs(args)),
+    order: List[Tuple[str, Callable[[], Iterator[Job]]]] = [
+        ('inference', lambda: inference_jobs(args, 'eager')), ('step', lambda: step_jobs(args)),
         ('search', lambda: search_jobs(args)), ('refit', lambda: refit_jobs(args)),
-        ('block', lambda: block_jobs(args)), ('backbone', lambda: backbone_jobs(args)),
-        ('inference', lambda: inference_jobs(args, True))]
+        ('block', lambda: block_jobs(args)), ('backbone', lambda: backbone_jobs(args, 'eager')),
+        ('inference', lambda: inference_jobs(args, 'compiled')),
+        ('backbone', lambda: backbone_jobs(args, 'compiled'))]
     if args.short:  # compiling takes minutes on a CPU
-        del makers[-1]
-    for table, maker in makers:
+        del order[-2:]
+    for table, jobs in order:
         if table in args.tables:
-            yield from maker()
+            yield from jobs()
 
 
 def _amp(dtype: str) -> Optional[str]:
@@ -333,20 +332,17 @@ def is_broken(device: str) -> bool:
     return False
 
 
-@command
-def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Measure what is missing, write, print."""
-    args = make_parser().parse_args(argv)
-    args.device = args.device or ('cpu' if args.short else 'cuda')
-    args.repeats = args.repeats or (2 if args.short else 10)
-    if args.minutes <= 0:
-        raise ValueError(f'expected `--minutes` above 0, found {args.minutes:g}')
-    if args.device != 'cpu' and not torch.cuda.is_available():
-        raise ValueError(f'expected a GPU for `--device {args.device}`, found none: `--short` runs '
-                         'on the CPU')
-    quiet_hosts()
-    end = float(os.environ.get('MMKCR_BEGAN', time.time())) + 60 * args.minutes
-    record = Record(Path(args.out) / f'{hardware_name()}_{versions_name()}')
+def measure_missing(args: Any, record: Record, end: float) -> Tuple[int, int]:
+    """Run the jobs that have no row.
+
+    Args:
+        args (Namespace): Of the command line.
+        record (Record): Takes the rows.
+        end (float): Time at which no job begins any more.
+
+    Returns:
+        tuple[int, int]: Jobs that are left, and that failed.
+    """
     done, left, failed = record.done(args.retry), 0, 0
     for job in all_jobs(args):
         if job.name in done:
@@ -371,8 +367,29 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
               flush=True)
         if error and is_broken(args.device):
             sys.exit(BROKEN)
+    return left, failed
+
+
+@command
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    """Measure what is missing, write, print."""
+    args = make_parser().parse_args(argv)
+    args.device = args.device or ('cpu' if args.short else 'cuda')
+    args.repeats = args.repeats or (2 if args.short else 10)
+    if args.minutes <= 0:
+        raise ValueError(f'expected `--minutes` above 0, found {args.minutes:g}')
+    if args.device != 'cpu' and not torch.cuda.is_available():
+        raise ValueError(f'expected a GPU for `--device {args.device}`, found none: `--short` runs '
+                         'on the CPU')
+    quiet_hosts()
+    end = float(os.environ.get('MMKCR_BEGAN', time.time())) + 60 * args.minutes
+    record = Record(Path(args.out) / f'{hardware_name()}_{versions_name()}')
+    try:
+        left, failed = measure_missing(args, record, end)
+    finally:
+        tables = record.write_tables()
     print(f'{len(record.rows)} rows are there, {failed} failed now, {left} are left'
-          f'{" (the same command goes on)" if left else ""}: {record.write_tables()}')
+          f'{" (the same command goes on)" if left else ""}: {tables}')
 
 
 if __name__ == '__main__':
