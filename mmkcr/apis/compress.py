@@ -38,7 +38,6 @@ DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'c
 SCOPES = ('backbone', 'model')
 
 
-
 @dataclasses.dataclass
 class CompressResult:
     """What :func:`compress` gives.

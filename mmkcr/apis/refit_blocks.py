@@ -19,9 +19,9 @@ from mmkcr.models.calibration import (
     readers,
     rows_of_a_batch,
     set_weights,
-    taps,
     weight_matrix,
 )
+from mmkcr.models.head_rotation import take_weights
 from mmkcr.models.replay import (
     ResumableForward,
     added_last,
@@ -30,8 +30,10 @@ from mmkcr.models.replay import (
     rows_in,
     rows_out,
 )
+from mmkcr.models.rotary_refit import refitted_queries, turned_moments
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import HostSite
+from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from mmkcr.models.utils import search_space
 from .compress_progress import CompressProgress
 from .site_profiles import CompressOptions, shown
@@ -74,6 +76,8 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 last = None
             for site in sites:
                 outputs.update(_outputs_left(site, kept[site]))
+                if isinstance(site, RotaryPairs) and settings.refit == 'least-squares':
+                    _refit_queries(runs[1], site, kept[site], settings)
                 site.slice_to(kept[site])
                 if refits:
                     together = [reader.path for reader in readers(site)]
@@ -108,7 +112,8 @@ def _outputs_left(site: HostSite, kept: Tensor) -> Dict[str, Tensor]:
 def _refitted(sites: Sequence[HostSite]) -> Dict[str, nn.Module]:
     """The layers with new weights, by path."""
     paths = [path for site in sites
-             for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())]
+             for path in (*(reader.path for reader in readers(site)), *site.lost_outputs(),
+                          *site.fitted())]
     return {path: sites[0].host.get_submodule(path) for path in paths}
 
 
@@ -121,11 +126,23 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
         for reader in readers(site)}, settings.rows)
     for name, site in space.sites.items():
         for reader in readers(site):
-            units = len(structure.sites[name].kept) * reader.inner
-            inputs = units * taps(space.host.get_submodule(reader.path))
+            inputs = len(structure.sites[name].kept) * reader.each(
+                space.host.get_submodule(reader.path))
             rows = max(1, found[reader.path].inputs.count)
             needed = max(needed, math.ceil(settings.per_unit[1] * inputs / rows))
     return batches[:needed]
+
+
+def _refit_queries(run: ResumableForward, site: RotaryPairs, kept: Tensor,
+                   settings: CompressOptions) -> None:
+    """New queries for the pairs that are kept, from one pass of the slim network."""
+    enough = settings.per_unit[1] * site.view.width
+    with turned_moments({site.name: site}, settings.rows) as found:
+        for batch in range(len(run.batches)):
+            if batch >= settings.least_batches and found[site.name].key.count >= enough:
+                break
+            run.run(batch, site.owner.rotary)
+    take_weights(site.host, refitted_queries(site, found[site.name], kept, settings.rho))
 
 
 def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],

@@ -18,7 +18,6 @@ from mmkcr.models.calibration import (
     ordering_readers,
     output_changes,
     readers,
-    taps,
     weight_matrix,
 )
 from mmkcr.models.head_rotation import (
@@ -27,11 +26,13 @@ from mmkcr.models.head_rotation import (
     layers_of,
     rotate_heads,
     take_weights,
-    width_order,
 )
+from mmkcr.models.rotary_refit import TurnedMoments, query_change, rotate_pairs, turned_moments
 from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites.attention_width import AttentionWidth
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.heads import HeadChannels
+from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from mmkcr.visualization.progress import shown as progress_bar
 
 
@@ -125,15 +126,18 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     layers = {f'{name}:{path}': space.host.get_submodule(path)
               for name, site in space.sites.items()
               for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
-    narrowed = {name: site for name, site in space.sites.items()
-                if isinstance(site, HeadChannels) and settings.choose is None}
+    narrowed = {name: site for name, site in space.sites.items() if settings.choose is None and
+                isinstance(site, (HeadChannels, RotaryPairs))}
+    pairs = {name: site for name, site in narrowed.items() if isinstance(site, RotaryPairs)}
     projections = {f'{name}:{path}': layer for name, site in narrowed.items()
                    for path, layer in layers_of(site).items()}
-    found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
-                    settings.rows, settings.logits, settings.seed, settings.per_unit[0],
-                    settings.least_batches, {name: layer for name, layer in projections.items()
-                                             if name not in layers})
-    rotations = {name: _rotated(name, site, found, settings) for name, site in narrowed.items()}
+    with turned_moments(pairs, settings.rows) as turned:
+        found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
+                        settings.rows, settings.logits, settings.seed, settings.per_unit[0],
+                        settings.least_batches, {name: layer for name, layer in projections.items()
+                                                 if name not in layers})
+    rotations = {name: _rotated(name, site, found, turned.get(name), settings)
+                 for name, site in narrowed.items()}
     generator = torch.Generator().manual_seed(settings.seed)
     profiles = {}
     for name, site in space.sites.items():
@@ -151,7 +155,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             weight = weight_matrix(layer)[:, own].double()
             covariances.append(moments.inputs.covariance[own, own])
             grams.append(weight.T @ sensitivity.to(weight) @ weight)
-            groups = reader.inner * taps(layer)
+            groups = reader.each(layer) if reader.repeats == 1 else reader.of_units(
+                layer, torch.arange(site.total), site.total).tolist()
         extra = None
         for path in site.lost_outputs():
             moments = found[f'{name}:{path}']
@@ -164,34 +169,33 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
         profiles[name] = SiteProfile(order, order.errors)
         if name in rotations:
-            profiles[name] = _by_width(site, order, rotations[name])
+            profiles[name] = _by_rotation(order, rotations[name])
     if settings.choose is None and settings.probe_batches:
-        _measure(dense, space, profiles, {name: moments.inputs for name, moments in found.items()},
-                 batches[-settings.probe_batches:], forward, settings)
+        inputs = {name: moments.inputs for name, moments in found.items()}
+        _measure(dense, space, profiles, inputs, turned, batches[-settings.probe_batches:], forward,
+                 settings)
     return profiles
 
 
-def _rotated(name: str, site: HeadChannels, found: Mapping[str, ReaderMoments],
-             settings: CompressOptions) -> HeadRotation:
+def _rotated(name: str, site: AttentionWidth, found: Mapping[str, ReaderMoments],
+             turned: Optional[TurnedMoments], settings: CompressOptions) -> HeadRotation:
     """Bases of heads that may become narrower; the layer and its moments get them."""
     moments = {path: found[f'{name}:{path}'].inputs for path in layers_of(site)}
     if any(entry.count == 0 for entry in moments.values()):
         raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
                          'they do not')
-    rotation = rotate_heads(site, moments, settings.rho)
+    rotation = rotate_heads(site, moments, settings.rho) if turned is None else \
+        rotate_pairs(site, moments, turned, settings.rho)
     take_weights(site.host, rotation.state)
     output = found[f'{name}:{site.view.output}']
     output.inputs = output.inputs.mixed(rotation.values)
     return rotation
 
 
-def _by_width(site: HostSite, order: UnitOrder, rotation: HeadRotation) -> SiteProfile:
-    """Units channel by channel over all heads; losses in the unit of the output's errors."""
-    heads = site.total // site.view.width
-    widths = np.arange(site.view.width + 1) * heads
-    errors = np.interp(np.arange(site.total + 1), widths, rotation.errors.cpu().numpy())
-    losses = order.errors[0].cpu() * torch.from_numpy(errors)
-    order = dataclasses.replace(order, order=torch.tensor(width_order(site)), errors=losses)
+def _by_rotation(order: UnitOrder, rotation: HeadRotation) -> SiteProfile:
+    """Units as the bases have them; losses in the unit of the output's errors."""
+    losses = order.errors[0].cpu() * rotation.errors
+    order = dataclasses.replace(order, order=rotation.order, errors=losses)
     return SiteProfile(order, losses, rotation.state)
 
 
@@ -202,8 +206,8 @@ _AT_ONCE = 2**30
 
 
 def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfile],
-             inputs: Mapping[str, Moments], batches: Sequence[Any], forward: Forward,
-             settings: CompressOptions) -> None:
+             inputs: Mapping[str, Moments], turned: Mapping[str, TurnedMoments],
+             batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
     """Scale the sites' losses to what some sizes do to the outputs, in place.
 
     Between the sizes that are measured the factor is interpolated in its logarithm.
@@ -216,7 +220,7 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
             name = waiting.pop(0)
             if name in places:
                 changes[name] = _changes(space.sites[name], name, profiles[name].order,
-                                         places[name], inputs, settings.rho)
+                                         places[name], inputs, turned, settings.rho)
                 size += sum(change.deltas.numel() * 4 for change in changes[name])
         found = output_changes(dense, shown(batches, 'Losses of sizes', settings), forward,
                                changes, settings.logits, settings.seed) if changes else {}
@@ -236,24 +240,27 @@ def _probed(site: HostSite) -> List[int]:
 
 
 def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
-             inputs: Mapping[str, Moments], rho: float) -> List[WeightChange]:
+             inputs: Mapping[str, Moments], turned: Mapping[str, TurnedMoments],
+             rho: float) -> List[WeightChange]:
     """What refits to some numbers of units change in the weights of a site's readers."""
+    kept = {count: order.order[:count].sort().values for count in counts}
     changes = []
     for reader in readers(site):
         layer, moments = site.host.get_submodule(reader.path), inputs[f'{name}:{reader.path}']
-        weight, own = weight_matrix(layer), reader.columns(layer)
-        each, deltas = reader.inner * taps(layer), []
-        for count in counts:
-            units = order.order[:count].sort().values.to(weight.device)
-            kept = (units[:, None] * each + torch.arange(each, device=weight.device)).flatten()
+        weight, own, deltas = weight_matrix(layer), reader.columns(layer), []
+        for units in kept.values():
+            columns = reader.of_units(layer, units.to(weight.device), site.total).flatten()
             delta = torch.zeros_like(weight)
             delta[:, own] -= weight[:, own]
-            delta[:, own.start + kept] += refit(weight[:, own], None, moments.covariance[own, own],
-                                                moments.mean[own], kept, rho)[0]
+            delta[:, own.start + columns] += refit(
+                weight[:, own], None, moments.covariance[own, own], moments.mean[own], columns,
+                rho)[0]
             deltas.append(delta)
         changes.append(WeightChange(layer, moments.mean, torch.stack(deltas)))
     if isinstance(site, HeadChannels):
         changes.append(_narrower_keys(site, order, counts))
+    if isinstance(site, RotaryPairs):
+        changes.append(query_change(site, turned[name], kept, rho))
     return changes
 
 
@@ -262,11 +269,11 @@ def _narrower_keys(site: HeadChannels, order: UnitOrder, counts: Sequence[int]) 
 
     What is the same for all keys is not seen by the softmax, so the mean does not matter.
     """
-    path, rows = head_parts(site).keys
-    layer = site.module(path)
+    part = head_parts(site)[1]
+    layer = site.module(part.path)
     deltas = layer.weight.detach().new_zeros(len(counts), *layer.weight.shape)
     for delta, count in zip(deltas, counts):
-        lost = order.order[count:].to(delta.device) + rows.start
+        lost = order.order[count:].to(delta.device) + part.rows.start
         delta[lost] = -layer.weight.detach()[lost]
     return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas)
 

@@ -179,6 +179,18 @@ def rotary_pairs(width: int, layout: str) -> Tensor:
     return channels.view(2, -1).T if layout == 'half' else channels.view(-1, 2)
 
 
+def channels_of_pairs(pairs: Tensor, width: int, layout: str) -> Tensor:
+    """Channels of some pairs in the layout of the narrower head, int64 (2 k,).
+
+    Args:
+        pairs (Tensor): Indices of the pairs, ascending, (k,).
+        width (int): Of the wide head.
+        layout (str): See :func:`rotary_pairs`.
+    """
+    found = rotary_pairs(width, layout).to(pairs.device)[pairs]
+    return (found.T if layout == 'half' else found).flatten()
+
+
 def rotary_logits(query_moment: Tensor, key_moment: Tensor,
                   layout: str = 'half') -> Tuple[Tensor, Tensor]:
     """Second moments of the logits' parts, for :func:`pivot_order` and :func:`rotary_refit`.
@@ -246,7 +258,7 @@ def rotary_refit(query_moment: Tensor, key_moment: Tensor, kept: Tensor, layout:
     """
     width = query_moment.shape[-1]
     pairs = rotary_pairs(width, layout).to(query_moment.device)[kept]
-    channels = (pairs.T if layout == 'half' else pairs).flatten()
+    channels = channels_of_pairs(kept, width, layout)
     moments, sums = rotary_logits(query_moment, key_moment, layout)
     parts = torch.stack([2 * kept, 2 * kept + 1], 1).flatten()
     logit = sums[0, :1]  # (1, d)

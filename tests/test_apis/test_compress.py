@@ -16,6 +16,7 @@ from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.core import Structure
 from mmkcr.core.allocation import Curve, allocate
+from mmkcr.functional.attention_refit import rotary_pairs
 from mmkcr.models import KCRVisionTransformer, Searchable
 from mmkcr.models.calibration import readers
 from mmkcr.models.head_rotation import width_order
@@ -102,6 +103,54 @@ def test_narrower_heads_cost_nothing_where_ranks_are_low(build):
     assert set(sizes.values()) <= {0.5, 0.625, 0.75} and min(sizes.values()) < 1
     for found, expected in zip(outputs(result.model, images), outputs(model, images)):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+def eva(name='eva02_tiny_patch14_224'):
+    return randomise(timm.create_model(name, img_size=32, patch_size=8, embed_dim=32, depth=3,
+                                       num_heads=4, num_classes=5))
+
+
+@pytest.mark.parametrize('name', ['eva02_tiny_patch14_224', 'vit_small_patch16_dinov3'])
+def test_rotary_pairs_without_logits_cost_nothing(name, tmp_path):
+    """Two pairs of four whose queries are 0, and values of rank 4 in heads of 8 channels."""
+    model = eva(name).double()
+    pairs = rotary_pairs(8, 'half' if 'dinov3' in name else 'interleaved')
+    for block in model.blocks:
+        attn, generator = block.attn, torch.Generator().manual_seed(0)
+        queries, _, values = attn.qkv.weight.data.unflatten(0, (3, 4, 8))
+        mixed = torch.randn(4, 8, 4, generator=generator).double()
+        values.copy_(mixed @ values[:, :4])
+        queries[:, pairs[[0, 2]].flatten()] = 0
+        if attn.q_bias is not None:
+            attn.q_bias.data.view(4, 8)[:, pairs[[0, 2]].flatten()] = 0
+            bias = attn.v_bias.data.view(4, 8)
+            bias.copy_((mixed @ bias[:, :4, None]).squeeze(-1))
+    images = IMAGES.double()
+    result = compress(model, images, 0.9, ['head_channels'], uniform=True, rho=1e-9, **OPTIONS)
+    assert [entry.kept for entry in result.structure.sites.values()] == [[1, 3]] * 3
+    expected = outputs(model, images)
+    torch.testing.assert_close(outputs(result.model, images), expected, rtol=0,
+                               atol=1e-4 * float(expected.abs().max()))
+    result.structure.save(tmp_path / 'structure.json')
+    again = Searchable(eva(name).double(), sites=['head_channels'],
+                       structure=str(tmp_path / 'structure.json'))
+    again.load_state_dict(result.model.state_dict(), strict=True)
+    again.eval()
+    assert torch.equal(outputs(again, images), outputs(result.model, images))
+    assert result.structure.macs['subnet'] == count_macs(again.float(), (3, 32, 32))
+
+
+@pytest.mark.parametrize('name', ['eva02_tiny_patch14_224', 'vit_small_patch16_dinov3'])
+def test_refitted_pairs_are_nearer_than_selected_and_these_than_the_first(name):
+    def error(**controls):
+        return compress(eva(name), IMAGES, 0.88, ['head_channels'], held_out=IMAGES, uniform=True,
+                        **OPTIONS, **controls).agreement['error']
+
+    def first(site, moments, generator):
+        return torch.arange(site.total)
+
+    assert error() < error(refit='mean') < error(refit='none')
+    assert error() < error(choose=first)
 
 
 @pytest.mark.parametrize('build', [vit, swin])
@@ -324,7 +373,8 @@ def test_readers_are_the_layers_that_the_units_enter():
 
 @pytest.mark.parametrize('build, sites', [(vit, ['mlp_hidden', 'heads', 'mlp_channels']),
                                           (vit, ['mlp_hidden', 'head_channels']),
-                                          (swin, ['mlp_hidden', 'heads'])])
+                                          (swin, ['mlp_hidden', 'heads']),
+                                          (eva, ['mlp_hidden', 'head_channels'])])
 @pytest.mark.parametrize('blocks', [0, 1, 2])
 def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, blocks, tmp_path,
                                                              monkeypatch):

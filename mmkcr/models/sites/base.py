@@ -46,6 +46,10 @@ class HostSite(Site):
         """The axes that no other site may lie along: its own."""
         return self.axes()
 
+    def fitted(self) -> Tuple[str, ...]:
+        """Paths of modules that a closed form gives new weights, beside the units' readers."""
+        return ()
+
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
         """What the kind looks at: views, or :class:`~mmkcr.core.Unsupported` with the reason."""
