@@ -18,6 +18,7 @@ from mmkcr.core import LatencyModel, LatencyTable, MacsModel, Structure, count_p
 from mmkcr.evaluation.complexity import ComplexityTap
 from mmkcr.models.calibration import Forward, flat_tensors
 from mmkcr.models.head_rotation import take_weights
+from mmkcr.models.kernel_fit import FITTED
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig
@@ -30,7 +31,8 @@ from .site_profiles import CompressOptions, SiteProfile, profile_sites
 from .slim import note_backbone_macs
 
 #: Kinds whose units can be chosen and refitted.
-REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels')
+REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels',
+            'head_operator')
 #: Those that a call takes by default: they need no gather and lose least at the same MACs. Whole
 #: heads are taken where their channels cannot be.
 DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
@@ -245,6 +247,11 @@ def check_kinds(sites: Sequence[KindConfig]) -> None:
     if unknown:
         raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
                          f'found {unknown}')
+    for kind in sites:
+        operator = FITTED[0] if isinstance(kind, str) else kind.get('operator', FITTED[0])
+        if operator not in FITTED:
+            raise ValueError(f'expected an operator for heads that has a closed form, of '
+                             f'{list(FITTED)}, found {operator!r}')
 
 
 def default_kinds(host: nn.Module) -> List[KindConfig]:

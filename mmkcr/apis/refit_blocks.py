@@ -22,6 +22,7 @@ from mmkcr.models.calibration import (
     weight_matrix,
 )
 from mmkcr.models.head_rotation import take_weights
+from mmkcr.models.kernel_fit import KernelMoments
 from mmkcr.models.replay import (
     ResumableForward,
     added_last,
@@ -33,6 +34,7 @@ from mmkcr.models.replay import (
 from mmkcr.models.rotary_refit import refitted_queries, turned_moments
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import HostSite
+from mmkcr.models.sites.head_operator import HeadOperatorSite
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from mmkcr.models.utils import search_space
 from .compress_progress import CompressProgress
@@ -61,7 +63,8 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
     try:
         for block in shown(list(blocks), 'Refit of blocks', settings):
             sites = [space.sites[name] for name in blocks[block]]
-            kept = {site: torch.tensor(structure.sites[name].kept, device=_device(site))
+            kept = {site: torch.tensor(structure.sites[name].kept, dtype=torch.int64,
+                                       device=_device(site))
                     for name, site in zip(blocks[block], sites)}
             if refits and done is not None and done.has_block(block):
                 for site in sites:
@@ -79,6 +82,8 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 if isinstance(site, RotaryPairs) and settings.refit == 'least-squares':
                     _refit_queries(runs[1], site, kept[site], settings)
                 site.slice_to(kept[site])
+                if isinstance(site, HeadOperatorSite) and settings.refit == 'least-squares':
+                    _fit_kernels(runs, site, kept[site], settings)
                 if refits:
                     together = [reader.path for reader in readers(site)]
                     # the inputs of lost outputs come from what was refitted
@@ -126,8 +131,8 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
         for reader in readers(site)}, settings.rows)
     for name, site in space.sites.items():
         for reader in readers(site):
-            inputs = len(structure.sites[name].kept) * reader.each(
-                space.host.get_submodule(reader.path))
+            units = site.total if site.operators() else len(structure.sites[name].kept)
+            inputs = units * reader.each(space.host.get_submodule(reader.path))
             rows = max(1, found[reader.path].inputs.count)
             needed = max(needed, math.ceil(settings.per_unit[1] * inputs / rows))
     return batches[:needed]
@@ -143,6 +148,26 @@ def _refit_queries(run: ResumableForward, site: RotaryPairs, kept: Tensor,
                 break
             run.run(batch, site.owner.rotary)
     take_weights(site.host, refitted_queries(site, found[site.name], kept, settings.rho))
+
+
+def _fit_kernels(runs: Sequence[ResumableForward], site: HeadOperatorSite, kept: Tensor,
+                 settings: CompressOptions) -> None:
+    """Kernels that give what the dense network's heads gave, from the slim network's values."""
+    width = site.view.width
+    replaced = [head for head in range(site.total) if head not in kept.tolist()]
+    channels = torch.arange(site.total * width).view(site.total, -1)[replaced].flatten()
+    moments = KernelMoments(site.owner.operator, site.name)
+    for batch in range(len(runs[0].batches)):
+        if moments.patches.count >= 2 * settings.rows:
+            break
+        calls = []
+        for run, name in zip(runs, ('proj', 'qkv')):
+            layer = run.host.get_submodule(f'{site.path}.{name}')
+            calls += caught(run, batch, {name: layer}, layer)[name]
+        (attended, _), (_, qkv) = calls
+        moments.add(qkv[..., 3 * len(kept) * width:],
+                    attended[..., channels.to(attended.device)], site.grid.hw)
+    moments.fit(settings.rho)
 
 
 def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import Structure, count_params
 from mmkcr.models.calibration import Forward
+from mmkcr.models.kernel_fit import FITTED
 from .build import state_bytes
 from .compress import (
     CompressResult,
@@ -63,10 +64,11 @@ def refit_structure(model: nn.Module,
     space, params = searched(subnet, kinds), count_params(dense)
     searched(dense, kinds)
     wanted.validate(space.totals())
-    replaced = [name for name, site in wanted.sites.items() if site.operator is not None]
-    if replaced:
-        raise ValueError(f'expected a structure without operators to refit, found one at '
-                         f'`{replaced[0]}`')
+    unknown = [site.operator for site in wanted.sites.values()
+               if site.operator not in (None, *FITTED)]
+    if unknown:
+        raise ValueError(f'expected operators that have a closed form, of {list(FITTED)}, to refit '
+                         f'a structure, found {unknown[0]!r}')
     macs = macs_model(subnet, space, input_shape, part)
     found = space.structure_for({name: torch.tensor(site.kept)
                                  for name, site in wanted.sites.items()})

@@ -1,7 +1,19 @@
 """What calibration images say about every site of a dense network (SPEC 9)."""
 
 import dataclasses
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from contextlib import ExitStack
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 import torch
@@ -27,10 +39,12 @@ from mmkcr.models.head_rotation import (
     rotate_heads,
     take_weights,
 )
+from mmkcr.models.kernel_fit import HeadKernels
 from mmkcr.models.rotary_refit import TurnedMoments, query_change, rotate_pairs, turned_moments
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.attention_width import AttentionWidth
 from mmkcr.models.sites.base import HostSite
+from mmkcr.models.sites.head_operator import HeadOperatorSite
 from mmkcr.models.sites.heads import HeadChannels
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from mmkcr.visualization.progress import shown as progress_bar
@@ -129,28 +143,36 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     narrowed = {name: site for name, site in space.sites.items() if settings.choose is None and
                 isinstance(site, (HeadChannels, RotaryPairs))}
     pairs = {name: site for name, site in narrowed.items() if isinstance(site, RotaryPairs)}
+    kernels = {name: HeadKernels(site, settings.rows, settings.rho)
+               for name, site in space.sites.items() if settings.choose is None and
+               isinstance(site, HeadOperatorSite)}
     projections = {f'{name}:{path}': layer for name, site in narrowed.items()
                    for path, layer in layers_of(site).items()}
-    with turned_moments(pairs, settings.rows) as turned:
+    with ExitStack() as stack:
+        turned = stack.enter_context(turned_moments(pairs, settings.rows))
+        for one in kernels.values():
+            stack.enter_context(one)
         found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
                         settings.rows, settings.logits, settings.seed, settings.per_unit[0],
                         settings.least_batches, {name: layer for name, layer in projections.items()
                                                  if name not in layers})
     rotations = {name: _rotated(name, site, found, turned.get(name), settings)
                  for name, site in narrowed.items()}
+    _fit_kernels(dense, kernels, batches, forward, settings)
     generator = torch.Generator().manual_seed(settings.seed)
     profiles = {}
     for name, site in space.sites.items():
+        if name in kernels:
+            moments = found[f'{name}:{site.view.output}']
+            _check_reached(name, moments)
+            units, losses = kernels[name].order(moments.positions * moments.gradients.second_moment)
+            profiles[name] = SiteProfile(UnitOrder(units, losses, ()), losses)
+            continue
         covariances, grams, groups = [], [], 1
         for reader in ordering_readers(site):
             layer, moments = layers[f'{name}:{reader.path}'], found[f'{name}:{reader.path}']
             own = reader.columns(layer)
-            if moments.inputs.count == 0:
-                raise ValueError(f'expected the calibration images to reach site `{name}`, found '
-                                 'that they do not')
-            if moments.gradients.count == 0:
-                raise ValueError(f'expected outputs that depend on site `{name}`, found that they '
-                                 'do not: let `forward` return those that do')
+            _check_reached(name, moments)
             sensitivity = moments.positions * moments.gradients.second_moment
             weight = weight_matrix(layer)[:, own].double()
             covariances.append(moments.inputs.covariance[own, own])
@@ -172,9 +194,39 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             profiles[name] = _by_rotation(order, rotations[name])
     if settings.choose is None and settings.probe_batches:
         inputs = {name: moments.inputs for name, moments in found.items()}
-        _measure(dense, space, profiles, inputs, turned, batches[-settings.probe_batches:], forward,
-                 settings)
+        with ExitStack() as stack:
+            for one in kernels.values():
+                stack.enter_context(one)
+            _measure(dense, space, profiles, inputs, {**turned, **kernels},
+                     batches[-settings.probe_batches:], forward, settings)
     return profiles
+
+
+def _check_reached(name: str, moments: ReaderMoments) -> None:
+    if moments.inputs.count == 0:
+        raise ValueError(f'expected the calibration images to reach site `{name}`, found that they '
+                         'do not')
+    if moments.gradients.count == 0:
+        raise ValueError(f'expected outputs that depend on site `{name}`, found that they do not: '
+                         'let `forward` return those that do')
+
+
+def _fit_kernels(dense: nn.Module, kernels: Mapping[str, HeadKernels], batches: Sequence[Any],
+                 forward: Forward, settings: CompressOptions) -> None:
+    """Fit the kernels of heads, and see in a further pass how far they are from attention."""
+    if not kernels:
+        return
+    for one in kernels.values():
+        one.fit()
+    with ExitStack() as stack, torch.no_grad():
+        for one in kernels.values():
+            stack.enter_context(one)
+        for place, batch in enumerate(shown(batches, 'Kernels of heads', settings)):
+            if place >= settings.least_batches and all(
+                    one.joint.count >= settings.per_unit[0] * one.joint.num_features
+                    for one in kernels.values()):
+                break
+            forward(dense, batch)
 
 
 def _rotated(name: str, site: AttentionWidth, found: Mapping[str, ReaderMoments],
@@ -206,7 +258,7 @@ _AT_ONCE = 2**30
 
 
 def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfile],
-             inputs: Mapping[str, Moments], turned: Mapping[str, TurnedMoments],
+             inputs: Mapping[str, Moments], others: Mapping[str, Any],
              batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
     """Scale the sites' losses to what some sizes do to the outputs, in place.
 
@@ -220,7 +272,8 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
             name = waiting.pop(0)
             if name in places:
                 changes[name] = _changes(space.sites[name], name, profiles[name].order,
-                                         places[name], inputs, turned, settings.rho)
+                                         places[name], inputs, others.get(name),
+                                         settings.rho)
                 size += sum(change.deltas.numel() * 4 for change in changes[name])
         found = output_changes(dense, shown(batches, 'Losses of sizes', settings), forward,
                                changes, settings.logits, settings.seed) if changes else {}
@@ -235,20 +288,24 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
 def _probed(site: HostSite) -> List[int]:
     """The sizes of a site at which its loss is measured."""
     count = site.total // site.rows
+    if site.operators():  # none may be kept
+        return sorted({0, *(round(share * count) for share in PROBES)} - {count})
     return sorted({min(max(round(share * count), 1), max(count - 1, 1)) * site.rows
                    for share in PROBES})
 
 
 def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
-             inputs: Mapping[str, Moments], turned: Mapping[str, TurnedMoments],
+             inputs: Mapping[str, Moments], other: Union[TurnedMoments, HeadKernels, None],
              rho: float) -> List[WeightChange]:
     """What refits to some numbers of units change in the weights of a site's readers."""
-    kept = {count: order.order[:count].sort().values for count in counts}
+    kept = [order.order[:count].sort().values for count in counts]
+    if isinstance(other, HeadKernels):
+        return [other.change(kept)]
     changes = []
     for reader in readers(site):
         layer, moments = site.host.get_submodule(reader.path), inputs[f'{name}:{reader.path}']
         weight, own, deltas = weight_matrix(layer), reader.columns(layer), []
-        for units in kept.values():
+        for units in kept:
             columns = reader.of_units(layer, units.to(weight.device), site.total).flatten()
             delta = torch.zeros_like(weight)
             delta[:, own] -= weight[:, own]
@@ -260,7 +317,7 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
     if isinstance(site, HeadChannels):
         changes.append(_narrower_keys(site, order, counts))
     if isinstance(site, RotaryPairs):
-        changes.append(query_change(site, turned[name], kept, rho))
+        changes.append(query_change(site, other, kept, rho))
     return changes
 
 

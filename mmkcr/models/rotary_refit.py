@@ -7,7 +7,7 @@ mixtures lie where the best pairs are.
 """
 
 from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, Mapping, NamedTuple
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -113,13 +113,13 @@ def _mixing(site: RotaryPairs, turned: TurnedMoments, kept: Tensor, rho: float) 
     return mixing
 
 
-def query_change(site: RotaryPairs, turned: TurnedMoments, kept: Mapping[int, Tensor],
+def query_change(site: RotaryPairs, turned: TurnedMoments, kept: Sequence[Tensor],
                  rho: float = 1e-3) -> WeightChange:
-    """What :func:`refitted_queries` changes, for some numbers of pairs."""
+    """What :func:`refitted_queries` changes, for some choices of pairs."""
     part = head_parts(site)[0]
     layer = site.module(part.path)
     deltas = []
-    for units in kept.values():
+    for units in kept:
         new = refitted_queries(site, turned, units, rho)
         delta = torch.cat([new[f'{part.path}.weight'] - layer.weight.detach(),
                            layer.weight.new_zeros(len(layer.weight), 1)], 1)

@@ -171,3 +171,8 @@ def test_a_target_below_the_least_rung(made):
 def test_budgets_that_are_alike():
     with pytest.raises(ValueError, match='expected budgets that differ'):
         compress_budgets(vit(), IMAGES, ['50%', 0.5], **OPTIONS)
+
+
+def test_heads_that_are_replaced_have_one_budget():
+    with pytest.raises(ValueError, match='whose units go to compress for many budgets, found `lay'):
+        compress_budgets(vit(), IMAGES, ['90%'], ['head_operator'], **OPTIONS)

@@ -14,6 +14,7 @@ from torch import nn
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_progress import CompressProgress
+from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.core import Structure
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs
@@ -218,6 +219,52 @@ def test_the_layer_that_ends_a_block_takes_back_what_was_lost(build, monkeypatch
     assert mended < 0.95 * error()
 
 
+def _locally(q, k, v, dropout_p=0.):
+    """Attention that is a convolution of the patches; the class token takes their mean."""
+    first, patches = v[:, :, :1], v[:, :, 1:]
+    maps = patches.transpose(2, 3).flatten(0, 2).unflatten(1, (4, 4))[:, None]
+    kernel = torch.linspace(-1, 2, 9).to(v).view(1, 1, 3, 3)
+    near = nn.functional.conv2d(maps, kernel, v.new_full((1, ), 0.2), padding=1)
+    near = near.flatten(1).view(*v.shape[:2], v.shape[3], 16).transpose(2, 3)
+    return torch.cat([first - 0.7 * patches.mean(2, keepdim=True), near], 2)
+
+
+def test_heads_that_are_convolutions_cost_nothing(tmp_path):
+    """All of them are replaced; the subnet is that of a structure file."""
+    model = vit().double()
+    for layer in model.layers:
+        layer.attn.scaled_dot_product_attention = _locally
+    images, sites = IMAGES.double(), ['head_operator']
+    result = compress(model, images, 0.82, sites, rho=1e-10, **OPTIONS)
+    assert set(result.structure.sizes().values()) == {0}
+    assert {entry.operator for entry in result.structure.sites.values()} == {'dwconv'}
+    assert result.structure.macs['subnet'] == count_macs(result.model, (3, 32, 32))
+    for found, expected in zip(outputs(result.model, images), outputs(model, images)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+    result.structure.save(tmp_path / 'structure.json')
+    again = Searchable(vit().double(), sites=sites, structure=str(tmp_path / 'structure.json'))
+    again.load_state_dict(result.model.state_dict(), strict=True)
+    again.eval()
+    for found, expected in zip(outputs(again, images), outputs(result.model, images)):
+        assert torch.equal(found, expected)
+
+
+def test_fitted_kernels_are_nearer_than_gaussian_ones():
+    """Also for a structure that is known; with hidden units under one budget."""
+    def error(**controls):
+        return compress(vit(), IMAGES, 0.7, ['head_operator', 'mlp_hidden'], held_out=IMAGES,
+                        **OPTIONS, **controls)
+
+    fitted, plain = error(), error(refit='none')
+    assert fitted.structure == plain.structure
+    replaced = [entry for entry in fitted.structure.sites.values() if entry.operator]
+    assert replaced and all(len(entry.kept) < entry.total for entry in replaced)
+    assert fitted.agreement['error'] < 0.9 * plain.agreement['error']
+    again = refit_structure(vit(), fitted.structure, IMAGES, (3, 32, 32), held_out=IMAGES,
+                            progress=False)
+    assert again.agreement == fitted.agreement
+
+
 def test_shared_out_is_not_worse_than_uniform_in_predicted_loss():
     model = vit()
     results = [compress(model, IMAGES, 0.6, uniform=uniform, **OPTIONS) for uniform in (0, 1)]
@@ -348,6 +395,9 @@ def test_allocation_is_that_of_enumeration(data):
     (dict(images=IMAGES[:0]), 'expected at least one calibration image, found none'),
     (dict(images=IMAGES.masked_fill(IMAGES > 2, float('nan'))), r'expected finite features of'),
     (dict(sites=['embedding']), r"that have a closed form, of .*, found \['embedding'\]"),
+    (dict(sites=[dict(kind='head_operator', operator='conv')]),
+     r"an operator for heads that has a closed form, of \['dwconv'\], found 'conv'"),
+    (dict(sites=['head_operator', 'heads']), 'kinds of site that share no axis of a tensor'),
     (dict(model=nn.Conv2d(3, 3, 1)), 'expected a backbone with a kind of site of'),
     (dict(model=KCRVisionTransformer(arch=ARCH, img_size=32, patch_size=8, gates=dict(
         type='mmkcr.GumbelChannelGate'))), 'expected a dense model to compress, found a supernet'),
@@ -374,6 +424,7 @@ def test_readers_are_the_layers_that_the_units_enter():
 @pytest.mark.parametrize('build, sites', [(vit, ['mlp_hidden', 'heads', 'mlp_channels']),
                                           (vit, ['mlp_hidden', 'head_channels']),
                                           (swin, ['mlp_hidden', 'heads']),
+                                          (vit, ['mlp_hidden', 'head_operator']),
                                           (eva, ['mlp_hidden', 'head_channels'])])
 @pytest.mark.parametrize('blocks', [0, 1, 2])
 def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, blocks, tmp_path,

@@ -62,6 +62,7 @@ class Variant(NamedTuple):
 VARIANTS: Mapping[str, Variant] = dict(
     refit=Variant('refitted, shared out', {}),
     uniform=Variant('refitted, uniform', dict(uniform=True)),
+    selected=Variant('shared out, not refitted', dict(refit='none')),
     variance=Variant('variance, mean shift', dict(uniform=True, choose=by_variance, refit='mean')),
     weight=Variant('largest weights', dict(uniform=True, choose=by_weight, refit='none')),
     random=Variant('random units', dict(uniform=True, choose=at_random, refit='none')),

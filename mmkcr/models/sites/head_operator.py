@@ -53,11 +53,13 @@ class HeadOperatorSite(AttentionSite):
         return self.host.grid
 
     def axes(self) -> List[Axis]:
+        """What the output projection reads; the units stay there, computed by whatever."""
+        return [Axis(self.owner.proj, 'weight', 1, inner=self.view.width)]
+
+    def claims(self) -> List[Axis]:
         """The axes that no other kind may claim."""
-        width = self.view.width
-        return [Axis(self.owner.qkv, 'weight', 0, repeats=3, inner=width),
-                Axis(self.owner.qkv, 'weight', 1), Axis(self.owner.proj, 'weight', 0),
-                Axis(self.owner.proj, 'weight', 1, inner=width)]
+        return [Axis(layer, 'weight', dim) for layer in (self.owner.qkv, self.owner.proj)
+                for dim in (0, 1)]
 
     def mask_points(self) -> List[MaskPoint]:
         """None: the layer mixes by the gate itself."""
@@ -97,10 +99,16 @@ class HeadOperatorSite(AttentionSite):
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """Of projections, attention products and operator with ``size`` heads of attention."""
-        owner, width = self.owner, self.view.width
+        width, operator = self.view.width, getattr(self.owner, 'operator', None)
+        if operator is None:  # a dense layer
+            operator = head_operator(self.operator)(self.total, width)
         _, tokens, dims = input_shape
         patches, replaced = tokens - self.grid.extra, self.total - size
         attention = size * width * tokens * (3 * dims + 2 * tokens)
-        columns = width * (size + owner.operator.count_out(replaced))
-        return (attention + owner.operator.macs(replaced, dims, tokens, patches)
+        columns = width * (size + operator.count_out(replaced))
+        return (attention + operator.macs(replaced, dims, tokens, patches)
                 + columns * dims * tokens)
+
+    def fitted(self) -> Tuple[str, ...]:
+        """The layer, with its operator."""
+        return (self.path, )
