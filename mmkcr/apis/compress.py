@@ -22,6 +22,7 @@ from mmkcr.models.kernel_fit import FITTED
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.stream_readers import find_outside
 from mmkcr.models.utils import counted_part, is_detector, task_forward
 from mmkcr.models.whole import HeldBatches, whole_outputs
 from .compress_progress import CompressProgress
@@ -32,7 +33,7 @@ from .slim import note_backbone_macs
 
 #: Kinds whose units can be chosen and refitted.
 REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels',
-            'head_operator')
+            'head_operator', 'embedding')
 #: Those that a call takes by default: they need no gather and lose least at the same MACs. Whole
 #: heads are taken where their channels cannot be.
 DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
@@ -133,6 +134,8 @@ def compress(model: nn.Module,
     subnet = copy.deepcopy(dense)
     space = searched(subnet, sites, scope)
     whole = searched(dense, sites, scope)
+    for own, network in ((whole, dense), (space, subnet)):
+        find_outside(own, network, batches[0], forward)
     macs = macs_model(subnet, space, input_shape, part)
     cost = macs if latency is None else LatencyModel(macs, latency)
     wanted = parse_target(target, macs.dense) if cost is macs else cost.parse_target(target)

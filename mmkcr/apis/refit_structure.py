@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mmkcr.core import Structure, count_params
 from mmkcr.models.calibration import Forward
 from mmkcr.models.kernel_fit import FITTED
+from mmkcr.models.stream_readers import find_outside
 from .build import state_bytes
 from .compress import (
     CompressResult,
@@ -62,7 +63,9 @@ def refit_structure(model: nn.Module,
     kinds = wanted.backbone.get('sites') or list(dict.fromkeys(
         name.rpartition('.')[2] for name in wanted.sites))
     space, params = searched(subnet, kinds), count_params(dense)
-    searched(dense, kinds)
+    whole = searched(dense, kinds)
+    for own, network in ((whole, dense), (space, subnet)):
+        find_outside(own, network, batches[0], forward)
     wanted.validate(space.totals())
     unknown = [site.operator for site in wanted.sites.values()
                if site.operator not in (None, *FITTED)]

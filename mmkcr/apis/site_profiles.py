@@ -137,7 +137,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     Raises:
         ValueError: A site is not reached, or an activation is not finite.
     """
-    layers = {f'{name}:{path}': space.host.get_submodule(path)
+    layers = {f'{name}:{path}': site.module(path)
               for name, site in space.sites.items()
               for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
     narrowed = {name: site for name, site in space.sites.items() if settings.choose is None and
@@ -303,7 +303,7 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
         return [other.change(kept)]
     changes = []
     for reader in readers(site):
-        layer, moments = site.host.get_submodule(reader.path), inputs[f'{name}:{reader.path}']
+        layer, moments = site.module(reader.path), inputs[f'{name}:{reader.path}']
         weight, own, deltas = weight_matrix(layer), reader.columns(layer), []
         for units in kept:
             columns = reader.of_units(layer, units.to(weight.device), site.total).flatten()

@@ -24,9 +24,9 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import Site
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.refit import unfold_patches
+from .sites.base import HostSite
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -62,11 +62,12 @@ class Reader(NamedTuple):
         return slice(*(place * taps(layer) for place in self.span))
 
 
-def readers(site: Site) -> List[Reader]:
-    """The layers whose input channels are a site's units."""
+def readers(site: HostSite) -> List[Reader]:
+    """The layers whose input channels are a site's units, those behind the host last."""
     paths = {module: path for path, module in site.host.named_modules()}
-    return [Reader(paths[axis.module], axis.inner, axis.span, axis.repeats)
-            for axis in site.axes() if axis.name == 'weight' and _reads(axis.module, axis.dim)]
+    return [*(Reader(paths[axis.module], axis.inner, axis.span, axis.repeats)
+              for axis in site.axes() if axis.name == 'weight' and _reads(axis.module, axis.dim)),
+            *(Reader(path, span=span) for path, (_, span) in site.outside.items())]
 
 
 def _reads(layer: nn.Module, dim: int) -> bool:
@@ -76,13 +77,13 @@ def _reads(layer: nn.Module, dim: int) -> bool:
     return dim == 1 and isinstance(layer, (nn.Linear, nn.Conv2d))
 
 
-def ordering_readers(site: Site) -> List[Reader]:
+def ordering_readers(site: HostSite) -> List[Reader]:
     """Those readers whose inputs have one form, of the form that most have.
 
     The order of units is made from these; what sizes lose is measured with all.
     """
     found = readers(site)
-    forms = [reader.each(site.host.get_submodule(reader.path)) for reader in found]
+    forms = [reader.each(site.module(reader.path)) for reader in found]
     most = max(forms, key=lambda form: (forms.count(form), -form))
     return [reader for reader, form in zip(found, forms) if form == most]
 

@@ -173,6 +173,7 @@ def test_budgets_that_are_alike():
         compress_budgets(vit(), IMAGES, ['50%', 0.5], **OPTIONS)
 
 
-def test_heads_that_are_replaced_have_one_budget():
-    with pytest.raises(ValueError, match='whose units go to compress for many budgets, found `lay'):
-        compress_budgets(vit(), IMAGES, ['90%'], ['head_operator'], **OPTIONS)
+@pytest.mark.parametrize('kind', ['head_operator', 'embedding'])
+def test_kinds_that_have_one_budget(kind):
+    with pytest.raises(ValueError, match='change nothing but their own block .* found `'):
+        compress_budgets(vit(), IMAGES, ['90%'], [kind], **OPTIONS)

@@ -265,6 +265,59 @@ def test_fitted_kernels_are_nearer_than_gaussian_ones():
     assert again.agreement == fitted.agreement
 
 
+class Scores(nn.Module):
+    """A backbone with a linear layer behind its last features."""
+
+    def __init__(self, build=vit):
+        super().__init__()
+        self.backbone = build()
+        self.fc = nn.Linear(32, 5)
+        nn.init.normal_(self.fc.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+        self.eval()
+
+    def forward(self, images):
+        features = self.backbone(images)[-1]
+        return self.fc(features.mean((2, 3)) if features.ndim == 4 else features)
+
+
+def test_stream_channels_that_are_twins_cost_nothing():
+    """Norms over one of each pair have the statistics of all; their factors may differ."""
+    model = Scores().double()
+    for name, parameter in model.backbone.named_parameters():
+        if name.startswith('patch_embed') or name.endswith(('proj.weight', 'proj.bias')) or \
+                'ffn.layers.1' in name:
+            parameter.data[16:] = parameter.data[:16]
+        elif name in ('pos_embed', 'cls_token'):
+            parameter.data[..., 16:] = parameter.data[..., :16]
+        elif 'ln' in name:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    images = IMAGES.double()
+    result = compress(model, images, 0.6, ['embedding'], rho=1e-10, **OPTIONS)
+    assert set(result.structure.sizes().values()) == {16}
+    kept = result.structure.sites['patch_embed.embedding'].kept
+    assert sorted(channel % 16 for channel in kept) == list(range(16))
+    expected = outputs(model, images)
+    torch.testing.assert_close(outputs(result.model, images), expected, rtol=0,
+                               atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize('build', [vit, swin])
+def test_a_refitted_stream_is_nearer_than_a_selected_one(build):
+    def run(**controls):
+        return compress(Scores(build), IMAGES, 0.75, ['embedding'], held_out=IMAGES, **OPTIONS,
+                        **controls)
+
+    results = [run(refit=refit) for refit in ('least-squares', 'mean', 'none')]
+    errors = [result.agreement['error'] for result in results]
+    assert errors[0] < 0.5 * errors[1] < 0.5 * errors[2]
+    structure, model = results[0].structure, results[0].model
+    assert structure.macs['subnet'] == count_macs(model, (3, 32, 32)) < 0.75 * \
+        structure.macs['dense']
+    again = Scores(lambda: Searchable(build(), sites=['embedding'], structure=structure.to_dict()))
+    again.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(outputs(again), outputs(model))
+
+
 def test_shared_out_is_not_worse_than_uniform_in_predicted_loss():
     model = vit()
     results = [compress(model, IMAGES, 0.6, uniform=uniform, **OPTIONS) for uniform in (0, 1)]
@@ -394,7 +447,8 @@ def test_allocation_is_that_of_enumeration(data):
     (dict(target=0.01), r'expected a target within the reachable [\d.]+G to [\d.]+G MACs, found'),
     (dict(images=IMAGES[:0]), 'expected at least one calibration image, found none'),
     (dict(images=IMAGES.masked_fill(IMAGES > 2, float('nan'))), r'expected finite features of'),
-    (dict(sites=['embedding']), r"that have a closed form, of .*, found \['embedding'\]"),
+    (dict(sites=['qk_mask']), r"that have a closed form, of .*, found \['qk_mask'\]"),
+    (dict(sites=['embedding']), 'with layers that read the features of `patch_embed.embedding`'),
     (dict(sites=[dict(kind='head_operator', operator='conv')]),
      r"an operator for heads that has a closed form, of \['dwconv'\], found 'conv'"),
     (dict(sites=['head_operator', 'heads']), 'kinds of site that share no axis of a tensor'),
@@ -425,6 +479,7 @@ def test_readers_are_the_layers_that_the_units_enter():
                                           (vit, ['mlp_hidden', 'head_channels']),
                                           (swin, ['mlp_hidden', 'heads']),
                                           (vit, ['mlp_hidden', 'head_operator']),
+                                          (Scores, ['mlp_hidden', 'embedding']),
                                           (eva, ['mlp_hidden', 'head_channels'])])
 @pytest.mark.parametrize('blocks', [0, 1, 2])
 def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, blocks, tmp_path,
