@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import LatencyModel, LatencyTable, MacsModel, Structure, count_params, parse_target
 from mmkcr.evaluation.complexity import ComplexityTap
+from mmkcr.functional.stream import stream_basis
 from mmkcr.models.calibration import Forward, flat_tensors
 from mmkcr.models.head_rotation import take_weights
 from mmkcr.models.kernel_fit import FITTED
@@ -23,6 +24,7 @@ from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.stream_readers import find_outside
+from mmkcr.models.stream_rotation import turn_stream
 from mmkcr.models.utils import counted_part, is_detector, task_forward
 from mmkcr.models.whole import HeldBatches, whole_outputs
 from .compress_progress import CompressProgress
@@ -149,6 +151,11 @@ def compress(model: nn.Module,
         for backbone in (whole.host, space.host):
             take_weights(backbone, profile.rotated)
     sizes = share_out(space, profiles, cost, wanted, settings)
+    for name, profile in profiles.items():
+        if profile.stream is not None and sizes[name] < space.sites[name].total:
+            basis = stream_basis(profile.stream, max(sizes[name], 2))
+            for own in (whole, space):
+                turn_stream(own.sites[name], basis)
     structure = space.structure_for(
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.functional.refit import refit
+from mmkcr.functional.stream import stream_losses
 from mmkcr.models.calibration import (
     Forward,
     ReaderMoments,
@@ -44,9 +45,11 @@ from mmkcr.models.rotary_refit import TurnedMoments, query_change, rotate_pairs,
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.attention_width import AttentionWidth
 from mmkcr.models.sites.base import HostSite
+from mmkcr.models.sites.embedding import Embedding
 from mmkcr.models.sites.head_operator import HeadOperatorSite
 from mmkcr.models.sites.heads import HeadChannels
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
+from mmkcr.models.stream_rotation import normed_moments, turned_changes, turns
 from mmkcr.visualization.progress import shown as progress_bar
 
 
@@ -105,11 +108,14 @@ class SiteProfile:
         rotated (dict[str, Tensor]): Weights in which the units are meant, by their path in the
             host, where they are others than the network's: see
             :mod:`mmkcr.models.head_rotation`. Defaults to none.
+        stream (Tensor, optional): Of a residual stream that is turned into the basis of its size:
+            the moment that gives the basis, see :mod:`mmkcr.models.stream_rotation`.
     """
 
     order: UnitOrder
     losses: Tensor
     rotated: Dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    stream: Optional[Tensor] = None
 
     def removed(self, count: int) -> float:
         """Share of the energy in the readers' outputs that the first units do not give back.
@@ -148,7 +154,10 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                isinstance(site, HeadOperatorSite)}
     projections = {f'{name}:{path}': layer for name, site in narrowed.items()
                    for path, layer in layers_of(site).items()}
+    streams = {name: site for name, site in space.sites.items() if settings.choose is None and
+               isinstance(site, Embedding) and turns(dense, site, batches[0], forward)}
     with ExitStack() as stack:
+        normed = stack.enter_context(normed_moments(streams, settings.rows))
         turned = stack.enter_context(turned_moments(pairs, settings.rows))
         for one in kernels.values():
             stack.enter_context(one)
@@ -179,6 +188,14 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             grams.append(weight.T @ sensitivity.to(weight) @ weight)
             groups = reader.each(layer) if reader.repeats == 1 else reader.of_units(
                 layer, torch.arange(site.total), site.total).tolist()
+        if name in streams:
+            total = sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
+            moment = normed[name].second_moment
+            losses = stream_losses(moment).cpu()
+            losses = total * losses / losses[0].clamp(min=1e-30)
+            profiles[name] = SiteProfile(UnitOrder(torch.arange(site.total), losses, ()), losses,
+                                         stream=moment)
+            continue
         extra = None
         for path in site.lost_outputs():
             moments = found[f'{name}:{path}']
@@ -197,7 +214,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         with ExitStack() as stack:
             for one in kernels.values():
                 stack.enter_context(one)
-            _measure(dense, space, profiles, inputs, {**turned, **kernels},
+            _measure(dense, space, profiles, inputs, {
+                **turned, **kernels, **{name: profiles[name].stream for name in streams}},
                      batches[-settings.probe_batches:], forward, settings)
     return profiles
 
@@ -295,12 +313,15 @@ def _probed(site: HostSite) -> List[int]:
 
 
 def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
-             inputs: Mapping[str, Moments], other: Union[TurnedMoments, HeadKernels, None],
+             inputs: Mapping[str, Moments], other: Union[TurnedMoments, HeadKernels, Tensor, None],
              rho: float) -> List[WeightChange]:
     """What refits to some numbers of units change in the weights of a site's readers."""
     kept = [order.order[:count].sort().values for count in counts]
     if isinstance(other, HeadKernels):
         return [other.change(kept)]
+    if isinstance(other, Tensor):
+        found = {reader.path: inputs[f'{name}:{reader.path}'] for reader in readers(site)}
+        return turned_changes(site, other, found, counts, rho)
     changes = []
     for reader in readers(site):
         layer, moments = site.module(reader.path), inputs[f'{name}:{reader.path}']

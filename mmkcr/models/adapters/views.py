@@ -172,6 +172,23 @@ class ChannelView:
     path: str = ''
 
 
+class LinearStream(NamedTuple):
+    """What stands around a stream that only linear maps write, and read behind layer norms.
+
+    Args:
+        writers (tuple[tuple[str, str], ...]): Layers, each with the path of the factors of its
+            outputs, or ''.
+        tables (tuple[str, ...]): Tables of tokens, channels last.
+        norms (tuple[tuple[str, tuple[str, ...]], ...]): Norms with the layers that read them.
+        last (str): The norm that only layers behind the host read.
+    """
+
+    writers: Tuple[Tuple[str, str], ...]
+    tables: Tuple[str, ...]
+    norms: Tuple[Tuple[str, Tuple[str, ...]], ...]
+    last: str
+
+
 class StreamView:
     """A residual stream: what embeds into it, the norms over it, who reads and writes it.
 
@@ -198,6 +215,10 @@ class StreamView:
 
     def resize(self, host: nn.Module, units: int) -> None:
         """Set what no weight shows once so many channels are left."""
+
+    def linear(self, host: nn.Module) -> Optional[LinearStream]:
+        """What stands around it, where it may be turned into other bases; else None."""
+        return None
 
     def outputs(self, host: nn.Module) -> Sequence[int]:
         """Positions, in the tuple that the host returns, of features with these channels."""
