@@ -492,13 +492,12 @@ def test_readers_are_the_layers_that_the_units_enter():
     assert found['layers.0.attn.heads'] == [('layers.0.attn.proj', 8)]
 
 
-@pytest.mark.parametrize('build, sites', [(vit, ['mlp_hidden', 'heads', 'mlp_channels']),
-                                          (vit, ['mlp_hidden', 'head_channels']),
-                                          (swin, ['mlp_hidden', 'heads']),
-                                          (vit, ['mlp_hidden', 'head_operator']),
-                                          (Scores, ['mlp_hidden', 'embedding']),
-                                          (eva, ['mlp_hidden', 'head_channels'])])
-@pytest.mark.parametrize('blocks', [0, 1, 2])
+@pytest.mark.parametrize('build, sites, blocks', [
+    *((build, sites, blocks) for blocks in (0, 1, 2) for build, sites in (
+        (vit, ['mlp_hidden', 'heads', 'mlp_channels']), (vit, ['mlp_hidden', 'head_channels']),
+        (swin, ['mlp_hidden', 'heads']))),
+    (vit, ['mlp_hidden', 'head_operator'], 1), (Scores, ['mlp_hidden', 'embedding'], 2),
+    (eva, ['mlp_hidden', 'head_channels'], 1)])
 def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, blocks, tmp_path,
                                                              monkeypatch):
     """After any block; what was done is not done again."""
