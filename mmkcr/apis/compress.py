@@ -16,12 +16,16 @@ from torch import Tensor, nn
 
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.evaluation.complexity import ComplexityTap
+from mmkcr.functional.stream import stream_basis
 from mmkcr.models.calibration import Forward, flat_tensors
 from mmkcr.models.costs import cost_model
 from mmkcr.models.head_rotation import take_weights
+from mmkcr.models.kernel_fit import FITTED
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.stream_readers import find_outside
+from mmkcr.models.stream_rotation import turn_stream
 from mmkcr.models.utils import counted_part, is_detector, task_forward
 from mmkcr.models.whole import HeldBatches, whole_outputs
 from .compress_progress import CompressProgress
@@ -31,13 +35,13 @@ from .site_profiles import CompressOptions, SiteProfile, profile_sites
 from .slim import note_backbone_macs
 
 #: Kinds whose units can be chosen and refitted.
-REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels')
+REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels',
+            'head_operator', 'embedding')
 #: Those that a call takes by default: they need no gather and lose least at the same MACs. Whole
 #: heads are taken where their channels cannot be.
 DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
 #: What may be made smaller: the backbone, or the whole model with its neck and heads.
 SCOPES = ('backbone', 'model')
-
 
 
 @dataclasses.dataclass
@@ -137,6 +141,8 @@ def compress(model: nn.Module,
     subnet = copy.deepcopy(dense)
     space = searched(subnet, sites, scope)
     whole = searched(dense, sites, scope)
+    for own, network in ((whole, dense), (space, subnet)):
+        find_outside(own, network, batches[0], forward)
     macs = macs_model(subnet, space, input_shape, part)
     budget = cost_model(cost, macs, latency)
     wanted = budget.parse_target(target)
@@ -150,6 +156,11 @@ def compress(model: nn.Module,
         for backbone in (whole.host, space.host):
             take_weights(backbone, profile.rotated)
     sizes = share_out(space, profiles, budget, wanted, settings)
+    for name, profile in profiles.items():
+        if profile.stream is not None and sizes[name] < space.sites[name].total:
+            basis = stream_basis(profile.stream, max(sizes[name], 2))
+            for own in (whole, space):
+                turn_stream(own.sites[name], basis)
     structure = space.structure_for(
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
@@ -251,6 +262,11 @@ def check_kinds(sites: Sequence[KindConfig]) -> None:
     if unknown:
         raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
                          f'found {unknown}')
+    for kind in sites:
+        operator = FITTED[0] if isinstance(kind, str) else kind.get('operator', FITTED[0])
+        if operator not in FITTED:
+            raise ValueError(f'expected an operator for heads that has a closed form, of '
+                             f'{list(FITTED)}, found {operator!r}')
 
 
 def default_kinds(host: nn.Module) -> List[KindConfig]:

@@ -21,7 +21,8 @@ def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
     """Sizes that a site may have, ascending; of channels of heads equally many of every head."""
     total = site.total // site.rows
     divisor = settings.divisor if total >= 4 * settings.divisor else 1
-    sizes = allowed_sizes(total, max(1, round(settings.min_share * total)), divisor)
+    least = 0 if site.operators() else max(1, round(settings.min_share * total))
+    sizes = allowed_sizes(total, least, divisor)
     return [size * site.rows for size in sizes]
 
 
