@@ -46,8 +46,11 @@ def read_answers(answers: Union[str, Sequence[str]]) -> List[str]:
             raise FileNotFoundError(f'expected a list of answers at `{answers}`, found no such '
                                     'file; make it with `python '
                                     'tools/dataset_converters/vqa_answers.py`')
-        answers = json.loads(Path(answers).read_text())
-    found = list(answers)
+        try:
+            answers = json.loads(Path(answers).read_text())
+        except (ValueError, RecursionError):
+            answers = []
+    found = list(answers) if isinstance(answers, (list, tuple)) else []
     if not found or not all(isinstance(answer, str) for answer in found) or \
             len(set(found)) != len(found):
         raise ValueError(f'expected different answers as text, found {str(found):.60}')
@@ -89,7 +92,7 @@ class FlavaImageEncoder(BaseModule):
                  **config: Any) -> None:
         super().__init__(init_cfg)
         self.img_size = img_size
-        self.model = _encoder('Image', dict(dict(mask_token=False), **config, image_size=img_size))
+        self.model = _encoder('Image', {'mask_token': False, **config, 'image_size': img_size})
         self.embed_dims = self.model.config.hidden_size
 
     def forward(self, images: Tensor) -> Tensor:

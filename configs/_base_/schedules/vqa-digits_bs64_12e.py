@@ -16,7 +16,7 @@ param_scheduler = [
          convert_to_iter_based=True)
 ]
 
-train_cfg = dict(by_epoch=True, max_epochs=12, val_interval=3)
+train_cfg = dict(by_epoch=True, max_epochs=12, val_interval=6)
 val_cfg = dict()
 test_cfg = dict()
 

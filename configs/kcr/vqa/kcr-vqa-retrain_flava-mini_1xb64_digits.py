@@ -9,6 +9,18 @@ _base_ = [
 ]
 
 model = dict(answers={{_base_.answers}})
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.1, by_epoch=True, end=1, convert_to_iter_based=True),
+    dict(type='CosineAnnealingLR', T_max=8, eta_min=1e-5, by_epoch=True, begin=1, end=9,
+         convert_to_iter_based=True)
+]
+train_cfg = dict(max_epochs=9, val_interval=9)
 slim_dir = 'work_dirs/kcr-vqa-search_flava-mini_1xb64_digits/slim'
-compression = dict(structure=f'{slim_dir}/structure.json', weights=f'{slim_dir}/subnet.pth')
+compression = dict(
+    structure=f'{slim_dir}/structure.json',
+    weights=f'{slim_dir}/subnet.pth',
+    hooks=[
+        dict(type='mmkcr.WarmupSwitchHook', begin='30%'),
+        dict(type='mmkcr.NystromRefreshHook', interval='30%'),
+    ])
 del slim_dir
