@@ -66,7 +66,7 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
     """
     if is_detector(model):
         return model.extract_feat(batch['inputs'])
-    return model(batch['inputs'], mode='tensor')
+    return model(batch['inputs'], batch.get('data_samples'), mode='tensor')
 
 
 class CompressTask(NamedTuple):

@@ -5,10 +5,11 @@ from typing import Mapping
 from mmengine.config import Config
 from torch import nn
 
+from mmkcr.apis.build import default_shape
 from mmkcr.evaluation.analysis import classification_scores, kernel_statistics, split_loader
 from mmkcr.evaluation.bottleneck import information_statistics
 from mmkcr.evaluation.features import feature_layer_of
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.utils import backbone_macs, find_backbone, find_task, unwrap
 from .mask_statistics import find_masks, mask_statistics, masks_held_open
 
 
@@ -22,6 +23,12 @@ def information_measure(model: nn.Module, config: Config) -> Mapping[str, float]
     return information_statistics(model, split_loader(config, 'train'),
                                   find_task(unwrap(model)).head.num_classes,
                                   feature_layer_of(model))
+
+
+def backbone_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
+    """M MACs of the backbone alone."""
+    model = unwrap(model)
+    return dict(macs=backbone_macs(find_backbone(model), default_shape(config, model)) / 1e6)
 
 
 def mask_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
