@@ -62,10 +62,11 @@ RUNS = dict(
     two_searches=dict(kind='search', processes=2),
     two_retrains=dict(kind='masked_retrain', processes=2),
     two_iterations=dict(kind='iterations', processes=2),
-    two_segmentors=dict(kind='segment_search', processes=2),
+    two_segmentors=dict(kind='segment_search', processes=2,
+                        options={'train_dataloader.batch_size': 2}),
     two_prunings=dict(kind='resnet_pruning', processes=2),
     two_shipped=dict(config='configs/dcs/digits/dcs-search_mobilevit-mini_1xb64_digits.py',
-                     options=DIGITS, processes=2))
+                     options={**DIGITS, 'train_dataloader.batch_size': 8}, processes=2))
 
 
 def moment(draw, begun, iterations, seconds):
