@@ -14,6 +14,7 @@ from lab.measures import backbone_measure, question_measure
 from lab.model_zoo import uninitialized
 from mmkcr.apis import count_macs, slim
 from mmkcr.apis.build import build_model
+from mmkcr.engine.compressed_config import image_size
 from mmkcr.models.utils import find_task, search_space
 
 VQA = [path for path in CONFIGS if path.startswith('configs/kcr/vqa/')]
@@ -54,6 +55,14 @@ def test_config(path, load):
     if 'finetune' in path:
         assert config.load_from.endswith('search_flava_8xb32_vqav2/slim/subnet.pth')
         assert task is config.model, 'the cross entropy alone'
+
+
+def test_image_of_a_backbone_that_is_wrapped_twice(load):
+    """As `mmkcr compress` writes it for a config that has `mmkcr.Searchable` itself."""
+    config = load(DIGITS[0])
+    assert image_size(config) == (3, 48, 48)
+    config.model.backbone = dict(config.model.backbone, backbone=config.model.backbone)
+    assert image_size(config) == (3, 48, 48)
 
 
 def test_found():
