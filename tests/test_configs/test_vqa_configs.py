@@ -10,9 +10,11 @@ from mmengine.registry import TRANSFORMS, init_default_scope
 from mmengine.runner import Runner
 
 from lab.digit_questions import ANSWERS, QuestionOptions, write_questions
+from lab.measures import backbone_measure, question_measure
 from lab.model_zoo import uninitialized
-from mmkcr.apis import slim
+from mmkcr.apis import count_macs, slim
 from mmkcr.apis.build import build_model
+from mmkcr.engine.compressed_config import image_size
 from mmkcr.models.utils import find_task, search_space
 
 VQA = [path for path in CONFIGS if path.startswith('configs/kcr/vqa/')]
@@ -53,6 +55,14 @@ def test_config(path, load):
     if 'finetune' in path:
         assert config.load_from.endswith('search_flava_8xb32_vqav2/slim/subnet.pth')
         assert task is config.model, 'the cross entropy alone'
+
+
+def test_image_of_a_backbone_that_is_wrapped_twice(load):
+    """As `mmkcr compress` writes it for a config that has `mmkcr.Searchable` itself."""
+    config = load(DIGITS[0])
+    assert image_size(config) == (3, 48, 48)
+    config.model.backbone = dict(config.model.backbone, backbone=config.model.backbone)
+    assert image_size(config) == (3, 48, 48)
 
 
 def test_found():
@@ -100,13 +110,17 @@ def test_digits_take_a_step(path, load, questions, slimmed, tmp_path):
     assert ('loss_kcr' in losses) == (stage != 'dense') and 'loss' in losses
     model.parse_losses(losses)[0].backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    dense_macs = count_macs(search_space(build_model(load(DIGITS[0]))).host, (3, 48, 48))
     if stage != 'search':
         runner._load_from, runner.hooks[:] = None, []
-        assert 0 <= runner.test()['VQA/acc'] <= 100
+        score = runner.test()['VQA/acc']
+        kinds = question_measure(model, config)
+        assert set(kinds) <= {'how-many', 'is-there', 'which-digit'} and 'is-there' in kinds
+        assert min(kinds.values()) <= score <= max(kinds.values())
+        found = backbone_measure(model, config)['macs']
+        assert (stage == 'retrain') == (found < dense_macs / 1e6)
     if stage == 'search':  # the price counts the image encoder
-        dense = search_space(build_model(load(DIGITS[0]))).host
-        from mmkcr.apis import count_macs
-        assert model.macs_model().dense == count_macs(dense, (3, 48, 48))
+        assert model.macs_model().dense == dense_macs
 
 
 @pytest.mark.parametrize('path', FULL, ids=lambda path: Path(path).stem)
