@@ -21,6 +21,7 @@ from mmkcr.core import (
     MacsModel,
     ParamsModel,
     count_params,
+    select_units,
 )
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.engine.hooks import ProgressivePruningHook
@@ -215,3 +216,10 @@ def test_pruning_while_it_searches_keeps_to_the_cost(cost):
              for site, index in chosen.items()}
     count = cost_model(cost, macs)
     assert 0.97 * 0.7 * count.dense < count(sizes) <= 0.7 * count.dense
+
+
+def test_sizes_that_a_search_decided_on_are_not_cut():
+    with pytest.raises(ValueError, match='at least the 0.0.*M of parameters that the search decide'):
+        network = supernet()
+        cost = cost_model('params', macs_of(network))
+        select_units({}, cost.beside({name: 16 for name in network.gates()}), 100)
