@@ -78,11 +78,7 @@ class HeadOperatorSite(AttentionSite):
         super().attach(gate)
 
     def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
-        """Refused: operators are chosen at the end of a search.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Refused by a ``ValueError``: operators are chosen at the end of a search."""
         raise ValueError(f'expected a gate that chooses at the end of a search at `{self.name}`, '
                          f'found one that slices while it trains')
 
@@ -104,8 +100,7 @@ class HeadOperatorSite(AttentionSite):
         patches, replaced = tokens - self.grid.extra, self.total - size
         attention = size * width * tokens * (3 * dims + 2 * tokens)
         columns = width * (size + operator.count_out(replaced))
-        return (attention + operator.macs(replaced, dims, tokens, patches)
-                + columns * dims * tokens)
+        return attention + operator.macs(replaced, dims, tokens, patches) + columns * dims * tokens
 
     def params(self, size: Cost) -> Cost:
         """Queries and keys of ``size`` heads, and the operator of the others beside the rest."""
@@ -117,9 +112,8 @@ class HeadOperatorSite(AttentionSite):
 
     def _module(self) -> nn.Module:
         """The operator: that of the layer or, of a dense one, one like it."""
-        operator = getattr(self.owner, 'operator', None)
-        return head_operator(self.operator)(self.total, self.view.width) \
-            if operator is None else operator
+        return getattr(self.owner, 'operator', None) or head_operator(self.operator)(
+            self.total, self.view.width)
 
     def fitted(self) -> Tuple[str, ...]:
         """The layer, with its operator."""
