@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mmkcr.core import Structure
+
 TOOL, ROOT = 'benchmarks/gpu', Path(__file__).parents[2]
 NETWORK = f'{ROOT}/configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py=60%'
 
@@ -69,6 +71,9 @@ def test_every_method_and_backbone_comes_first(load_tool):
     names = load_tool(TOOL).structure_names()
     files = {path.stem for path in (ROOT / 'configs/structures').glob('*.json')}
     assert set(names) == files and len(names) == len(files)
+    for path in (ROOT / 'configs/structures').glob('*.json'):  # every one has an image's size
+        shape = load_tool(TOOL).input_shape(Structure.load(path))
+        assert len(shape) == 3 and shape[0] == 3 and min(shape[1:]) >= 224, path
     pairs = [tuple(name.split('_')[:2]) for name in names]
     firsts = pairs[:len(set(pairs))]
     assert len(set(firsts)) == len(firsts) and {name.split('-')[0] for name, _ in firsts} == {

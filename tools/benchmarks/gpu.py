@@ -98,6 +98,13 @@ def structure_names() -> List[str]:
     return sorted(names, key=lambda name: (order[name], name))
 
 
+def input_shape(structure: Structure) -> Tuple[int, int, int]:
+    """(C, H, W) that a structure was counted for, or that its backbone is built for."""
+    side = structure.backbone.get('img_size', 224)
+    height, width = side if isinstance(side, (list, tuple)) else (side, side)
+    return tuple(structure.macs.get('input_shape') or (3, height, width))
+
+
 class Networks:
     """Pairs of dense and slim networks; the last one is kept.
 
@@ -129,8 +136,7 @@ class Networks:
         structure = Structure.load(path)
         dense, slim = (MODELS.build(dict(structure.backbone, **given))
                        for given in ({}, dict(structure=str(path))))
-        return self.tool.Pair((name, 'structure'), dense, slim,
-                              tuple(structure.macs['input_shape']))
+        return self.tool.Pair((name, 'structure'), dense, slim, input_shape(structure))
 
     def row(self, name: str, runtime: str, dtype: str, batch: int, device: str,
             repeats: int) -> Values:
