@@ -13,7 +13,7 @@ from torch import nn
 from mmkcr.evaluation.features import find_pipeline, with_pipeline
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
-_WITHOUT_LABELS = ('LoadAnnotations', 'LoadPanopticAnnotations')
+_WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
 
 
 class CalibrationImages(Sequence):

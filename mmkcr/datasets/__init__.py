@@ -5,5 +5,9 @@ from .data_check import check_data_folders
 from .fold_part import FoldPart
 from .label_check import CheckSegLabels
 from .part import DatasetPart
+from .vqa import SNLIVE, LabelAnswer, TokenizeQuestion
 
-__all__ = ['CheckSegLabels', 'ClassSubset', 'DatasetPart', 'FoldPart', 'check_data_folders']
+__all__ = [
+    'CheckSegLabels', 'ClassSubset', 'DatasetPart', 'FoldPart', 'LabelAnswer', 'SNLIVE',
+    'TokenizeQuestion', 'check_data_folders'
+]

@@ -3,19 +3,24 @@
 import mmap
 import re
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 _CATEGORIES = re.compile(rb'"categories"\s*:\s*\[\s*[^\s\]]')
-DIGITS_COMMAND = 'python tools/dataset_converters/digits.py --out'
+_QUESTION = re.compile(rb'"question_id"\s*:')
+_ANSWERED = re.compile(rb'"answers"\s*:\s*\[\s*[^\s\]]')
+#: What writes a folder of that name.
+COMMANDS = {'digits': 'python tools/dataset_converters/digits.py --out',
+            'digits-vqa': 'python tools/dataset_converters/digits_vqa.py --out'}
 
 
 def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS) -> None:
     """Refuse a config whose data are missing, wrapped data sets included.
 
-    Looks at ``data_root``, at the folders below it that ``split`` and ``data_prefix`` name, and
-    at COCO's annotation files, which must have categories. Roots with a protocol, as ``s3://``,
-    are left to their backends.
+    Looks at ``data_root``, at the folders below it that ``split`` and ``data_prefix`` name, at
+    COCO's annotation files, which must have categories, and at questions, which must have answers
+    unless they are those of the test. Roots with a protocol, as ``s3://``, are left to their
+    backends.
 
     Args:
         cfg (Mapping): Config of a run.
@@ -25,7 +30,7 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
     Raises:
         FileNotFoundError: A folder or an annotation file is missing; for digits the message
             gives the command that writes them.
-        ValueError: A COCO file has no categories.
+        ValueError: A COCO file has no categories, or questions have no answers.
     """
     for loader in loaders:
         for folder in _needed_folders((cfg.get(loader) or {}).get('dataset')):
@@ -34,6 +39,64 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
                                         f'`{folder}`, found no such folder{_remedy(folder)}')
         for file in _coco_files((cfg.get(loader) or {}).get('dataset')):
             check_coco_file(file, loader)
+        for questions, answers in _question_files((cfg.get(loader) or {}).get('dataset')):
+            if answers is not None or loader != 'test_dataloader':
+                check_answers(questions, answers, loader)
+
+
+def check_answers(questions: Path, answers: Optional[Path], loader: str) -> None:
+    """Refuse questions of VQAv2's format without answers, by counting both.
+
+    Args:
+        questions (Path): File of the questions.
+        answers (Path, optional): That of the answers.
+        loader (str): Key of the data loader, for the message.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: Some of the questions have no answer.
+    """
+    if answers is None:
+        raise ValueError(f'expected answers (`ann_file`) to the questions of `{loader}`, found '
+                         f'none beside `{questions}`')
+    for path in (questions, answers):
+        if not path.is_file():
+            raise FileNotFoundError(f'expected a file of `{loader}` at `{path}`, found no such '
+                                    f'file{_remedy(path.parent)}')
+    asked, answered = (sum(1 for _ in _matches(pattern, path)) for pattern, path in (
+        (_QUESTION, questions), (_ANSWERED, answers)))
+    if not asked or asked != answered:
+        raise ValueError(f'expected answers to the {asked} questions of `{loader}`, found those to '
+                         f'{answered} in `{answers}`')
+
+
+def _matches(pattern: 're.Pattern[bytes]', path: Path) -> Iterator[int]:
+    """Yield where a pattern ends in a file, which is not read whole."""
+    if path.stat().st_size:
+        with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            for match in pattern.finditer(text):
+                yield match.end()
+
+
+def _question_files(node: Any) -> Iterator[Tuple[Path, Optional[Path]]]:
+    """Yield files of questions and answers of the VQAv2 sets inside a data set's config."""
+    for child in _nodes(node):
+        root, questions, answers = (
+            str(child.get(key) or '') for key in ('data_root', 'question_file', 'ann_file'))
+        if 'COCOVQA' in str(child.get('type')) and '://' not in root + questions + answers:
+            folder = Path(root).expanduser()
+            yield folder / questions, folder / answers if answers else None
+
+
+def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the configs of a data set and of all that it wraps."""
+    if isinstance(node, (list, tuple)):
+        for child in node:
+            yield from _nodes(child)
+    elif isinstance(node, Mapping):
+        yield node
+        for key in ('dataset', 'datasets'):
+            yield from _nodes(node.get(key))
 
 
 def check_coco_file(path: Path, loader: str) -> None:
@@ -50,40 +113,27 @@ def check_coco_file(path: Path, loader: str) -> None:
     if not path.is_file():
         raise FileNotFoundError(f'expected the annotations of `{loader}` at `{path}`, found no '
                                 f'such file{_remedy(path.parent)}')
-    found = False
-    if path.stat().st_size:
-        with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            found = _CATEGORIES.search(text) is not None
-    if not found:
+    if not any(_matches(_CATEGORIES, path)):
         raise ValueError(f'expected `categories` in the COCO annotations of `{loader}`, found none '
                          f'in `{path}`')
 
 
 def _coco_files(node: Any) -> Iterator[Path]:
     """Yield the annotation files of all the COCO data sets inside a data set's config."""
-    if isinstance(node, (list, tuple)):
-        for child in node:
-            yield from _coco_files(child)
-    elif isinstance(node, Mapping):
-        file, root = node.get('ann_file'), str(node.get('data_root') or '')
-        if 'Coco' in str(node.get('type')) and isinstance(file, str) and '://' not in root + file:
+    for child in _nodes(node):
+        file, root = child.get('ann_file'), str(child.get('data_root') or '')
+        if 'Coco' in str(child.get('type')) and isinstance(file, str) and \
+                '://' not in root + file:
             yield Path(root).expanduser() / file
-        for key in ('dataset', 'datasets'):
-            yield from _coco_files(node.get(key))
 
 
 def _needed_folders(node: Any) -> Iterator[Path]:
     """Yield the folders of all the data sets inside a data set's config."""
-    if isinstance(node, (list, tuple)):
-        for child in node:
-            yield from _needed_folders(child)
-    elif isinstance(node, Mapping):
-        root = node.get('data_root')
+    for child in _nodes(node):
+        root = child.get('data_root')
         if isinstance(root, str) and '://' not in root:
             yield Path(root).expanduser()
-            yield from _folders_below(Path(root).expanduser(), node)
-        for key in ('dataset', 'datasets'):
-            yield from _needed_folders(node.get(key))
+            yield from _folders_below(Path(root).expanduser(), child)
 
 
 def _folders_below(root: Path, node: Mapping[str, Any]) -> Iterator[Path]:
@@ -95,10 +145,5 @@ def _folders_below(root: Path, node: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _remedy(folder: Path) -> str:
-    root = _digits_root(folder)
-    return f'; make it with `{DIGITS_COMMAND} {root}`' if root else ''
-
-
-def _digits_root(folder: Path) -> Optional[Path]:
-    """The innermost part of the path that is called ``digits``, if there is one."""
-    return next((path for path in (folder, *folder.parents) if path.name == 'digits'), None)
+    root = next((path for path in (folder, *folder.parents) if path.name in COMMANDS), None)
+    return f'; make it with `{COMMANDS[root.name]} {root}`' if root else ''

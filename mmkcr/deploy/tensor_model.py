@@ -14,7 +14,8 @@ class TensorModel(nn.Module):
 
     A classifier gives logits, a segmentor its head's logits, a backbone its
     feature maps, a detector the feature maps of its neck: what follows there
-    depends on the number of objects.
+    depends on the number of objects. A model that answers questions gives the
+    tokens of its image encoder.
 
     Args:
         model (nn.Module): A backbone, or a task model, possibly wrapped; it is
@@ -35,6 +36,8 @@ class TensorModel(nn.Module):
             out = self.model(images)
         elif self.detector:
             out = self.model.extract_feat(images)
+        elif getattr(self.model, 'counts_backbone', False):
+            out = self.model.extract_feat(images, 'backbone')
         else:
             out = self.model(images, None, mode='tensor')
         return (out[0] if len(out) == 1 else tuple(out)) if isinstance(out, (list, tuple)) else out

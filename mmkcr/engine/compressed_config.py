@@ -191,7 +191,9 @@ def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, i
         size = preprocessor.get('size') or (512, 512)
     else:
         backbone = model.get('backbone') or {}
-        size = (backbone.get('backbone') or backbone).get('img_size', 224)
+        while isinstance(backbone.get('backbone'), Mapping):  # in `mmkcr.Searchable`, or in two
+            backbone = backbone['backbone']
+        size = backbone.get('img_size', 224)
     height, width = (size, size) if isinstance(size, int) else size
     return 3, int(height), int(width)
 

@@ -1,6 +1,7 @@
 """Backbones, gates, layers, losses and algorithms."""
 
 from .backbones import *  # noqa: F401,F403
+from .flava import FlavaImageEncoder, FlavaVQA  # noqa: F401
 from .gates import *  # noqa: F401,F403
 from .heads import *  # noqa: F401,F403
 from .losses import *  # noqa: F401,F403

@@ -222,15 +222,16 @@ def counted_part(task: nn.Module, part: Optional[str] = None) -> nn.Module:
         task (nn.Module): A backbone or a task model with one.
         part (str, optional): ``'model'``, the task model with its heads, or
             ``'backbone'``. Defaults to None: the backbone of a detector, whose
-            heads run on as many proposals as its weights happen to give, else
-            the model.
+            heads run on as many proposals as its weights happen to give, and of a
+            model that says so (``counts_backbone``), else the model.
 
     Raises:
         ValueError: Another ``part``.
     """
     if part not in (None, 'model', 'backbone'):
         raise ValueError(f'expected `part` of the MACs to be `model` or `backbone`, found {part!r}')
-    whole = part == 'model' or part is None and not is_detector(task)
+    whole = part == 'model' or part is None and not (
+        is_detector(task) or getattr(task, 'counts_backbone', False))
     return task if whole else find_backbone(task)
 
 

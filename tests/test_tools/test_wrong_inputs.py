@@ -40,6 +40,7 @@ ROWS = {
     'benchmarks/attention_block': '--sizes base --out {file}',
     'benchmarks/compress': '{dense} {weights} --metric accuracy/top1 --out {out}',
     'benchmarks/digit_scenes': '--backbone {weights} --data-root {data} --work-dir {out}',
+    'benchmarks/gpu': '--short --tables refit --out {out}',
     'benchmarks/latency': '{dense} {weights} --out {out}',
     'benchmarks/latency_table': '{dense} --out {file}',
     'benchmarks/refit': '--out {file}',
@@ -50,6 +51,8 @@ ROWS = {
     'compress': '{dense} {weights} --target-macs 60% --out {out}',
     'cross_validate': '{dense} --grid randomness.seed=0,1 --work-dir {out}',
     'dataset_converters/digits': '--out {out}',
+    'dataset_converters/digits_vqa': '--out {out}',
+    'dataset_converters/vqa_answers': '{annotations} --out {file}',
     'demo/before_after': '--dense {segmentor} {segments} --slim {segmentor} {segments} --images '
                          '{image} --out {out}',
     'deployment/export_onnx': '{dense} {weights} --out {file}',
@@ -62,6 +65,7 @@ ROWS = {
     'model_zoo/structures': '--only vit-small --out {out}',
     'init': '{dense} --out {file}',
     'model_converters/efficientvit_timm': '{weights} {file}',
+    'model_converters/flava': '{flava} {file}',
     'model_zoo/kind_coverage': '--check --path {document}',
     'model_zoo/model_counts': '',
     'model_zoo/paper_sizes': '',
@@ -79,7 +83,8 @@ ROWS = {
 KINDS = dict(dense='config', heads='config', segmentor='config', search='config',
              segments='checkpoint', weights='checkpoint', gates='checkpoint',
              structure='structure', study='study', image='image', images='images',
-             document='document', data='place', out='place', file='file')
+             document='document', flava='checkpoint', annotations='structure', data='place',
+             out='place', file='file')
 #: Values that no command takes of an option of that name.
 OPTIONS = {
     '--batch-size': ['0', '-1', 'x'], '--count': ['0'], '--device': ['nothing', 'cuda:99'],
@@ -162,13 +167,18 @@ def files(tmp_path_factory, small_digits, search_config, write_config, checkpoin
         sites={'layers.0.ffn.mlp_channels': dict(total=192, kept=[1, 2])})).save(
             folder / 'structure.json')
     (folder / 'study.yml').write_text('title: x\nstages: {}\n')
+    (folder / 'annotations.json').write_text('{"annotations": [{"multiple_choice_answer": "a"}]}')
+    torch.save({f'{name}.a': torch.zeros(1) for name in (
+        'image_model', 'text_model', 'multimodal_model', 'image_to_mm_projection',
+        'text_to_mm_projection')}, folder / 'flava.pth')
     (folder / 'page.md').write_text('<!-- table -->\n<!-- /table -->')
     return dict(
         segmentor=folder / 'segmentor.py', segments=folder / 'segments.pth',
         heads=folder / 'heads.py', dense=folder / 'dense.py', weights=folder / 'dense.pth',
         search=search_config, gates=checkpoint, structure=folder / 'structure.json',
         study=folder / 'study.yml', image=next(small_digits.rglob('*.png')),
-        document=folder / 'page.md', data=small_digits,
+        document=folder / 'page.md', data=small_digits, flava=folder / 'flava.pth',
+        annotations=folder / 'annotations.json',
         list=folder / 'list.pth', nan=folder / 'nan.pth', others=folder / 'others.pth',
         empty=folder / 'empty.pth', images=small_digits,
         # its regulariser has no basis, and nothing computes one
@@ -352,6 +362,6 @@ def test_subcommands(name, files, complained):
 
 @pytest.mark.parametrize('tool', TOOLS)
 def test_trust_is_offered_wherever_checkpoints_are_read(tool, load_tool):
-    reads = re.search(r'\{(weights|gates|segments)\}', ROWS[tool]) or tool in (
+    reads = re.search(r'\{(weights|gates|segments|flava)\}', ROWS[tool]) or tool in (
         'train', 'search', 'model_zoo/release')
     assert ('--trust-checkpoint' in offered(load_tool(tool).main)) == bool(reads)

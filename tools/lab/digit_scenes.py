@@ -61,7 +61,7 @@ def write_scenes(folder: Path, part: str, count: int, canvas: int, images: np.nd
     image_folder, mask_folder = folder / 'images' / part, folder / 'annotations' / part
     image_folder.mkdir(parents=True)
     mask_folder.mkdir(parents=True)
-    stream = _endless(images, labels, rng)
+    stream = endless(images, labels, rng)
     scenes = {}
     for number in range(1, count + 1):
         name = f'{number:06d}.png'
@@ -73,7 +73,7 @@ def write_scenes(folder: Path, part: str, count: int, canvas: int, images: np.nd
 
 
 def compose_scene(stream: Iterator[Tuple[np.ndarray, int]], canvas: int,
-                  rng: np.random.Generator) -> Scene:
+                  rng: np.random.Generator, step: int = 1, size: Optional[int] = None) -> Scene:
     """Place 2 to 5 digits without overlap; a digit that finds no place is left out.
 
     Args:
@@ -81,6 +81,8 @@ def compose_scene(stream: Iterator[Tuple[np.ndarray, int]], canvas: int,
         canvas (int): Height and width of the scene in pixels; a digit's side is 3/16 to 6/16
             of it, rounded down to a multiple of 8.
         rng (np.random.Generator): Source of number, sizes and positions.
+        step (int): Positions are multiples of it, in pixels. Defaults to 1.
+        size (int, optional): Side of every digit. Defaults to None: drawn.
 
     Returns:
         Scene: A scene with at least one digit.
@@ -89,8 +91,8 @@ def compose_scene(stream: Iterator[Tuple[np.ndarray, int]], canvas: int,
     taken = np.zeros((canvas, canvas), bool)
     for _ in range(rng.integers(2, MAX_DIGITS + 1)):
         source, label = next(stream)
-        side = SOURCE_SIZE * int(rng.integers(3 * canvas // 128, 6 * canvas // 128 + 1))
-        place = _find_place(taken, side, rng)
+        side = size or SOURCE_SIZE * int(rng.integers(3 * canvas // 128, 6 * canvas // 128 + 1))
+        place = _find_place(taken, side, rng, step)
         if place is not None:
             taken[place] = True
             scene.image[place] = render(source, side)
@@ -132,20 +134,26 @@ def _describe_mask(mask: np.ndarray) -> Dict[str, Any]:
                 segmentation=dict(size=list(mask.shape), counts=np.diff(edges).tolist()))
 
 
-def _find_place(taken: np.ndarray, side: int,
-                rng: np.random.Generator) -> Optional[Tuple[slice, slice]]:
+def _find_place(taken: np.ndarray, side: int, rng: np.random.Generator,
+                step: int) -> Optional[Tuple[slice, slice]]:
     """Draw a free square of ``side`` pixels, or None after some attempts."""
     for _ in range(PLACING_ATTEMPTS):
-        top, left = rng.integers(0, len(taken) - side + 1, 2)
+        top, left = step * rng.integers(0, (len(taken) - side) // step + 1, 2)
         place = slice(top, top + side), slice(left, left + side)
         if not taken[place].any():
             return place
     return None
 
 
-def _endless(images: np.ndarray, labels: np.ndarray,
-             rng: np.random.Generator) -> Iterator[Tuple[np.ndarray, int]]:
-    """Yield all the digits in one random order after another."""
+def endless(images: np.ndarray, labels: np.ndarray,
+            rng: np.random.Generator) -> Iterator[Tuple[np.ndarray, int]]:
+    """Yield all the digits in one random order after another.
+
+    Args:
+        images (np.ndarray): (n, 8, 8).
+        labels (np.ndarray): (n,).
+        rng (np.random.Generator): Of the orders.
+    """
     while True:
         for index in rng.permutation(len(labels)):
             yield images[index], int(labels[index])

@@ -1,14 +1,16 @@
 """Numbers of a trained classifier for tables: each takes the model and its config."""
 
-from typing import Mapping
+from typing import Dict, List, Mapping
 
+import torch
 from mmengine.config import Config
 from torch import nn
 
+from mmkcr.apis.build import default_shape
 from mmkcr.evaluation.analysis import classification_scores, kernel_statistics, split_loader
 from mmkcr.evaluation.bottleneck import information_statistics
-from mmkcr.evaluation.features import feature_layer_of
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.evaluation.features import feature_layer_of, undisturbed
+from mmkcr.models.utils import backbone_macs, find_backbone, find_task, unwrap
 from .mask_statistics import find_masks, mask_statistics, masks_held_open
 
 
@@ -22,6 +24,23 @@ def information_measure(model: nn.Module, config: Config) -> Mapping[str, float]
     return information_statistics(model, split_loader(config, 'train'),
                                   find_task(unwrap(model)).head.num_classes,
                                   feature_layer_of(model))
+
+
+def backbone_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
+    """M MACs of the backbone alone."""
+    model = unwrap(model)
+    return dict(macs=backbone_macs(find_backbone(model), default_shape(config, model)) / 1e6)
+
+
+def question_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
+    """Percent of right answers on the validation set, by the first two words of the questions."""
+    right: Dict[str, List[bool]] = {}
+    with undisturbed(model), torch.no_grad():
+        for batch in split_loader(config, 'val'):
+            for sample in model.test_step(batch):
+                kind = '-'.join(sample.question.lower().split()[:2])
+                right.setdefault(kind, []).append(sample.pred_answer in sample.gt_answer)
+    return {kind: 100 * sum(found) / len(found) for kind, found in right.items()}
 
 
 def mask_measure(model: nn.Module, config: Config) -> Mapping[str, float]:

@@ -79,7 +79,7 @@ def attention_macs(report: MacsReport) -> int:
 
 def uniform_subnet(model: Mapping[str, Any], target: Target,
                    input_shape: Tuple[int, int, int], scope: str = 'mmpretrain',
-                   part: str = 'model') -> nn.Module:
+                   part: Optional[str] = None) -> nn.Module:
     """A task model slimmed to a target with one keep ratio everywhere.
 
     Gates with options take those that lie nearest to no preference at all.
@@ -89,7 +89,7 @@ def uniform_subnet(model: Mapping[str, Any], target: Target,
         target (str | int | float): As in :func:`~mmkcr.apis.slim`.
         input_shape (tuple[int]): (C, H, W).
         scope (str): The library of the task model. Defaults to ``'mmpretrain'``.
-        part (str): See :func:`~mmkcr.apis.slim`. Defaults to ``'model'``.
+        part (str, optional): See :func:`~mmkcr.apis.slim`.
 
     Returns:
         nn.Module: The subnet, without meaningful weights.
@@ -132,7 +132,7 @@ def model_size(config: Config, target: Optional[Target] = None,
             Defaults to None: none.
     """
     task, scope = task_config(config), config.get('default_scope', 'mmpretrain')
-    part = 'model' if scope == 'mmpretrain' else 'backbone'
+    part = None if scope == 'mmpretrain' else 'backbone'
     model = _build(task, scope)
     shape = default_shape(config, model)
     if target is not None:

@@ -40,7 +40,9 @@ from .pipeline import Measure, Start
 #: Measures of a trained model by name: module and function (:data:`~.pipeline.Measure`).
 MEASURES = dict(kernel='lab.measures:kernel_measure',
                 information='lab.measures:information_measure',
-                masks='lab.measures:mask_measure')
+                masks='lab.measures:mask_measure',
+                backbone='lab.measures:backbone_measure',
+                questions='lab.measures:question_measure')
 _KINDS = dict(train={'overrides', 'start', 'from_scratch'}, slim={'target', 'divisor'},
               call={'config', 'overrides', 'start', 'arguments'})
 _ROW = {'label', 'config', 'weights', 'overrides'}

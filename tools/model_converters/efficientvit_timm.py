@@ -8,17 +8,20 @@ Example:
 """
 
 import re
+import sys
 from pathlib import Path
 from typing import Dict, Optional, Sequence
 
 import torch
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.foreign_checkpoint import read
 from mmkcr.apis.arguments import check_place
 from mmkcr.apis.cli import Parser, add_trust_argument, command
-from mmkcr.core import atomic_write, check_finite_state
+from mmkcr.core import atomic_write
 from mmkcr.models import EfficientViT, EfficientViTClsHead
-from mmkcr.safe_load import read_checkpoint
 
 _RULES = (
     (r'\.norm\.', '.bn.'),
@@ -73,30 +76,6 @@ def _check(state: Dict[str, Tensor]) -> None:
     except RuntimeError as error:
         raise ValueError(f"expected the keys and shapes of timm's `efficientvit_{names[0]}`, found "
                          f'others ({" ".join(str(error).split())[:300]})') from error
-
-
-def read(path: Path) -> Dict[str, Tensor]:
-    """A timm checkpoint.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint, or not finite.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f'expected a checkpoint at `{path}`, found none')
-    if path.suffix == '.safetensors':
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-        try:
-            state = load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f'expected a file of safetensors at `{path}`, found none ({error})'
-                             ) from error
-    else:
-        content = read_checkpoint(path)
-        state = content.get('state_dict', content)
-    check_finite_state(state, str(path))
-    return state
 
 
 @command

@@ -3,7 +3,8 @@
 Writes ``FLOPs`` and ``Parameters`` of every entry: of the dense model, or, where
 the entry names a ``Target``, of a subnet of that many MACs with one keep ratio
 everywhere, and that ratio; or, where it names ``Replaced Blocks``, of the network whose attention
-an operator replaces in so many. With --check nothing is written, and the exit status is 1 if a
+an operator replaces in so many. Models of a library that is not installed are named and left as
+they are. With --check nothing is written, and the exit status is 1 if a
 number is not up to date.
 
 Example:
@@ -63,7 +64,11 @@ def update(path: Path, check: bool, only: str = '') -> List[str]:
     for entry in content['Models']:
         if only not in entry['Name']:
             continue
-        counted = count(entry, cache)
+        try:
+            counted = count(entry, cache)
+        except ImportError as error:
+            print(f'not counted: {entry["Name"]} ({error})')
+            continue
         if any(entry['Metadata'].get(key) != value for key, value in counted.items()):
             stale.append(entry['Name'])
             entry['Metadata'] = {**counted, **{key: value for key, value in

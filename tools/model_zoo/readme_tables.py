@@ -88,7 +88,7 @@ def own_table(content: Dict[str, Any], method: str, folder: str, readme: Path,
     if not entries:
         raise ValueError(f'expected models with a config below `{start}` for the table '
                          f'`{method}/{folder}`, found none')
-    first = [] if folder in ('detection', 'segmentation') else [_TOP1]
+    first = [] if folder in ('detection', 'segmentation', 'vqa') else [_TOP1]
     metrics = list(dict.fromkeys([*first, *(name for e in entries for name in _metrics(e))]))
     rows = [[
         f'`{entry["Name"]}`' + ('' if _metrics(entry) else ' \\*'), _data(entry),

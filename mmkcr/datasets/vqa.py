@@ -1,0 +1,138 @@
+"""Questions about images: their tokens, their answers as classes, and SNLI-VE."""
+
+import json
+import re
+from typing import Any, Dict, List, Sequence, Union
+
+import torch
+from mmcv.transforms import BaseTransform
+from mmengine.dataset import BaseDataset
+
+from mmkcr.models.flava import hugging_face, read_answers
+from mmkcr.registry import DATASETS, TRANSFORMS
+
+#: Label of a question none of whose answers is a class: cross entropies pass over it.
+NO_LABEL = -100
+_WORD = re.compile(r"[a-z0-9']+")
+
+
+@TRANSFORMS.register_module()
+class TokenizeQuestion(BaseTransform):
+    """Adds ``tokens`` (length,), int64, of a sample's ``question``; 0 is padding.
+
+    A sample without a question, such as an image to calibrate on, gets padding alone.
+
+    Args:
+        vocabulary (Sequence[str] | str): Words in lower case, which are tokens from 2 on while 1
+            is any other word; what stands between words is passed over. Or name or folder of a
+            tokenizer of ``transformers`` whose padding is 0, as BERT's is, which FLAVA reads.
+        length (int): Tokens of a question; longer ones are cut. Defaults to 30.
+
+    Raises:
+        ImportError: A name without ``transformers``.
+        ValueError: A tokenizer with another padding.
+    """
+
+    def __init__(self, vocabulary: Union[Sequence[str], str], length: int = 30) -> None:
+        self.length, self._tokenizer, self._words = length, None, {}
+        if not isinstance(vocabulary, str):
+            self._words = {word: token for token, word in enumerate(vocabulary, 2)}
+            return
+        self._tokenizer = hugging_face().AutoTokenizer.from_pretrained(vocabulary)
+        if self._tokenizer.pad_token_id != 0:
+            raise ValueError('expected a tokenizer whose padding is token 0, found '
+                             f'{self._tokenizer.pad_token_id} of `{vocabulary}`')
+
+    def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
+        """Tokenise."""
+        found = self._tokens(results.get('question') or '')
+        results['tokens'] = torch.tensor(found + [0] * (self.length - len(found)))
+        return results
+
+    def _tokens(self, question: str) -> List[int]:
+        if self._tokenizer is None:
+            return [self._words.get(word, 1)
+                    for word in _WORD.findall(question.lower())][:self.length]
+        return self._tokenizer(question, truncation=True, max_length=self.length)['input_ids'] \
+            if question else []
+
+
+@TRANSFORMS.register_module()
+class LabelAnswer(BaseTransform):
+    """Adds ``gt_label``: the class of a question's most frequent answer among the known ones.
+
+    It is -100 where none of the answers is known, which the cross entropy passes over.
+
+    Args:
+        answers (Sequence[str] | str): See :func:`~mmkcr.models.flava.read_answers`.
+    """
+
+    def __init__(self, answers: Union[Sequence[str], str]) -> None:
+        self._labels = {answer: label for label, answer in enumerate(read_answers(answers))}
+
+    def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
+        """Label.
+
+        Raises:
+            ValueError: The question has no answer.
+        """
+        given = results.get('gt_answer') or []
+        if not given:
+            raise ValueError('expected answers to the questions of a VQA set, found none to '
+                             f'question {results.get("question_id")}: give its `ann_file`')
+        given = [given] if isinstance(given, str) else given
+        weights = results.get('gt_answer_weight') or [1.] * len(given)
+        known = [(weight, -place) for place, weight in enumerate(weights)
+                 if given[place] in self._labels]
+        results['gt_label'] = self._labels[given[-max(known)[1]]] if known else NO_LABEL
+        return results
+
+
+@DATASETS.register_module()
+class SNLIVE(BaseDataset):
+    """SNLI-VE (Xie et al., 2019): does an image of Flickr30K entail a sentence?
+
+    Samples have the keys of mmpretrain's VQA sets: the sentence is the ``question``, the relation
+    the ``gt_answer``, and its class ``gt_label``. Lines without a relation (``-``) are left out.
+
+    Args:
+        data_root (str): Folder of both.
+        ann_file (str): Lines of JSON, as ``snli_ve_train.jsonl`` of its authors.
+        data_prefix (str): Folder of the images, ``<Flickr30K_ID>.jpg``. Defaults to
+            ``'flickr30k-images'``.
+        **kwargs: See :class:`mmengine.dataset.BaseDataset`.
+
+    Raises:
+        ValueError: A line is no example, or has another relation.
+    """
+
+    METAINFO = dict(classes=('entailment', 'neutral', 'contradiction'))
+
+    def __init__(self, data_root: str, ann_file: str, data_prefix: str = 'flickr30k-images',
+                 **kwargs: Any) -> None:
+        super().__init__(data_root=data_root, ann_file=ann_file,
+                         data_prefix=dict(img_path=data_prefix), **kwargs)
+
+    def load_data_list(self) -> List[Dict[str, Any]]:
+        """Read the lines."""
+        with open(self.ann_file) as file:
+            samples = [self._sample(line, number) for number, line in enumerate(file, 1)
+                       if line.strip()]
+        return [sample for sample in samples if sample['gt_answer'] != ['-']]
+
+    def _sample(self, line: str, number: int) -> Dict[str, Any]:
+        classes = self.metainfo['classes']
+        try:
+            entry = json.loads(line)
+            image, question, answer = (
+                entry[key] for key in ('Flickr30K_ID', 'sentence2', 'gold_label'))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError('expected lines with `Flickr30K_ID`, `sentence2` and `gold_label`, '
+                             f'found another in line {number} of `{self.ann_file}`') from error
+        if answer not in (*classes, '-'):
+            raise ValueError(f'expected a `gold_label` among {list(classes)}, found {answer!r} in '
+                             f'line {number} of `{self.ann_file}`')
+        return dict(img_path=f'{self.data_prefix["img_path"]}/{image}.jpg', image_id=image,
+                    question_id=entry.get('pairID', number), question=question,
+                    gt_answer=[answer], gt_answer_weight=[1.],
+                    gt_label=classes.index(answer) if answer in classes else NO_LABEL)

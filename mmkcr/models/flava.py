@@ -1,0 +1,204 @@
+"""FLAVA (Singh et al., 2022) for questions about images, around a backbone that is searched.
+
+The encoders are those of Hugging Face's ``transformers``, with keys of their own below
+``backbone.model``, ``text_encoder`` and ``multimodal_encoder``.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+from mmengine.model import BaseModule
+from mmpretrain.models import ImageClassifier
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from mmkcr.registry import MODELS
+
+
+def hugging_face() -> Any:
+    """The package ``transformers``.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError('expected the package `transformers` for FLAVA (`pip install -r '
+                          f'requirements/transformers.txt`), found none ({error})') from error
+    return transformers
+
+
+def read_answers(answers: Union[str, Sequence[str]]) -> List[str]:
+    """The answers that are classes, in the order of the classes.
+
+    Args:
+        answers (str | Sequence[str]): They, or a JSON file with a list of them.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It holds something else, none, or one of them twice.
+    """
+    if isinstance(answers, str):
+        if not Path(answers).is_file():
+            raise FileNotFoundError(f'expected a list of answers at `{answers}`, found no such '
+                                    'file; make it with `python '
+                                    'tools/dataset_converters/vqa_answers.py`')
+        try:
+            answers = json.loads(Path(answers).read_text())
+        except (ValueError, RecursionError):
+            answers = []
+    found = list(answers) if isinstance(answers, (list, tuple)) else []
+    if not found or not all(isinstance(answer, str) for answer in found) or \
+            len(set(found)) != len(found):
+        raise ValueError(f'expected different answers as text, found {str(found):.60}')
+    return found
+
+
+def _encoder(name: str, config: Mapping[str, Any], normed: bool = False) -> nn.Module:
+    """One of FLAVA's three encoders, without a pooler and, unless ``normed``, a last norm."""
+    package = hugging_face()
+    cls = getattr(package, f'Flava{name}Config')
+    unknown = sorted(set(config) - set(vars(cls())))
+    if unknown:
+        raise ValueError(f'expected arguments of `transformers.{cls.__name__}`, found '
+                         f'`{unknown[0]}`')
+    encoder = getattr(package, f'Flava{name}Model')(cls(**config), add_pooling_layer=False)
+    if not normed:
+        encoder.layernorm = nn.Identity()
+    return encoder
+
+
+@MODELS.register_module()
+class FlavaImageEncoder(BaseModule):
+    """FLAVA's image encoder as a backbone: gives all tokens (B, 1 + N, d), class token first.
+
+    Without its last norm: FLAVA's multimodal encoder reads the tokens before it.
+
+    Args:
+        img_size (int): Height and width of an image in pixels. Defaults to 224.
+        init_cfg (dict, optional): See ``BaseModule``.
+        **config: Of ``transformers.FlavaImageConfig``, such as ``hidden_size``; that of the
+            public checkpoint, a ViT-B/16, where nothing is given.
+
+    Raises:
+        ImportError: ``transformers`` is not installed.
+        ValueError: An argument that the encoder does not have.
+    """
+
+    def __init__(self, img_size: int = 224, init_cfg: Optional[Mapping[str, Any]] = None,
+                 **config: Any) -> None:
+        super().__init__(init_cfg)
+        self.img_size = img_size
+        self.model = _encoder('Image', {'mask_token': False, **config, 'image_size': img_size})
+        self.embed_dims = self.model.config.hidden_size
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Tokens (B, 1 + N, d) of images (B, 3, H, W)."""
+        return self.model(images).last_hidden_state
+
+
+@MODELS.register_module()
+class FlavaVQA(ImageClassifier):
+    """Answers questions about images with one of some answers.
+
+    As ``FlavaModel`` computes it: tokens of image and question, each projected to the width of
+    the multimodal encoder, are read by it together with a class token, which the head classifies.
+    Data samples have ``tokens`` (:class:`mmkcr.TokenizeQuestion`) and, for the loss, ``gt_label``
+    (:class:`mmkcr.LabelAnswer`). Budgets are about the image encoder, ``backbone``, unless
+    ``part='model'`` is said: the whole is then counted with a question of one token.
+
+    Args:
+        backbone (dict | nn.Module): :class:`FlavaImageEncoder`, or another one with ``embed_dims``
+            that gives tokens (B, N, d).
+        head (dict): A classification head that reads (B, d), such as ``LinearClsHead``.
+        answers (Sequence[str] | str): See :func:`read_answers`; a file is read by the first
+            prediction.
+        text (dict, optional): Of ``transformers.FlavaTextConfig``. Defaults to None: as published.
+        multimodal (dict, optional): Of ``transformers.FlavaMultimodalConfig``, likewise.
+        data_preprocessor (dict, optional): See ``ImageClassifier``.
+        init_cfg (dict, optional): See ``BaseModule``.
+
+    Raises:
+        ImportError: ``transformers`` is not installed.
+        ValueError: The head has not as many classes as there are answers.
+    """
+
+    #: A budget is about the backbone unless it says otherwise, see ``counted_part``.
+    counts_backbone = True
+
+    def __init__(self, backbone: Union[Mapping[str, Any], nn.Module], head: Mapping[str, Any],
+                 answers: Union[Sequence[str], str],
+                 text: Optional[Mapping[str, Any]] = None,
+                 multimodal: Optional[Mapping[str, Any]] = None,
+                 data_preprocessor: Optional[Mapping[str, Any]] = None,
+                 init_cfg: Any = None) -> None:
+        super().__init__(backbone, head=head, data_preprocessor=data_preprocessor,
+                         init_cfg=init_cfg)
+        self._answers = answers if isinstance(answers, str) else self._checked(answers)
+        self.text_encoder = _encoder('Text', text or {})
+        self.multimodal_encoder = _encoder('Multimodal', multimodal or {}, normed=True)
+        width = self.multimodal_encoder.config.hidden_size
+        self.image_to_mm_projection = nn.Linear(self.backbone.embed_dims, width)
+        self.text_to_mm_projection = nn.Linear(self.text_encoder.config.hidden_size, width)
+
+    def _checked(self, answers: Union[Sequence[str], str]) -> List[str]:
+        found = read_answers(answers)
+        if self.head.num_classes != len(found):
+            raise ValueError(f'expected `num_classes` {len(found)} of the head, the number of '
+                             f'answers, found {self.head.num_classes}')
+        return found
+
+    @property
+    def answers(self) -> List[str]:
+        """What the classes of the head are."""
+        if isinstance(self._answers, str):
+            self._answers = self._checked(self._answers)
+        return self._answers
+
+    def extract_feat(self, inputs: Tensor, stage: str = 'neck',
+                     data_samples: Optional[List] = None) -> Union[Tensor, Tuple[Tensor]]:
+        """Features of images with their questions.
+
+        Args:
+            inputs (Tensor): Images (B, 3, H, W).
+            stage (str): ``'backbone'``: tokens of the images; ``'neck'``: the class tokens (B, d)
+                in a tuple; ``'pre_logits'``: what the last layer reads. Defaults to ``'neck'``.
+            data_samples (list, optional): With ``tokens`` (T,), int64. Defaults to None: questions
+                of one padding token.
+        """
+        seen = self.backbone(inputs)
+        seen = seen[-1] if isinstance(seen, (tuple, list)) else seen
+        if stage == 'backbone':
+            return seen
+        question = torch.zeros(len(inputs), 1, dtype=torch.int64, device=inputs.device) \
+            if data_samples is None else torch.stack([one.tokens for one in data_samples])
+        words = question != 0
+        read = self.text_encoder(question, attention_mask=words.long()).last_hidden_state
+        both = torch.cat([self.image_to_mm_projection(seen), self.text_to_mm_projection(read)], 1)
+        others = both.shape[1] - words.shape[1] + self.multimodal_encoder.use_cls_token
+        found = self.multimodal_encoder(
+            both, attention_mask=pad(words, (others, 0), value=True).long()).last_hidden_state
+        features = (found[:, 0], )
+        return features if stage == 'neck' else self.head.pre_logits(features)
+
+    def forward(self, inputs: Tensor, data_samples: Optional[List] = None,
+                mode: str = 'tensor') -> Any:
+        """As of ``ImageClassifier``; also mode ``'tensor'`` reads the questions."""
+        if mode == 'tensor':
+            return self.head(self.extract_feat(inputs, data_samples=data_samples))
+        return super().forward(inputs, data_samples, mode)
+
+    def loss(self, inputs: Tensor, data_samples: List) -> Dict[str, Tensor]:
+        """The head's losses."""
+        return self.head.loss(self.extract_feat(inputs, data_samples=data_samples), data_samples)
+
+    def predict(self, inputs: Tensor, data_samples: Optional[List] = None, **kwargs: Any) -> List:
+        """The head's predictions, with ``pred_answer``."""
+        features = self.extract_feat(inputs, data_samples=data_samples)
+        samples = self.head.predict(features, data_samples, **kwargs)
+        for sample in samples:
+            sample.set_field(self.answers[int(sample.pred_label)], 'pred_answer', dtype=str)
+        return samples
