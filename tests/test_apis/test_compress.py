@@ -15,7 +15,7 @@ from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.apis.refit_structure import refit_structure
-from mmkcr.core import Structure
+from mmkcr.core import Structure, count_params
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs
 from mmkcr.models import KCRVisionTransformer, Searchable
@@ -333,6 +333,14 @@ def test_a_refitted_stream_is_nearer_than_a_selected_one(build):
     again = Scores(lambda: Searchable(build(), sites=['embedding'], structure=structure.to_dict()))
     again.load_state_dict(model.state_dict(), strict=True)
     assert torch.equal(outputs(again), outputs(model))
+
+
+@pytest.mark.parametrize('build, kind', [(vit, 'head_operator'), (eva, 'head_channels'),
+                                         (Scores, 'embedding')])
+def test_a_budget_of_parameters_is_that_of_the_built_network(build, kind):
+    result = compress(build(), IMAGES, 0.93, [kind], cost='params', **OPTIONS)
+    found = result.structure.provenance['params']
+    assert found['subnet'] == count_params(result.model) <= 0.93 * found['dense']
 
 
 def test_shared_out_is_not_worse_than_uniform_in_predicted_loss():
