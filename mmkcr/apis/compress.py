@@ -165,13 +165,13 @@ def compress(model: nn.Module,
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
     params = count_params(dense)
+    if budget is not macs:  # said of the sites while they are dense
+        structure.provenance[budget.name] = budget.describe(sizes)
     refit_along(dense, subnet, structure, batches, forward, settings, done)
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
     if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
         note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=params, subnet=count_params(subnet))
-    if budget is not macs:
-        structure.provenance[budget.name] = budget.describe(sizes)
     features = [getattr(own.host, 'backbone', own.host) for own in (whole, space)]
     with ComplexityTap(features[0]) as of_dense, ComplexityTap(features[1]) as of_slim:
         found = agreement(dense, subnet, held_out, forward, settings.logits)

@@ -15,7 +15,7 @@ from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.apis.refit_structure import refit_structure
-from mmkcr.core import Structure
+from mmkcr.core import Structure, count_params
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs
 from mmkcr.models import KCRVisionTransformer, Searchable
@@ -335,6 +335,14 @@ def test_a_refitted_stream_is_nearer_than_a_selected_one(build):
     assert torch.equal(outputs(again), outputs(model))
 
 
+@pytest.mark.parametrize('build, kind', [(vit, 'head_operator'), (eva, 'head_channels'),
+                                         (Scores, 'embedding')])
+def test_a_budget_of_parameters_is_that_of_the_built_network(build, kind):
+    result = compress(build(), IMAGES, 0.93, [kind], cost='params', **OPTIONS)
+    found = result.structure.provenance['params']
+    assert found['subnet'] == count_params(result.model) <= 0.93 * found['dense']
+
+
 def test_shared_out_is_not_worse_than_uniform_in_predicted_loss():
     model = vit()
     results = [compress(model, IMAGES, 0.6, uniform=uniform, **OPTIONS) for uniform in (0, 1)]
@@ -501,11 +509,13 @@ def test_readers_are_the_layers_that_the_units_enter():
 def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, blocks, tmp_path,
                                                              monkeypatch):
     """After any block; what was done is not done again."""
+    options = dict(OPTIONS, uniform='embedding' in sites)  # else the stream stays whole
+
     def run():
         done = CompressProgress(tmp_path / 'progress', dict(target='60%'))
-        return compress(build(), IMAGES, '60%', sites, done=done, **OPTIONS)
+        return compress(build(), IMAGES, '60%', sites, done=done, **options)
 
-    unbroken = compress(build(), IMAGES, '60%', sites, **OPTIONS)
+    unbroken = compress(build(), IMAGES, '60%', sites, **options)
     save, count = CompressProgress.save_block, [0]
 
     def killed(self, *args):

@@ -1,6 +1,6 @@
 """Width of the residual stream (Once for Both, section 3)."""
 
-from typing import Any, List
+from typing import Any, List, Tuple
 
 from torch import Tensor, nn
 
@@ -58,6 +58,12 @@ class Embedding(HostSite):
     def resized(self, units: int) -> None:
         """Record the width where the host does."""
         self.view.resize(self.host, units)
+
+    def fitted(self) -> Tuple[str, ...]:
+        """What writes the stream."""
+        paths = {module: path for path, module in self.host.named_modules()}
+        return tuple(paths[axis.module] for axis in self.axes() if axis.dim == 0 and
+                     axis.name == 'weight' and isinstance(axis.module, (nn.Linear, nn.Conv2d)))
 
     def widen(self, x: Tensor, dim: int = -1) -> Tensor:
         """Channels of the stream at their places in the dense width, 0 elsewhere.

@@ -113,7 +113,7 @@ class HeadOperatorSite(AttentionSite):
     def _module(self) -> nn.Module:
         """The operator: that of the layer or, of a dense one, one like it."""
         return getattr(self.owner, 'operator', None) or head_operator(self.operator)(
-            self.total, self.view.width)
+            self.total, self.view.width, self.grid.extra)
 
     def fitted(self) -> Tuple[str, ...]:
         """The layer, with its operator."""
