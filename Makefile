@@ -2,7 +2,8 @@
 # What is installed is remembered by the stamps in $(VENV): a second call reuses it.
 PYTHON ?= python3.11
 VENV ?= .venv
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# three workers for two cores: some tests wait for schedulers and other processes
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 MAX_JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c requirements/constraints.txt

@@ -9,6 +9,7 @@ Examples:
     python tools/compress.py CONFIG CHECKPOINT --target-macs 60%
     python tools/compress.py mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py CHECKPOINT \\
         --target-macs 70% --calibration FOLDER --images 256 --out slim
+    python tools/compress.py CONFIG CHECKPOINT --target-bytes 40MB        # or --target-params 12M
     python tools/compress.py CONFIG CHECKPOINT --target-latency 80% --latency-table table.json
     python tools/compress.py CONFIG CHECKPOINT --order 80% 60% 45% 30%
     python tools/compress.py CONFIG CHECKPOINT --structure searched/structure.json
@@ -20,6 +21,7 @@ from typing import Any, Dict, Optional, Sequence
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
+from mmkcr.apis.arguments import add_targets, chosen_target
 from mmkcr.apis.build import image_shape, load_config
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress import DEFAULT_SITES, REFITTED, SCOPES
@@ -47,12 +49,7 @@ def make_parser() -> Parser:
     parser.add_argument('config', help='config of a dense model, a file or library::path')
     parser.add_argument('checkpoint', help='its weights')
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument('--target-macs', metavar='TARGET',
-                        help='most MACs: 12.6G, 450M, 0.6 or 60%% of the dense model; of detectors '
-                        'and segmentors those of the backbone')
-    target.add_argument('--target-latency', metavar='TARGET',
-                        help="most time: 12ms, 0.8 or 80%% of the dense model's, with "
-                        '--latency-table')
+    add_targets(target, '; of detectors and segmentors those of the backbone')
     target.add_argument('--order', nargs='+', metavar='TARGET',
                         help='most MACs of budgets that are refitted, all in one file; the config '
                         'builds these and what is between: `target_macs` of its structure')
@@ -80,7 +77,7 @@ def make_parser() -> Parser:
                         help='what is made smaller: the backbone, or the whole detector or '
                         'segmentor, with the target over all its MACs (%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'),
-                        help='whose MACs the target is about (backbone of a detector or '
+                        help='what the target is about (backbone of a detector or '
                         'segmentor, else model)')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help='height and width of the image that MACs are counted for, or one '
@@ -223,9 +220,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     fields = ('train_dataloader', ) if args.calibration is None else ()
     fields += ('test_dataloader', ) if args.evaluate else ()
     check_data_folders(load_config(args.config, args.cfg_options), fields)
-    if (args.latency_table is None) != (args.target_latency is None):
-        raise ValueError('expected `--target-latency` with `--latency-table`, found one without '
-                         'the other')
+    cost, target = chosen_target(args)
     for name in ('order', 'structure'):
         if getattr(args, name) is not None and args.scope != 'backbone':
             raise ValueError(f'expected `--{name}` for a backbone, found `--scope {args.scope}`')
@@ -239,11 +234,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         files = refit_files(task_of(args), args.structure, seed=args.seed, rho=args.rho)
     else:
         files = compress_files(
-            args.config, args.checkpoint, args.target_macs or args.target_latency, args.sites,
+            args.config, args.checkpoint, target, args.sites,
             args.calibration, args.images, args.batch_size,
             image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
             args.device, args.cfg_options, args.latency_table, args.force_table,
-            args.int8, args.scope, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
+            args.int8, args.scope, cost, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
     dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
     if args.finetune is not None:
         tuned = [finetune(dense, args, files)]

@@ -9,6 +9,7 @@ gates: these are used. --online-weights takes those of the optimizer instead.
 Examples:
     python tools/slim.py CONFIG CHECKPOINT --target-macs 12.6G --divisor 8
     python tools/slim.py CONFIG CHECKPOINT --target-macs 80% --shape 224 224
+    python tools/slim.py CONFIG CHECKPOINT --target-bytes 40MB
     python tools/slim.py CONFIG CHECKPOINT --target-latency 12ms --latency-table table.json
 """
 
@@ -16,6 +17,7 @@ from typing import Optional, Sequence
 
 from mmengine.config import DictAction
 
+from mmkcr.apis.arguments import add_targets, chosen_target
 from mmkcr.apis.build import image_shape
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.count import part_rows
@@ -29,12 +31,7 @@ def make_parser() -> Parser:
     parser.add_argument('config', help='config of the search')
     parser.add_argument('checkpoint', help='checkpoint of the search')
     target = parser.add_mutually_exclusive_group()
-    target.add_argument('--target-macs', metavar='TARGET',
-                        help='most MACs of the built subnet: 12.6G, 450M, 0.8 or 80%% of the '
-                        'dense model; default: the channels whose gates are open')
-    target.add_argument('--target-latency', metavar='TARGET',
-                        help="most time: 12ms, 0.8 or 80%% of the dense model's, with "
-                        '--latency-table')
+    add_targets(target, '; default: the channels whose gates are open')
     parser.add_argument('--latency-table', metavar='FILE',
                         help='of tools/benchmarks/latency_table.py: runtime, threads, batch')
     parser.add_argument('--force-table', action='store_true',
@@ -45,7 +42,7 @@ def make_parser() -> Parser:
                         help='height and width of the image that MACs are counted for, or one '
                         'number for both; default: that of the config')
     parser.add_argument('--part', choices=('model', 'backbone'),
-                        help='whose MACs the target is about; default: what the price of the '
+                        help='what the target is about; default: what the price of the '
                         'config counts, else the backbone of a detector, else the model')
     parser.add_argument('--out', metavar='DIR',
                         help='folder to write to (work_dirs/<config name>/slim)')
@@ -88,13 +85,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Slim, write and print."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
-    if (args.latency_table is None) != (args.target_latency is None):
-        raise ValueError('expected `--target-latency` with `--latency-table`, found one without '
-                         'the other')
+    cost, target = chosen_target(args)
     print_summary(slim_files(
-        args.config, args.checkpoint, args.target_macs or args.target_latency, args.divisor,
+        args.config, args.checkpoint, target, args.divisor,
         image_shape(args.shape) if args.shape else None, args.out, args.online_weights,
-        args.cfg_options, args.part, args.latency_table, args.force_table))
+        args.cfg_options, args.part, args.latency_table, args.force_table,
+        cost))
 
 
 if __name__ == '__main__':

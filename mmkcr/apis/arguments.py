@@ -3,11 +3,11 @@
 import tempfile
 from argparse import Action, Namespace
 from pathlib import Path
-from typing import Any, Iterable, List, Sequence, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
-from mmkcr.core import parse_target
+from mmkcr.core import COUNTED, LatencyModel
 
 #: Least values of numbers, by the name that they have in every command.
 LEAST = dict(threads=1, batch=1, batch_size=1, images=1, shown=1, repeats=0, warmup=0, rounds=1,
@@ -19,7 +19,42 @@ MOST = dict(threads=4096, jobs=4096, batch=2**20, batch_size=2**20, query=1, sco
             fraction=1, budgets=1, targets=1, rho=1e6, tolerance=1e6, wait_time=1e6)
 #: Most pixels of an image that a model is built, counted or timed for.
 MOST_PIXELS = 2**26
+#: What targets of commands are of, by argument.
+TARGETS = {f'target_{cls.name}': cls for cls in (*COUNTED.values(), LatencyModel)}
 _FOLDERS, _FILES = ('out', 'work_dir', 'show_dir'), ('FILE', )
+
+
+def add_targets(group: Any, most: str) -> None:
+    """Add ``--target-macs`` and those of other costs.
+
+    Args:
+        group (ArgumentParser): Of which one may be given.
+        most (str): Help of the first, behind the examples.
+    """
+    for cls, example in zip(TARGETS.values(), ('12.6G', '12M', '40MB', '12ms')):
+        more = dict(macs=most, latency=', with --latency-table',
+                    bytes=' (of the state_dict)').get(cls.name, '')
+        group.add_argument(f'--target-{cls.name}', metavar='TARGET',
+                           help=f'most {cls.noun}: {example}, 0.6 or 60%% of the dense '
+                           f"model's{more}")
+
+
+def chosen_target(args: Namespace) -> Tuple[str, Optional[str]]:
+    """The cost that a target was given for, see :func:`mmkcr.apis.slim`, and the target.
+
+    Args:
+        args (Namespace): Of :func:`add_targets`, with ``latency_table``.
+
+    Raises:
+        ValueError: A target of time without a table, or a table without one.
+    """
+    if (args.latency_table is None) != (args.target_latency is None):
+        raise ValueError('expected `--target-latency` with `--latency-table`, found one without '
+                         'the other')
+    for name, cls in TARGETS.items():
+        if getattr(args, name) is not None:
+            return cls.name if cls.name in COUNTED else 'macs', getattr(args, name)
+    return 'macs', None
 
 
 def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
@@ -41,11 +76,11 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
         values = _values(getattr(args, name, None))
         if name in LEAST:
             _check_numbers(values, flag, LEAST[name], MOST.get(name))
-        elif name == 'device':
+        elif name == 'device' and values:
             check_device(values[0])
-        elif name == 'target_macs':
+        elif name in TARGETS:
             for value in values:
-                parse_target(value, 2**62)
+                TARGETS[name].read_target(value, 2**62)
         elif name == 'shape' and values:
             image_shape(values)
         elif name in _FOLDERS and values:

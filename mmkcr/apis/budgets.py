@@ -81,6 +81,11 @@ def compress_budgets(model: nn.Module,
     """
     dense = copy.deepcopy(model)
     space = searched(dense, sites)
+    alone = next((name for name, site in space.sites.items()
+                  if site.kind in ('head_operator', 'embedding')), None)
+    if alone is not None:
+        raise ValueError('expected kinds of site that change nothing but their own block to '
+                         f'compress for many budgets, found `{alone}`')
     macs = macs_model(dense, space, input_shape, part)
     limits = [parse_target(target, macs.dense) for target in targets]
     if not limits or len(set(limits)) < len(limits):

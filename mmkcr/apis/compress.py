@@ -14,13 +14,18 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import LatencyModel, LatencyTable, MacsModel, Structure, count_params, parse_target
+from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.evaluation.complexity import ComplexityTap
+from mmkcr.functional.stream import stream_basis
 from mmkcr.models.calibration import Forward, flat_tensors
+from mmkcr.models.costs import cost_model
 from mmkcr.models.head_rotation import take_weights
+from mmkcr.models.kernel_fit import FITTED
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.stream_readers import find_outside
+from mmkcr.models.stream_rotation import turn_stream
 from mmkcr.models.utils import counted_part, is_detector, task_forward
 from mmkcr.models.whole import HeldBatches, whole_outputs
 from .compress_progress import CompressProgress
@@ -30,13 +35,13 @@ from .site_profiles import CompressOptions, SiteProfile, profile_sites
 from .slim import note_backbone_macs
 
 #: Kinds whose units can be chosen and refitted.
-REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels')
+REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels',
+            'head_operator', 'embedding')
 #: Those that a call takes by default: they need no gather and lose least at the same MACs. Whole
 #: heads are taken where their channels cannot be.
 DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
 #: What may be made smaller: the backbone, or the whole model with its neck and heads.
 SCOPES = ('backbone', 'model')
-
 
 
 @dataclasses.dataclass
@@ -72,6 +77,7 @@ def compress(model: nn.Module,
              done: Optional[CompressProgress] = None,
              latency: Optional[LatencyTable] = None,
              scope: str = 'backbone',
+             cost: str = 'macs',
              **options: Any) -> CompressResult:
     """Make a network smaller in closed form, from unlabelled images.
 
@@ -79,7 +85,8 @@ def compress(model: nn.Module,
         model (nn.Module): Dense: any module with an adapter, or a task model of mmpretrain, mmdet
             or mmseg whose backbone has one. It is left as it is.
         images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
-        target (str | int | float): Most MACs, as of :func:`~mmkcr.core.parse_target`.
+        target (str | int | float): Most MACs, as of :func:`~mmkcr.core.parse_target`, or another
+            ``cost``.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
             :data:`DEFAULT_SITES` that the backbone has.
         input_shape (Sequence[int]): (C, H, W) of the image that MACs are counted for. Defaults to
@@ -95,10 +102,12 @@ def compress(model: nn.Module,
         done (CompressProgress, optional): What an earlier call with these arguments had done; what
             this one does is written there. Defaults to None.
         latency (LatencyTable, optional): Measured on this network; ``target`` is then a time, see
-            :meth:`~mmkcr.core.LatencyModel.parse_target`. Defaults to None: MACs.
+            :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
         scope (str): ``'backbone'``, or ``'model'``: neck and heads are made smaller too, under one
-            budget over all MACs. ``images`` are then batches of the data preprocessor, and
+            budget over all of it. ``images`` are then batches of the data preprocessor, and
             ``forward`` is :func:`~mmkcr.models.whole.whole_outputs`. Defaults to ``'backbone'``.
+        cost (str): What the target is of: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
+            ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
         **options: See :class:`CompressOptions`.
 
     Returns:
@@ -120,7 +129,7 @@ def compress(model: nn.Module,
     if scope not in SCOPES:
         raise ValueError(f'expected `scope` of {list(SCOPES)}, found {scope!r}')
     if scope == 'model' and latency is not None:
-        raise ValueError('expected a target of MACs to compress a whole model, found a time: '
+        raise ValueError('expected another target to compress a whole model, found a time: '
                          'tables of latencies are about backbones')
     forward = forward or (whole_outputs if scope == 'model' else called)
     batches, held_out = split_batches(images, held_out)
@@ -132,10 +141,12 @@ def compress(model: nn.Module,
     subnet = copy.deepcopy(dense)
     space = searched(subnet, sites, scope)
     whole = searched(dense, sites, scope)
+    for own, network in ((whole, dense), (space, subnet)):
+        find_outside(own, network, batches[0], forward)
     macs = macs_model(subnet, space, input_shape, part)
-    cost = macs if latency is None else LatencyModel(macs, latency)
-    wanted = parse_target(target, macs.dense) if cost is macs else cost.parse_target(target)
-    check_reach(space, cost, wanted, settings)
+    budget = cost_model(cost, macs, latency)
+    wanted = budget.parse_target(target)
+    check_reach(space, budget, wanted, settings)
     profiles = profiles or (done.profiles() if done else None)
     if profiles is None:
         profiles = profile_sites(dense, whole, batches, forward, settings)
@@ -144,7 +155,12 @@ def compress(model: nn.Module,
     for profile in profiles.values():
         for backbone in (whole.host, space.host):
             take_weights(backbone, profile.rotated)
-    sizes = share_out(space, profiles, cost, wanted, settings)
+    sizes = share_out(space, profiles, budget, wanted, settings)
+    for name, profile in profiles.items():
+        if profile.stream is not None and sizes[name] < space.sites[name].total:
+            basis = stream_basis(profile.stream, max(sizes[name], 2))
+            for own in (whole, space):
+                turn_stream(own.sites[name], basis)
     structure = space.structure_for(
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
@@ -154,8 +170,8 @@ def compress(model: nn.Module,
     if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
         note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=params, subnet=count_params(subnet))
-    if cost is not macs:
-        structure.provenance['latency'] = cost.describe(sizes)
+    if budget is not macs:
+        structure.provenance[budget.name] = budget.describe(sizes)
     features = [getattr(own.host, 'backbone', own.host) for own in (whole, space)]
     with ComplexityTap(features[0]) as of_dense, ComplexityTap(features[1]) as of_slim:
         found = agreement(dense, subnet, held_out, forward, settings.logits)
@@ -246,6 +262,11 @@ def check_kinds(sites: Sequence[KindConfig]) -> None:
     if unknown:
         raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
                          f'found {unknown}')
+    for kind in sites:
+        operator = FITTED[0] if isinstance(kind, str) else kind.get('operator', FITTED[0])
+        if operator not in FITTED:
+            raise ValueError(f'expected an operator for heads that has a closed form, of '
+                             f'{list(FITTED)}, found {operator!r}')
 
 
 def default_kinds(host: nn.Module) -> List[KindConfig]:

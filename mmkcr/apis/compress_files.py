@@ -146,7 +146,8 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                    device: str = 'cpu', options: Optional[Mapping[str, Any]] = None,
                    latency: Union[str, Path, None] = None,
                    force_latency: bool = False, int8: Optional[str] = None,
-                   scope: str = 'backbone', **settings: Any) -> CompressFiles:
+                   scope: str = 'backbone', cost: str = 'macs',
+                   **settings: Any) -> CompressFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
     A call that was killed goes on behind the last block that it refitted when it is repeated with
@@ -169,13 +170,13 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         seed (int): Of everything drawn. Defaults to 0.
         device (str): Defaults to ``'cpu'``.
         options (dict, optional): Config entries to overwrite.
-        latency (str | Path, optional): Table of latencies: ``target`` is a time. Defaults to None:
-            MACs.
+        latency (str | Path, optional): Table of latencies: ``target`` is a time. Defaults to None.
         force_latency (bool): Take a table of another machine. Defaults to False.
         int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
             :func:`~mmkcr.apis.int8.deploy_int8`. Defaults to None.
         scope (str): What is made smaller, see :func:`~mmkcr.apis.compress.compress`. Defaults to
             ``'backbone'``.
+        cost (str): What the target is of, as there. Defaults to ``'macs'``.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
@@ -188,12 +189,12 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     table = None if latency is None else load_table(latency, _about(task.input_shape, task.part),
                                                     force_latency)
     done = CompressProgress(folder / PROGRESS, dict(
-        task.key, sites=sites, target=target, settings=settings,
+        task.key, sites=sites, target=target, cost=cost, settings=settings,
         latency=None if latency is None else file_sha256(latency)))
     try:
         result = compress(model, batches, target, sites, task.input_shape, task.part,
                           task_outputs if scope == 'backbone' else None, done=done, latency=table,
-                          scope=scope, logits=task.classifies, seed=seed, **settings)
+                          scope=scope, cost=cost, logits=task.classifies, seed=seed, **settings)
     except ValueError:
         done.remove()
         raise

@@ -41,14 +41,15 @@ class CompressProgress:
             return None
         return {name: SiteProfile(UnitOrder(found['order'], found['errors'],
                                             tuple(found['groups'])), found['losses'],
-                                  found['rotated'])
+                                  found['rotated'], found['stream'])
                 for name, found in self._load(_PROFILES).items()}
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
         """Write the profiles of all sites."""
         self._save(_PROFILES, {name: dict(
             order=found.order.order, errors=found.order.errors, groups=list(found.order.groups),
-            losses=found.losses, rotated=found.rotated) for name, found in profiles.items()})
+            losses=found.losses, rotated=found.rotated, stream=found.stream)
+            for name, found in profiles.items()})
 
     def has_block(self, block: str) -> bool:
         """Whether a block's refitted weights are known."""

@@ -197,7 +197,7 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
         ValueError: An operator that ONNX does not have.
     """
     import onnx
-    traced = _general(prepared, shape) if dynamic else tuple(shape)
+    traced = padded_shape(prepared, shape) if dynamic else tuple(shape)
     names = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'}
     images = torch.zeros(2, *traced)
     with torch.no_grad(), _quiet():
@@ -220,7 +220,7 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
     return graph
 
 
-def _general(model: nn.Module, shape: Sequence[int]) -> Tuple[int, int, int]:
+def padded_shape(model: nn.Module, shape: Sequence[int]) -> Tuple[int, int, int]:
     """A size at which every map of the model is padded; odd, and larger than its own.
 
     The hosts leave padding out where it would do nothing, and so would a trace.

@@ -19,9 +19,10 @@ from mmkcr.models.calibration import (
     readers,
     rows_of_a_batch,
     set_weights,
-    taps,
     weight_matrix,
 )
+from mmkcr.models.head_rotation import take_weights
+from mmkcr.models.kernel_fit import KernelMoments
 from mmkcr.models.replay import (
     ResumableForward,
     added_last,
@@ -30,8 +31,12 @@ from mmkcr.models.replay import (
     rows_in,
     rows_out,
 )
+from mmkcr.models.rotary_refit import refitted_queries, turned_moments
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import HostSite
+from mmkcr.models.sites.embedding import Embedding
+from mmkcr.models.sites.head_operator import HeadOperatorSite
+from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from mmkcr.models.utils import search_space
 from .compress_progress import CompressProgress
 from .site_profiles import CompressOptions, shown
@@ -59,7 +64,8 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
     try:
         for block in shown(list(blocks), 'Refit of blocks', settings):
             sites = [space.sites[name] for name in blocks[block]]
-            kept = {site: torch.tensor(structure.sites[name].kept, device=_device(site))
+            kept = {site: torch.tensor(structure.sites[name].kept, dtype=torch.int64,
+                                       device=_device(site))
                     for name, site in zip(blocks[block], sites)}
             if refits and done is not None and done.has_block(block):
                 for site in sites:
@@ -74,7 +80,15 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 last = None
             for site in sites:
                 outputs.update(_outputs_left(site, kept[site]))
+                if isinstance(site, RotaryPairs) and settings.refit == 'least-squares':
+                    _refit_queries(runs[1], site, kept[site], settings)
                 site.slice_to(kept[site])
+                if isinstance(site, Embedding):
+                    if refits:
+                        _refit_stream(runs, site, outputs, settings)
+                    continue
+                if isinstance(site, HeadOperatorSite) and settings.refit == 'least-squares':
+                    _fit_kernels(runs, site, kept[site], settings)
                 if refits:
                     together = [reader.path for reader in readers(site)]
                     # the inputs of lost outputs come from what was refitted
@@ -84,6 +98,9 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 last = block
                 if done is not None:
                     done.save_block(block, _refitted(sites))
+        for path in dict.fromkeys(path for name in names for path in space.sites[name].outside):
+            if refits:
+                _refit(runs, {path: None}, settings)
     finally:
         for run in runs:
             run.close()
@@ -108,7 +125,8 @@ def _outputs_left(site: HostSite, kept: Tensor) -> Dict[str, Tensor]:
 def _refitted(sites: Sequence[HostSite]) -> Dict[str, nn.Module]:
     """The layers with new weights, by path."""
     paths = [path for site in sites
-             for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())]
+             for path in (*(reader.path for reader in readers(site)), *site.lost_outputs(),
+                          *site.fitted()) if path not in site.outside]
     return {path: sites[0].host.get_submodule(path) for path in paths}
 
 
@@ -117,15 +135,71 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
     """As many batches as the refit with the most inputs needs."""
     needed = settings.least_batches
     found = collect(dense, batches[:1], forward, {
-        reader.path: space.host.get_submodule(reader.path) for site in space.sites.values()
+        reader.path: site.module(reader.path) for site in space.sites.values()
         for reader in readers(site)}, settings.rows)
     for name, site in space.sites.items():
         for reader in readers(site):
-            units = len(structure.sites[name].kept) * reader.inner
-            inputs = units * taps(space.host.get_submodule(reader.path))
+            units = site.total if site.operators() else len(structure.sites[name].kept)
+            inputs = units * reader.each(site.module(reader.path))
             rows = max(1, found[reader.path].inputs.count)
             needed = max(needed, math.ceil(settings.per_unit[1] * inputs / rows))
     return batches[:needed]
+
+
+def _refit_stream(runs: Sequence[ResumableForward], site: Embedding, outputs: Mapping[str, Tensor],
+                  settings: CompressOptions) -> None:
+    """New weights of all that reads or writes a narrower stream, layer after layer."""
+    paths = {module: path for path, module in site.host.named_modules()}
+    own = {paths[axis.module] for axis in site.axes() if axis.name == 'weight' and
+           isinstance(axis.module, (nn.Linear, nn.Conv2d))}
+    normed = [f'{paths[owner]}.' for owner, _, _ in site.view.norms(site.host) if paths[owner]]
+    blocks: Dict[str, List[str]] = {}
+    for path in paths.values():  # what embeds reads what it did
+        if path in own and not f'{path}.'.startswith(f'{site.path}.'):
+            block = max((name for name in normed if path.startswith(name)), key=len)
+            blocks.setdefault(block[:-1], []).append(path)
+    last = None
+    for block, layers in blocks.items():
+        if last is not None:
+            for run in runs:
+                run.go_on(last, block)
+        for path in layers:
+            _refit(runs, {path: outputs.get(path)}, settings, block)
+        last = block
+    for run in runs:
+        run.close()
+
+
+def _refit_queries(run: ResumableForward, site: RotaryPairs, kept: Tensor,
+                   settings: CompressOptions) -> None:
+    """New queries for the pairs that are kept, from one pass of the slim network."""
+    enough = settings.per_unit[1] * site.view.width
+    with turned_moments({site.name: site}, settings.rows) as found:
+        for batch in range(len(run.batches)):
+            if batch >= settings.least_batches and found[site.name].key.count >= enough:
+                break
+            run.run(batch, site.owner.rotary)
+    take_weights(site.host, refitted_queries(site, found[site.name], kept, settings.rho))
+
+
+def _fit_kernels(runs: Sequence[ResumableForward], site: HeadOperatorSite, kept: Tensor,
+                 settings: CompressOptions) -> None:
+    """Kernels that give what the dense network's heads gave, from the slim network's values."""
+    width = site.view.width
+    replaced = [head for head in range(site.total) if head not in kept.tolist()]
+    channels = torch.arange(site.total * width).view(site.total, -1)[replaced].flatten()
+    moments = KernelMoments(site.owner.operator, site.name)
+    for batch in range(len(runs[0].batches)):
+        if moments.patches.count >= 2 * settings.rows:
+            break
+        calls = []
+        for run, name in zip(runs, ('proj', 'qkv')):
+            layer = run.host.get_submodule(f'{site.path}.{name}')
+            calls += caught(run, batch, {name: layer}, layer)[name]
+        (attended, _), (_, qkv) = calls
+        moments.add(qkv[..., 3 * len(kept) * width:],
+                    attended[..., channels.to(attended.device)], site.grid.hw)
+    moments.fit(settings.rho)
 
 
 def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],
@@ -136,7 +210,7 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
     whose outputs are the last that is added to its block's shall bring the block's output to the
     dense network's: it also takes back what earlier blocks have lost.
     """
-    old, new = ({path: run.host.get_submodule(path) for path in layers} for run in runs)
+    old, new = ({path: run.module(path) for path in layers} for run in runs)
     scale = None
     if block is not None and len(layers) == 1 and settings.refit == 'least-squares':
         (path, layer), = old.items()
@@ -206,5 +280,8 @@ def _towards_the_block(runs: Sequence[ResumableForward], batch: int, block: str,
     wanted = block_rows(layer, wanted)
     found = caught(runs[1], batch, {block: slim, path: layer}, slim)
     (args, out), = found[path]
-    missing = _columns(wanted - block_rows(layer, found[block][0][1]), left[path])
+    there = block_rows(layer, found[block][0][1])
+    narrow = wanted.shape[1] > there.shape[1]  # the stream is, and not the layer alone
+    missing = _columns(wanted, left[path]) - there if narrow else \
+        _columns(wanted - there, left[path])
     return {path: input_rows(layer, args)}, {path: output_rows(layer, out) + missing / scale}

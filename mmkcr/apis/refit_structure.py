@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from mmkcr.core import Structure, count_params
 from mmkcr.models.calibration import Forward
+from mmkcr.models.kernel_fit import FITTED
+from mmkcr.models.stream_readers import find_outside
 from .build import state_bytes
 from .compress import (
     CompressResult,
@@ -61,12 +63,15 @@ def refit_structure(model: nn.Module,
     kinds = wanted.backbone.get('sites') or list(dict.fromkeys(
         name.rpartition('.')[2] for name in wanted.sites))
     space, params = searched(subnet, kinds), count_params(dense)
-    searched(dense, kinds)
+    whole = searched(dense, kinds)
+    for own, network in ((whole, dense), (space, subnet)):
+        find_outside(own, network, batches[0], forward)
     wanted.validate(space.totals())
-    replaced = [name for name, site in wanted.sites.items() if site.operator is not None]
-    if replaced:
-        raise ValueError(f'expected a structure without operators to refit, found one at '
-                         f'`{replaced[0]}`')
+    unknown = [site.operator for site in wanted.sites.values()
+               if site.operator not in (None, *FITTED)]
+    if unknown:
+        raise ValueError(f'expected operators that have a closed form, of {list(FITTED)}, to refit '
+                         f'a structure, found {unknown[0]!r}')
     macs = macs_model(subnet, space, input_shape, part)
     found = space.structure_for({name: torch.tensor(site.kept)
                                  for name, site in wanted.sites.items()})

@@ -1,11 +1,11 @@
 """How many units every site keeps under a budget: least loss, and a budget that is used."""
 
 import math
-from typing import Dict, List, Mapping, Optional, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
-from mmkcr.core import LatencyModel, MacsModel
+from mmkcr.core import CostModel
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.latency import useful_sizes
@@ -21,33 +21,30 @@ def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
     """Sizes that a site may have, ascending; of channels of heads equally many of every head."""
     total = site.total // site.rows
     divisor = settings.divisor if total >= 4 * settings.divisor else 1
-    sizes = allowed_sizes(total, max(1, round(settings.min_share * total)), divisor)
+    least = 0 if site.operators() else max(1, round(settings.min_share * total))
+    sizes = allowed_sizes(total, least, divisor)
     return [size * site.rows for size in sizes]
 
 
-def check_reach(space: SearchSpace, macs: Union[MacsModel, LatencyModel], target: int,
+def check_reach(space: SearchSpace, macs: CostModel, target: int,
                 settings: CompressOptions) -> None:
     """Refuse a target that no sizes of the sites meet.
 
     Args:
         space (SearchSpace): Of the dense backbone.
-        macs (MacsModel | LatencyModel): Of the sites' sizes.
-        target (int): Most MACs, or nanoseconds.
+        macs (CostModel): Of the sites' sizes.
+        target (int): Most cost.
         settings (CompressOptions): Sizes on offer.
 
     Raises:
         ValueError: The target is out of reach; the message gives the range.
     """
     least = {name: size_options(site, settings)[0] for name, site in space.sites.items()}
-    if isinstance(macs, LatencyModel):
-        macs.check_target(target, least)
-    elif not macs(least) <= target:
-        raise ValueError(f'expected a target within the reachable {macs(least) / 1e9:.6g}G to '
-                         f'{macs.dense / 1e9:.6g}G MACs, found {target / 1e9:.6g}G')
+    macs.check_target(target, least)
 
 
 def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
-              macs: Union[MacsModel, LatencyModel], target: int,
+              macs: CostModel, target: int,
               settings: CompressOptions) -> Dict[str, int]:
     """Sizes of all sites with the least sum of losses within the budget.
 
@@ -57,8 +54,8 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
     Args:
         space (SearchSpace): Of the dense backbone.
         profiles (Mapping[str, SiteProfile]): By site.
-        macs (MacsModel | LatencyModel): Of the sites' sizes.
-        target (int): Most MACs, or nanoseconds.
+        macs (CostModel): Of the sites' sizes.
+        target (int): Most cost.
         settings (CompressOptions): Sizes on offer, and whether to share out at all.
 
     Returns:
@@ -97,7 +94,7 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
 
 
 def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
-                 losses: Mapping[str, Tensor], macs: Union[MacsModel, LatencyModel],
+                 losses: Mapping[str, Tensor], macs: CostModel,
                  target: int) -> Dict[str, int]:
     """Sizes within the budget that use it: costs that depend on each other miss it.
 
@@ -109,8 +106,8 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
         sizes (Mapping[str, int]): To start from, by site.
         offered (Mapping[str, list[int]]): Sizes that a site may have, ascending.
         losses (Mapping[str, Tensor]): Of a site with k units, k = 0 … total.
-        macs (MacsModel | LatencyModel): Of the sites' sizes.
-        target (int): Most MACs, or nanoseconds.
+        macs (CostModel): Of the sites' sizes.
+        target (int): Most cost.
     """
     def lost(sizes: Mapping[str, int]) -> float:
         return sum(float(losses[name][size]) for name, size in sizes.items())
@@ -149,7 +146,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
     return sizes
 
 
-def uniform_sizes(offered: Mapping[str, List[int]], macs: MacsModel, target: int) -> Dict[str, int]:
+def uniform_sizes(offered: Mapping[str, List[int]], macs: CostModel, target: int) -> Dict[str, int]:
     """The largest common share of all sites within the budget."""
     def at(share: float) -> Dict[str, int]:
         return {name: max([size for size in options if size <= share * options[-1] + 1e-9]

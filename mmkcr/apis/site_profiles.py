@@ -1,7 +1,19 @@
 """What calibration images say about every site of a dense network (SPEC 9)."""
 
 import dataclasses
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from contextlib import ExitStack
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 import torch
@@ -10,6 +22,7 @@ from torch import Tensor, nn
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.functional.refit import refit
+from mmkcr.functional.stream import stream_losses
 from mmkcr.models.calibration import (
     Forward,
     ReaderMoments,
@@ -18,7 +31,6 @@ from mmkcr.models.calibration import (
     ordering_readers,
     output_changes,
     readers,
-    taps,
     weight_matrix,
 )
 from mmkcr.models.head_rotation import (
@@ -27,11 +39,17 @@ from mmkcr.models.head_rotation import (
     layers_of,
     rotate_heads,
     take_weights,
-    width_order,
 )
+from mmkcr.models.kernel_fit import HeadKernels
+from mmkcr.models.rotary_refit import TurnedMoments, query_change, rotate_pairs, turned_moments
 from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites.attention_width import AttentionWidth
 from mmkcr.models.sites.base import HostSite
+from mmkcr.models.sites.embedding import Embedding
+from mmkcr.models.sites.head_operator import HeadOperatorSite
 from mmkcr.models.sites.heads import HeadChannels
+from mmkcr.models.sites.rotary_pairs import RotaryPairs
+from mmkcr.models.stream_rotation import normed_moments, turned_changes, turns
 from mmkcr.visualization.progress import shown as progress_bar
 
 
@@ -90,11 +108,14 @@ class SiteProfile:
         rotated (dict[str, Tensor]): Weights in which the units are meant, by their path in the
             host, where they are others than the network's: see
             :mod:`mmkcr.models.head_rotation`. Defaults to none.
+        stream (Tensor, optional): Of a residual stream that is turned into the basis of its size:
+            the moment that gives the basis, see :mod:`mmkcr.models.stream_rotation`.
     """
 
     order: UnitOrder
     losses: Tensor
     rotated: Dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    stream: Optional[Tensor] = None
 
     def removed(self, count: int) -> float:
         """Share of the energy in the readers' outputs that the first units do not give back.
@@ -122,36 +143,59 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     Raises:
         ValueError: A site is not reached, or an activation is not finite.
     """
-    layers = {f'{name}:{path}': space.host.get_submodule(path)
+    layers = {f'{name}:{path}': site.module(path)
               for name, site in space.sites.items()
               for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
-    narrowed = {name: site for name, site in space.sites.items()
-                if isinstance(site, HeadChannels) and settings.choose is None}
+    narrowed = {name: site for name, site in space.sites.items() if settings.choose is None and
+                isinstance(site, (HeadChannels, RotaryPairs))}
+    pairs = {name: site for name, site in narrowed.items() if isinstance(site, RotaryPairs)}
+    kernels = {name: HeadKernels(site, settings.rows, settings.rho)
+               for name, site in space.sites.items() if settings.choose is None and
+               isinstance(site, HeadOperatorSite)}
     projections = {f'{name}:{path}': layer for name, site in narrowed.items()
                    for path, layer in layers_of(site).items()}
-    found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
-                    settings.rows, settings.logits, settings.seed, settings.per_unit[0],
-                    settings.least_batches, {name: layer for name, layer in projections.items()
-                                             if name not in layers})
-    rotations = {name: _rotated(name, site, found, settings) for name, site in narrowed.items()}
+    streams = {name: site for name, site in space.sites.items() if settings.choose is None and
+               isinstance(site, Embedding) and turns(dense, site, batches[0], forward)}
+    with ExitStack() as stack:
+        normed = stack.enter_context(normed_moments(streams, settings.rows))
+        turned = stack.enter_context(turned_moments(pairs, settings.rows))
+        for one in kernels.values():
+            stack.enter_context(one)
+        found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
+                        settings.rows, settings.logits, settings.seed, settings.per_unit[0],
+                        settings.least_batches, {name: layer for name, layer in projections.items()
+                                                 if name not in layers})
+    rotations = {name: _rotated(name, site, found, turned.get(name), settings)
+                 for name, site in narrowed.items()}
+    _fit_kernels(dense, kernels, batches, forward, settings)
     generator = torch.Generator().manual_seed(settings.seed)
     profiles = {}
     for name, site in space.sites.items():
+        if name in kernels:
+            moments = found[f'{name}:{site.view.output}']
+            _check_reached(name, moments)
+            units, losses = kernels[name].order(moments.positions * moments.gradients.second_moment)
+            profiles[name] = SiteProfile(UnitOrder(units, losses, ()), losses)
+            continue
         covariances, grams, groups = [], [], 1
         for reader in ordering_readers(site):
             layer, moments = layers[f'{name}:{reader.path}'], found[f'{name}:{reader.path}']
             own = reader.columns(layer)
-            if moments.inputs.count == 0:
-                raise ValueError(f'expected the calibration images to reach site `{name}`, found '
-                                 'that they do not')
-            if moments.gradients.count == 0:
-                raise ValueError(f'expected outputs that depend on site `{name}`, found that they '
-                                 'do not: let `forward` return those that do')
+            _check_reached(name, moments)
             sensitivity = moments.positions * moments.gradients.second_moment
             weight = weight_matrix(layer)[:, own].double()
             covariances.append(moments.inputs.covariance[own, own])
             grams.append(weight.T @ sensitivity.to(weight) @ weight)
-            groups = reader.inner * taps(layer)
+            groups = reader.each(layer) if reader.repeats == 1 else reader.of_units(
+                layer, torch.arange(site.total), site.total).tolist()
+        if name in streams:
+            total = sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
+            moment = normed[name].second_moment
+            losses = stream_losses(moment).cpu()
+            losses = total * losses / losses[0].clamp(min=1e-30)
+            profiles[name] = SiteProfile(UnitOrder(torch.arange(site.total), losses, ()), losses,
+                                         stream=moment)
+            continue
         extra = None
         for path in site.lost_outputs():
             moments = found[f'{name}:{path}']
@@ -164,34 +208,64 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
         profiles[name] = SiteProfile(order, order.errors)
         if name in rotations:
-            profiles[name] = _by_width(site, order, rotations[name])
+            profiles[name] = _by_rotation(order, rotations[name])
     if settings.choose is None and settings.probe_batches:
-        _measure(dense, space, profiles, {name: moments.inputs for name, moments in found.items()},
-                 batches[-settings.probe_batches:], forward, settings)
+        inputs = {name: moments.inputs for name, moments in found.items()}
+        with ExitStack() as stack:
+            for one in kernels.values():
+                stack.enter_context(one)
+            _measure(dense, space, profiles, inputs, {
+                **turned, **kernels, **{name: profiles[name].stream for name in streams}},
+                     batches[-settings.probe_batches:], forward, settings)
     return profiles
 
 
-def _rotated(name: str, site: HeadChannels, found: Mapping[str, ReaderMoments],
-             settings: CompressOptions) -> HeadRotation:
+def _check_reached(name: str, moments: ReaderMoments) -> None:
+    if moments.inputs.count == 0:
+        raise ValueError(f'expected the calibration images to reach site `{name}`, found that they '
+                         'do not')
+    if moments.gradients.count == 0:
+        raise ValueError(f'expected outputs that depend on site `{name}`, found that they do not: '
+                         'let `forward` return those that do')
+
+
+def _fit_kernels(dense: nn.Module, kernels: Mapping[str, HeadKernels], batches: Sequence[Any],
+                 forward: Forward, settings: CompressOptions) -> None:
+    """Fit the kernels of heads, and see in a further pass how far they are from attention."""
+    if not kernels:
+        return
+    for one in kernels.values():
+        one.fit()
+    with ExitStack() as stack, torch.no_grad():
+        for one in kernels.values():
+            stack.enter_context(one)
+        for place, batch in enumerate(shown(batches, 'Kernels of heads', settings)):
+            if place >= settings.least_batches and all(
+                    one.joint.count >= settings.per_unit[0] * one.joint.num_features
+                    for one in kernels.values()):
+                break
+            forward(dense, batch)
+
+
+def _rotated(name: str, site: AttentionWidth, found: Mapping[str, ReaderMoments],
+             turned: Optional[TurnedMoments], settings: CompressOptions) -> HeadRotation:
     """Bases of heads that may become narrower; the layer and its moments get them."""
     moments = {path: found[f'{name}:{path}'].inputs for path in layers_of(site)}
     if any(entry.count == 0 for entry in moments.values()):
         raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
                          'they do not')
-    rotation = rotate_heads(site, moments, settings.rho)
+    rotation = rotate_heads(site, moments, settings.rho) if turned is None else \
+        rotate_pairs(site, moments, turned, settings.rho)
     take_weights(site.host, rotation.state)
     output = found[f'{name}:{site.view.output}']
     output.inputs = output.inputs.mixed(rotation.values)
     return rotation
 
 
-def _by_width(site: HostSite, order: UnitOrder, rotation: HeadRotation) -> SiteProfile:
-    """Units channel by channel over all heads; losses in the unit of the output's errors."""
-    heads = site.total // site.view.width
-    widths = np.arange(site.view.width + 1) * heads
-    errors = np.interp(np.arange(site.total + 1), widths, rotation.errors.cpu().numpy())
-    losses = order.errors[0].cpu() * torch.from_numpy(errors)
-    order = dataclasses.replace(order, order=torch.tensor(width_order(site)), errors=losses)
+def _by_rotation(order: UnitOrder, rotation: HeadRotation) -> SiteProfile:
+    """Units as the bases have them; losses in the unit of the output's errors."""
+    losses = order.errors[0].cpu() * rotation.errors
+    order = dataclasses.replace(order, order=rotation.order, errors=losses)
     return SiteProfile(order, losses, rotation.state)
 
 
@@ -202,8 +276,8 @@ _AT_ONCE = 2**30
 
 
 def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfile],
-             inputs: Mapping[str, Moments], batches: Sequence[Any], forward: Forward,
-             settings: CompressOptions) -> None:
+             inputs: Mapping[str, Moments], others: Mapping[str, Any],
+             batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
     """Scale the sites' losses to what some sizes do to the outputs, in place.
 
     Between the sizes that are measured the factor is interpolated in its logarithm.
@@ -216,7 +290,8 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
             name = waiting.pop(0)
             if name in places:
                 changes[name] = _changes(space.sites[name], name, profiles[name].order,
-                                         places[name], inputs, settings.rho)
+                                         places[name], inputs, others.get(name),
+                                         settings.rho)
                 size += sum(change.deltas.numel() * 4 for change in changes[name])
         found = output_changes(dense, shown(batches, 'Losses of sizes', settings), forward,
                                changes, settings.logits, settings.seed) if changes else {}
@@ -231,29 +306,39 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
 def _probed(site: HostSite) -> List[int]:
     """The sizes of a site at which its loss is measured."""
     count = site.total // site.rows
+    if site.operators():  # none may be kept
+        return sorted({0, *(round(share * count) for share in PROBES)} - {count})
     return sorted({min(max(round(share * count), 1), max(count - 1, 1)) * site.rows
                    for share in PROBES})
 
 
 def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
-             inputs: Mapping[str, Moments], rho: float) -> List[WeightChange]:
+             inputs: Mapping[str, Moments], other: Union[TurnedMoments, HeadKernels, Tensor, None],
+             rho: float) -> List[WeightChange]:
     """What refits to some numbers of units change in the weights of a site's readers."""
+    kept = [order.order[:count].sort().values for count in counts]
+    if isinstance(other, HeadKernels):
+        return [other.change(kept)]
+    if isinstance(other, Tensor):
+        found = {reader.path: inputs[f'{name}:{reader.path}'] for reader in readers(site)}
+        return turned_changes(site, other, found, counts, rho)
     changes = []
     for reader in readers(site):
-        layer, moments = site.host.get_submodule(reader.path), inputs[f'{name}:{reader.path}']
-        weight, own = weight_matrix(layer), reader.columns(layer)
-        each, deltas = reader.inner * taps(layer), []
-        for count in counts:
-            units = order.order[:count].sort().values.to(weight.device)
-            kept = (units[:, None] * each + torch.arange(each, device=weight.device)).flatten()
+        layer, moments = site.module(reader.path), inputs[f'{name}:{reader.path}']
+        weight, own, deltas = weight_matrix(layer), reader.columns(layer), []
+        for units in kept:
+            columns = reader.of_units(layer, units.to(weight.device), site.total).flatten()
             delta = torch.zeros_like(weight)
             delta[:, own] -= weight[:, own]
-            delta[:, own.start + kept] += refit(weight[:, own], None, moments.covariance[own, own],
-                                                moments.mean[own], kept, rho)[0]
+            delta[:, own.start + columns] += refit(
+                weight[:, own], None, moments.covariance[own, own], moments.mean[own], columns,
+                rho)[0]
             deltas.append(delta)
         changes.append(WeightChange(layer, moments.mean, torch.stack(deltas)))
     if isinstance(site, HeadChannels):
         changes.append(_narrower_keys(site, order, counts))
+    if isinstance(site, RotaryPairs):
+        changes.append(query_change(site, other, kept, rho))
     return changes
 
 
@@ -262,11 +347,11 @@ def _narrower_keys(site: HeadChannels, order: UnitOrder, counts: Sequence[int]) 
 
     What is the same for all keys is not seen by the softmax, so the mean does not matter.
     """
-    path, rows = head_parts(site).keys
-    layer = site.module(path)
+    part = head_parts(site)[1]
+    layer = site.module(part.path)
     deltas = layer.weight.detach().new_zeros(len(counts), *layer.weight.shape)
     for delta, count in zip(deltas, counts):
-        lost = order.order[count:].to(delta.device) + rows.start
+        lost = order.order[count:].to(delta.device) + part.rows.start
         delta[lost] = -layer.weight.detach()[lost]
     return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas)
 

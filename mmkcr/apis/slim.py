@@ -6,16 +6,15 @@ from typing import Optional, Sequence, Tuple, Union
 from torch import nn
 
 from mmkcr.core import (
-    LatencyModel,
     LatencyTable,
     MacsModel,
     Structure,
     check_finite_gates,
     count_params,
-    parse_target,
     select_units,
 )
 from mmkcr.core.added import added_layers
+from mmkcr.models.costs import cost_model
 from mmkcr.models.utils import (
     backbone_macs,
     copied_spaces,
@@ -38,7 +37,8 @@ def slim(model: nn.Module,
          divisor: int = 1,
          input_shape: Sequence[int] = (3, 224, 224),
          part: Optional[str] = None,
-         latency: Optional[LatencyTable] = None) -> Tuple[nn.Module, Structure]:
+         latency: Optional[LatencyTable] = None,
+         cost: str = 'macs') -> Tuple[nn.Module, Structure]:
     """Discretise the gates of a supernet under a budget and slice its tensors.
 
     Args:
@@ -51,12 +51,14 @@ def slim(model: nn.Module,
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
         input_shape (Sequence[int]): (C, H, W) of the image that the MACs are
             counted for. Defaults to (3, 224, 224).
-        part (str, optional): ``'model'`` or ``'backbone'``, whose MACs the
+        part (str, optional): ``'model'`` or ``'backbone'``, whose cost the
             target is about. Defaults to None: what the price of a
             ``SearchModel`` counts, else the backbone of a detector, whose
             heads run on as many proposals as the weights give, else the model.
         latency (LatencyTable, optional): Of the dense network: ``target_macs`` is then a time, see
-            :meth:`~mmkcr.core.LatencyModel.parse_target`. Defaults to None: MACs.
+            :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
+        cost (str): What the target is of, see :func:`~mmkcr.models.costs.cost_model`; parameters
+            and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to ``'macs'``.
 
     Returns:
         tuple[nn.Module, Structure]: The subnet with inherited weights (a bare
@@ -73,17 +75,16 @@ def slim(model: nn.Module,
     gates = space.gates()
     check_finite_gates(gates)
     macs = MacsModel(counted, space.host, space.gated_sites(), task_forward(counted, input_shape))
-    cost = macs if latency is None else LatencyModel(macs, latency)
+    budget = cost_model(cost, macs, latency)
     target = None
     if target_macs is not None:
-        target = parse_target(target_macs, macs.dense) if cost is macs else \
-            cost.parse_target(target_macs)
-    if target is not None and cost is not macs:
-        cost.check_target(target, {site: gate.min_size for site, gate in gates.items()})
+        target = budget.parse_target(target_macs)
+    if target is not None and latency is not None:  # a selection that begins may cost time
+        budget.check_target(target, {site: gate.min_size for site, gate in gates.items()})
     kept = {site: gate.selection() for site, gate in gates.items() if gate.decided}
     free = {site: gate for site, gate in gates.items() if not gate.decided}
     sizes = {site: len(units) for site, units in kept.items()}
-    kept.update(select_units(free, lambda others: cost({**sizes, **others}), target, divisor))
+    kept.update(select_units(free, budget.beside(sizes), target, divisor))
     structure = space.structure_for(kept)
     subnet = copy.deepcopy(task)
     for one in (search_space(subnet), *copied_spaces(subnet)):
@@ -98,8 +99,8 @@ def slim(model: nn.Module,
     note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=online_params(task) - extra + space.sliced_params(),
                             subnet=online_params(subnet))
-    if cost is not macs:
-        structure.provenance['latency'] = cost.describe(structure.sizes())
+    if budget is not macs:
+        structure.provenance[budget.name] = budget.describe(structure.sizes())
     return subnet, structure
 
 

@@ -62,7 +62,8 @@ def slim_files(config: Union[str, Path],
                options: Optional[Mapping[str, Any]] = None,
                part: Optional[str] = None,
                latency: Union[str, Path, None] = None,
-               force_latency: bool = False) -> SlimResult:
+               force_latency: bool = False,
+               cost: str = 'macs') -> SlimResult:
     """Slim a trained supernet and write the subnet.
 
     Two files are written, both or, on any error, neither: ``structure.json``,
@@ -83,8 +84,9 @@ def slim_files(config: Union[str, Path],
         options (dict, optional): Config entries to overwrite.
         part (str, optional): See :func:`mmkcr.apis.slim`.
         latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to
-            None: MACs.
+            None.
         force_latency (bool): Take a table of another machine. Defaults to False.
+        cost (str): See :func:`mmkcr.apis.slim`. Defaults to ``'macs'``.
 
     Returns:
         SlimResult: Of the files.
@@ -109,7 +111,7 @@ def slim_files(config: Union[str, Path],
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else load_table(latency, dict(input_shape=list(shape)),
                                                     force_latency)
-    subnet, structure = slim(model, target_macs, divisor, shape, part, table)
+    subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost)
     structure.provenance = dict(provenance(cfg, config, checkpoint, content, online),
                                 **structure.provenance)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'slim'

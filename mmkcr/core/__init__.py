@@ -2,6 +2,7 @@
 
 from .axes import Axis, scale_axes, slice_axes, sync_sizes
 from .budget import parse_target, solve_budget
+from .cost import CostModel
 from .finite import NonFiniteError, check_finite, check_finite_gates, check_finite_state
 from .gate import BaseGate, NoisyGate
 from .io import atomic_write, locked, remove_stale
@@ -13,13 +14,14 @@ from .selection import TOLERANCE, select_units
 from .sites import MaskPoint, Site, SiteHolder, UnitMask, Unsupported
 from .slicing import slice_parameter, take
 from .structure import SiteEntry, Structure
+from .weights import COUNTED, BytesModel, ParamsModel
 
 __all__ = [
-    'Axis', 'BaseGate', 'LatencyModel', 'LatencyTable', 'MacsModel', 'MacsReport', 'MaskPoint',
-    'NoisyGate', 'NonFiniteError', 'Order', 'Site', 'SiteEntry', 'SiteHolder', 'Structure',
-    'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'can_meet',
-    'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
-    'count_forward_macs', 'count_params', 'locked', 'parse_target', 'remove_stale',
-    'scale_axes', 'select_units', 'slice_axes', 'slice_parameter', 'solve_budget', 'sync_sizes',
-    'take'
+    'Axis', 'BaseGate', 'BytesModel', 'COUNTED', 'CostModel', 'LatencyModel', 'LatencyTable',
+    'MacsModel', 'MacsReport', 'MaskPoint', 'NoisyGate', 'NonFiniteError', 'Order',
+    'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE', 'UnitMask',
+    'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'can_meet', 'check_finite',
+    'check_finite_gates', 'check_finite_state', 'choose_options', 'count_forward_macs',
+    'count_params', 'locked', 'parse_target', 'remove_stale', 'scale_axes', 'select_units',
+    'slice_axes', 'slice_parameter', 'solve_budget', 'sync_sizes', 'take'
 ]

@@ -1,13 +1,13 @@
 """From scores to a selection that meets a budget by construction."""
 
-import re
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
 
+from .cost import CostModel, check_range
+
 Target = Union[str, int, float]
-_UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 
 
 def parse_target(target: Target, dense: int) -> int:
@@ -25,15 +25,7 @@ def parse_target(target: Target, dense: int) -> int:
     Raises:
         ValueError: Anything else.
     """
-    match = re.fullmatch(r'\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT%]?)\s*', str(target), re.IGNORECASE)
-    value = float(match[1]) if match else 0.
-    if value <= 0:
-        raise ValueError('expected a MACs target such as `12.6G`, `80%` or `0.8`, '
-                         f'found {target!r}')
-    unit = match[2].upper()
-    if unit == '%' or (unit == '' and value <= 1):
-        return int(dense * (value / 100 if unit == '%' else value))
-    return int(value * _UNITS[unit])
+    return CostModel.read_target(target, dense)
 
 
 class _Group(NamedTuple):
@@ -124,9 +116,7 @@ def _largest_within(smallest: Dict[str, int], groups: List[_Group],
 
     low, high = 0, len(groups)
     lowest, highest = macs(prefix(low)), macs(prefix(high))
-    if not lowest <= target <= highest:
-        raise ValueError(f'expected a target within the reachable {lowest / 1e9:.6g}G to '
-                         f'{highest / 1e9:.6g}G MACs, found {target / 1e9:.6g}G')
+    check_range(macs, target, lowest, highest)
     while low < high:
         middle = (low + high + 1) // 2
         if macs(prefix(middle)) <= target:

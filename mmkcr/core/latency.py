@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
+from .cost import CostModel
 from .io import atomic_write
 from .macs import MacsModel
 from .sites import Cost
@@ -76,7 +77,7 @@ class LatencyTable:
         return found
 
 
-class LatencyModel:
+class LatencyModel(CostModel):
     """Time of the subnet from the sizes of its sites, like :class:`~mmkcr.core.MacsModel`.
 
     A site adds to the dense network's time what was measured, linear between measured sizes. Where
@@ -90,6 +91,8 @@ class LatencyModel:
     Raises:
         ValueError: A site that the table does not have, or of another size.
     """
+
+    name, noun, suffix, scale = 'latency', 'time', 'ms', 10**6
 
     def __init__(self, macs: MacsModel, table: LatencyTable) -> None:
         self.macs, self.table, self.sites = macs, table, macs.sites
@@ -136,12 +139,14 @@ class LatencyModel:
         return dict(dense=self.dense, subnet=self(sizes), **self.table.settings,
                     **self.table.machine)
 
-    def parse_target(self, target: Union[str, int, float]) -> int:
+    @classmethod
+    def read_target(cls, target: Union[str, int, float], dense: int) -> int:
         """Read a target.
 
         Args:
             target (str | int | float): ``'12ms'``, ``'900us'``, or a share of the dense network's
                 time (``0.8``, ``'80%'``).
+            dense (int): Nanoseconds of the dense network.
 
         Returns:
             int: Nanoseconds.
@@ -156,23 +161,12 @@ class LatencyModel:
                              f'{target!r}')
         if unit in _UNITS:
             return int(value * _UNITS[unit])
-        return int(self.dense * value / (100 if unit == '%' else 1))
+        return int(dense * value / (100 if unit == '%' else 1))
 
-    def check_target(self, target: int, least: Mapping[str, int]) -> None:
-        """Refuse what no sizes reach.
-
-        Args:
-            target (int): Nanoseconds.
-            least (Mapping[str, int]): Smallest sizes by site.
-
-        Raises:
-            ValueError: It is below the time of the smallest sizes or above that of the dense
-                network.
-        """
-        lowest = self(least)
-        if not lowest <= target <= self.dense:
-            raise ValueError(f'expected a target within the reachable {milliseconds(lowest)} to '
-                             f'{milliseconds(self.dense)}, found {milliseconds(target)}')
+    @classmethod
+    def said(cls, value: float) -> str:
+        """Such as ``'12.3 ms'``."""
+        return milliseconds(value)
 
 
 def milliseconds(nanoseconds: float) -> str:

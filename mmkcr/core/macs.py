@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from .added import added_layers
+from .cost import CostModel
 from .sites import Cost, Site
 
 
@@ -146,7 +147,7 @@ class Term(NamedTuple):
     sites: Tuple[str, ...]
 
 
-class MacsModel:
+class MacsModel(CostModel):
     """MACs of the subnet as a closed form of the sizes of its sites.
 
     One forward gives the count of every module as it is. The MACs of a linear layer or a
@@ -175,7 +176,7 @@ class MacsModel:
 
     def __init__(self, model: nn.Module, root: nn.Module, sites: Mapping[str, Site],
                  forward: Callable[[], Any]) -> None:
-        self.sites = dict(sites)
+        self.model, self.sites = model, dict(sites)
         if not self.sites:
             raise ValueError('expected a backbone with sites, found none in '
                              f'`{root.__class__.__name__}`')

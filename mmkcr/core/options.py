@@ -4,6 +4,8 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from .cost import speaking
+
 Options = Mapping[str, Sequence[int]]
 
 
@@ -44,9 +46,10 @@ def choose_options(options: Options,
         found = search.run({}, search.order)
         if found is not None:
             return found
-    raise ValueError(f'expected a target within the reachable {smallest / 1e9:.6g}G to '
-                     f'{largest / 1e9:.6g}G MACs, with sizes that meet it, found '
-                     f'{low / 1e9:.6g}G to {high / 1e9:.6g}G')
+    words = speaking(macs)
+    raise ValueError(f'expected a target within the reachable '
+                     f'{words.range_said(smallest, largest)}, with sizes that meet it, found '
+                     f'{words.said(low)} to {words.said(high)}')
 
 
 def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: int,

@@ -1,27 +1,27 @@
 """What the gates of a supernet keep, under a budget or not."""
 
-from typing import Callable, Dict, Mapping, Optional
+from typing import Dict, Mapping, Optional
 
 from torch import Tensor
 
 from .budget import solve_budget
+from .cost import CostModel
 from .gate import BaseGate
 from .options import choose_options
 
 #: A network of options meets its target within this share below it.
 TOLERANCE = 0.03
 Gates = Mapping[str, BaseGate]
-Macs = Callable[[Mapping[str, float]], float]
 
 
-def select_units(gates: Gates, macs: Macs, target: Optional[int] = None,
+def select_units(gates: Gates, macs: CostModel, target: Optional[int] = None,
                  divisor: int = 1) -> Dict[str, Tensor]:
     """Units that every gate keeps.
 
     Args:
         gates (Mapping[str, BaseGate]): By site; of free size, with options, or of both sorts.
-        macs (Callable): MACs from the sizes of the gates' sites.
-        target (int, optional): Most MACs. Defaults to None: what the hard gates keep.
+        macs (CostModel): Cost of the sizes of the gates' sites.
+        target (int, optional): Most cost. Defaults to None: what the hard gates keep.
         divisor (int): Sizes of free gates are multiples of it. Defaults to 1.
 
     Returns:
@@ -33,8 +33,8 @@ def select_units(gates: Gates, macs: Macs, target: Optional[int] = None,
     """
     if not gates:
         if target is not None and macs({}) > target:
-            raise ValueError(f'expected a target of at least the {macs({}) / 1e9:.6g}G MACs that '
-                             f'the search decided on, found {target / 1e9:.6g}G')
+            raise ValueError(f'expected a target of at least the {macs.said(macs({}))} of '
+                             f'{macs.noun} that the search decided on, found {macs.said(target)}')
         return {}
     free = {site: gate for site, gate in gates.items() if gate.options() is None}
     given = {site: gate for site, gate in gates.items() if site not in free}
@@ -47,13 +47,13 @@ def select_units(gates: Gates, macs: Macs, target: Optional[int] = None,
     return _select_both(free, given, macs, target, divisor)
 
 
-def _select_free(gates: Gates, macs: Macs, target: Optional[int],
+def _select_free(gates: Gates, macs: CostModel, target: Optional[int],
                  divisor: int) -> Dict[str, Tensor]:
     return solve_budget({site: gate.scores() for site, gate in gates.items()}, macs, target,
                         divisor, {site: gate.min_size for site, gate in gates.items()})
 
 
-def _select_options(gates: Gates, macs: Macs, target: Optional[int]) -> Dict[str, Tensor]:
+def _select_options(gates: Gates, macs: CostModel, target: Optional[int]) -> Dict[str, Tensor]:
     if target is None:
         return {site: gate.selection() for site, gate in gates.items()}
     found = {site: gate.options() for site, gate in gates.items()}
@@ -64,7 +64,7 @@ def _select_options(gates: Gates, macs: Macs, target: Optional[int]) -> Dict[str
     return {site: gates[site].selection(option) for site, option in chosen.items()}
 
 
-def _select_both(free: Gates, given: Gates, macs: Macs, target: Optional[int],
+def _select_both(free: Gates, given: Gates, macs: CostModel, target: Optional[int],
                  divisor: int) -> Dict[str, Tensor]:
     """Options first, as they were learned if the free sites can make up for them.
 
@@ -78,7 +78,6 @@ def _select_both(free: Gates, given: Gates, macs: Macs, target: Optional[int],
         sizes = {site: len(units) for site, units in kept.items()}
         if not macs({**sizes, **smallest}) <= target <= macs({**sizes, **largest}):
             middle = {site: (smallest[site] + largest[site]) // 2 for site in free}
-            kept = _select_options(given, lambda others: macs({**middle, **others}), target)
+            kept = _select_options(given, macs.beside(middle), target)
     sizes = {site: len(units) for site, units in kept.items()}
-    return {**kept, **_select_free(free, lambda others: macs({**sizes, **others}), target,
-                                   divisor)}
+    return {**kept, **_select_free(free, macs.beside(sizes), target, divisor)}

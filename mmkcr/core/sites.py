@@ -183,6 +183,14 @@ class Site:
         """
         raise NotImplementedError
 
+    def params(self, size: Cost) -> Cost:
+        """Parameters of the module at :attr:`path`, of a kind with ``has_own_macs``.
+
+        Args:
+            size (int | Tensor): Units kept.
+        """
+        raise NotImplementedError
+
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """The method's own cost term (KCR section 3.3, DCS section 3.4); arguments as there.
 

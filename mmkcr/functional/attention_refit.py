@@ -4,9 +4,8 @@
 the keys, a bilinear form P in the place of the identity changes them by
 ``||Mq^(1/2) (I - P) K^(1/2)||_F^2`` in the mean over independent i and j. Of rank r the best is
 the truncated SVD ``Mq^(1/2) K^(1/2) = U S V^T`` (Eckart and Young), and the error is the sum of
-the squared singular values that it leaves out. ``P = Tq^T Tk`` needs no inverse but that of S:
-
-    Tq = S_r^(-1/2) V_r^T K^(1/2),   Tk = S_r^(-1/2) U_r^T Mq^(1/2)
+the squared singular values that it leaves out. In the bases ``Tk = S^(-1/2) U^T Mq^(1/2)`` and
+``Tq = Tk^(-T)`` these are the first r channels.
 
 The softmax does not see what is the same for all keys, so keys may be centred; queries may not.
 
@@ -20,7 +19,6 @@ two numbers each: least squares of the logits on ``q_p . k_p`` and ``q_p . J k_p
 Shapes: H heads of d channels, D channels of the stream, r new channels of a head.
 """
 
-from dataclasses import dataclass
 from typing import Any, Optional, Tuple
 
 import torch
@@ -29,29 +27,9 @@ from torch import Tensor
 
 from .moments import Moments
 from .pivots import UnitOrder, pivot_order
-from .refit import refit, refit_mixed, refit_output
+from .refit import refit, refit_output
 
 ROTARY_LAYOUTS = ('half', 'interleaved')
-
-
-@dataclass(frozen=True)
-class LogitFactors:
-    """Best rank-r form of the logits of every head.
-
-    Attributes:
-        query (Tensor): Tq, shape (H, r, d), fp64: new queries are ``Tq q``.
-        key (Tensor): Tk, shape (H, r, d), fp64.
-        singular_values (Tensor): All of them, descending, shape (H, d), fp64.
-    """
-
-    query: Tensor
-    key: Tensor
-    singular_values: Tensor
-
-    @property
-    def errors(self) -> Tensor:
-        """Tensor: Mean squared error of a logit at rank 0 … d, shape (H, d + 1), fp64."""
-        return singular_tails(self.singular_values)
 
 
 def singular_tails(values: Tensor) -> Tensor:
@@ -60,46 +38,17 @@ def singular_tails(values: Tensor) -> Tensor:
     return F.pad(tails, (0, 1))
 
 
-def low_rank_logits(query_moment: Tensor, key_moment: Tensor, rank: int) -> LogitFactors:
-    """Narrower queries and keys where nothing acts between projection and product.
-
-    The scale of the softmax stays that of the old width d.
-
-    Args:
-        query_moment (Tensor): ``E q q^T`` with biases, not centred, shape (H, d, d).
-        key_moment (Tensor): Covariance of the keys, best within images: keys less their mean
-            over the keys of the same softmax. (H, d, d).
-        rank (int): r, from 1 to d. At d the factors are identities: exact.
-
-    Raises:
-        ValueError: The rank is not within 1 and d.
-    """
-    query_moment, key_moment = query_moment.double(), key_moment.double()
-    width = query_moment.shape[-1]
-    if not 1 <= rank <= width:
-        raise ValueError(f'expected a rank within 1 and the head width {width}, found `{rank}`')
-    query_root, key_root = _root(query_moment), _root(key_moment)
-    left, values, right = torch.linalg.svd(query_root @ key_root)
-    if rank == width:
-        same = torch.eye(width).to(query_root).expand_as(query_root)
-        return LogitFactors(same, same, values)
-    leading = values[..., :rank]
-    # directions without logits are left out: their channels are 0
-    some = leading > 1e-12 * values[..., :1]
-    scale = torch.where(some, leading, 1.).rsqrt().masked_fill(~some, 0).unsqueeze(-1)
-    return LogitFactors(scale * (right[..., :rank, :] @ key_root),
-                        scale * (left[..., :rank].mT @ query_root), values)
-
-
 def logit_bases(query_moment: Tensor, key_moment: Tensor,
                 rho: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
     """Bases of queries and keys in which the first r channels are the best rank-r logits.
 
     All logits stay as they are: ``Tq^T Tk = I``. Moments get a ridge, so that both are regular.
+    The scale of the softmax stays that of the old width.
 
     Args:
-        query_moment (Tensor): As :func:`low_rank_logits`, (H, d, d).
-        key_moment (Tensor): As there.
+        query_moment (Tensor): ``E q q^T`` with biases, not centred, shape (H, d, d).
+        key_moment (Tensor): Covariance of the keys, best within images: keys less their mean
+            over the keys of the same softmax. (H, d, d).
         rho (float): Relative ridge. Defaults to 1e-3.
 
     Returns:
@@ -179,6 +128,18 @@ def rotary_pairs(width: int, layout: str) -> Tensor:
     return channels.view(2, -1).T if layout == 'half' else channels.view(-1, 2)
 
 
+def channels_of_pairs(pairs: Tensor, width: int, layout: str) -> Tensor:
+    """Channels of some pairs in the layout of the narrower head, int64 (2 k,).
+
+    Args:
+        pairs (Tensor): Indices of the pairs, ascending, (k,).
+        width (int): Of the wide head.
+        layout (str): See :func:`rotary_pairs`.
+    """
+    found = rotary_pairs(width, layout).to(pairs.device)[pairs]
+    return (found.T if layout == 'half' else found).flatten()
+
+
 def rotary_logits(query_moment: Tensor, key_moment: Tensor,
                   layout: str = 'half') -> Tuple[Tensor, Tensor]:
     """Second moments of the logits' parts, for :func:`pivot_order` and :func:`rotary_refit`.
@@ -246,7 +207,7 @@ def rotary_refit(query_moment: Tensor, key_moment: Tensor, kept: Tensor, layout:
     """
     width = query_moment.shape[-1]
     pairs = rotary_pairs(width, layout).to(query_moment.device)[kept]
-    channels = (pairs.T if layout == 'half' else pairs).flatten()
+    channels = channels_of_pairs(kept, width, layout)
     moments, sums = rotary_logits(query_moment, key_moment, layout)
     parts = torch.stack([2 * kept, 2 * kept + 1], 1).flatten()
     logit = sums[0, :1]  # (1, d)
@@ -262,73 +223,6 @@ def rotary_refit(query_moment: Tensor, key_moment: Tensor, kept: Tensor, layout:
                           turned[:, :, side:side + 1])
         mixing.append((rows.transpose(0, 1) if layout == 'half' else rows).flatten(0, 1))
     return channels, torch.stack(mixing)
-
-
-@dataclass(frozen=True)
-class LowRankValues:
-    """Narrower values and the projection behind them.
-
-    Attributes:
-        value_weight (Tensor): Shape (H * r, D).
-        value_bias (Tensor | None): Shape (H * r,).
-        weight (Tensor): Of the output projection, shape (m, H * r).
-        bias (Tensor): Of the output projection, shape (m,).
-        singular_values (Tensor): Of every head's own product, descending, (H, min(d, m)), fp64.
-    """
-
-    value_weight: Tensor
-    value_bias: Optional[Tensor]
-    weight: Tensor
-    bias: Tensor
-    singular_values: Tensor
-
-
-def low_rank_values(value_weight: Tensor, value_bias: Optional[Tensor], weight: Tensor,
-                    bias: Optional[Tensor], covariance: Tensor, mean: Tensor, heads: int,
-                    rank: int, rho: float = 1e-3) -> LowRankValues:
-    """Fewer value channels a head, each a mixture of the old ones.
-
-    Every head keeps the r directions of its output that its columns W_h of the projection turn
-    into most: the truncated SVD of ``W_h C_h^(1/2)``. Then the whole projection is refitted on
-    the mixtures of all heads together, so that a head makes up for what another lost.
-
-    Args:
-        value_weight (Tensor): Shape (H * d, D).
-        value_bias (Tensor, optional): Shape (H * d,).
-        weight (Tensor): Of the output projection, shape (m, H * d).
-        bias (Tensor, optional): Of the output projection, shape (m,).
-        covariance (Tensor): Of attention's output before the projection, (H * d, H * d).
-        mean (Tensor): Of the same, (H * d,).
-        heads (int): H.
-        rank (int): r, from 1 to d. At d nothing changes.
-        rho (float): Relative ridge of the refit. Defaults to 1e-3.
-
-    Raises:
-        ValueError: The rank is not within 1 and d.
-    """
-    width = weight.shape[1] // heads
-    if not 1 <= rank <= width:
-        raise ValueError(f'expected a rank within 1 and the head width {width}, found `{rank}`')
-    columns = weight.to(covariance.device, torch.float64).unflatten(1, (heads, width))
-    columns = columns.transpose(0, 1)  # (H, m, d)
-    own = covariance.double().unflatten(0, (heads, width)).unflatten(2, (heads, width))
-    own = own.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # (H, d, d)
-    left, values, _ = torch.linalg.svd(columns @ _root(own), full_matrices=False)
-    if rank == width:
-        same = weight.new_zeros(len(weight)) if bias is None else bias
-        return LowRankValues(value_weight, value_bias, weight, same, values)
-    left = left[..., :rank]  # (H, m, r); fewer than r where m is less
-    mixing = left.mT @ columns  # (H, r, d)
-    # a channel's value and its column of the projection get norms alike
-    new_values, _ = fold_heads(value_weight.double(), None, mixing)
-    norms = new_values.norm(dim=1).unflatten(0, (heads, -1)).to(mixing)
-    balance = torch.where(norms > 0, norms, 1.).sqrt()
-    mixing, left = mixing / balance.unsqueeze(-1), left * balance.unsqueeze(-2)
-    prior = left.transpose(0, 1).flatten(1)
-    new_weight, new_bias = refit_mixed(weight, bias, covariance, mean,
-                                       torch.block_diag(*mixing), prior, rho)
-    folded, folded_bias = fold_heads(value_weight, value_bias, mixing)
-    return LowRankValues(folded, folded_bias, new_weight, new_bias, values)
 
 
 def tap_moments(channels: int, kernel_size: int = 3, **kwargs: Any) -> Moments:

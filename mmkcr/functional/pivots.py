@@ -20,7 +20,7 @@ Shapes: L consumers that share the units, d channels, n units of s channels.
 """
 
 from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -125,30 +125,6 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = None,
     errors = torch.cat([changes.flip(0).cumsum(0).flip(0), changes.new_zeros(1)])
     groups = tuple(torch.tensor(group, device=noisy.device) for group in members)
     return UnitOrder(torch.tensor(units, device=noisy.device), errors, groups)
-
-
-def channel_order(covariance: Tensor, gram: Tensor, energy: Tensor, balance: float = 1.,
-                  **kwargs: Any) -> UnitOrder:
-    """Order channels that are inputs and outputs of one block, as in KCR (SPEC 1.1).
-
-    A channel that goes is no longer read, and no longer added to the stream. Both errors are
-    relative: to the variance that the first projection gives, and to the energy of the outputs.
-
-    Args:
-        covariance (Tensor): Of the block's (normalised) inputs, shape (d, d).
-        gram (Tensor): Of its first projections, shape (d, d).
-        energy (Tensor): ``E y_j^2`` of its outputs, not centred, shape (d,): there is no bias
-            left that could take the mean.
-        balance (float): Weight of the outputs' error. Defaults to 1.
-        **kwargs: Of :func:`pivot_order`.
-
-    Returns:
-        UnitOrder: Its errors are the sum of both.
-    """
-    total = float((covariance.double() * gram.to(covariance.device, torch.float64)).sum())
-    energy = energy.double()
-    share = energy / (float(energy.sum()) or 1.)
-    return pivot_order(covariance, gram / (total or 1.), extra=balance * share, **kwargs)
 
 
 def reconstruction_error(covariance: Tensor, gram: Tensor, kept: Tensor,

@@ -151,35 +151,11 @@ def unfold_patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: S
 
     Returns:
         Tensor: Shape (B * positions, C * kh * kw), the taps of a channel side by side: a unit of
-        ``pivot_order(..., groups=kh * kw)`` is an input channel.
+        ``pivot_order(..., groups=kh * kw)`` is an input channel. A depthwise convolution needs no
+        refit: its channels leave with the units, and the consumer behind it is refitted.
     """
     columns = F.unfold(maps, kernel_size, dilation, padding, stride)
     return columns.mT.flatten(0, 1)
-
-
-def refit_conv(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean: Tensor,
-               kept: Tensor, rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
-    """Kernels of a convolution that reads only some of its input channels.
-
-    It is a linear layer on :func:`unfold_patches`. A depthwise convolution needs no refit: its
-    channels leave with the units, and the consumer behind it is refitted. Batch norms are folded
-    before, or re-estimated after.
-
-    Args:
-        weight (Tensor): Kernels without groups, shape (O, C, kh, kw).
-        bias (Tensor, optional): Shape (O,).
-        covariance (Tensor): Of the unfolded inputs, shape (C * kh * kw,) squared.
-        mean (Tensor): Of the unfolded inputs.
-        kept (Tensor): Indices of the kept input channels, (k,).
-        rho (float): Relative ridge. Defaults to 1e-3.
-
-    Returns:
-        tuple[Tensor, Tensor]: Kernels (O, k, kh, kw) and biases (O,).
-    """
-    taps = weight[0, 0].numel()
-    features = (kept[:, None] * taps + torch.arange(taps, device=kept.device)).flatten()
-    new, new_bias = refit(weight.flatten(1), bias, covariance, mean, features, rho)
-    return new.unflatten(1, (len(kept), *weight.shape[2:])), new_bias
 
 
 def _solve_right(right: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import Site
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.refit import unfold_patches
+from .sites.base import HostSite
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -38,22 +38,36 @@ class Reader(NamedTuple):
         path (str): Of the layer, from the host.
         inner (int): Consecutive input channels of one unit.
         span (tuple[int, int]): Input channels, of the dense layer, that are the site's.
+        repeats (int): Times that all units follow each other in these. Defaults to 1.
     """
 
     path: str
     inner: int = 1
     span: Tuple[int, int] = (0, 0)
+    repeats: int = 1
+
+    def each(self, layer: nn.Module) -> int:
+        """Columns of one unit."""
+        return self.repeats * self.inner * taps(layer)
+
+    def of_units(self, layer: nn.Module, units: Tensor, total: int) -> Tensor:
+        """Places of some of ``total`` units within :meth:`columns`, (n, each)."""
+        inner = self.inner * taps(layer)
+        blocks = torch.arange(self.repeats, device=units.device) * total * inner
+        places = torch.arange(inner, device=units.device)
+        return (units[:, None, None] * inner + blocks[:, None] + places).flatten(1)
 
     def columns(self, layer: nn.Module) -> slice:
         """The site's part of the columns of :func:`weight_matrix`."""
         return slice(*(place * taps(layer) for place in self.span))
 
 
-def readers(site: Site) -> List[Reader]:
-    """The layers whose input channels are a site's units."""
+def readers(site: HostSite) -> List[Reader]:
+    """The layers whose input channels are a site's units, those behind the host last."""
     paths = {module: path for path, module in site.host.named_modules()}
-    return [Reader(paths[axis.module], axis.inner, axis.span) for axis in site.axes()
-            if axis.name == 'weight' and _reads(axis.module, axis.dim)]
+    return [*(Reader(paths[axis.module], axis.inner, axis.span, axis.repeats)
+              for axis in site.axes() if axis.name == 'weight' and _reads(axis.module, axis.dim)),
+            *(Reader(path, span=span) for path, (_, span) in site.outside.items())]
 
 
 def _reads(layer: nn.Module, dim: int) -> bool:
@@ -63,13 +77,13 @@ def _reads(layer: nn.Module, dim: int) -> bool:
     return dim == 1 and isinstance(layer, (nn.Linear, nn.Conv2d))
 
 
-def ordering_readers(site: Site) -> List[Reader]:
+def ordering_readers(site: HostSite) -> List[Reader]:
     """Those readers whose inputs have one form, of the form that most have.
 
     The order of units is made from these; what sizes lose is measured with all.
     """
     found = readers(site)
-    forms = [reader.inner * taps(site.host.get_submodule(reader.path)) for reader in found]
+    forms = [reader.each(site.module(reader.path)) for reader in found]
     most = max(forms, key=lambda form: (forms.count(form), -form))
     return [reader for reader, form in zip(found, forms) if form == most]
 
@@ -256,17 +270,19 @@ def _images_of(batch: Any, outputs: Sequence[Tensor]) -> int:
 
 
 class WeightChange(NamedTuple):
-    """Changes of a reader's weights that are tried: its outputs change by ``delta (x - mean)``.
+    """Changes of a layer that are tried: its outputs change by ``delta (x - mean)``.
 
     Args:
-        layer (nn.Module): The reader.
-        mean (Tensor): Of its inputs, (d,).
+        layer (nn.Module): A reader, or another layer with weights.
+        mean (Tensor): Of x, (d,).
         deltas (Tensor): Of the weights, (tries, m, d).
+        rows (Callable): Takes layer and input; gives x as rows (n, d). Defaults to the inputs.
     """
 
     layer: nn.Module
     mean: Tensor
     deltas: Tensor
+    rows: Callable[[nn.Module, Tensor], Tensor] = input_rows
 
 
 def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
@@ -303,7 +319,7 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
             for name, tried in changes.items():
                 for place, change in enumerate(tried):
                     handle = change.layer.register_forward_hook(
-                        _catcher(caught, (name, place)))
+                        _catcher(caught, (name, place), change.rows))
                     stack.callback(handle.remove)
             with torch.enable_grad():
                 outputs = flat_tensors(forward(model, batch))
@@ -317,10 +333,10 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     return {name: total / max(images, 1) for name, total in sums.items()}
 
 
-def _catcher(caught: Dict[Any, List[List[Tensor]]], key: Any) -> Callable:
+def _catcher(caught: Dict[Any, List[List[Tensor]]], key: Any, rows: Callable) -> Callable:
     """A hook that keeps inputs and outputs' gradients of a layer's calls as rows."""
     def catch(layer: nn.Module, args: tuple, out: Tensor) -> None:
-        call = [input_rows(layer, args[0].detach())]
+        call = [rows(layer, args[0].detach())]
         out.register_hook(lambda gradient: call.append(output_rows(layer, gradient)))
         caught.setdefault(key, []).append(call)
 

@@ -6,8 +6,9 @@ first r channels of a head are the best r: of the logits by the truncated SVD of
 ``Mq^(1/2) K^(1/2)``, of the output by that of ``W_h C_h^(1/2)``. So a narrower head is a slice.
 """
 
-from typing import Dict, List, Mapping, NamedTuple, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,31 +19,39 @@ from mmkcr.functional.attention_refit import (
     value_bases,
 )
 from mmkcr.functional.moments import Moments
+from .sites.attention_width import AttentionWidth
 from .sites.heads import HeadChannels
 
 
-class HeadParts(NamedTuple):
-    """Where queries, keys and values of a layer come from: path of the projection, rows of it."""
+class HeadPart(NamedTuple):
+    """Where queries, keys or values of a layer come from, channel by channel.
 
-    queries: Tuple[str, slice]
-    keys: Tuple[str, slice]
-    values: Tuple[str, slice]
-
-
-def head_parts(site: HeadChannels) -> HeadParts:
-    """The rows of queries, keys and values; each in the order of the site's units.
-
-    Raises:
-        ValueError: A bias that is no part of a projection.
+    Args:
+        path (str): Of the projection.
+        rows (slice): Of its weight.
+        bias (str): Path of the bias; '' without one.
+        entries (slice): Of the bias.
     """
-    view, rows = site.view, site.total
-    for axis in view.extra(site.owner) if view.extra is not None else ():
-        if axis.per == 1 and axis.value is not None:
-            raise ValueError(f"expected an attention layer whose biases are its projections' for "
-                             f'narrower heads, found `{axis.name}` at `{site.path}`')
-    return HeadParts(*((path, slice(part * rows, (part + 1) * rows))
-                       for path, parts in zip(view.projections, view.fused)
-                       for part in range(parts)))
+
+    path: str
+    rows: slice
+    bias: str
+    entries: slice
+
+
+def head_parts(site: AttentionWidth) -> List[HeadPart]:
+    """Those of queries, keys and values, in this order."""
+    view, size = site.view, site.view.heads * site.view.width
+    own = {axis.name[0]: axis.name for axis in view.extra(site.owner) if axis.per == 1 and
+           isinstance(axis.value, nn.Parameter)} if view.extra is not None else {}
+    parts: List[HeadPart] = []
+    for path, count in zip(view.projections, view.fused):
+        for part in range(count):
+            rows, name = slice(part * size, (part + 1) * size), own.get('qkv'[len(parts)])
+            bias = '' if site.module(path).bias is None else f'{path}.bias'
+            parts.append(HeadPart(path, rows, bias, rows) if name is None else
+                         HeadPart(path, rows, f'{site.path}.{name}', slice(0, size)))
+    return parts
 
 
 class HeadRotation(NamedTuple):
@@ -50,19 +59,21 @@ class HeadRotation(NamedTuple):
 
     Args:
         state (dict[str, Tensor]): Weights and biases, by their path in the host.
-        errors (Tensor): Share of the logits' and of the outputs' energy that heads of width r do
-            without, their mean; r = 0 … d, fp64.
+        order (Tensor): The units, the best first.
+        errors (Tensor): Share of the logits' and of the outputs' energy that the first k units do
+            without, their mean; k = 0 … total, fp64.
         values (Tensor): How the values are mixed, a block for each head, (H * d, H * d), fp64.
     """
 
     state: Dict[str, Tensor]
+    order: Tensor
     errors: Tensor
     values: Tensor
 
 
-def layers_of(site: HeadChannels) -> Dict[str, nn.Module]:
+def layers_of(site: AttentionWidth) -> Dict[str, nn.Module]:
     """The layers whose inputs' moments :func:`rotate_heads` needs, by path."""
-    paths = dict.fromkeys([*(path for path, _ in head_parts(site)), site.view.output])
+    paths = dict.fromkeys([*(part.path for part in head_parts(site)), site.view.output])
     return {path: site.module(path) for path in paths}
 
 
@@ -75,30 +86,64 @@ def rotate_heads(site: HeadChannels, moments: Mapping[str, Moments],
         moments (Mapping[str, Moments]): Of the inputs of :func:`layers_of`, by path.
         rho (float): Relative ridge of the moments. Defaults to 1e-3.
     """
-    heads = site.total // site.view.width
-    parts = head_parts(site)
-    queries, keys = (_second_moment(site, part, moments[part[0]], heads, centred)
-                     for part, centred in ((parts.queries, False), (parts.keys, True)))
-    output = site.module(site.view.output)
-    columns = output.weight.detach().double().unflatten(1, (heads, -1)).transpose(0, 1)
+    heads, parts, state = site.view.heads, head_parts(site), {}
+    queries, keys = (_second_moment(site, part, moments[part.path], heads, centred)
+                     for part, centred in ((parts[0], False), (parts[1], True)))
     query, key, logits = logit_bases(queries, keys, rho)
-    value, back, values = value_bases(columns, _own(moments[site.view.output].covariance, heads),
-                                      rho)
-    state: Dict[str, Tensor] = {}
-    for (path, rows), mixing in zip(parts, (query, key, value)):
-        layer = site.module(path)
-        weight = state.setdefault(f'{path}.weight', layer.weight.detach().clone())
-        bias = None
-        if layer.bias is not None:
-            bias = state.setdefault(f'{path}.bias', layer.bias.detach().clone())
-        folded, shifted = fold_heads(weight[rows], None if bias is None else bias[rows], mixing)
-        weight[rows] = folded
-        if bias is not None:
-            bias[rows] = shifted
+    fold(site, state, parts[0], query)
+    fold(site, state, parts[1], key)
+    values, lost = rotate_values(site, state, moments[site.view.output], rho)
+    errors = _share(singular_tails(logits)) + _share(lost)
+    widths = np.arange(site.view.width + 1) * heads
+    errors = np.interp(np.arange(site.total + 1), widths, errors.cpu().numpy() / 2)
+    return HeadRotation(state, torch.tensor(width_order(site)), torch.from_numpy(errors), values)
+
+
+def rotate_values(site: AttentionWidth, state: Dict[str, Tensor], moments: Moments, rho: float,
+                  places: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+    """Mix the values of every head, and undo it in the output projection, in ``state``.
+
+    Args:
+        site (AttentionWidth): Of a dense layer.
+        state (dict[str, Tensor]): Gets the new weights.
+        moments (Moments): Of the output projection's inputs.
+        rho (float): Relative ridge.
+        places (Tensor, optional): Channel of a head that the best mixture gets, then the others,
+            (d,). Defaults to their order.
+
+    Returns:
+        tuple[Tensor, Tensor]: :attr:`HeadRotation.values`; the energies of the output that the r
+        best do without, (H, d + 1), fp64.
+    """
+    heads, output = site.view.heads, site.module(site.view.output)
+    columns = output.weight.detach().double().unflatten(1, (heads, -1)).transpose(0, 1)
+    value, back, values = value_bases(columns, _own(moments.covariance, heads), rho)
+    if places is not None:
+        order = places.argsort().to(value.device)
+        value, back = value[:, order], back[..., order]
+    fold(site, state, head_parts(site)[2], value)
     state[f'{site.view.output}.weight'] = back.transpose(0, 1).flatten(1).to(output.weight)
-    errors = [tails.sum(0) / tails[:, 0].sum().clamp(min=1e-30)
-              for tails in (singular_tails(logits), singular_tails(values))]
-    return HeadRotation(state, torch.stack(errors).mean(0), torch.block_diag(*value))
+    return torch.block_diag(*value), singular_tails(values)
+
+
+def fold(site: AttentionWidth, state: Dict[str, Tensor], part: HeadPart, mixing: Tensor) -> None:
+    """Mix the channels of queries, keys or values in ``state``, see :func:`fold_heads`."""
+    def entry(path: str) -> Tensor:
+        if path not in state:
+            state[path] = site.host.get_parameter(path).detach().clone()
+        return state[path]
+
+    weight, bias = entry(f'{part.path}.weight'), entry(part.bias) if part.bias else None
+    folded, shifted = fold_heads(weight[part.rows], None if bias is None else bias[part.entries],
+                                 mixing)
+    weight[part.rows] = folded
+    if bias is not None:
+        bias[part.entries] = shifted
+
+
+def _share(lost: Tensor) -> Tensor:
+    """Of the energies of all heads (H, n + 1), (n + 1,)."""
+    return lost.sum(0) / lost[:, 0].sum().clamp(min=1e-30)
 
 
 def take_weights(host: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -116,16 +161,15 @@ def width_order(site: HeadChannels) -> List[int]:
             for head in range(site.total // width)]
 
 
-def _second_moment(site: HeadChannels, part: Tuple[str, slice], moments: Moments, heads: int,
+def _second_moment(site: HeadChannels, part: HeadPart, moments: Moments, heads: int,
                    centred: bool) -> Tensor:
     """Of queries or keys, from that of what they are projected from, (H, d, d)."""
-    path, rows = part
-    layer = site.module(path)
-    weight = layer.weight.detach()[rows].to(moments.covariance)
+    weight = site.module(part.path).weight.detach()[part.rows].to(moments.covariance)
     moment = weight @ moments.covariance @ weight.T
     if not centred:
         mean = weight @ moments.mean
-        mean = mean if layer.bias is None else mean + layer.bias.detach()[rows].to(mean)
+        if part.bias:
+            mean = mean + site.host.get_parameter(part.bias).detach()[part.entries].to(mean)
         moment = moment + torch.outer(mean, mean)
     return _own(moment, heads)
 

@@ -82,6 +82,11 @@ class ResumableForward:
         self._known: Dict[str, Optional[List[Any]]] = {}
         self._calls: Optional[Dict[nn.Module, int]] = None
 
+    def module(self, path: str) -> nn.Module:
+        """A module by its path in the host, or by ``/`` and its path in the model."""
+        return self.model.get_submodule(path[1:]) if path.startswith('/') else \
+            self.host.get_submodule(path)
+
     def run(self, batch: int, last: Optional[nn.Module] = None) -> Any:
         """Run one batch without gradients, up to the last call of ``last``."""
         self._cursor[0] = batch
@@ -116,7 +121,6 @@ class ResumableForward:
             part = self.host.get_submodule(parts[0])
             if self.calls(part) == 1 and part in self._calls:
                 self.close()
-                self._shapes.clear()
                 self.finish(parts[0])
 
     def _input(self, batch: int) -> Any:
@@ -170,6 +174,7 @@ class ResumableForward:
         for parent, name, block in self._replaced:
             setattr(parent, name, block)
         self._replaced, self._last, self._known = [], None, {}
+        self._shapes.clear()
 
 
 def _detached(out: Any) -> Any:

@@ -62,10 +62,11 @@ RUNS = dict(
     two_searches=dict(kind='search', processes=2),
     two_retrains=dict(kind='masked_retrain', processes=2),
     two_iterations=dict(kind='iterations', processes=2),
-    two_segmentors=dict(kind='segment_search', processes=2),
+    two_segmentors=dict(kind='segment_search', processes=2,
+                        options={'train_dataloader.batch_size': 2}),
     two_prunings=dict(kind='resnet_pruning', processes=2),
     two_shipped=dict(config='configs/dcs/digits/dcs-search_mobilevit-mini_1xb64_digits.py',
-                     options=DIGITS, processes=2))
+                     options={**DIGITS, 'train_dataloader.batch_size': 8}, processes=2))
 
 
 def moment(draw, begun, iterations, seconds):
@@ -98,18 +99,19 @@ def sort_of(job):
 class Servers:
     """Processes that have imported everything, each with its own order of hashed strings.
 
-    Every job is forked from one of them, as chance has it.
+    Every job is forked from one of them: from ``server``, or as chance has it. What depends on the
+    order of a set of names is then another run when it is resumed.
     """
 
     def __init__(self, number=2):
         self.processes = [subprocess.Popen(
-            [sys.executable, str(JOBS), '-'], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, str(JOBS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, 'PYTHONHASHSEED': str(seed)}) for seed in range(number)]
 
-    def run(self, job):
+    def run(self, job, server=None):
         """Run a job; its exit status."""
-        server = random.choice(self.processes)
+        server = random.choice(self.processes) if server is None else self.processes[server]
         print(json.dumps([job]), file=server.stdin, flush=True)
         return json.loads(server.stdout.readline())[0]
 

@@ -171,3 +171,9 @@ def test_a_target_below_the_least_rung(made):
 def test_budgets_that_are_alike():
     with pytest.raises(ValueError, match='expected budgets that differ'):
         compress_budgets(vit(), IMAGES, ['50%', 0.5], **OPTIONS)
+
+
+@pytest.mark.parametrize('kind', ['head_operator', 'embedding'])
+def test_kinds_that_have_one_budget(kind):
+    with pytest.raises(ValueError, match='change nothing but their own block .* found `'):
+        compress_budgets(vit(), IMAGES, ['90%'], [kind], **OPTIONS)

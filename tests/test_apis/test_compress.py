@@ -14,8 +14,10 @@ from torch import nn
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_progress import CompressProgress
+from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.core import Structure
 from mmkcr.core.allocation import Curve, allocate
+from mmkcr.functional.attention_refit import rotary_pairs
 from mmkcr.models import KCRVisionTransformer, Searchable
 from mmkcr.models.calibration import readers
 from mmkcr.models.head_rotation import width_order
@@ -104,6 +106,54 @@ def test_narrower_heads_cost_nothing_where_ranks_are_low(build):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
+def eva(name='eva02_tiny_patch14_224'):
+    return randomise(timm.create_model(name, img_size=32, patch_size=8, embed_dim=32, depth=3,
+                                       num_heads=4, num_classes=5))
+
+
+@pytest.mark.parametrize('name', ['eva02_tiny_patch14_224', 'vit_small_patch16_dinov3'])
+def test_rotary_pairs_without_logits_cost_nothing(name, tmp_path):
+    """Two pairs of four whose queries are 0, and values of rank 4 in heads of 8 channels."""
+    model = eva(name).double()
+    pairs = rotary_pairs(8, 'half' if 'dinov3' in name else 'interleaved')
+    for block in model.blocks:
+        attn, generator = block.attn, torch.Generator().manual_seed(0)
+        queries, _, values = attn.qkv.weight.data.unflatten(0, (3, 4, 8))
+        mixed = torch.randn(4, 8, 4, generator=generator).double()
+        values.copy_(mixed @ values[:, :4])
+        queries[:, pairs[[0, 2]].flatten()] = 0
+        if attn.q_bias is not None:
+            attn.q_bias.data.view(4, 8)[:, pairs[[0, 2]].flatten()] = 0
+            bias = attn.v_bias.data.view(4, 8)
+            bias.copy_((mixed @ bias[:, :4, None]).squeeze(-1))
+    images = IMAGES.double()
+    result = compress(model, images, 0.9, ['head_channels'], uniform=True, rho=1e-9, **OPTIONS)
+    assert [entry.kept for entry in result.structure.sites.values()] == [[1, 3]] * 3
+    expected = outputs(model, images)
+    torch.testing.assert_close(outputs(result.model, images), expected, rtol=0,
+                               atol=1e-4 * float(expected.abs().max()))
+    result.structure.save(tmp_path / 'structure.json')
+    again = Searchable(eva(name).double(), sites=['head_channels'],
+                       structure=str(tmp_path / 'structure.json'))
+    again.load_state_dict(result.model.state_dict(), strict=True)
+    again.eval()
+    assert torch.equal(outputs(again, images), outputs(result.model, images))
+    assert result.structure.macs['subnet'] == count_macs(again.float(), (3, 32, 32))
+
+
+@pytest.mark.parametrize('name', ['eva02_tiny_patch14_224', 'vit_small_patch16_dinov3'])
+def test_refitted_pairs_are_nearer_than_selected_and_these_than_the_first(name):
+    def error(**controls):
+        return compress(eva(name), IMAGES, 0.88, ['head_channels'], held_out=IMAGES, uniform=True,
+                        **OPTIONS, **controls).agreement['error']
+
+    def first(site, moments, generator):
+        return torch.arange(site.total)
+
+    assert error() < error(refit='mean') < error(refit='none')
+    assert error() < error(choose=first)
+
+
 @pytest.mark.parametrize('build', [vit, swin])
 def test_rotated_channels_are_nearer_than_those_of_the_network(build):
     """At equal widths; the control takes each head's first channels as they are."""
@@ -167,6 +217,122 @@ def test_the_layer_that_ends_a_block_takes_back_what_was_lost(build, monkeypatch
     mended = error()
     monkeypatch.setattr(import_module('mmkcr.apis.refit_blocks'), 'added_last', lambda *_: None)
     assert mended < 0.95 * error()
+
+
+def _locally(q, k, v, dropout_p=0.):
+    """Attention that is a convolution of the patches; the class token takes their mean."""
+    first, patches = v[:, :, :1], v[:, :, 1:]
+    maps = patches.transpose(2, 3).flatten(0, 2).unflatten(1, (4, 4))[:, None]
+    kernel = torch.linspace(-1, 2, 9).to(v).view(1, 1, 3, 3)
+    near = nn.functional.conv2d(maps, kernel, v.new_full((1, ), 0.2), padding=1)
+    near = near.flatten(1).view(*v.shape[:2], v.shape[3], 16).transpose(2, 3)
+    return torch.cat([first - 0.7 * patches.mean(2, keepdim=True), near], 2)
+
+
+def test_heads_that_are_convolutions_cost_nothing(tmp_path):
+    """All of them are replaced; the subnet is that of a structure file."""
+    model = vit().double()
+    for layer in model.layers:
+        layer.attn.scaled_dot_product_attention = _locally
+    images, sites = IMAGES.double(), ['head_operator']
+    result = compress(model, images, 0.82, sites, rho=1e-10, **OPTIONS)
+    assert set(result.structure.sizes().values()) == {0}
+    assert {entry.operator for entry in result.structure.sites.values()} == {'dwconv'}
+    assert result.structure.macs['subnet'] == count_macs(result.model, (3, 32, 32))
+    for found, expected in zip(outputs(result.model, images), outputs(model, images)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+    result.structure.save(tmp_path / 'structure.json')
+    again = Searchable(vit().double(), sites=sites, structure=str(tmp_path / 'structure.json'))
+    again.load_state_dict(result.model.state_dict(), strict=True)
+    again.eval()
+    for found, expected in zip(outputs(again, images), outputs(result.model, images)):
+        assert torch.equal(found, expected)
+
+
+def test_fitted_kernels_are_nearer_than_gaussian_ones():
+    """Also for a structure that is known; with hidden units under one budget."""
+    def error(**controls):
+        return compress(vit(), IMAGES, 0.7, ['head_operator', 'mlp_hidden'], held_out=IMAGES,
+                        **OPTIONS, **controls)
+
+    fitted, plain = error(), error(refit='none')
+    assert fitted.structure == plain.structure
+    replaced = [entry for entry in fitted.structure.sites.values() if entry.operator]
+    assert replaced and all(len(entry.kept) < entry.total for entry in replaced)
+    assert fitted.agreement['error'] < 0.9 * plain.agreement['error']
+    again = refit_structure(vit(), fitted.structure, IMAGES, (3, 32, 32), held_out=IMAGES,
+                            progress=False)
+    assert again.agreement == fitted.agreement
+
+
+class Scores(nn.Module):
+    """A backbone with a linear layer behind its last features."""
+
+    def __init__(self, build=vit, between=None):
+        super().__init__()
+        self.backbone, self.between = build(), between or nn.Identity()
+        self.fc = nn.Linear(32, 5)
+        nn.init.normal_(self.fc.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+        self.eval()
+
+    def forward(self, images):
+        features = self.between(self.backbone(images)[-1])
+        return self.fc(features.mean((2, 3)) if features.ndim == 4 else features)
+
+
+def written(model):
+    """All that the stream of a ViT is written by, channels first; random factors of its norms."""
+    torch.manual_seed(0)
+    for name, parameter in model.backbone.named_parameters():
+        if name.startswith('patch_embed') or 'attn.proj' in name or 'ffn.layers.1' in name:
+            yield parameter.data
+        elif name in ('pos_embed', 'cls_token'):
+            yield parameter.data.movedim(-1, 0)
+        elif 'ln' in name:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+
+
+@pytest.mark.parametrize('between', [nn.ReLU(), None], ids=['selected', 'turned'])
+def test_a_stream_that_is_narrow_loses_nothing(between):
+    """Twins, whose norm is that of one of each; and behind linear maps any 15 directions."""
+    model = Scores(between=between).double()
+    generator = torch.Generator().manual_seed(0)
+    mixed = torch.randn(32, 15, generator=generator).double()
+    for values in written(model):
+        if between is None:  # directions of mean 0, which the norm does not see, beside
+            values.copy_(torch.tensordot(mixed - mixed.mean(0), values[:15], 1))
+        else:
+            values[16:] = values[:16]
+    if between is not None:
+        for values in model.backbone.ln1.parameters():
+            values.data[16:] = values.data[:16]
+    images = IMAGES.double()
+    result = compress(model, images, 0.6, ['embedding'], held_out=images, rho=1e-10, **OPTIONS)
+    assert set(result.structure.sizes().values()) == {16}
+    kept = result.structure.sites['patch_embed.embedding'].kept
+    assert sorted(channel % 16 for channel in kept) == list(range(16))
+    profile, = result.profiles.values()
+    assert (profile.stream is not None) == (between is None)
+    expected = outputs(model, images)
+    torch.testing.assert_close(outputs(result.model, images), expected, rtol=0,
+                               atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize('build', [vit, swin])
+def test_a_refitted_stream_is_nearer_than_a_selected_one(build):
+    def run(**controls):
+        return compress(Scores(build), IMAGES, 0.75, ['embedding'], held_out=IMAGES, **OPTIONS,
+                        **controls)
+
+    results = [run(refit=refit) for refit in ('least-squares', 'mean', 'none')]
+    errors = [result.agreement['error'] for result in results]
+    assert errors[0] < 0.5 * errors[1] and errors[1] < errors[2]
+    structure, model = results[0].structure, results[0].model
+    assert structure.macs['subnet'] == count_macs(model, (3, 32, 32)) < 0.75 * \
+        structure.macs['dense']
+    again = Scores(lambda: Searchable(build(), sites=['embedding'], structure=structure.to_dict()))
+    again.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(outputs(again), outputs(model))
 
 
 def test_shared_out_is_not_worse_than_uniform_in_predicted_loss():
@@ -298,7 +464,11 @@ def test_allocation_is_that_of_enumeration(data):
     (dict(target=0.01), r'expected a target within the reachable [\d.]+G to [\d.]+G MACs, found'),
     (dict(images=IMAGES[:0]), 'expected at least one calibration image, found none'),
     (dict(images=IMAGES.masked_fill(IMAGES > 2, float('nan'))), r'expected finite features of'),
-    (dict(sites=['embedding']), r"that have a closed form, of .*, found \['embedding'\]"),
+    (dict(sites=['qk_mask']), r"that have a closed form, of .*, found \['qk_mask'\]"),
+    (dict(sites=['embedding']), 'with layers that read the features of `patch_embed.embedding`'),
+    (dict(sites=[dict(kind='head_operator', operator='conv')]),
+     r"an operator for heads that has a closed form, of \['dwconv'\], found 'conv'"),
+    (dict(sites=['head_operator', 'heads']), 'kinds of site that share no axis of a tensor'),
     (dict(model=nn.Conv2d(3, 3, 1)), 'expected a backbone with a kind of site of'),
     (dict(model=KCRVisionTransformer(arch=ARCH, img_size=32, patch_size=8, gates=dict(
         type='mmkcr.GumbelChannelGate'))), 'expected a dense model to compress, found a supernet'),
@@ -322,10 +492,12 @@ def test_readers_are_the_layers_that_the_units_enter():
     assert found['layers.0.attn.heads'] == [('layers.0.attn.proj', 8)]
 
 
-@pytest.mark.parametrize('build, sites', [(vit, ['mlp_hidden', 'heads', 'mlp_channels']),
-                                          (vit, ['mlp_hidden', 'head_channels']),
-                                          (swin, ['mlp_hidden', 'heads'])])
-@pytest.mark.parametrize('blocks', [0, 1, 2])
+@pytest.mark.parametrize('build, sites, blocks', [
+    *((build, sites, blocks) for blocks in (0, 1, 2) for build, sites in (
+        (vit, ['mlp_hidden', 'heads', 'mlp_channels']), (vit, ['mlp_hidden', 'head_channels']),
+        (swin, ['mlp_hidden', 'heads']))),
+    (vit, ['mlp_hidden', 'head_operator'], 1), (Scores, ['mlp_hidden', 'embedding'], 2),
+    (eva, ['mlp_hidden', 'head_channels'], 1)])
 def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, blocks, tmp_path,
                                                              monkeypatch):
     """After any block; what was done is not done again."""

@@ -145,10 +145,10 @@ def test_a_backbone_gives_the_same_while_traceable():
 
 def test_swin_tiny_is_traced_where_every_map_is_padded():
     """Even maps at a merging would leave its padding out of the graph."""
-    from mmkcr.apis.export import _general
+    from mmkcr.apis.export import padded_shape
     from mmkcr.models import KCRSwinTransformer
     swin = KCRSwinTransformer(arch='tiny', pad_small_map=True)
-    for side in _general(swin, (3, 224, 224))[1:]:
+    for side in padded_shape(swin, (3, 224, 224))[1:]:
         for stride in (4, 2, 2, 2):
             assert side % stride
             side = -(side // -stride)

@@ -1,21 +1,38 @@
 """Pairs, their ratio and the share of the MAC saving; nothing here depends on real time."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.export import export_onnx
 from mmkcr.apis.latency import PairTiming, measure_pair, random_subnet
 from mmkcr.deploy.runtimes import PACKAGES
-from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.models import (
+    DCSEfficientViT,
+    DCSMobileViT,
+    DWConvVisionTransformer,
+    KCRSwinTransformer,
+    KCRVisionTransformer,
+    OFBVisionTransformer,
+)
 
 VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64),
            img_size=32, patch_size=8, drop_path_rate=0.1)
 SWIN = dict(arch=dict(embed_dims=16, depths=[1, 2], num_heads=[2, 2]), img_size=32,
             window_size=4, patch_size=4, out_indices=[1])
+EFFICIENTVIT = dict(arch=dict(widths=[8, 16, 24], depths=[1, 1, 1], head_dim=8,
+                              attention_stages=1))
+MOBILEVIT = dict(stem_channels=8, last_exp_factor=2, out_indices=(2, ), arch=[
+    ['mobilenetv2', 8, 1, 1, 1], ['mobilenetv2', 8, 2, 1, 1],
+    ['mobilevit', 16, 2, 16, 32, 2, 1]])
 SHAPE = (3, 32, 32)
 
 
@@ -146,11 +163,33 @@ def test_random_subnets_are_within_reach():
         random_subnet(KCRVisionTransformer(**VIT), 0.01, SHAPE)
 
 
-@pytest.mark.parametrize('cls, kwargs', [(KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN)])
-def test_a_subnet_compiles_without_a_graph_break(cls, kwargs):
-    subnet, _ = random_subnet(cls(**kwargs), 0.75, SHAPE)
-    subnet.eval()
-    x = torch.randn(2, *SHAPE)
+def dwconv(kept):
+    """A network whose blocks keep these heads beside an operator."""
+    model = DWConvVisionTransformer(**VIT, num_registers=1)
+    model.slice_to(model.structure_for({name: torch.tensor(kept).long() for name in model.sites()}))
+    return model
+
+
+def subnet_of(cls, kwargs, share):
+    return random_subnet(cls(**kwargs), share, SHAPE, divisor=1)[0]
+
+
+@pytest.mark.parametrize('build', [
+    partial(subnet_of, KCRVisionTransformer, VIT, 0.75),
+    partial(subnet_of, KCRSwinTransformer, SWIN, 0.75),
+    partial(subnet_of, OFBVisionTransformer, VIT, 0.75),
+    partial(subnet_of, DCSEfficientViT, EFFICIENTVIT, 0.98),
+    partial(subnet_of, DCSMobileViT, MOBILEVIT, 0.95), partial(dwconv, []), partial(dwconv, [1])],
+    ids=['KCR ViT', 'KCR Swin', 'OFB ViT', 'DCS EfficientViT', 'DCS MobileViT', 'DWConv blocks',
+         'DWConv heads'])
+def test_a_subnet_compiles_to_one_graph(build):
+    torch.manual_seed(0)
+    model = TensorModel(build())
+    model.eval()
+    images, graphs = torch.randn(2, *SHAPE), CompileCounter()
+    torch._dynamo.reset()
+    counters.clear()
     with torch.no_grad():
-        compiled = torch.compile(subnet, fullgraph=True, backend='eager')(x)[-1]
-        torch.testing.assert_close(compiled, subnet(x)[-1])
+        compiled, plain = torch.compile(model, backend=graphs)(images), model(images)
+    assert graphs.frame_count == 1 and not counters['graph_break'], counters['graph_break']
+    torch.testing.assert_close(compiled, plain)

@@ -56,7 +56,7 @@ def test_the_structure_of_compress_gives_its_weights():
 
 
 @pytest.mark.parametrize('change, message', [
-    (dict(backbone=dict(type='x', sites=['embedding'])), 'that have a closed form, of .* found'),
+    (dict(backbone=dict(type='x', sites=['qk_mask'])), 'that have a closed form, of .* found'),
     (dict(sites={'layers.0.ffn.mlp_hidden': dict(total=64, kept=[1])},
           backbone=dict(type='x')), 'found site `layers.1.ffn.mlp_hidden` only in the backbone'),
 ])

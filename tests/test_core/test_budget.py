@@ -87,7 +87,7 @@ def test_parse_target(text, macs_):
 
 @pytest.mark.parametrize('text', ['', 'G', '-1', '0', '1.2X', None, 'nan', -0.5])
 def test_parse_target_refuses(text):
-    with pytest.raises(ValueError, match='expected a MACs target'):
+    with pytest.raises(ValueError, match='expected a target of MACs'):
         parse_target(text, 1000)
 
 

@@ -1,17 +1,11 @@
 """Fixtures of the engine's tests: real data on disk and training in other processes."""
 
-import itertools
-import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-SCRIPT = Path(__file__).with_name('train_jobs.py')
+from campaign import Servers
 
 
 @pytest.fixture(scope='session')
@@ -24,37 +18,26 @@ def digits_root(tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
-def run_jobs(digits_root, tmp_path_factory):
+def run_jobs(digits_root):
     """Runs jobs of ``train_jobs.py`` one after the other; gives their exit statuses.
 
-    Strings are hashed otherwise in every call, as in every process: what depends on the order of
-    a set of names is then another run.
+    Neighbours come from two processes, in which strings are hashed differently.
     """
-    calls = itertools.count(1)
+    with Servers(2) as servers:
+        def run(jobs):
+            statuses = []
+            for index, job in enumerate(jobs):
+                statuses.append(servers.run(dict(data_root=digits_root, **job), index % 2))
+                if statuses[-1] > 0:  # killed ones are below 0
+                    print((Path(job['work_dir']) / 'output.txt').read_text()[-3000:])
+            return statuses
 
-    def run(jobs, launcher=()):
-        folder = tmp_path_factory.mktemp('jobs')
-        jobs = [dict(data_root=digits_root, **job) for job in jobs]
-        (folder / 'jobs.json').write_text(json.dumps(jobs))
-        result = subprocess.run(
-            [sys.executable, *launcher, str(SCRIPT), str(folder / 'jobs.json')],
-            capture_output=True, text=True, timeout=600,
-            env={**os.environ, 'PYTHONHASHSEED': str(next(calls))})
-        assert result.returncode == 0, result.stderr[-4000:]
-        statuses = folder / 'statuses.json'
-        if not statuses.is_file():
-            return None
-        for job, status in zip(jobs, json.loads(statuses.read_text())):
-            if status > 0:  # killed ones are below 0
-                print((Path(job['work_dir']) / 'output.txt').read_text()[-3000:])
-        return json.loads(statuses.read_text())
-
-    return run
+        yield run
 
 
 @pytest.fixture(scope='session')
 def two_processes():
-    """``two_processes()``: the launcher of ``run_jobs`` for two processes, with a free port."""
+    """``two_processes()``: words after ``python`` that start two processes, with a free port."""
 
     def launcher():
         with socket.socket() as free:

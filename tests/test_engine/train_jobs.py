@@ -1,20 +1,16 @@
 """Runs training jobs for the tests of the engine, each in a process of its own.
 
-    python train_jobs.py jobs.json
-    python train_jobs.py -
+    python train_jobs.py
 
-Every job is a dict: ``config`` (a file of this project) or ``kind`` (the name of a config
-below), ``data_root``, ``work_dir`` and optionally ``kill`` (SIGKILL, or the ``signal`` that is
-named, to the process and its workers after that many iterations), ``kill_rename`` (SIGKILL in the
-place of the n-th renaming of a file), ``kill_at`` (SIGKILL from outside so many seconds after the
-start), ``resume``, ``command`` (checked, resumed and started as by ``tools/train.py``),
-``options`` (merged into the config),
-``precise`` (in fp64), ``buffers`` (each process writes those of its model to
+reads a line of jobs at a time and writes one of their exit statuses. Every job is a dict:
+``config`` (a file of this project) or ``kind`` (the name of a config below), ``data_root``,
+``work_dir`` and optionally ``kill`` (SIGKILL, or the ``signal`` that is named, to the process and
+its workers after that many iterations), ``kill_rename`` (SIGKILL in the place of the n-th renaming
+of a file), ``kill_at`` (SIGKILL from outside so many seconds after the start), ``resume``,
+``command`` (checked, resumed and started as by ``tools/train.py``), ``options`` (merged into the
+config), ``precise`` (in fp64), ``buffers`` (each process writes those of its model to
 ``buffers_<rank>.pth``), ``processes`` (so many, and what is killed is all of them, or one after
-which the launcher ends the others). The exit status of each is written beside it, in
-``statuses.json``; with ``-`` a line of jobs at a time is read and one of statuses written.
-Importing takes seconds, so processes are forked after that. Under ``torchrun`` jobs run in place,
-one after the other.
+which the launcher ends the others). Importing takes seconds, so processes are forked after that.
 """
 
 import contextlib  # noqa: I001  (mmkcr comes before mmpretrain: it makes torchvision importable)
@@ -36,10 +32,7 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.logging import MessageHub, MMLogger
-from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
-from mmengine.visualization import Visualizer
 from mmpretrain.models import ClsDataPreprocessor, SelfSupDataPreprocessor
 
 from mmkcr.apis import launch
@@ -78,15 +71,12 @@ class Kill(Hook):
 
     priority = 'LOWEST'
 
-    def __init__(self, after, name, alone):
-        self.after, self.signal, self.alone = after, signal.Signals[name], alone
+    def __init__(self, after, name):
+        self.after, self.signal = after, signal.Signals[name]
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter + 1 == self.after:
-            if self.alone:
-                os.kill(os.getpid(), self.signal)
-            else:
-                os.killpg(0, self.signal)
+            os.killpg(0, self.signal)
 
 
 def model_config(**backbone):
@@ -399,10 +389,7 @@ def train(job):
     if 'command' in job:
         config.launcher = 'pytorch' if 'RANK' in os.environ else 'none'
     elif 'RANK' in os.environ:
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group('gloo')
-        for manager in (DefaultScope, MessageHub, MMLogger, Visualizer):  # kept by name and second
-            manager._instance_dict.clear()
+        torch.distributed.init_process_group('gloo')
         config.launcher = 'pytorch'
         config.model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None,
                                         broadcast_buffers=False,
@@ -424,8 +411,7 @@ def train(job):
 def add_kill(runner, job):
     """Let a run end itself where the job says so."""
     if 'kill' in job:
-        launched = 'RANK' in os.environ and 'processes' not in job  # by torchrun, in its group
-        runner.register_hook(Kill(job['kill'], job.get('signal', 'SIGKILL'), launched))
+        runner.register_hook(Kill(job['kill'], job.get('signal', 'SIGKILL')))
     return runner
 
 
@@ -515,16 +501,6 @@ def _child(job):
 
 
 if __name__ == '__main__':
-    if sys.argv[1] == '-':
-        hasten()
-        for line in sys.stdin:
-            print(json.dumps([in_child(job) for job in json.loads(line)]), flush=True)
-        sys.exit()
-    path = Path(sys.argv[1])
-    jobs = json.loads(path.read_text())
-    if 'RANK' in os.environ:
-        for job in jobs:
-            with contextlib.suppress(*[SystemExit] if 'signal' in job else []):
-                train(job)
-    else:
-        path.with_name('statuses.json').write_text(json.dumps([in_child(job) for job in jobs]))
+    hasten()
+    for line in sys.stdin:
+        print(json.dumps([in_child(job) for job in json.loads(line)]), flush=True)

@@ -10,14 +10,13 @@ from mmkcr.functional.attention_refit import (
     add_maps,
     fit_taps,
     fold_heads,
-    low_rank_logits,
-    low_rank_values,
+    logit_bases,
     rotary_order,
     rotary_pairs,
     rotary_refit,
+    singular_tails,
     tap_moments,
 )
-from mmkcr.functional.moments import moments_of
 
 exactly = settings(derandomize=True, deadline=None, max_examples=30)
 layouts = pytest.mark.parametrize('layout', ['half', 'interleaved'])
@@ -49,29 +48,33 @@ cases = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(0, 10**6)).f
                            st.integers(1, case[1]), st.just(case[2])))
 
 
+def factors_of(query_moment, key_moment, rank):
+    """The first r channels of the bases, and the error at every rank."""
+    query, key, values = logit_bases(query_moment, key_moment, rho=1e-10)
+    return query[:, :rank], key[:, :rank], singular_tails(values)
+
+
 @given(cases)
 @exactly
 def test_logits_of_rank_r_lose_the_tail(draw_rows, case):
     heads, width, data_rank, rank, seed = case
     query = draw_heads(draw_rows, heads, width, data_rank, seed)
     key = draw_heads(draw_rows, heads, width, width, seed + 50)
-    factors = low_rank_logits(moment(query), moment(key), rank)
+    tq, tk, errors = factors_of(moment(query), moment(key), rank)
     logits = all_logits(query, key)
-    narrow = all_logits(query @ factors.query.mT, key @ factors.key.mT)
-    scale = mean_square(logits)
-    assert factors.query.shape == factors.key.shape == (heads, rank, width)
-    assert torch.allclose(mean_square(narrow - logits), factors.errors[:, rank], rtol=1e-6,
-                          atol=1e-9 * float(scale.max()))
-    assert torch.allclose(factors.errors[:, 0], scale, rtol=1e-8)
+    narrow = all_logits(query @ tq.mT, key @ tk.mT)
+    scale = float(mean_square(logits).max())
+    assert torch.allclose(mean_square(narrow - logits), errors[:, rank], rtol=1e-4,
+                          atol=1e-6 * scale)
+    assert torch.allclose(errors[:, 0], mean_square(logits), rtol=1e-4, atol=1e-6 * scale)
     # the tail singular values of all logits as one matrix are a bound for any form of rank r
     exact = torch.linalg.svdvals(logits).square() / query.shape[1]**2
-    assert torch.allclose(factors.errors[:, rank], exact[:, rank:].sum(1), rtol=1e-6,
-                          atol=1e-9 * float(scale.max()))
+    assert torch.allclose(errors[:, rank], exact[:, rank:].sum(1), rtol=1e-4, atol=1e-6 * scale)
     # so no choice of r channels is better
     for seed in range(3):
         kept = torch.randperm(width, generator=torch.Generator().manual_seed(seed))[:rank]
         selected = mean_square(all_logits(query[..., kept], key[..., kept]) - logits)
-        assert (factors.errors[:, rank] <= selected + 1e-9 * scale).all()
+        assert (errors[:, rank] <= selected + 1e-6 * scale).all()
 
 
 @given(cases)
@@ -80,35 +83,33 @@ def test_keys_may_be_centred_and_attention_does_not_see_it(draw_rows, case):
     heads, width, _, rank, seed = case
     query = draw_heads(draw_rows, heads, width, width, seed)
     key = draw_heads(draw_rows, heads, width, width, seed + 50)
-    factors = low_rank_logits(moment(query), moment(centred(key)), rank)
 
     def relative(logits):  # what the softmax sees
         return logits - logits.mean(2, keepdim=True)
 
-    error = relative(all_logits(query @ factors.query.mT, key @ factors.key.mT)) - \
-        relative(all_logits(query, key))
+    def error(query_basis, key_basis):
+        return mean_square(relative(all_logits(query @ query_basis.mT, key @ key_basis.mT)) -
+                           relative(all_logits(query, key)))
+
+    *bases, errors = factors_of(moment(query), moment(centred(key)), rank)
     scale = float(mean_square(relative(all_logits(query, key))).max())
-    assert torch.allclose(mean_square(error), factors.errors[:, rank], rtol=1e-6,
-                          atol=1e-9 * scale)
-    other = low_rank_logits(moment(query), moment(key), rank)
-    worse = relative(all_logits(query @ other.query.mT, key @ other.key.mT)) - \
-        relative(all_logits(query, key))
-    assert (mean_square(error) <= mean_square(worse) + 1e-9 * scale).all()
+    assert torch.allclose(error(*bases), errors[:, rank], rtol=1e-4, atol=1e-6 * scale)
+    *others, _ = factors_of(moment(query), moment(key), rank)
+    assert (error(*bases) <= error(*others) + 1e-6 * scale).all()
 
 
-def test_dead_directions_of_the_logits_are_zeros_not_nan(draw_rows):
+def test_dead_directions_of_the_logits_are_finite(draw_rows):
     query = draw_heads(draw_rows, 2, 6, 2, 0)
     query[1] = 0
     key = draw_heads(draw_rows, 2, 6, 6, 9)
-    factors = low_rank_logits(moment(query), moment(key), 4)
-    assert torch.isfinite(factors.query).all() and torch.isfinite(factors.key).all()
-    narrow = all_logits(query @ factors.query.mT, key @ factors.key.mT)
-    assert torch.allclose(narrow, all_logits(query, key), atol=1e-6)
+    tq, tk, _ = factors_of(moment(query), moment(key), 4)
+    narrow = all_logits(query @ tq.mT, key @ tk.mT)
+    assert torch.allclose(narrow, all_logits(query, key), atol=1e-4)
 
 
 def test_logits_through_the_projections(draw_rows):
-    """Folded weights and biases, of fp32, at full rank the same ones."""
-    heads, width, rank, dim = 2, 4, 3, 10
+    """Folded weights and biases, of fp32."""
+    heads, width, dim = 2, 4, 10
     x = draw_rows(40, dim, dim, 0).float()
     weights = [draw_rows(heads * width, dim, dim, seed).float() for seed in (1, 2)]
     biases = [draw_rows(1, heads * width, 1, seed)[0].float() for seed in (3, 4)]
@@ -117,19 +118,15 @@ def test_logits_through_the_projections(draw_rows):
         return F.linear(x, weight, bias).unflatten(1, (heads, -1)).transpose(0, 1)
 
     query, key = (split(*pair).double() for pair in zip(weights, biases))
-    for r in (rank, width):
-        factors = low_rank_logits(moment(query), moment(key), r)
-        folded = [fold_heads(weight, bias, mixing) for weight, bias, mixing in zip(
-            weights, biases, (factors.query, factors.key))]
+    for rank in (3, width):
+        *bases, errors = factors_of(moment(query), moment(key), rank)
+        folded = [fold_heads(weight, bias, mixing)
+                  for weight, bias, mixing in zip(weights, biases, bases)]
         assert all(value.dtype == torch.float32 for pair in folded for value in pair)
         narrow = all_logits(*(split(*pair).double() for pair in folded))
         error = mean_square(narrow - all_logits(query, key))
-        assert torch.allclose(error, factors.errors[:, r], rtol=1e-3,
-                              atol=1e-8 * float(factors.errors.max()))
-    assert all(torch.equal(new[0], old) for new, old in zip(folded, weights))
-    assert fold_heads(weights[0], None, factors.query)[1] is None
-    with pytest.raises(ValueError, match='within 1 and the head width 4, found `5`'):
-        low_rank_logits(moment(query), moment(key), 5)
+        assert torch.allclose(error, errors[:, rank], rtol=1e-3, atol=1e-6 * float(errors.max()))
+    assert fold_heads(weights[0], None, bases[0])[1] is None
 
 
 def rotate(rows, angles, layout):
@@ -191,65 +188,6 @@ def test_rotary_layouts_are_checked():
         rotary_pairs(5, 'half')
     with pytest.raises(ValueError, match='layout of'):
         rotary_pairs(4, 'whole')
-
-
-def attend(maps, values):
-    """Attention's output before the projection: (B, H, N, N) and (B, N, H d) to (B N, H d)."""
-    heads = values.unflatten(2, (maps.shape[1], -1)).transpose(1, 2)
-    return (maps @ heads).transpose(1, 2).flatten(2).flatten(0, 1)
-
-
-@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 8), st.integers(0, 10**6), st.data())
-@exactly
-def test_values_of_rank_r(draw_rows, heads, width, outputs, seed, data):
-    rank = data.draw(st.integers(1, width))
-    dim, full = 12, heads * width
-    x = draw_rows(4 * 9, dim, dim, seed).view(4, 9, dim)
-    maps = torch.softmax(3 * torch.randn(4, heads, 9, 9, dtype=torch.float64,
-                                         generator=torch.Generator().manual_seed(seed)), -1)
-    value_weight, value_bias = draw_rows(full, dim, dim, seed + 1), draw_rows(1, full, 1, seed)[0]
-    weight, bias = draw_rows(outputs, full, full, seed + 2), draw_rows(1, outputs, 1, seed)[0]
-    old = attend(maps, F.linear(x, value_weight, value_bias))
-    moments = moments_of(old)
-    targets = F.linear(old, weight, bias)
-
-    def error(outputs):
-        return float((outputs - targets).square().sum(1).mean())
-
-    for rho in (0., 1e-3, 1.):
-        new = low_rank_values(value_weight, value_bias, weight, bias, moments.covariance,
-                              moments.mean, heads, rank, rho)
-        narrow = attend(maps, F.linear(x, new.value_weight, new.value_bias))
-        found = error(F.linear(narrow, new.weight, new.bias))
-        scale = error(targets.mean(0)) + 1e-12
-        tails = new.singular_values[:, rank:].square().sum()
-        if heads == 1:
-            assert found == pytest.approx(float(tails), rel=1e-5, abs=1e-7 * scale)
-            for choice in range(3):
-                kept = torch.randperm(width, generator=torch.Generator().manual_seed(choice))[:rank]
-                selected = F.linear(old[:, kept], weight[:, kept])
-                selected = selected + (targets - selected).mean(0)
-                assert found <= error(selected) + 1e-7 * scale
-        bound = float(new.singular_values[:, rank:].norm(dim=1).sum())  # heads' errors may add up
-        assert found**.5 <= bound + 1e-4 * scale**.5
-        if rank >= min(width, outputs):
-            assert found <= 1e-9 * scale
-    if rank == width:
-        assert torch.equal(new.value_weight, value_weight) and torch.equal(new.weight, weight)
-
-
-def test_values_of_fp32_without_biases(draw_rows):
-    value_weight, weight = draw_rows(8, 6, 6, 0).float(), draw_rows(7, 8, 7, 1).float()
-    moments = moments_of(draw_rows(40, 8, 8, 2))
-    new = low_rank_values(value_weight, None, weight, None, moments.covariance, moments.mean, 2, 3)
-    assert new.value_bias is None and new.value_weight.shape == (6, 6)
-    assert new.weight.shape == (7, 6) and new.bias.shape == (7, )
-    assert all(value.dtype == torch.float32 for value in (new.value_weight, new.weight, new.bias))
-    # a channel has norms alike in both
-    norms = [new.value_weight.norm(dim=1), new.weight.norm(dim=0)]
-    assert float((norms[0] / norms[1]).log().abs().max()) < 1.5
-    with pytest.raises(ValueError, match='within 1 and the head width 4, found `0`'):
-        low_rank_values(value_weight, None, weight, None, moments.covariance, moments.mean, 2, 0)
 
 
 @given(st.integers(1, 3), st.integers(2, 5), st.integers(2, 5), st.sampled_from([1, 3, 5]),

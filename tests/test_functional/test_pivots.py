@@ -9,7 +9,6 @@ from mmkcr.functional import sweep
 from mmkcr.functional.moments import moments_of
 from mmkcr.functional.pivots import (
     MIN_RHO,
-    channel_order,
     gram_matrix,
     pivot_order,
     reconstruction_error,
@@ -161,20 +160,6 @@ def test_extra_errors_are_counted(draw_rows, method):
         lost = float(extra[order.order[k:]].sum())
         expected = directly(covariance, gram, order.kept(k), 1e-3) + lost
         assert float(order.errors[k]) == pytest.approx(expected, rel=1e-8, abs=1e-12)
-
-
-def test_channels_read_and_written(draw_rows):
-    covariance, gram = problem(draw_rows, 10, 10, 0)
-    energy = torch.rand(10)
-    order = channel_order(covariance, gram, energy, balance=2., rho=1e-8)
-    assert float(order.errors[0]) == pytest.approx(3, rel=1e-6)
-    kept = order.kept(4)
-    rest = [unit for unit in range(10) if unit not in kept.tolist()]
-    expected = directly(covariance, gram, kept, 1e-8) / directly(covariance, gram, [], 1e-8) + \
-        2 * float(energy[rest].sum() / energy.sum())
-    assert float(order.errors[4]) == pytest.approx(expected, rel=1e-5)
-    dead = channel_order(covariance, torch.zeros(10, 10), energy)
-    assert torch.equal(dead.order, energy.argsort(descending=True))
 
 
 @methods

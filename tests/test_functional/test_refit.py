@@ -11,7 +11,6 @@ from mmkcr.functional.pivots import gram_matrix, pivot_order, reconstruction_err
 from mmkcr.functional.refit import (
     output_error,
     refit,
-    refit_conv,
     refit_mixed,
     refit_output,
     unfold_patches,
@@ -251,8 +250,9 @@ def test_convolutions_are_linear_layers_on_patches(case, rho):
     order = pivot_order(moments.covariance, gram_matrix(kernels.flatten(1)), groups=side**2)
     count = max(1, channels // 2)
     kept = order.order[:count].sort().values
-    new, new_bias = refit_conv(kernels, bias, moments.covariance, moments.mean, kept, rho)
-    outputs = F.conv2d(maps[:, kept], new, new_bias, **options)
+    columns = torch.arange(rows.shape[1]).view(channels, -1)[kept].flatten()
+    new, new_bias = refit(kernels.flatten(1), bias, moments.covariance, moments.mean, columns, rho)
+    outputs = F.conv2d(maps[:, kept], new.view(4, count, side, side), new_bias, **options)
 
     def error(found):
         return float((found - targets).square().sum(1).mean())

@@ -6,7 +6,7 @@ import torch
 from mmpretrain.models import SwinTransformer, VisionTransformer
 from torch import nn
 
-from mmkcr.functional.attention_refit import logit_bases, low_rank_logits, value_bases
+from mmkcr.functional.attention_refit import logit_bases, value_bases
 from mmkcr.models.calibration import collect
 from mmkcr.models.head_rotation import (
     head_parts,
@@ -15,6 +15,7 @@ from mmkcr.models.head_rotation import (
     take_weights,
     width_order,
 )
+from mmkcr.models.rotary_refit import rotate_pairs, turned_moments
 from mmkcr.models.searchable import SearchSpace
 
 IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
@@ -32,10 +33,7 @@ def test_logits_stay_and_the_first_channels_are_those_of_the_truncated_svd():
     tq, tk, values = logit_bases(query, key, rho=1e-12)
     torch.testing.assert_close((q @ tq.mT) @ (k @ tk.mT).mT, q @ k.mT, rtol=0, atol=1e-9)
     for rank in (1, 3, 7):
-        factors = low_rank_logits(query, key, rank)
         found = (q @ tq[:, :rank].mT) @ (k @ tk[:, :rank].mT).mT
-        expected = (q @ factors.query.mT) @ (k @ factors.key.mT).mT
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
         error = (found - q @ k.mT).square().mean((1, 2))
         torch.testing.assert_close(error, values[:, rank:].square().sum(1), rtol=1e-6, atol=1e-9)
 
@@ -104,13 +102,52 @@ def test_a_rotated_network_is_the_network(build):
             changed += all(not torch.equal(old[path], site.module(path).weight) for path in old)
             assert rotation.errors[0] == 1 and rotation.errors[-1] == 0
             assert (rotation.errors.diff() <= 0).all()
+            assert rotation.order.tolist() == width_order(site)
             assert sorted(width_order(site)) == list(range(site.total))
-            assert {rows.stop - rows.start for _, rows in head_parts(site)} == {site.total}
+            assert {part.rows.stop - part.rows.start for part in head_parts(site)} == {site.total}
         after = forward(model, IMAGES)
     assert changed == len(space.sites)
     for one, two in zip([before] if torch.is_tensor(before) else before,
                         [after] if torch.is_tensor(after) else after):
         torch.testing.assert_close(two, one, rtol=0, atol=1e-8 * float(one.abs().max()))
+
+
+@pytest.mark.parametrize('name', ['eva02_tiny_patch14_224', 'vit_small_patch16_dinov3'])
+def test_values_that_no_position_touches_are_rotated(name):
+    """Channels in pairs side by side with biases of their own, or a half apart without."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4,
+                              num_classes=5).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    model.eval()
+    before = model(IMAGES).detach()
+    space = SearchSpace.of_dense(model, ['head_channels'])
+    layers = {path: layer for site in space.sites.values()
+              for path, layer in layers_of(site).items()}
+    with torch.no_grad():
+        torch.testing.assert_close(model(IMAGES), before)  # opened
+        with turned_moments(space.sites, 10**6) as turned:
+            found = collect(model, [IMAGES], lambda network, images: network(images), layers)
+        for key, site in space.sites.items():
+            rotation = rotate_pairs(site, {path: found[path].inputs for path in layers},
+                                    turned[key])
+            take_weights(model, rotation.state)
+            assert rotation.errors[0] == 1 and (rotation.errors.diff() <= 0).all()
+            assert sorted(rotation.order.tolist()) == list(range(site.total))
+            # what turns are is lengths that stay
+            part = head_parts(site)[0]
+            rows = found[part.path].inputs
+            weight = site.module(part.path).weight[part.rows]
+            mean = weight @ rows.mean
+            if part.bias:
+                mean = mean + site.host.get_parameter(part.bias)
+            lengths = (weight @ rows.covariance * weight).sum(1) + mean.square()
+            torch.testing.assert_close(
+                turned[key].query.second_moment.diagonal(dim1=1, dim2=2).sum(1),
+                lengths.view(4, -1).sum(1))
+        torch.testing.assert_close(model(IMAGES), before, rtol=0,
+                                   atol=1e-8 * float(before.abs().max()))
 
 
 def test_a_bias_beside_the_projections_is_refused():

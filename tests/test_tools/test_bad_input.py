@@ -31,7 +31,7 @@ TRAINING = dict(
         'in the folder `no/such/digits`, found no such folder; make it with `python tools/'),
     negative_price=("model['price'] = dict(weight=-1.)\n", 'non-negative price `weight`'),
     unknown_cost=("model['price'] = dict(cost='time')\n",
-                  "`macs`, `paper` or `latency`, found 'time'"),
+                  "'paper', 'latency'\\], found 'time'"),
     no_architecture_part=(
         "train_cfg['architecture_fraction'] = 1.\n", r'`architecture_fraction` within \(0, 1\)'),
     unknown_kind_of_gate=(

@@ -65,6 +65,17 @@ def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, caps
     assert f'{metrics["accuracy/top1"]:.4g}' in printed.out
 
 
+def test_a_budget_of_bytes(load_tool, data, tmp_path, capsys):
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    load_tool('compress').main([DIGITS, checkpoint, '--target-bytes', '1MB', '--images', '16',
+                                '--out', str(tmp_path / 'slim'), *data])
+    state = torch.load(tmp_path / 'slim/subnet.pth', weights_only=True)['state_dict']
+    found = sum(value.numel() * value.element_size() for value in state.values())
+    said = Structure.load(tmp_path / 'slim/structure.json').provenance
+    assert 0.97e6 < found == said['bytes']['subnet'] <= 1e6 and said['target'] == '1MB'
+    assert f'{found / 1e6:.4g}' in capsys.readouterr().out
+
+
 def write_images(folder, sizes):
     generator = np.random.default_rng(0)
     folder.mkdir()

@@ -52,6 +52,9 @@ def test_for_a_runtime_sizes_are_fixed_and_the_dense_network_is_timed(run_tool, 
 
 
 def test_mistakes(refused, deploy, search_config, tmp_path):
+    assert 'a detector of mmdet, found' in refused(TOOL, *deploy, '--end-to-end')
+    for options in (('--evaluate', ), ('--end-to-end', '--backbone')):
+        assert 'another combination' in refused(TOOL, *deploy, *options)
     assert 'checkpoint at' in refused(TOOL, deploy[0], tmp_path / 'none.pth')
     assert 'config file at' in refused(TOOL, 'none.py')
     assert 'supernet with 2 gates' in refused(TOOL, search_config)

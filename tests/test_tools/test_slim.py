@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import io
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,7 +162,7 @@ def test_refusals(refused, run_tool, search_config, checkpoint, tmp_path):
         ((search_config, dense), f'expected a checkpoint of a search, as the config is one, found '
                                  f'`{dense}` without gates'),
         ((search_config, checkpoint, '--online-weights'), 'without `ema_state_dict`'),
-        ((search_config, checkpoint, '--target-macs', 'much'), 'MACs target such as'),
+        ((search_config, checkpoint, '--target-macs', 'much'), 'a target of MACs such as'),
         ((search_config, checkpoint, '--divisor', '0'), '`--divisor` of at least 1, found 0'),
         ((search_config, checkpoint, '--shape', '1', '2', '3'), 'one or two positive numbers'),
     ]:
@@ -175,3 +176,21 @@ def test_interrupted_write_leaves_nothing(load_tool, search_config, checkpoint, 
     with pytest.raises(KeyboardInterrupt):
         load_tool('slim').main([search_config, checkpoint, '--out', str(tmp_path / 's')])
     assert not list((tmp_path / 's').iterdir())
+
+
+def test_budgets_of_parameters_and_bytes(run_tool, refused, search_config, checkpoint, tmp_path):
+    for cost in ('params', 'bytes'):
+        printed = run_tool('slim', search_config, checkpoint, f'--target-{cost}', '85%', '--out',
+                           tmp_path / cost)
+        said = Structure.load(tmp_path / cost / 'structure.json').provenance[cost]
+        state = torch.load(tmp_path / cost / 'subnet.pth', weights_only=True)['state_dict']
+        model = build_model(deploy_config(search_config, tmp_path / cost / 'structure.json'))
+        found = count_params(model) if cost == 'params' else sum(
+            value.numel() * value.element_size() for value in state.values())
+        assert said['subnet'] == found and 0.8 * said['dense'] < found <= 0.85 * said['dense']
+        assert 'parameters (M)' in printed
+    for arguments, message in (
+            (('--target-params', '1K'), r'reachable 0.0\d+M to 0.0\d+M parameters, found 0.001M'),
+            (('--target-bytes', '1KB'), r'reachable 0.\d+MB to 0.\d+MB, found 0.001MB'),
+            (('--target-bytes', '9ms'), r"a target of bytes such as `12.6MB`, .* found '9ms'")):
+        assert re.search(message, refused('slim', search_config, checkpoint, *arguments))

@@ -51,6 +51,8 @@ def make_parser() -> Parser:
                         help='of the replaced blocks of whole ViTs (%(default)s)')
     parser.add_argument('--shares', type=float, nargs='+', default=list(SHARES),
                         help='of the blocks (0, 1/4, 1/2, 2/3)')
+    parser.add_argument('--depth', type=int, metavar='N',
+                        help='blocks of whole ViTs (12 or 24 as they are)')
     parser.add_argument('--image', type=int, default=336, help='side of the image (%(default)s)')
     parser.add_argument('--batch-size', type=int, default=1, help='(%(default)s)')
     parser.add_argument('--threads', type=int, help="of the CPU; default: torch's own choice")
@@ -81,7 +83,7 @@ def backbone_table(rows: List[Dict[str, Any]]) -> str:
     """One line a share of the blocks."""
     return format_table(
         ('ViT', 'operator', 'replaced', 'MACs (G)', 'ms', 'dense ms', 'time ratio', 'quartiles'),
-        [(row['size'], row['operator'], f'{len(row["blocks"])} ({row["replaced"]:.0%})',
+        [(row['size'], row['operator'], f'{len(row["blocks"])} of {row["depth"]}',
           f'{row["macs"]["slim"] / 1e9:.2f}', f'{row["seconds"]["slim"] * 1e3:.1f}',
           f'{row["seconds"]["dense"] * 1e3:.1f}', f'{row["ratio"]:.3f}',
           '{:.3f} to {:.3f}'.format(*row['ratio_quartiles'])) for row in rows])
@@ -92,7 +94,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
-    if args.batch_size < 1 or args.repeats < 1 or args.warmup < 0 or min(args.grid) < 1:
+    if min(args.batch_size, args.repeats, *args.grid, args.depth or 1) < 1 or args.warmup < 0:
         raise ValueError('expected a batch size, repeats and grid of at least 1 and no negative '
                          f'warm-up, found {args.batch_size}, {args.repeats}, {args.grid} and '
                          f'{args.warmup}')
@@ -126,7 +128,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         print(block_table(blocks), flush=True)
     for size, operator, share in product(args.backbones, args.operators, args.shares):
         backbones.append(profile_backbone(size, share, args.image, operator=operator,
-                                          threads=args.threads, **common))
+                                          threads=args.threads, depth=args.depth, **common))
         write()
     if backbones:
         print(backbone_table(backbones))

@@ -52,6 +52,7 @@ def parse_args(argv: Optional[Sequence[str]]):
     parser.add_argument('--pairs', type=int, help='pairs of steps (default: 20)')
     parser.add_argument('--threads', type=int, default=os.cpu_count(),
                         help='threads (default: %(default)s)')
+    parser.add_argument('--device', default='cpu', help='of the steps: cpu or cuda (%(default)s)')
     parser.add_argument('--out', type=Path,
                         default=Path('work_dirs/benchmarks/regularizer_overhead'),
                         help='path of the results without suffix (default: %(default)s)')
@@ -92,23 +93,31 @@ def fill(loss: torch.nn.Module) -> None:
         loss.refresh(torch.eye(loss.num_features), n=50000)
 
 
-def measure_steps(term: str, batch: int, pairs: int) -> Dict[str, Any]:
+def wait_for(device: str) -> None:
+    """Return when a GPU is done."""
+    if torch.device(device).type == 'cuda':
+        torch.cuda.synchronize(device)
+
+
+def measure_steps(term: str, batch: int, pairs: int, device: str = 'cpu') -> Dict[str, Any]:
     """Seconds of forward, backward and AdamW with and without the term."""
     from mmpretrain.structures import DataSample
     torch.manual_seed(0)
-    model = build_model(term)
+    model = build_model(term).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    images = torch.randn(batch, 3, 224, 224)
-    samples = [DataSample().set_gt_label(i) for i in range(batch)]
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    samples = [DataSample().set_gt_label(i).to(device) for i in range(batch)]
 
     def step(active: bool) -> float:
         model.regularizers[term].active = active
+        wait_for(device)
         start = time.perf_counter()
         losses = model(images, samples, mode='loss')
         loss, _ = model.parse_losses(losses)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        wait_for(device)
         assert (f'loss_{term}' in losses) == active
         return time.perf_counter() - start
 
@@ -259,7 +268,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         in_a_fresh_process(measure_formulation, args.threads, form, *sizes['paper'])
         for form in ('paper', 'ours')]
     result['clusters'] = in_a_fresh_process(measure_clusters, args.threads, *sizes['clusters'])
-    result['steps'] = [measure_steps(term, sizes['batch'], sizes['pairs'])
+    result['steps'] = [measure_steps(term, sizes['batch'], sizes['pairs'], args.device)
                        for term in ('kcr', 'ib')]
     text = tables(result)
     print(text)

@@ -59,6 +59,7 @@ def make_parser() -> Parser:
     parser.add_argument('--clock', choices=tuple(CLOCKS), default='wall',
                         help='cpu: time of the process, for --threads 1 on a busy machine '
                         '(%(default)s)')
+    parser.add_argument('--device', default='cpu', help='cpu or cuda (%(default)s)')
     parser.add_argument('--profile', action='store_true',
                         help='print a second table: where the time of a step goes')
     parser.add_argument('--out', metavar='FILE', help='JSON file '
@@ -105,13 +106,16 @@ class Stage:
         start = clock()
         loss, _ = self.model.parse_losses(self.model(images, samples, mode='loss'))
         self.optim_wrapper.update_params(loss)
+        if images.is_cuda:
+            torch.cuda.synchronize(images.device)
         self.seconds.append(clock() - start)
 
 
 def batch_of(model: nn.Module, batch_size: int) -> Tuple[torch.Tensor, List[DataSample]]:
-    """Random images and their labels."""
-    return (torch.randn(batch_size, *model.price.input_shape),
-            [DataSample().set_gt_label(0) for _ in range(batch_size)])
+    """Random images and their labels, where the model is."""
+    device = next(model.parameters()).device
+    return (torch.randn(batch_size, *model.price.input_shape, device=device),
+            [DataSample().set_gt_label(0).to(device) for _ in range(batch_size)])
 
 
 def parts_of(stage: Stage, images: torch.Tensor, samples: List[DataSample]) -> Tuple:
@@ -153,6 +157,27 @@ def rows_of(stages: Sequence[Stage]) -> List[Tuple]:
     return rows
 
 
+def stages_of(path: str, shares: Sequence[float], device: str) -> Tuple[nn.Module, List[Stage]]:
+    """The supernet of a config, and its stages.
+
+    Args:
+        path (str): Of the config.
+        shares (Sequence[float]): Of the MACs, descending.
+        device (str): To compute on.
+
+    Raises:
+        ValueError: The config is of no search that slices as it goes.
+    """
+    config = load_config(path)
+    if ((config.get('model') or {}).get('price') or {}).get('type') != 'mmkcr.AdaptiveOneHotLoss':
+        raise ValueError('expected the config of a search with `mmkcr.AdaptiveOneHotLoss`, found '
+                         f'`{path}` without')
+    sizes = [(1., False), *((share, False) for share in shares), (shares[-1], True)]
+    torch.manual_seed(0)
+    model = build_model(config).to(device)
+    return model, [Stage(model, config.optim_wrapper, share, decided) for share, decided in sizes]
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Measure, print and write."""
@@ -162,18 +187,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         raise ValueError('expected `--shares` within (0, 1) and at least one round, thread and '
                          f'image, found {args.shares}, {args.rounds}, {args.threads} and '
                          f'{args.batch_size}')
-    if args.clock == 'cpu' and args.threads != 1:
-        raise ValueError(f'expected `--threads 1` for `--clock cpu`, found {args.threads}')
+    if args.clock == 'cpu' and (args.threads != 1 or args.device != 'cpu'):
+        raise ValueError('expected `--threads 1` on the CPU for `--clock cpu`, found '
+                         f'{args.threads} on {args.device}')
     quiet_hosts()
     torch.set_num_threads(args.threads)
-    config = load_config(args.config)
-    if ((config.get('model') or {}).get('price') or {}).get('type') != 'mmkcr.AdaptiveOneHotLoss':
-        raise ValueError(f'expected the config of a search with `mmkcr.AdaptiveOneHotLoss`, found '
-                         f'`{args.config}` without')
-    sizes = [(1., False), *((share, False) for share in args.shares), (args.shares[-1], True)]
-    torch.manual_seed(0)
-    model = build_model(config)
-    stages = [Stage(model, config.optim_wrapper, share, decided) for share, decided in sizes]
+    model, stages = stages_of(args.config, args.shares, args.device)
     measure(stages, args.batch_size, args.rounds, CLOCKS[args.clock])
     machine = machine_info()
     rows = rows_of(stages)

@@ -1,7 +1,8 @@
 """Export a subnet, or any model, to ONNX for a runtime, and compare it there with PyTorch.
 
-A classifier gives logits, a detector the maps of its neck; --backbone exports the feature maps of
-the backbone alone. The batch is dynamic. Height and width are fixed for a runtime, and dynamic for
+A classifier gives logits, a detector the maps of its neck, with --end-to-end (through mmdeploy) its
+boxes, labels and masks; --backbone exports the feature maps of the backbone alone. The batch is
+dynamic. Height and width are fixed for a runtime, and dynamic for
 `any`, where the backbone allows: ViT always, Swin with pad_small_map=True. Outputs are compared at
 several batch sizes and image sizes; a file that differs is not written. Where the config's backbone
 has a structure, the latency against the dense network is measured, exported in the same way.
@@ -9,6 +10,7 @@ has a structure, the latency against the dense network is measured, exported in 
 Examples:
     python tools/deployment/export_onnx.py CONFIG CHECKPOINT --out subnet.onnx
     python tools/deployment/export_onnx.py CONFIG CHECKPOINT --runtime openvino
+    python tools/deployment/export_onnx.py DETECTOR CHECKPOINT --end-to-end --evaluate
 """
 
 import contextlib
@@ -31,6 +33,7 @@ from mmkcr.apis.build import (
     load_weights,
 )
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.end_to_end import EndToEnd, export_end_to_end
 from mmkcr.apis.export import ExportReport, export_onnx
 from mmkcr.apis.latency import PairTiming, measure_pair
 from mmkcr.deploy.prepare import RUNTIMES, describe_selections
@@ -46,6 +49,10 @@ def make_parser() -> Parser:
     parser.add_argument('--out', metavar='FILE',
                         help='(work_dirs/<config name>/<config name>.onnx)')
     parser.add_argument('--backbone', action='store_true', help='the feature maps only')
+    parser.add_argument('--end-to-end', action='store_true',
+                        help='a whole detector with non-maximum suppression, for ONNX Runtime')
+    parser.add_argument('--evaluate', action='store_true',
+                        help='with --end-to-end, compare metrics on the test set')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help="height and width, or one number for both; default: the config's")
     parser.add_argument('--runtime', choices=RUNTIMES, default='any',
@@ -87,6 +94,16 @@ def against_dense(args: Any, config: Config, report: ExportReport,
                             clock=time.process_time if args.threads == 1 else time.perf_counter)
 
 
+def report_detector(found: EndToEnd) -> None:
+    """Print metrics and time of a whole detector."""
+    if found.metrics:
+        print(format_table(('', 'PyTorch', 'ONNX Runtime'), [
+            (name, f'{torch_value:.4g}', f'{value:.4g}')
+            for name, (torch_value, value) in found.metrics.items()]))
+    print(f'{found.path}: {found.seconds * 1e3:.4g} ms an image in `onnxruntime`; batch, height '
+          'and width dynamic')
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Export, compare and print."""
@@ -94,6 +111,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     config = load_config(args.config, args.cfg_options)
     size = None if args.static_size == args.dynamic_size else args.dynamic_size
+    if args.end_to_end and (args.backbone or args.static_size or args.runtime not in (
+            'any', 'onnxruntime')) or args.evaluate and not args.end_to_end:
+        raise ValueError('expected `--end-to-end` of a whole detector for ONNX Runtime, with any '
+                         'size, and `--evaluate` with it, found another combination')
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
@@ -103,9 +124,17 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         if args.backbone:
             model = find_task(model).backbone
         name = Path(args.config).stem
-        report = export_onnx(model, args.out or f'work_dirs/{name}/{name}.onnx', shape,
-                             size, tolerance=args.tolerance, runtime=args.runtime)
-        timing = against_dense(args, config, report, shape)
+        out = args.out or f'work_dirs/{name}/{name}.onnx'
+        if args.end_to_end:
+            detector = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
+                                         args.evaluate, args.threads)
+        else:
+            report = export_onnx(model, out, shape, size, tolerance=args.tolerance,
+                                 runtime=args.runtime)
+            timing = against_dense(args, config, report, shape)
+    if args.end_to_end:
+        report_detector(detector)
+        return
     print(format_table(('input', 'difference from PyTorch'),
                        [('x'.join(map(str, key)), f'{error:.2g}')
                         for key, error in report.errors.items()]))

@@ -125,7 +125,7 @@ def profile_block(mode: str, size: str, hw: Sequence[int], batch_size: int = 1,
 def replaced_blocks(size: str, depth: int, share: float) -> List[int]:
     """Blocks to replace: the paper's for ViT-L, spread like them over the first two thirds else."""
     count = round(share * depth)
-    if size in ORDERS:
+    if size in ORDERS and depth > max(ORDERS[size]) + 1:
         return sorted(ORDERS[size][:count])
     return list(range(1, depth - 1))[:count]
 
@@ -134,7 +134,8 @@ def profile_backbone(size: str, share: float, image: int = 336, patch_size: int 
                      batch_size: int = 1, device: str = 'cpu', dtype: Optional[str] = None,
                      runtime: str = 'eager', repeats: int = 5, warmup: int = 1,
                      operator: str = 'dwconv', threads: Optional[int] = None,
-                     clock: Clock = time.perf_counter) -> Dict[str, Any]:
+                     clock: Clock = time.perf_counter,
+                     depth: Optional[int] = None) -> Dict[str, Any]:
     """A ViT with a share of its blocks replaced, in turns with the dense one (SDPA).
 
     Args:
@@ -151,12 +152,15 @@ def profile_backbone(size: str, share: float, image: int = 336, patch_size: int 
         operator (str): Of the replaced blocks. Defaults to ``'dwconv'``.
         threads (int, optional): See :func:`~mmkcr.apis.latency.measure_pair`.
         clock (Callable): Seconds. Defaults to the wall clock.
+        depth (int, optional): Blocks. Defaults to those of the size.
 
     Returns:
         dict: Of :meth:`~mmkcr.apis.latency.PairTiming.to_dict`, with the blocks.
     """
-    arguments = dict(arch=size, img_size=image, patch_size=patch_size, with_cls_token=False,
-                     out_type='featmap', operator=operator)
+    arch = dict(DWConvVisionTransformer.arch_zoo[size])
+    arguments = dict(arch=dict(arch, num_layers=depth or arch['num_layers']), img_size=image,
+                     patch_size=patch_size, with_cls_token=False, out_type='featmap',
+                     operator=operator)
     with uninitialized():
         dense, slim = (DWConvVisionTransformer(**arguments) for _ in range(2))
     for parameter in (*dense.parameters(), *slim.parameters()):
@@ -175,5 +179,5 @@ def profile_backbone(size: str, share: float, image: int = 336, patch_size: int 
                 module.fold()
     images = torch.randn(batch_size, 3, image, image, device=device).to(kind)
     timing = measure_pair(dense, slim, images, repeats, warmup, runtime, threads, clock=clock)
-    return dict(size=size, replaced=share, image=image, patch_size=patch_size, blocks=blocks,
-                operator=operator, **timing.to_dict())
+    return dict(size=size, depth=len(slim.layers), replaced=share, image=image,
+                patch_size=patch_size, blocks=blocks, operator=operator, **timing.to_dict())

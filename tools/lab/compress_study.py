@@ -14,7 +14,7 @@ from mmkcr.apis.calibration_data import calibration_images
 from mmkcr.apis.compress import compress
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.functional.moments import Moments
-from mmkcr.models.calibration import readers, taps
+from mmkcr.models.calibration import readers
 from mmkcr.models.sites.base import HostSite
 
 
@@ -36,8 +36,9 @@ def by_variance(site: HostSite, moments: Moments, generator: torch.Generator) ->
 
 def _by_unit(site: HostSite, values: Tensor) -> Tensor:
     reader = readers(site)[0]
-    size = reader.inner * taps(site.host.get_submodule(reader.path))
-    return _ordered(site, values.view(-1, size).sum(1))
+    columns = reader.of_units(site.host.get_submodule(reader.path), torch.arange(site.total),
+                              site.total)
+    return _ordered(site, values[columns].sum(1))
 
 
 def _ordered(site: HostSite, scores: Tensor) -> Tensor:
@@ -61,6 +62,7 @@ class Variant(NamedTuple):
 VARIANTS: Mapping[str, Variant] = dict(
     refit=Variant('refitted, shared out', {}),
     uniform=Variant('refitted, uniform', dict(uniform=True)),
+    selected=Variant('shared out, not refitted', dict(refit='none')),
     variance=Variant('variance, mean shift', dict(uniform=True, choose=by_variance, refit='mean')),
     weight=Variant('largest weights', dict(uniform=True, choose=by_weight, refit='none')),
     random=Variant('random units', dict(uniform=True, choose=at_random, refit='none')),

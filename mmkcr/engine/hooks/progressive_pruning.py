@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mmkcr.core import TOLERANCE, MacsModel, can_meet, choose_options, parse_target
+from mmkcr.core import TOLERANCE, CostModel, can_meet, choose_options
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.utils import renew_record, search_space, unwrap
@@ -108,11 +108,11 @@ class ProgressivePruningHook(Hook):
             broadcast(parameter.data)
 
     @staticmethod
-    def _window(model: torch.nn.Module) -> Tuple[MacsModel, int, int]:
-        """MACs by sizes, the fewest and the most of the budget."""
-        macs: MacsModel = model.macs_model()
-        target = parse_target(model.price.target, macs.dense)
-        return macs, int(target * (1 - TOLERANCE)) + 1, target
+    def _window(model: torch.nn.Module) -> Tuple[CostModel, int, int]:
+        """Cost by sizes, the least and the most of the budget."""
+        cost = model.price.cost_model(model.macs_model())
+        target = cost.parse_target(model.price.target)
+        return cost, int(target * (1 - TOLERANCE)) + 1, target
 
     @staticmethod
     def _sizes(model: torch.nn.Module, alive: Dict[str, Tensor]) -> Dict[str, List[int]]:

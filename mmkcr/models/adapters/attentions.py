@@ -14,21 +14,23 @@ from torch import nn
 
 from mmkcr.core import Axis, Unsupported
 from mmkcr.models.layers.sized_attention import (
+    Rotary,
     SizedBEiTAttention,
     SizedClassAttention,
     SizedCrossCovariance,
-    SizedEvaAttention,
     SizedGroupedAttention,
     SizedHuggingFaceAttention,
+    SizedHuggingFaceRotaryAttention,
     SizedMultiheadAttention,
     SizedReducedAttention,
+    SizedRotaryAttention,
     SizedTimmBEiTAttention,
     SizedWindowAttentionV2,
     SizedWindowMSA,
     SizedWindowMSAV2,
 )
 from mmkcr.models.layers.take_over import take_over
-from .views import attention_adapter
+from .views import RotaryView, attention_adapter
 
 _UTILS = 'mmpretrain.models.utils.attention'
 _HF = 'transformers.models'
@@ -180,10 +182,10 @@ def timm_beit_attention(module: nn.Module) -> Dict[str, Any]:
 
 @attention_adapter('mmpretrain.models.backbones.vit_eva02.AttentionWithRoPE')
 def rope_attention(module: nn.Module) -> Dict[str, Any]:
-    """EVA-02's attention with rotary positions, which pair the channels of a head."""
+    """EVA-02's attention; its positions turn the two channels of a pair by different angles."""
     return dict(_fused(module, module.qkv.out_features // 3 // module.num_heads),
                 resize=partial(_record, ('num_heads', ), ''),
-                why_no_width='rotary positions pair the channels of a head')
+                why_no_width='its positions are no rotations of pairs of channels')
 
 
 @attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope')
@@ -194,13 +196,29 @@ def timm_attention(module: nn.Module) -> Dict[str, Any]:
     if getattr(module, 'num_kv_groups', 1) > 1:
         raise Unsupported('heads share keys and values')
     rotary = type(module).__name__ == 'AttentionRope'
-    normed = not isinstance(module.q_norm, nn.Identity)
     split = module._modules.get('qkv') is None
-    why = 'rotary positions pair the channels of a head' if rotary else \
-        'a norm acts over the channels of a head' if normed else ''
     return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
                 fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
-                width=module.head_dim, resize=_resize_timm, why_no_width=why)
+                width=module.head_dim, resize=_resize_timm, why_no_width=_normed(module),
+                rotary=_rotary_of_timm(module) if rotary else None)
+
+
+def _normed(module: nn.Module) -> str:
+    """Why heads cannot become narrower where queries have a norm."""
+    plain = isinstance(module.q_norm, nn.Identity)
+    return '' if plain else 'a norm acts over the channels of a head'
+
+
+def _rotary_of_timm(module: nn.Module) -> RotaryView:
+    layout = 'half' if getattr(module, 'rotate_half', False) else 'interleaved'
+    return RotaryView(layout, partial(_open_rotary, SizedRotaryAttention, layout))
+
+
+def _open_rotary(cls: Type[nn.Module], layout: str, layer: nn.Module) -> nn.Module:
+    layer = _open(cls, layer)
+    if 'rotary' not in layer._modules:
+        layer.rotary = Rotary(layout)
+    return layer
 
 
 def _resize_timm(layer: nn.Module, heads: int, width: int) -> nn.Module:
@@ -221,9 +239,15 @@ def eva_attention(module: nn.Module) -> Dict[str, Any]:
     called = split or module.q_bias is None or module.qkv_bias_separate
     return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
                 fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
-                width=module.head_dim, resize=partial(_exchange, SizedEvaAttention),
+                width=module.head_dim, resize=_resize_eva,
                 extra=partial(_along, ('q_bias', 'k_bias', 'v_bias'), ''), called=called,
-                why_no_width='rotary positions pair the channels of a head')
+                why_no_width=_normed(module), rotary=_rotary_of_timm(module))
+
+
+def _resize_eva(layer: nn.Module, heads: int, width: int) -> nn.Module:
+    layer = _rotary_of_timm(layer).opened(layer)
+    layer.num_heads = heads
+    return layer
 
 
 @attention_adapter('timm.models.swin_transformer.WindowAttention')
@@ -252,9 +276,10 @@ def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
     resize = partial(_record, names, 'head_dim')
     if hasattr(module, 'embed_dim') and not rotary:  # before v5: heads fill the input's width
         resize = partial(_exchange, SizedHuggingFaceAttention)
+    view = RotaryView('half', partial(_open_rotary, SizedHuggingFaceRotaryAttention, 'half'))
     return dict(projections=('q_proj', 'k_proj', 'v_proj'), fused=(1, 1, 1), output=output,
                 heads=heads, width=module.head_dim, resize=resize,
-                why_no_width='rotary positions pair the channels of a head' if rotary else '')
+                rotary=view if rotary else None)
 
 
 @attention_adapter(f'{_HF}.flava.modeling_flava.FlavaAttention')

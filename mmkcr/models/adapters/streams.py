@@ -1,6 +1,6 @@
 """Residual streams of ViT, Swin and ResNet: who writes them, who reads them."""
 
-from typing import Iterator, List, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from mmcv.cnn.bricks.transformer import FFN
 from mmpretrain.models.utils import MultiheadAttention, WindowMSA
@@ -9,7 +9,7 @@ from torch import nn
 from mmkcr.core import Axis, Unsupported
 from mmkcr.models.layers.sized_attention import SizedWindowMSA
 from mmkcr.models.layers.take_over import take_over
-from .views import StreamView, stream_adapter
+from .views import LinearStream, StreamView, stream_adapter
 
 _MERGED = 4  # neighbours that Swin's patch merging puts side by side
 _BATCH_NORM = ('weight', 'bias', 'running_mean', 'running_var')
@@ -50,6 +50,24 @@ class ViTStream(StreamView):
         host.patch_embed.embed_dims = units
         for layer in host.layers:
             layer.attn.input_dims = layer.ffn.embed_dims = units
+
+    def linear(self, host: nn.Module) -> Optional[LinearStream]:
+        """See :class:`StreamView`; of a host that gives its last features, normed once."""
+        norms = [name for owner, name, _ in self.norms(host) if owner is host]
+        if norms != ['ln1'] or host.patch_embed.norm is not None or \
+                list(host.out_indices) != [len(host.layers) - 1]:
+            return None
+        writers, readers = [('patch_embed.projection', '')], []
+        for number, layer in enumerate(host.layers):
+            path = f'layers.{number}'
+            scales = [f'{path}.{name}' if hasattr(scale, 'weight') else '' for name, scale in (
+                ('attn.gamma1', layer.attn.gamma1), ('ffn.gamma2', layer.ffn.gamma2))]
+            writers += zip((f'{path}.attn.proj', f'{path}.ffn.layers.1'), scales)
+            readers += [(f'{path}.ln1', (f'{path}.attn.qkv', )),
+                        (f'{path}.ln2', (f'{path}.ffn.layers.0.0', ))]
+        tables = tuple(name for name in ('pos_embed', 'cls_token')
+                       if getattr(host, name, None) is not None)
+        return LinearStream(tuple(writers), tables, tuple(readers), 'ln1')
 
     def outputs(self, host: nn.Module) -> Sequence[int]:
         """See :class:`StreamView`."""

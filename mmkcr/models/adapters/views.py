@@ -76,6 +76,21 @@ class MLPView:
     width: str = ''
 
 
+class RotaryView(NamedTuple):
+    """Rotary positions, which turn pairs of channels of queries and keys.
+
+    Args:
+        layout (str): Which channels are a pair, see
+            :func:`~mmkcr.functional.attention_refit.rotary_pairs`.
+        opened (Callable): Takes the module; gives one that computes the same, calls its
+            projections as modules and turns by a child ``rotary``, see
+            :class:`~mmkcr.models.layers.sized_attention.Rotary`.
+    """
+
+    layout: str
+    opened: Callable[[nn.Module], nn.Module]
+
+
 @dataclass(frozen=True)
 class AttentionView:
     """Multi-head attention: queries, keys and values of H heads with d channels each.
@@ -101,6 +116,7 @@ class AttentionView:
             Defaults to none.
         opened (Callable, optional): Takes the module; gives one that computes the same and calls
             its output projection as a module. Defaults to None: it does so itself.
+        rotary (RotaryView, optional): Positions that turn pairs of channels. Defaults to none.
     """
 
     path: str
@@ -116,6 +132,7 @@ class AttentionView:
     why_uncalled: str = 'its projections are not called as modules'
     of_heads: Optional[Callable[[nn.Module], List[Axis]]] = None
     opened: Optional[Callable[[nn.Module], nn.Module]] = None
+    rotary: Optional[RotaryView] = None
 
 
 class Reads(NamedTuple):
@@ -155,6 +172,23 @@ class ChannelView:
     path: str = ''
 
 
+class LinearStream(NamedTuple):
+    """What stands around a stream that only linear maps write, and read behind layer norms.
+
+    Args:
+        writers (tuple[tuple[str, str], ...]): Layers, each with the path of the factors of its
+            outputs, or ''.
+        tables (tuple[str, ...]): Tables of tokens, channels last.
+        norms (tuple[tuple[str, tuple[str, ...]], ...]): Norms with the layers that read them.
+        last (str): The norm that only layers behind the host read.
+    """
+
+    writers: Tuple[Tuple[str, str], ...]
+    tables: Tuple[str, ...]
+    norms: Tuple[Tuple[str, Tuple[str, ...]], ...]
+    last: str
+
+
 class StreamView:
     """A residual stream: what embeds into it, the norms over it, who reads and writes it.
 
@@ -181,6 +215,10 @@ class StreamView:
 
     def resize(self, host: nn.Module, units: int) -> None:
         """Set what no weight shows once so many channels are left."""
+
+    def linear(self, host: nn.Module) -> Optional[LinearStream]:
+        """What stands around it, where it may be turned into other bases; else None."""
+        return None
 
     def outputs(self, host: nn.Module) -> Sequence[int]:
         """Positions, in the tuple that the host returns, of features with these channels."""

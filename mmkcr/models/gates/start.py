@@ -49,8 +49,8 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsM
                       spread: float = 1.) -> Dict[str, Tensor]:
     """Set gates to the scores of their units, in place.
 
-    Sites without scores keep their gates; so do channels of heads, whose scores are about other
-    bases than the network's.
+    Sites without scores keep their gates; so do channels of heads and of residual streams, whose
+    scores are about other bases than the network's.
 
     Args:
         gates (Mapping[str, BaseGate]): Of a supernet, by site.
@@ -65,7 +65,7 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsM
         ValueError: No site has scores, or one has others than its gate has units.
     """
     known = {name: scores[name] for name in gates
-             if name in scores and not name.endswith('.head_channels')}
+             if name in scores and not name.endswith(('.head_channels', '.embedding'))}
     if not known:
         raise ValueError(f'expected scores of some of the sites {sorted(gates)[:3]}, found those '
                          f'of {sorted(scores)[:3]}: `mmkcr compress CONFIG CHECKPOINT --sites` '

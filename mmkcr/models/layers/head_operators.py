@@ -141,6 +141,12 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
         """Multiply-accumulates for so many replaced heads, without the projection."""
         return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
 
+    def params(self, heads: Cost) -> Cost:
+        """Parameters for so many replaced heads."""
+        mixed = self.logits.numel() if self.ensembled else 0
+        own = sum(parameter.numel() for parameter in self.parameters()) - mixed
+        return self.count_out(heads) * (own // self.out_heads) + heads * (mixed // self.heads)
+
     def count_out(self, heads: Cost) -> Cost:
         """Output heads for so many replaced ones."""
         if not self.ensembled:

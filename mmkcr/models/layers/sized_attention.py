@@ -15,6 +15,8 @@ from mmpretrain.models.utils import WindowMSA
 from mmpretrain.models.utils.attention import BEiTAttention, WindowMSAV2
 from torch import Tensor, nn
 
+from mmkcr.functional.attention_refit import channels_of_pairs
+
 
 def _split(x: Tensor, heads: int) -> Tensor:
     """Channels (B, N, H d) by head, (B, H, N, d)."""
@@ -144,31 +146,76 @@ class SizedHuggingFaceAttention(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
 
-class SizedEvaAttention(SizedAttention):
-    """timm's ``EvaAttention``: rotary positions, fused projections or three."""
+class Rotary(nn.Module):
+    """Turns pairs of channels of queries or keys by the angles of their tokens.
+
+    Args:
+        layout (str): See :func:`~mmkcr.functional.attention_refit.rotary_pairs`.
+    """
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.layout = layout
+        self.register_buffer('channels', None, persistent=False)
+
+    def keep(self, pairs: Tensor, width: int) -> None:
+        """Leave some of the pairs of a head that had ``width`` channels."""
+        self.channels = channels_of_pairs(pairs, width, self.layout)
+
+    def forward(self, x: Tensor, sin: Optional[Tensor] = None,
+                cos: Optional[Tensor] = None) -> Tensor:
+        """Turn the last tokens of (B, H, N, d), as many as the tables (..., n, D) have."""
+        if sin is None:
+            return x
+        if self.channels is not None:
+            sin, cos = (table.index_select(-1, self.channels) for table in (sin, cos))
+        first = x.shape[-2] - sin.shape[-2]
+        prefix, rest = x[..., :first, :], x[..., first:, :]
+        if self.layout == 'half':
+            one, two = rest.chunk(2, -1)
+            turned = torch.cat([-two, one], -1)
+        else:
+            turned = torch.stack([-rest[..., 1::2], rest[..., ::2]], -1).flatten(-2)
+        return torch.cat([prefix, (rest * cos + turned * sin).type_as(x)], -2)
+
+
+class SizedRotaryAttention(SizedAttention):
+    """timm's ``EvaAttention`` and ``AttentionRope``: fused projections or three."""
 
     def _qkv(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        if self.qkv is not None:
-            return super()._qkv(x)
-        return tuple(_split(layer(x), self.num_heads)
-                     for layer in (self.q_proj, self.k_proj, self.v_proj))
-
-    def _rotate(self, x: Tensor, rope: Tensor) -> Tensor:
-        from timm.layers import apply_rot_embed_cat
-        prefix, half = self.num_prefix_tokens, getattr(self, 'rotate_half', False)
-        return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope,
-                                                                half=half)], 2)
+        if self._modules.get('qkv') is None:
+            return tuple(_split(layer(x), self.num_heads)
+                         for layer in (self.q_proj, self.k_proj, self.v_proj))
+        qkv = self.qkv(x)
+        if getattr(self, 'q_bias', None) is not None:
+            qkv = qkv + torch.cat([self.q_bias, self.k_bias, self.v_bias])
+        return qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def forward(self, x: Tensor, rope: Optional[Tensor] = None,
                 attn_mask: Optional[Tensor] = None, **_: Any) -> Tensor:
         """Attend among tokens (B, N, C)."""
         q, k, v = self._qkv(x)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rope is not None:
-            q, k = self._rotate(q, rope).type_as(v), self._rotate(k, rope).type_as(v)
+        tables = () if rope is None else rope.chunk(2, -1)  # sines, cosines
+        q, k = (self.rotary(part, *tables).type_as(v) for part in (self.q_norm(q), self.k_norm(k)))
         drop = self.attn_drop.p if self.training else 0.
         out = F.scaled_dot_product_attention(q, k, v, attn_mask, drop, scale=self.scale)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
+
+
+class SizedHuggingFaceRotaryAttention(nn.Module):
+    """Hugging Face's attention of DINOv3; the weights are not returned."""
+
+    def forward(self, hidden_states: Tensor, attention_mask: Optional[Tensor] = None,
+                position_embeddings: Optional[Tuple[Tensor, Tensor]] = None,
+                **_: Any) -> Tuple[Tensor, None]:
+        """Attend among tokens (B, N, C); positions are cosines and sines."""
+        q, k, v = (_split(layer(hidden_states), self.num_heads)
+                   for layer in (self.q_proj, self.k_proj, self.v_proj))
+        cos, sin = position_embeddings
+        out = F.scaled_dot_product_attention(
+            self.rotary(q, sin, cos), self.rotary(k, sin, cos), v, attention_mask,
+            self.dropout if self.training else 0., scale=self.scaling)
+        return self.o_proj(out.transpose(1, 2).flatten(2)), None
 
 
 class SizedMultiheadAttention(nn.MultiheadAttention):

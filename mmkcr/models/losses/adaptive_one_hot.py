@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from mmkcr.core import MacsModel, parse_target
+from mmkcr.core import COUNTED, CostModel, MacsModel
+from mmkcr.models.costs import cost_model
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.gates.bimask import entropy_of
 from mmkcr.registry import MODELS
@@ -94,10 +95,12 @@ class AdaptiveOneHotLoss(nn.Module):
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch.
         part (str, optional): See :class:`~mmkcr.models.losses.MacsPrice`.
+        cost (str): What g and :math:`\tau` are: ``'macs'``, ``'params'`` or the ``'bytes'`` of the
+            ``state_dict``. Defaults to ``'macs'``.
 
     Raises:
-        ValueError: Unknown ``preset``, a ``balance`` of a published one, a negative weight, or
-            ``eps`` or ``band`` out of (0, 0.5).
+        ValueError: Unknown ``preset`` or ``cost``, a ``balance`` of a published one, a negative
+            weight, or ``eps`` or ``band`` out of (0, 0.5).
     """
 
     def __init__(self,
@@ -113,8 +116,11 @@ class AdaptiveOneHotLoss(nn.Module):
                  band: float = 0.02,
                  eps: float = 1e-3,
                  input_shape: Optional[Sequence[int]] = None,
-                 part: Optional[str] = None) -> None:
+                 part: Optional[str] = None,
+                 cost: str = 'macs') -> None:
         super().__init__()
+        if cost not in COUNTED:
+            raise ValueError(f'expected `cost` among {list(COUNTED)}, found {cost!r}')
         if preset not in _PRESETS:
             raise ValueError(f'expected `preset` among {sorted(_PRESETS)}, found {preset!r}')
         if balance is not None and preset != 'balanced':
@@ -136,6 +142,7 @@ class AdaptiveOneHotLoss(nn.Module):
         self.balance, self.growth = chosen['balance'], chosen['growth']
         self.importance, self.per_option = dict(chosen['importance']), chosen['per_option']
         self.input_shape = None if input_shape is None else tuple(input_shape)
+        self.cost = cost
         # a buffer: where it has grown to is in the checkpoint
         self.register_buffer('budget', torch.tensor(float(chosen['budget'])), self.growth > 0)
 
@@ -154,7 +161,9 @@ class AdaptiveOneHotLoss(nn.Module):
         """
         gates: Dict[str, BiMaskGate] = {name: site.gate for name, site in macs.sites.items()}
         probabilities, options, sizes = self._options(list(gates.values()))
-        expected = macs(dict(zip(gates, (probabilities * sizes).sum(1))))
+        kept = dict(zip(gates, (probabilities * sizes).sum(1)))
+        cost = self.cost_model(macs)
+        expected = cost(kept)
         undecided = options > 1
         entropy, tangent, share = one_hot_terms(probabilities[undecided], options[undecided],
                                                 self.eps)
@@ -163,14 +172,14 @@ class AdaptiveOneHotLoss(nn.Module):
         terms = self.entropy * entropy + self.tangent * tangent
         open_gates = [gate for gate, is_open in zip(gates.values(), undecided.tolist()) if is_open]
         weights = self._one_hot_weights(terms, expected, open_gates)
-        budget = self._budget(expected, macs.dense)
+        budget = self._budget(expected, cost)
         importance = sum((self._weight(name) * gate.importance.sigmoid().sum()
                           for name, gate in gates.items() if not gate.decided),
                          start=expected.new_zeros(()))
         present = macs({name: gate.present for name, gate in gates.items()})
         decided = len(gates) - len(open_gates)
         return dict(loss_one_hot=(weights * terms).sum(), loss_budget=budget,
-                    loss_importance=importance, macs=expected.detach() / 1e9,
+                    loss_importance=importance, macs=macs(kept).detach() / 1e9,
                     macs_present=expected.new_tensor(present / 1e9), options=options.mean(),
                     one_hot=(share.detach().sum() + decided) / len(gates),
                     one_hot_weight=weights.sum() / max(1, len(open_gates)),
@@ -199,16 +208,20 @@ class AdaptiveOneHotLoss(nn.Module):
         return torch.minimum(highest, self.balance * self.budget * pulls[1]
                              / pulls[0].clamp(min=tiny))
 
-    def _budget(self, expected: Tensor, dense: int) -> Tensor:
+    def cost_model(self, macs: MacsModel) -> CostModel:
+        """What the target is of, see :meth:`~mmkcr.models.losses.MacsPrice.cost_model`."""
+        return cost_model(self.cost, macs)
+
+    def _budget(self, expected: Tensor, cost: CostModel) -> Tensor:
         """The budget's term, whose weight grows in training."""
-        target = parse_target(self.target, dense)
+        target, dense = cost.parse_target(self.target), cost.dense
         if self.preset == 'balanced':
             ratio = torch.log(expected / target)
             distance = F.huber_loss(ratio, torch.zeros_like(ratio), delta=self.band) / self.band
         elif self.preset == 'reference':
             distance = ((expected - target) / dense).square()
         else:
-            distance = (expected - target).abs() / 1e9
+            distance = (expected - target).abs() / cost.scale
         term = self.budget.clone() * distance
         if self.training:
             self.budget += self.growth * distance.detach()

@@ -1,13 +1,34 @@
 """The price of a supernet's gates (KCR, section 3.3)."""
 
-from functools import partial
-from typing import Dict, Mapping, Optional, Sequence, Union
+from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import LatencyModel, LatencyTable, MacsModel, parse_target
+from mmkcr.core import COUNTED, CostModel, LatencyTable, MacsModel
+from mmkcr.core.cost import check_range
+from mmkcr.core.sites import Cost
+from mmkcr.models.costs import cost_model
 from mmkcr.registry import MODELS
+
+
+class PaperCost(CostModel):
+    """The sum of the sites' own cost terms, see :meth:`~mmkcr.core.Site.paper_cost`.
+
+    Args:
+        macs (MacsModel): Of the supernet.
+    """
+
+    name, noun, multiple, scale = 'paper', "units of the paper's cost", '', 1
+
+    def __init__(self, macs: MacsModel) -> None:
+        self.macs = macs
+        self.dense = self({name: site.total for name, site in macs.sites.items()})
+
+    def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
+        """See :class:`~mmkcr.core.CostModel`."""
+        return sum(self.macs.sites[name].paper_cost(size, self.macs.shapes[name])
+                   for name, size in sizes.items())
 
 
 @MODELS.register_module()
@@ -33,17 +54,19 @@ class MacsPrice(nn.Module):
             multiply-accumulates at the expected sizes, or ``'paper'``,
             :math:`\sum_j l_j (2 \tilde D_j^2 + \tilde D_j)` over the blocks
             with the sampled masks (at least ``min_size`` channels of each),
-            which ignores tokens and hidden width; or ``'latency'``, the time of the
-            expected sizes in ``table``. Defaults to ``'macs'``.
+            which ignores tokens and hidden width; or of the expected sizes the
+            time in ``table``, ``'latency'``, or the count of ``'params'`` or of
+            the ``'bytes'`` of the ``state_dict``. Defaults to ``'macs'``.
         target (str | int | float, optional): As in
             :func:`~mmkcr.core.parse_target`; a share for
-            ``cost='paper'``, a time for ``'latency'``. Defaults to None.
+            ``cost='paper'``, a time for ``'latency'``, such as ``'40MB'`` for
+            ``'bytes'``. Defaults to None.
         growth (float): Of :math:`\lambda` in a step of training, for a distance
             :math:`|\log(c_{open} / c_{target})|` of 1. Defaults to 0.01.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch, which is
             a function of the run only if all batches have one size.
-        part (str, optional): ``'model'`` or ``'backbone'``, whose MACs are
+        part (str, optional): ``'model'`` or ``'backbone'``, whose cost is
             counted, see :func:`~mmkcr.models.utils.counted_part`. Defaults to
             None: the backbone of a detector, else the task model.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
@@ -64,9 +87,9 @@ class MacsPrice(nn.Module):
                  part: Optional[str] = None,
                  table: Optional[str] = None) -> None:
         super().__init__()
-        if cost not in ('macs', 'paper', 'latency'):
-            raise ValueError('expected `cost` of a price to be `macs`, `paper` or `latency`, found '
-                             f'{cost!r}')
+        if cost not in (*COUNTED, 'paper', 'latency'):
+            raise ValueError(f'expected `cost` of a price among {[*COUNTED, "paper", "latency"]}, '
+                             f'found {cost!r}')
         if (cost == 'latency') != (table is not None):
             raise ValueError("expected a `table` with the `cost` 'latency', found "
                              f'{table!r} with {cost!r}')
@@ -82,8 +105,21 @@ class MacsPrice(nn.Module):
         self.target = target
         self.growth = growth
         self.input_shape = None if input_shape is None else tuple(input_shape)
+        self._of: Optional[Tuple[MacsModel, CostModel]] = None
         # a buffer: where it has grown to is in the checkpoint
         self.register_buffer('weight', torch.tensor(float(weight)), target is not None)
+
+    def cost_model(self, macs: MacsModel) -> CostModel:
+        """What is priced and the target is of.
+
+        Args:
+            macs (MacsModel): Of the supernet.
+        """
+        if self._of is None or self._of[0] is not macs:
+            cost = 'macs' if self.cost == 'latency' else self.cost
+            self._of = macs, PaperCost(macs) if cost == 'paper' else cost_model(
+                cost, macs, self.table)
+        return self._of[1]
 
     def forward(self, macs: MacsModel) -> Dict[str, Tensor]:
         """Price the gates as they are.
@@ -93,8 +129,9 @@ class MacsPrice(nn.Module):
 
         Returns:
             dict[str, Tensor]: ``loss_price``, and for the log ``macs`` (G, expected),
-            ``macs_open`` (G, of what the hard gates keep), ``kept`` (their share of all units)
-            and, with a target, ``price_weight``.
+            ``macs_open`` (G, of what the hard gates keep), the same two of another counted cost
+            (ms, M, MB), ``kept`` (the open gates' share of all units) and, with a target,
+            ``price_weight``.
 
         Raises:
             ValueError: The target is out of reach; the message gives the reachable range.
@@ -102,44 +139,25 @@ class MacsPrice(nn.Module):
         gates = {name: site.gate for name, site in macs.sites.items()}
         expected = {name: gate.expected_size() for name, gate in gates.items()}
         kept = {name: gate.hard_size() for name, gate in gates.items()}
-        expected_macs, open_macs = macs(expected), macs(kept)
-        logged = dict(macs=expected_macs.detach() / 1e9, macs_open=open_macs / 1e9,
-                      kept=sum(kept.values()) / sum(gate.total for gate in gates.values()))
-        parse = parse_target
-        if self.cost == 'macs':
-            count, cost = macs, expected_macs
-        elif self.cost == 'latency':
-            count = LatencyModel(macs, self.table)
-            cost, parse = count(expected), lambda target, _: count.parse_target(target)
-            logged.update(latency=cost.detach() / 1e6, latency_open=count(kept) / 1e6)  # ms
-        else:
+        count = self.cost_model(macs)
+        logged = dict(kept=sum(kept.values()) / sum(gate.total for gate in gates.values()))
+        for known in [macs] if count.name in ('macs', 'paper') else [macs, count]:
+            cost = known(expected)
+            logged[known.name] = cost.detach() / known.scale
+            logged[f'{known.name}_open'] = known(kept) / known.scale
+        if count.name == 'paper':
             # all masks of a sample may underflow to 0, whose logarithm has no gradient
-            count = partial(self._paper_cost, macs)
             cost = count({name: gate.soft_mask().sum().clamp(min=gate.min_size)
                           for name, gate in gates.items()})
-        dense = macs.dense if self.cost == 'macs' else count(
-            {name: gate.total for name, gate in gates.items()})
         if self.target is None:
-            return dict(loss_price=self.weight * torch.log(cost / dense), **logged)
-        target = parse(self.target, dense)
-        self._check_reach(target, *(count({name: getattr(gate, size)
-                                           for name, gate in gates.items()})
-                                    for size in ('min_size', 'total')))
+            return dict(loss_price=self.weight * torch.log(cost / count.dense), **logged)
+        target = count.parse_target(self.target)
+        check_range(count, target, *(count({name: getattr(gate, size)
+                                            for name, gate in gates.items()})
+                                     for size in ('min_size', 'total')), 'a price `target`')
         # the open gates' cost with the gradient of the expected one
         distance = torch.log((cost + (count(kept) - cost).detach()) / target).abs()
         price = self.weight.clone() * distance
         if self.training:
             self.weight += self.growth * distance.detach()
         return dict(loss_price=price, price_weight=self.weight.clone(), **logged)
-
-    @staticmethod
-    def _paper_cost(macs: MacsModel, sizes: Mapping[str, Union[int, Tensor]]) -> Union[int, Tensor]:
-        return sum(macs.sites[name].paper_cost(size, macs.shapes[name])
-                   for name, size in sizes.items())
-
-    def _check_reach(self, target: int, smallest: int, largest: int) -> None:
-        if not smallest <= target <= largest:
-            unit, scale = dict(macs=('G MACs', 1e9), latency=(' ms', 1e6)).get(self.cost, ('', 1))
-            raise ValueError(f'expected a price `target` within the reachable '
-                             f'{smallest / scale:.6g}{unit} to {largest / scale:.6g}{unit}, found '
-                             f'{target / scale:.6g}{unit}')

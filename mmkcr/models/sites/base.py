@@ -33,18 +33,25 @@ class HostSite(Site):
 
     #: Options that a config of the kind may have beside ``kind`` and ``where``.
     options: Tuple[str, ...] = ()
+    #: Layers behind the host that read its units, by ``/`` and their path in the model, and where
+    #: in their input channels these are.
+    outside: Mapping[str, Tuple[nn.Module, Tuple[int, int]]] = {}
 
     def __init__(self, host: nn.Module, view: Any, path: str, total: int, groups: int = 1) -> None:
         super().__init__(host, path, total, groups)
         self.view = view
 
     def module(self, path: str) -> nn.Module:
-        """A module of the host by its path."""
-        return self.host.get_submodule(path)
+        """A module of the host by its path, or one of :attr:`outside`."""
+        return self.outside[path][0] if path in self.outside else self.host.get_submodule(path)
 
     def claims(self) -> List[Axis]:
         """The axes that no other site may lie along: its own."""
         return self.axes()
+
+    def fitted(self) -> Tuple[str, ...]:
+        """Paths of modules that a closed form gives new weights, beside the units' readers."""
+        return ()
 
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:

@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, BaseGate, MaskPoint, Unsupported
+from mmkcr.core import Axis, BaseGate, MaskPoint, Unsupported, count_params
 from mmkcr.core.sites import Cost
 from mmkcr.models.layers.head_operators import OPERATORS, head_operator
 from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
@@ -53,11 +53,13 @@ class HeadOperatorSite(AttentionSite):
         return self.host.grid
 
     def axes(self) -> List[Axis]:
+        """What the output projection reads; the units stay there, computed by whatever."""
+        return [Axis(self.owner.proj, 'weight', 1, inner=self.view.width)]
+
+    def claims(self) -> List[Axis]:
         """The axes that no other kind may claim."""
-        width = self.view.width
-        return [Axis(self.owner.qkv, 'weight', 0, repeats=3, inner=width),
-                Axis(self.owner.qkv, 'weight', 1), Axis(self.owner.proj, 'weight', 0),
-                Axis(self.owner.proj, 'weight', 1, inner=width)]
+        return [Axis(layer, 'weight', dim) for layer in (self.owner.qkv, self.owner.proj)
+                for dim in (0, 1)]
 
     def mask_points(self) -> List[MaskPoint]:
         """None: the layer mixes by the gate itself."""
@@ -76,11 +78,7 @@ class HeadOperatorSite(AttentionSite):
         super().attach(gate)
 
     def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
-        """Refused: operators are chosen at the end of a search.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Refused by a ``ValueError``: operators are chosen at the end of a search."""
         raise ValueError(f'expected a gate that chooses at the end of a search at `{self.name}`, '
                          f'found one that slices while it trains')
 
@@ -97,10 +95,26 @@ class HeadOperatorSite(AttentionSite):
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """Of projections, attention products and operator with ``size`` heads of attention."""
-        owner, width = self.owner, self.view.width
+        width, operator = self.view.width, self._module()
         _, tokens, dims = input_shape
         patches, replaced = tokens - self.grid.extra, self.total - size
         attention = size * width * tokens * (3 * dims + 2 * tokens)
-        columns = width * (size + owner.operator.count_out(replaced))
-        return (attention + owner.operator.macs(replaced, dims, tokens, patches)
-                + columns * dims * tokens)
+        columns = width * (size + operator.count_out(replaced))
+        return attention + operator.macs(replaced, dims, tokens, patches) + columns * dims * tokens
+
+    def params(self, size: Cost) -> Cost:
+        """Queries and keys of ``size`` heads, and the operator of the others beside the rest."""
+        owner, replaced = self.owner, self.total - size
+        mixed = (self.holder, owner.operator) if hasattr(owner, 'operator') else ()
+        row = count_params(owner.qkv) // (3 * self.total)  # one part of one head
+        return (count_params(owner) - sum(map(count_params, mixed)) - 2 * row * replaced
+                + self._module().params(replaced))
+
+    def _module(self) -> nn.Module:
+        """The operator: that of the layer or, of a dense one, one like it."""
+        return getattr(self.owner, 'operator', None) or head_operator(self.operator)(
+            self.total, self.view.width)
+
+    def fitted(self) -> Tuple[str, ...]:
+        """The layer, with its operator."""
+        return (self.path, )

@@ -77,7 +77,7 @@ def test_outputs_gradients_and_statistics(both):
 
 
 @pytest.fixture(scope='module')
-def runs(run_jobs, two_processes, digits_root, tmp_path_factory):
+def runs(run_jobs, digits_root, tmp_path_factory):
     """Work directories by config: of one process, of two, and of two that were resumed."""
     root = tmp_path_factory.mktemp('runs')
 
@@ -97,11 +97,13 @@ def runs(run_jobs, two_processes, digits_root, tmp_path_factory):
     one = [job(kind, 'one', 8) for kind in CONFIGS]
     one.append(scenes('first_of_one', 4, options=FIRST))
     assert run_jobs(one) == [0] * 4
-    two = [job(kind, 'two', 4) for kind in CONFIGS] + [scenes('two', 2)]
+    two = [job(kind, 'two', 4, processes=2) for kind in CONFIGS]
+    two.append(scenes('two', 2, processes=2))
     resumed = [dict(begun, work_dir=begun['work_dir'].replace('_two', '_resumed'), resume=True,
                     options={**begun['options'], 'load_from': f'{begun["work_dir"]}/epoch_1.pth'})
                for begun in two]
-    run_jobs([*two, *resumed, scenes('first_of_two', 2, options=FIRST)], launcher=two_processes())
+    assert run_jobs([*two, *resumed,
+                     scenes('first_of_two', 2, options=FIRST, processes=2)]) == [0] * 9
     return root
 
 

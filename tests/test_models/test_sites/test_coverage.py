@@ -97,7 +97,7 @@ def test_how_many_cells_hold():
     assert count['mmpretrain', 'heads'] >= 20 and count['mmpretrain', 'head_channels'] >= 12
     assert count['mmpretrain', 'embedding'] >= 3 and count['mmpretrain', 'head_operator'] >= 4
     assert count['timm', 'mlp_hidden'] == 11 and count['timm', 'heads'] == 11
-    assert count['timm', 'mlp_channels'] >= 8
+    assert count['timm', 'mlp_channels'] >= 8 and count['timm', 'head_channels'] >= 8
     assert min(count[library, kind] for library in ('mmseg', 'mmdet')
                for kind in ('mlp_hidden', 'mlp_channels', 'heads')) >= 1
     assert count['mmdet', 'heads'] == 2 and count['mmseg', 'heads'] == 1
@@ -154,7 +154,7 @@ def test_every_pair_of_kinds_works_or_is_refused():
     ('ResNet-50', 'mlp_channels', r"of \['embedding', 'mlp_hidden'\], found `mlp_channels` \(a bo"),
     ('MViT', 'heads', r"a kind of site that `MViT` has, of \['mlp_hidden'\]"),
     ('XCiT', 'embedding', r'the residual width of `XCiT` has no adapter'),
-    ('timm DINOv3', 'head_channels', 'rotary positions pair the channels of a head at `blocks.0'),
+    ('EVA-02', 'head_channels', 'positions are no rotations of pairs of channels at `layers.0'),
     ('ViT', 'mlp_chanels', "among .*'mlp_channels'.*, found 'mlp_chanels'"),
 ])
 def test_what_a_family_does_not_have_is_refused_with_what_it_has(name, kind, message):

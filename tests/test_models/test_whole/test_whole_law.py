@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from lab.kind_coverage import GATES, randomise
+from mmkcr.apis.build import state_bytes
 from mmkcr.apis.compress import default_kinds
 from mmkcr.apis.count import count_macs
-from mmkcr.core import MacsModel
+from mmkcr.core import BytesModel, MacsModel, ParamsModel, count_params
 from mmkcr.models.searchable import Searchable, SearchSpace
 from mmkcr.models.utils import task_forward
 from .whole_models import DETECTORS, MODELS, batches, build, config_of, outputs
@@ -55,6 +56,12 @@ def test_the_law_on_a_whole_model(name):
     assert max(error(subnet.eval()), error(again.eval())) < 1e-11
     assert macs(structure.sizes()) == count_macs(subnet, SHAPE) < macs.dense
     assert macs.dense == count_macs(dense, SHAPE)
+    for cost, count in ((ParamsModel, count_params), (BytesModel, state_bytes)):
+        model = cost(supernet, space.gated_sites())
+        over = model(structure.sizes()) - count(subnet)  # an entry of heads that went whole
+        assert over == 0 or over > 0 and any(
+            len(site.group_counts(kept[name])) < site.rows for name, site in space.sites.items())
+        assert model.dense == count(dense)
     for site in space.sites.values():  # and what was dropped is missed
         site.detach()
     assert error(supernet) > 1e-3

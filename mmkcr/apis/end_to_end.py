@@ -1,0 +1,151 @@
+"""Whole detectors, with proposals and non-maximum suppression, as one ONNX file (mmdeploy)."""
+
+import contextlib
+import copy
+import importlib.util
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, NamedTuple, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from torch import nn
+
+from mmkcr.core import atomic_write
+from mmkcr.deploy.prepare import prepare
+from mmkcr.models.utils import is_detector
+from .export import padded_shape
+
+_OPSET = 17
+
+
+class EndToEnd(NamedTuple):
+    """A detector's file.
+
+    Args:
+        path (Path): Of the ONNX file: boxes and scores ``dets``, ``labels`` and, with a mask head,
+            ``masks`` of the boxes.
+        seconds (float): Of one image in ONNX Runtime, median; CPU time on one thread, else wall.
+        metrics (dict[str, tuple[float, float]]): On the test set, of PyTorch and of the file; empty
+            if that was not asked for.
+    """
+
+    path: Path
+    seconds: float
+    metrics: Dict[str, Tuple[float, float]]
+
+
+def require_mmdeploy() -> None:
+    """Check that mmdeploy is there.
+
+    Raises:
+        ImportError: It is not; the message says what to install.
+    """
+    if importlib.util.find_spec('mmdeploy') is None:
+        raise ImportError('expected `mmdeploy` for whole detectors, found none: pip install '
+                          'onedl-mmdeploy (where it has no wheel: docs/deploy.md)')
+
+
+def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
+                      shape: Sequence[int], repeats: int = 20, evaluate: bool = False,
+                      threads: int = 1) -> EndToEnd:
+    """Write a whole detector as an ONNX file and time it in ONNX Runtime.
+
+    Batch, height and width are dynamic. What mmkcr's own layers need is prepared as of
+    :func:`~mmkcr.deploy.prepare.prepare`; post-processing has the thresholds of ``test_cfg``.
+
+    Args:
+        config (Config): Of the detector, with its test set if it is to be evaluated.
+        model (nn.Module): The detector with its weights, on the CPU; it is left as it is.
+        path (str | Path): To write to.
+        shape (Sequence[int]): (C, H, W) of the image that is traced and timed.
+        repeats (int): Runs that are timed, at least one. Defaults to 20.
+        evaluate (bool): Compare metrics on the test set. Defaults to False.
+        threads (int): Of the timing. Defaults to 1.
+
+    Raises:
+        ImportError: mmdeploy is not there.
+        ValueError: No detector.
+    """
+    if not is_detector(model):
+        raise ValueError(f'expected a detector of mmdet, found `{type(model).__name__}`: others '
+                         'are exported whole without `--end-to-end`')
+    require_mmdeploy()
+    from mmdeploy.apis import build_task_processor
+    from mmdeploy.apis.onnx import export
+    path, masks = Path(path), getattr(getattr(model, 'roi_head', None), 'mask_head', None)
+    outputs = ['dets', 'labels', *(['masks'] if masks is not None else [])]
+    axes = {'input': {0: 'batch', 2: 'height', 3: 'width'},
+            **{name: {0: 'batch', 1: 'count'} for name in outputs}}
+    deploy = _deploy_config(model, outputs, axes)
+    with contextlib.ExitStack() as stack:
+        work_dir = stack.enter_context(tempfile.TemporaryDirectory())
+        target = stack.enter_context(atomic_write(path))
+        config = copy.deepcopy(config)
+        config.work_dir = work_dir
+        task = build_task_processor(config, deploy, 'cpu')
+        prepared = prepare(model, 'onnxruntime', True).model
+        # at a size at which every map is padded: what is left out of a trace is left out for good
+        images = torch.randn(1, *padded_shape(prepared, shape))
+        height, width = images.shape[2:]
+        data, _ = task.create_input(np.zeros((height, width, 3), np.uint8), None,
+                                    data_preprocessor=prepared.data_preprocessor)
+        for sample in data['data_samples']:
+            sample.set_metainfo(dict.fromkeys(
+                ('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), (height, width)))
+        file = Path(work_dir) / 'end2end'
+        export(prepared, images, file.as_posix(), 'onnxruntime', dict(
+            data_samples=data['data_samples'], mode='predict'), dict(deploy_cfg=deploy), ['input'],
+            outputs, _OPSET, axes, keep_initializers_as_inputs=False)
+        file = file.with_suffix('.onnx')
+        seconds = _timed(file, torch.randn(1, *shape), repeats, threads)
+        metrics = _compared(config, model, task, file, work_dir) if evaluate else {}
+        target.write_bytes(file.read_bytes())
+    return EndToEnd(path, seconds, metrics)
+
+
+def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: Dict[str, Any]) -> Config:
+    """What mmdeploy is to do."""
+    test = model.test_cfg.get('rcnn', model.test_cfg)
+    most = int(test.get('max_per_img', 100))
+    return Config(dict(
+        onnx_config=dict(
+            type='onnx', export_params=True, keep_initializers_as_inputs=False,
+            opset_version=_OPSET, save_file='end2end.onnx', input_names=['input'],
+            output_names=list(outputs), input_shape=None, optimize=False, dynamic_axes=axes),
+        codebase_config=dict(
+            type='mmdet', task='ObjectDetection', model_type='end2end', post_processing=dict(
+                score_threshold=test.get('score_thr', 0.05), confidence_threshold=0.005,
+                iou_threshold=test.get('nms', {}).get('iou_threshold', 0.5),
+                max_output_boxes_per_class=max(200, most), pre_top_k=5000, keep_top_k=most,
+                background_label_id=-1, export_postprocess_mask=False)),
+        backend_config=dict(type='onnxruntime')))
+
+
+def _timed(file: Path, images: torch.Tensor, repeats: int, threads: int) -> float:
+    """Seconds of one run."""
+    import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(file), options, ['CPUExecutionProvider'])
+    clock, found = time.process_time if threads == 1 else time.perf_counter, []
+    for index in range(repeats + 1):
+        start = clock()
+        session.run(None, {'input': images.numpy()})
+        found += [clock() - start] * (index > 0)
+    return statistics.median(found)
+
+
+def _compared(config: Config, model: nn.Module, task: Any, file: Path,
+              work_dir: str) -> Dict[str, Tuple[float, float]]:
+    """Metrics of PyTorch and of the file."""
+    found = []
+    backend = task.build_backend_model([str(file)],
+                                       data_preprocessor_updater=task.update_data_preprocessor)
+    for tested in (model, backend):
+        runner = task.build_test_runner(tested, work_dir)
+        found.append(runner.test())
+    return {name: (value, found[1][name]) for name, value in found[0].items()}

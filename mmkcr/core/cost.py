@@ -1,0 +1,134 @@
+"""What a network costs, as a function of the sizes of its sites: one face for every unit."""
+
+import re
+from typing import Any, ClassVar, Dict, Mapping
+
+from .sites import Cost
+
+Target = Any  # str, int or float
+_MULTIPLES = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
+
+
+class CostModel:
+    """A cost that does not fall when a site grows: of MACs, time, parameters, bytes.
+
+    The class itself speaks of MACs.
+    """
+
+    #: Name of the cost in configs and files.
+    name: ClassVar[str] = 'macs'
+    #: What one is called in messages about targets, and what stands behind a number.
+    noun: ClassVar[str] = 'MACs'
+    suffix: ClassVar[str] = ''
+    #: Multiple that messages and logs use: its letter and its value.
+    multiple: ClassVar[str] = 'G'
+    scale: ClassVar[int] = 10**9
+    #: Cost of the dense network.
+    dense: int
+
+    def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
+        """Cost of the network.
+
+        Args:
+            sizes (Mapping[str, int | Tensor]): Kept units of every site.
+
+        Returns:
+            int | Tensor: An integer for integers, a differentiable scalar for tensors.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def read_target(cls, target: Target, dense: int) -> int:
+        """Read a target.
+
+        Args:
+            target (str | int | float): Such as ``12600000000``, ``'12.6G'``, ``'450M'`` (bytes:
+                ``'40MB'``), or a share of the dense network's cost (``0.8``, ``'80%'``): a number
+                of at most 1 is a share.
+            dense (int): Cost of the dense network.
+
+        Raises:
+            ValueError: Anything else.
+        """
+        match = re.fullmatch(rf'\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[KMGT]?(?:{cls.suffix})?)\s*',
+                             str(target), re.IGNORECASE)
+        value, unit = (float(match[1]), match[2].upper()) if match else (0., '')
+        if value <= 0:
+            raise ValueError(f'expected a target of {cls.noun} such as '
+                             f'`12.6{cls.multiple}{cls.suffix}`, `80%` or `0.8`, found {target!r}')
+        if unit == '%' or (unit == '' and value <= 1):
+            return int(dense * (value / 100 if unit == '%' else value))
+        return int(value * _MULTIPLES[unit.removesuffix(cls.suffix)])
+
+    def parse_target(self, target: Target) -> int:
+        """A target beside this dense network, see :meth:`read_target`."""
+        return self.read_target(target, self.dense)
+
+    @classmethod
+    def said(cls, value: float) -> str:
+        """A cost in a message, without the noun."""
+        return f'{value / cls.scale:.6g}{cls.multiple}{cls.suffix}'
+
+    @classmethod
+    def range_said(cls, lowest: float, highest: float) -> str:
+        """Two costs in a message, such as ``'0.5G to 1.2G MACs'``."""
+        noun = '' if cls.suffix else f' {cls.noun}'
+        return f'{cls.said(lowest)} to {cls.said(highest)}{noun}'
+
+    def check_target(self, target: int, least: Mapping[str, int]) -> None:
+        """Refuse what no sizes reach.
+
+        Args:
+            target (int): Most cost.
+            least (Mapping[str, int]): Smallest sizes by site.
+
+        Raises:
+            ValueError: It is below the cost of the smallest sizes or above that of the dense
+                network.
+        """
+        check_range(self, target, self(least), self.dense)
+
+    def describe(self, sizes: Mapping[str, int]) -> Dict[str, Any]:
+        """What a subnet's structure says of its cost."""
+        return dict(dense=self.dense, subnet=self(sizes))
+
+    def beside(self, sizes: Mapping[str, int]) -> 'CostModel':
+        """The cost of some sites where the others have these sizes."""
+        return _Beside(self, sizes)
+
+
+class _Beside(CostModel):
+    """See :meth:`CostModel.beside`."""
+
+    def __init__(self, cost: CostModel, sizes: Mapping[str, int]) -> None:
+        self.cost, self.sizes, self.dense = cost, dict(sizes), cost.dense
+        self.noun, self.said, self.range_said = cost.noun, cost.said, cost.range_said
+
+    def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
+        """Cost of the whole network."""
+        return self.cost({**self.sizes, **sizes})
+
+
+def speaking(cost: Any) -> Any:
+    """What words the messages about a cost: itself, or MACs of a plain function."""
+    return cost if isinstance(cost, CostModel) else CostModel
+
+
+def check_range(cost: Any, target: float, lowest: float, highest: float,
+                what: str = 'a target') -> None:
+    """Refuse a target out of reach.
+
+    Args:
+        cost (CostModel | Callable): Of which the target is.
+        target (int): Most cost.
+        lowest (int): Of the smallest sizes.
+        highest (int): Of the largest.
+        what (str): Of the message. Defaults to ``'a target'``.
+
+    Raises:
+        ValueError: The message gives the range.
+    """
+    if not lowest <= target <= highest:
+        words = speaking(cost)
+        raise ValueError(f'expected {what} within the reachable '
+                         f'{words.range_said(lowest, highest)}, found {words.said(target)}')

@@ -1,0 +1,143 @@
+"""Parameters and bytes as functions of the sizes of sites: counted, and differentiable."""
+
+import math
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+
+from torch import Tensor, nn
+
+from .added import added_layers
+from .cost import CostModel
+from .macs import MacsModel
+from .sites import Cost, Site
+
+#: Length of a side of a tensor: what is always there, and entries by unit of some sites.
+Side = Tuple[int, Tuple[Tuple[str, int], ...]]
+
+
+class _Sized(NamedTuple):
+    """A tensor along some of whose sides sites lie.
+
+    Args:
+        value (Tensor): As it is now.
+        sides (dict[int, list[tuple[str, int, int]]]): By dimension the sites, their entries, and
+            entries by unit.
+    """
+
+    value: Tensor
+    sides: Dict[int, List[Tuple[str, int, int]]]
+
+
+class ParamsModel(CostModel):
+    """Parameters of the subnet as a closed form of the sizes of its sites.
+
+    A site's axes say which sides of which tensors have its units, so every tensor is a product of
+    sides, and each side is what is always there and some entries by unit. Integers give exactly
+    the count of the built subnet; but where an entry belongs to a head, and whole heads may go
+    with their channels, all heads are counted.
+
+    Gates do not count. Layers that a method adds count for the subnet and not for ``dense``.
+
+    Args:
+        model (nn.Module): The supernet or dense host, or a task model around it.
+        sites (Mapping[str, Site]): As of :class:`~mmkcr.core.MacsModel`.
+        without (Sequence[nn.Module]): Modules that do not count. Defaults to none.
+    """
+
+    name, noun, multiple, scale = 'params', 'parameters', 'M', 10**6
+
+    def __init__(self, model: nn.Module, sites: Mapping[str, Site],
+                 without: Sequence[nn.Module] = ()) -> None:
+        self.sites = dict(sites)
+        self._forms = {name: self._unit(next(site.owner.parameters()))
+                       for name, site in self.sites.items() if site.has_own_macs}
+        apart = [site.gate for site in self.sites.values() if site.gate is not None]
+        apart += [site.owner for site in self.sites.values() if site.has_own_macs]
+        left_out = self._ids(*apart, *without)
+        added_ids = self._ids(*added_layers(model).values()) - left_out
+        sized, added = self._sized(), 0
+        self.fixed = 0
+        self.terms: Dict[Tuple[Side, ...], int] = {}
+        for value in self._tensors(model):
+            if id(value) in sized:
+                self._add(sized[id(value)])
+            elif id(value) not in left_out:
+                self.fixed += value.numel() * self._unit(value)
+            added += value.numel() * self._unit(value) * (id(value) in added_ids)
+        full = {name: site.total for name, site in self.sites.items()}
+        self.dense = self(full) - self._recorded(full) - added
+
+    def _ids(self, *modules: nn.Module) -> Set[int]:
+        return {id(value) for module in modules for value in self._tensors(module)}
+
+    def _tensors(self, module: nn.Module) -> List[Tensor]:
+        """What counts of a module."""
+        return list(module.parameters())
+
+    def _unit(self, value: Tensor) -> int:
+        """Cost of a number of a tensor."""
+        return 1
+
+    def _recorded(self, sizes: Mapping[str, Cost]) -> Cost:
+        """Cost of what a subnet says of its units, which the dense network does without."""
+        return 0
+
+    def _sized(self) -> Dict[int, _Sized]:
+        """Tensors along which sites lie."""
+        found: Dict[int, _Sized] = {}
+        for name, site in self.sites.items():
+            if site.has_own_macs:
+                continue
+            for axis in site.axes():
+                if axis.value is None or axis.per > 1:
+                    continue
+                start, end = axis.span
+                entries = found.setdefault(id(axis.value), _Sized(axis.value, {}))
+                entries.sides.setdefault(axis.dim % axis.value.ndim, []).append(
+                    (name, end - start, (end - start) // site.present))
+        return found
+
+    def _add(self, tensor: _Sized) -> None:
+        """Count a tensor as a term: tensors of the same sides are one."""
+        sides = []
+        for dim, parts in sorted(tensor.sides.items()):
+            always = tensor.value.shape[dim] - sum(entries for _, entries, _ in parts)
+            sides.append((always, tuple((name, each) for name, _, each in parts)))
+        others = math.prod(length for dim, length in enumerate(tensor.value.shape)
+                           if dim not in tensor.sides)
+        key = tuple(sorted(sides))
+        self.terms[key] = self.terms.get(key, 0) + others * self._unit(tensor.value)
+
+    def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
+        """See :class:`CostModel`."""
+        def length(side: Side) -> Cost:
+            return side[0] + sum(sizes[name] * each for name, each in side[1])
+
+        return (self.fixed + sum(number * math.prod(map(length, sides))
+                                 for sides, number in self.terms.items())
+                + sum(self.sites[name].params(sizes[name]) * unit
+                      for name, unit in self._forms.items()) + self._recorded(sizes))
+
+
+class BytesModel(ParamsModel):
+    """Bytes of the subnet's ``state_dict``: parameters and buffers, and what records the units.
+
+    A file adds a few kilobytes. Arguments and attributes as of :class:`ParamsModel`.
+    """
+
+    name, noun, suffix = 'bytes', 'bytes', 'B'
+    #: Of a kept unit, which a subnet records in 64 bits.
+    _RECORD = 8
+
+    def _tensors(self, module: nn.Module) -> List[Tensor]:
+        return [value for value in module.state_dict(keep_vars=True).values()
+                if isinstance(value, Tensor)]
+
+    def _unit(self, value: Tensor) -> int:
+        return value.element_size()
+
+    def _recorded(self, sizes: Mapping[str, Cost]) -> Cost:
+        return self._RECORD * sum(sizes[name] for name in self.sites)
+
+
+#: What a budget may be of without a table of latencies.
+COUNTED = {cls.name: cls for cls in (MacsModel, ParamsModel, BytesModel)}

@@ -1,0 +1,168 @@
+"""Depthwise convolutions in the place of attention heads, in closed form (SPEC 9).
+
+The taps and the bias of a channel are least squares of attention's output on the patches' values,
+a system of ten equations. Where there are class and register tokens, what these take from the
+patches is least squares too, one number a head. Then the output projection is refitted as any
+reader is.
+"""
+
+from typing import Any, List, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.functional.attention_refit import add_maps, fit_taps, tap_moments
+from mmkcr.functional.moments import Moments
+from mmkcr.functional.refit import refit_mixed
+from .calibration import WeightChange, input_rows, pick, weight_matrix
+from .layers.head_operators import DepthwiseHeads
+from .sites.head_operator import HeadOperatorSite
+
+#: Operators with a closed form.
+FITTED = ('dwconv', )
+
+
+class KernelMoments:
+    """Values of some heads and what attention makes of them, while they stream by.
+
+    Args:
+        operator (DepthwiseHeads): That shall give the same.
+        name (str): For messages.
+    """
+
+    def __init__(self, operator: DepthwiseHeads, name: str) -> None:
+        self.operator = operator
+        device = operator.conv.weight.device
+        self.patches = tap_moments(operator.conv.out_channels, device=device, name=name)
+        extra = 0 if operator.exchange is None else len(operator.exchange.from_patches)
+        #: of the mean patch with what an extra token has besides its value, and with itself
+        self.sums = torch.zeros(2, extra, operator.heads, dtype=torch.float64, device=device)
+
+    def add(self, values: Tensor, targets: Tensor, hw: Tuple[int, int]) -> None:
+        """Add values and attention's outputs (B, N, C), extra tokens first, of maps of ``hw``."""
+        extra, heads = self.sums.shape[1:]
+        if extra:
+            mean = values[:, extra:].double().mean(1, keepdim=True)
+            missing = (targets[:, :extra] - values[:, :extra]).double()
+            self.sums += torch.stack([part.unflatten(-1, (heads, -1)).sum((0, -1)) for part in (
+                missing * mean, (mean * mean).expand_as(missing))])
+        add_maps(self.patches, *(part[:, extra:].transpose(1, 2).unflatten(2, hw)
+                                 for part in (values, targets)))
+
+    @torch.no_grad()
+    def fit(self, rho: float = 1e-3) -> None:
+        """Give the operator its parameters; never further from attention than those before.
+
+        Args:
+            rho (float): Relative ridge, towards the taps before. Defaults to 1e-3.
+        """
+        conv, exchange = self.operator.conv, self.operator.exchange
+        taps, bias = fit_taps(self.patches, conv.weight.squeeze(1), rho)
+        conv.weight.copy_(taps.unsqueeze(1))
+        conv.bias.copy_(bias)
+        if exchange is not None:
+            products, squares = self.sums
+            exchange.from_patches.copy_(products / squares.clamp(min=1e-30))
+
+
+class HeadKernels:
+    """The heads of a dense attention layer, and the convolutions nearest to them.
+
+    Within the block it looks at what runs: first for the kernels, and once these are fitted for
+    the moments of the heads' outputs together with what the kernels give.
+
+    Args:
+        site (HeadOperatorSite): Of a dense layer.
+        rows (int): Positions that are enough for kernels, and most of a batch that moments take.
+        rho (float): Relative ridge.
+    """
+
+    def __init__(self, site: HeadOperatorSite, rows: int, rho: float) -> None:
+        self.site, self.rho, self._rows, self._handles = site, rho, rows, []
+        weight, extra = site.owner.proj.weight, site.grid.extra
+        self.operator = DepthwiseHeads(site.total, site.view.width, extra).to(weight).eval()
+        self.kernels = KernelMoments(self.operator, site.name)
+        self.joint = Moments(2 * weight.shape[1], device=weight.device, name=site.name)
+        self._values, self._generator = None, torch.Generator().manual_seed(0)
+
+    def __enter__(self) -> 'HeadKernels':
+        owner = self.site.owner
+        self._handles = [owner.qkv.register_forward_hook(self._keep),
+                         owner.proj.register_forward_hook(self._take)]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _keep(self, _: nn.Module, args: tuple, out: Tensor) -> None:
+        self._values = out.detach()[..., -out.shape[-1] // 3:]
+
+    @torch.no_grad()
+    def _take(self, layer: nn.Module, args: tuple, out: Tensor) -> None:
+        if self.kernels is None:
+            rows = self.rows_of(layer, args[0].detach())
+            chosen = pick(len(rows), self._rows, self._generator)
+            self.joint.add(rows if chosen is None else rows[chosen.to(rows.device)])
+        elif self.kernels.patches.count < 2 * self._rows:
+            self.kernels.add(self._values, args[0].detach(), self.site.grid.hw)
+
+    def fit(self) -> None:
+        """Fit the kernels of all heads."""
+        self.kernels.fit(self.rho)
+        self.kernels = None
+
+    @torch.no_grad()
+    def rows_of(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Heads' outputs x and what the kernels give in their place, as rows (n, 2 C)."""
+        replaced = self.operator.mix(self._values, self.site.grid.hw)
+        return input_rows(layer, torch.cat([x, replaced], -1))
+
+    def order(self, sensitivity: Tensor) -> Tuple[Tensor, Tensor]:
+        """Heads by what is lost without their attention, the last one first to go; greedy.
+
+        Args:
+            sensitivity (Tensor): What an error of the layer's outputs costs, (m, m).
+
+        Returns:
+            tuple[Tensor, Tensor]: Heads, int64 (H,); loss with the first k kept, k = 0 … H, fp64,
+            before the output projection is refitted.
+        """
+        heads, width = self.site.total, self.site.view.width
+        channels, covariance = heads * width, self.joint.covariance
+        apart = torch.eye(channels).to(covariance)
+        apart = torch.cat([apart, -apart], 1)
+        weight = weight_matrix(self.site.owner.proj).to(covariance)
+        errors = (apart @ covariance @ apart.T) * (weight.T @ sensitivity.to(weight) @ weight)
+        together = errors.view(heads, width, heads, width).sum((1, 3)).cpu()
+        replaced: List[int] = []
+        losses = [0.]
+        while len(replaced) < heads:
+            costs = {head: float(together[head, head] + 2 * together[head, replaced].sum())
+                     for head in range(heads) if head not in replaced}
+            replaced.append(min(costs, key=costs.get))
+            losses.append(max(losses[-1], losses[-1] + costs[replaced[-1]]))
+        return torch.tensor(replaced[::-1]), torch.tensor(losses[::-1], dtype=torch.float64)
+
+    def change(self, kept: Sequence[Tensor]) -> WeightChange:
+        """What kernels in the place of all but some heads change, the projection refitted.
+
+        Args:
+            kept (Sequence[Tensor]): Heads, for every try.
+        """
+        layer, heads, deltas = self.site.owner.proj, self.site.total, []
+        weight = weight_matrix(layer)
+        dense = torch.cat([weight, torch.zeros_like(weight)], 1)
+        for units in kept:
+            source = torch.arange(heads)
+            source[~torch.isin(source, units.cpu())] += heads  # of the kernels
+            columns = (source[:, None] * self.site.view.width
+                       + torch.arange(self.site.view.width)).flatten().to(weight.device)
+            mixing = torch.zeros_like(dense[:1]).repeat(len(columns), 1)
+            mixing[torch.arange(len(columns)), columns] = 1.
+            new = refit_mixed(dense, None, self.joint.covariance, self.joint.mean, mixing, weight,
+                              self.rho)[0]
+            delta = -dense
+            delta[:, columns] += new
+            deltas.append(delta)
+        return WeightChange(layer, self.joint.mean, torch.stack(deltas), self.rows_of)

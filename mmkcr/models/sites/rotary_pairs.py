@@ -1,0 +1,52 @@
+"""Channels of heads whose positions turn pairs of them (SPEC 9)."""
+
+from typing import List, Optional, Tuple
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mmkcr.core import Axis, MaskPoint
+from .attention_width import AttentionWidth
+
+
+class RotaryPairs(AttentionWidth):
+    """A unit is a pair of channels, the same of all heads, since heads share the angles.
+
+    Queries and keys lose the pair and its angles. Values and the output projection, which no
+    position touches, lose the two channels at the same places.
+    """
+
+    kind = 'head_channels'
+
+    def open(self) -> None:
+        """Exchange the layer for one that turns queries and keys by a module."""
+        self._exchange(self.view.rotary.opened(self.owner))
+
+    @property
+    def _layout(self) -> Tuple[int, int]:
+        """Times that all pairs follow each other in a projection, and channels of one in a row."""
+        heads = self.view.heads
+        return (2 * heads, 1) if self.view.rotary.layout == 'half' else (heads, 2)
+
+    def _of_units(self, axis: Axis) -> Axis:
+        repeats, inner = self._layout
+        return axis._replace(folds=axis.dim == 0, repeats=axis.repeats * repeats, inner=inner)
+
+    def mask_points(self) -> List[MaskPoint]:
+        """Queries and keys at their positions, and what the projection reads."""
+        repeats, inner = self._layout
+        return [MaskPoint(self.owner.rotary, 'output', -1, repeats // self.view.heads, inner),
+                MaskPoint(self.module(self.view.output), 'input', -1, repeats, inner)]
+
+    def _shape(self, kept: Tensor) -> Tuple[int, int]:
+        return self.view.heads, 2 * len(kept)
+
+    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+        """Slice, and turn by the angles of what is left."""
+        kept = units if self.kept is None else self.kept[units]
+        super().slice_units(units, optimizer)
+        self.owner.rotary.keep(kept, self.view.width)
+
+    def fitted(self) -> Tuple[str, ...]:
+        """The layer: its queries are refitted."""
+        return (self.path, )

@@ -1,0 +1,87 @@
+"""Which layers behind a backbone read the channels of a residual stream (SPEC 9)."""
+
+from contextlib import ExitStack
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from .calibration import Forward, flat_tensors
+from .searchable import SearchSpace
+from .sites.embedding import Embedding
+
+Readers = Dict[str, Tuple[nn.Module, Tuple[int, int]]]
+
+
+def find_outside(space: SearchSpace, model: nn.Module, batch: Any, forward: Forward) -> None:
+    """Tell the sites of residual streams which layers behind the backbone read them.
+
+    Args:
+        space (SearchSpace): Of the backbone.
+        model (nn.Module): Dense, with it.
+        batch (Any): What ``forward`` takes.
+        forward (Callable): Takes model and batch.
+
+    Raises:
+        ValueError: A stream without layer norms, or with features that no layer reads: these are 0
+            at dropped channels, and nothing could be refitted to that.
+    """
+    for name, site in space.sites.items():
+        if not isinstance(site, Embedding):
+            continue
+        if not any(True for _ in site.view.norms(space.host)):
+            raise ValueError('expected a residual width with layer norms to refit, found none at '
+                             f'`{name}`')
+        site.outside, seen = readers_behind(model, site, batch, forward)
+        if seen and not site.outside:
+            raise ValueError(f'expected a model with layers that read the features of `{name}`, '
+                             f'found none in `{type(model).__name__}`')
+
+
+@torch.no_grad()
+def readers_behind(model: nn.Module, site: Embedding, batch: Any,
+                   forward: Forward) -> Tuple[Readers, bool]:
+    """Linear layers and convolutions that read a stream's channels one by one.
+
+    It is tried: a third of the channels that leave the backbone become 0, and a layer reads them
+    where these of its inputs, and not the others, are then the same everywhere.
+
+    Returns:
+        tuple[dict, bool]: As :attr:`~mmkcr.models.sites.base.HostSite.outside`; whether the
+        outputs depend on these channels behind the backbone at all.
+    """
+    before = flat_tensors(forward(model, batch))
+    host, inside = site.host, set(site.host.modules())
+    places = site.view.outputs(host)
+    silent = torch.zeros(site.total, dtype=torch.bool)
+    silent[::3] = True
+    found: Dict[str, List[Optional[Tuple[int, int]]]] = {}
+
+    def silence(_: nn.Module, args: tuple, outs: Any) -> Any:
+        outs = list(outs)
+        for place in places:
+            out = outs[place]
+            dim = 1 if out.ndim == 4 else -1
+            outs[place] = out.index_fill(dim, silent.nonzero()[:, 0].to(out.device), 0.)
+        return tuple(outs)
+
+    def look(path: str, layer: nn.Module, x: Tensor) -> None:
+        rows = x.movedim(1 if isinstance(layer, nn.Conv2d) else -1, -1).flatten(0, -2)
+        still = (rows.amax(0) == rows.amin(0)).cpu()
+        starts = [start for start in range(len(still) - site.total + 1)
+                  if torch.equal(still[start:start + site.total], silent)]
+        if getattr(layer, 'groups', 1) == 1:
+            found.setdefault(path, []).append(
+                (starts[0], starts[0] + site.total) if starts else None)
+
+    with ExitStack() as stack:
+        stack.callback(host.register_forward_hook(silence).remove)
+        for path, layer in model.named_modules():
+            if isinstance(layer, (nn.Linear, nn.Conv2d)) and layer not in inside:
+                handle = layer.register_forward_hook(
+                    lambda layer, args, out, path=path: look(path, layer, args[0]))
+                stack.callback(handle.remove)
+        after = flat_tensors(forward(model, batch))
+    seen = any(not torch.equal(*pair) for pair in zip(before, after))
+    return {f'/{path}': (model.get_submodule(path), spans[0]) for path, spans in found.items()
+            if spans[0] is not None}, seen

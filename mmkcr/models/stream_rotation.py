@@ -1,0 +1,147 @@
+"""A residual stream in the basis whose first channels are best, as far as its host allows (SPEC 9).
+
+See :mod:`mmkcr.functional.stream`. The weights around the stream change, and so do those of the
+layers behind the backbone that read it; the network computes what it did.
+"""
+
+from contextlib import ExitStack, contextmanager
+from typing import Any, Dict, Iterator, List, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmkcr.functional.moments import Moments
+from mmkcr.functional.refit import refit_mixed
+from mmkcr.functional.stream import stream_basis
+from .calibration import (
+    Forward,
+    WeightChange,
+    flat_tensors,
+    pick,
+    readers,
+    set_weights,
+    weight_matrix,
+)
+from .sites.embedding import Embedding
+
+
+def readers_of_norms(site: Embedding) -> Dict[str, List[str]]:
+    """Linear layers by the path of the norm that they read; of an opened stream."""
+    linear = site.view.linear(site.host)
+    return {**{norm: list(paths) for norm, paths in linear.norms}, linear.last: list(site.outside)}
+
+
+@torch.no_grad()
+def turn_stream(site: Embedding, basis: Tensor) -> None:
+    """Turn a dense network's stream into another basis, in place.
+
+    Args:
+        site (Embedding): With its readers behind the backbone; each has a bias.
+        basis (Tensor): Q, orthogonal with ``Q^T 1 = 1``, (D, D).
+    """
+    linear, host = site.view.linear(site.host), site.host
+    for path, scale in linear.writers:
+        layer = host.get_submodule(path)
+        factors = host.get_submodule(scale).weight if scale else layer.weight.new_ones(site.total)
+        for value in (layer.weight, layer.bias):
+            if value is not None:
+                scaled = factors.to(basis)[:, None] * value.to(basis).flatten(1) \
+                    if value.ndim > 1 else factors.to(basis) * value.to(basis)
+                value.copy_((basis.T @ scaled).view(value.shape))
+        factors.fill_(1.)
+    for path in linear.tables:
+        table = host.get_parameter(path)
+        table.copy_(table.to(basis) @ basis)
+    for path, layers in readers_of_norms(site).items():
+        norm = host.get_submodule(path)
+        for layer in map(site.module, layers):
+            matrix = weight_matrix(layer).to(basis)
+            set_weights(layer, (matrix * norm.weight.to(basis)) @ basis,
+                        layer.bias.to(basis) + matrix @ norm.bias.to(basis))
+        norm.weight.fill_(1.)
+        norm.bias.zero_()
+
+
+def turns(model: nn.Module, site: Embedding, batch: Any, forward: Forward) -> bool:
+    """Whether a network stays what it is when its stream is turned; it is tried, and undone.
+
+    Args:
+        model (nn.Module): Dense.
+        site (Embedding): Of its backbone.
+        batch (Any): What ``forward`` takes.
+        forward (Callable): Takes model and batch.
+    """
+    linear = site.view.linear(site.host)
+    layers = [] if linear is None else [
+        site.module(path) for paths in readers_of_norms(site).values() for path in paths]
+    if not layers or not site.outside or any(
+            layer.bias is None or weight_matrix(layer).shape[1] != site.total for layer in layers):
+        return False
+    with torch.no_grad():
+        before = [(parameter, parameter.clone()) for parameter in model.parameters()]
+        expected = flat_tensors(forward(model, batch))
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(site.total, site.total, generator=generator, dtype=torch.float64)
+        turn_stream(site, stream_basis(noise @ noise.T, site.total).to(layers[0].weight.device))
+        found = flat_tensors(forward(model, batch))
+        for parameter, value in before:
+            parameter.copy_(value)
+    return all(float((a - b).abs().max()) <= 1e-3 * float(b.abs().max())
+               for a, b in zip(found, expected))
+
+
+@contextmanager
+def normed_moments(sites: Mapping[str, Embedding], rows: int) -> Iterator[Dict[str, Moments]]:
+    """Moments of streams, normed without the affine part, of what runs within the block.
+
+    Args:
+        sites (Mapping[str, Embedding]): That may be turned.
+        rows (int): Most tokens of a batch and norm that are taken in.
+    """
+    found: Dict[str, Moments] = {}
+    generator = torch.Generator().manual_seed(0)
+    with ExitStack() as stack:
+        for name, site in sites.items():
+            device = next(site.owner.parameters()).device
+            found[name] = Moments(site.total, device=device, name=name)
+
+            def take(norm: nn.Module, args: tuple, _: Any, moments: Moments = found[name]) -> None:
+                x = args[0].detach().flatten(0, -2)
+                chosen = pick(len(x), rows, generator)
+                x = x if chosen is None else x[chosen.to(x.device)]
+                moments.add(F.layer_norm(x, x.shape[-1:], eps=norm.eps))
+
+            for path in readers_of_norms(site):
+                handle = site.host.get_submodule(path).register_forward_hook(take)
+                stack.callback(handle.remove)
+        yield found
+
+
+def turned_changes(site: Embedding, moment: Tensor, inputs: Mapping[str, Moments],
+                   counts: Sequence[int], rho: float) -> List[WeightChange]:
+    """What the readers of a turned stream lose with some numbers of channels, refitted.
+
+    Args:
+        site (Embedding): Of a dense network that is not turned.
+        moment (Tensor): Of :func:`normed_moments`.
+        inputs (Mapping[str, Moments]): Of the readers' inputs, by path.
+        counts (Sequence[int]): Numbers of channels.
+        rho (float): Relative ridge.
+    """
+    norms = {path: site.host.get_submodule(norm).weight.detach()
+             for norm, paths in readers_of_norms(site).items() for path in paths}
+    changes = []
+    for reader in readers(site):
+        layer, found = site.module(reader.path), inputs[reader.path]
+        weight, factors = weight_matrix(layer), norms[reader.path].to(moment)
+        factors = torch.where(factors.abs() < 1e-6, 1e-6, factors)
+        deltas = []
+        for count in counts:
+            basis = stream_basis(moment, max(count, 2))[:, :count]
+            mixing = (basis / factors[:, None]).T
+            prior = (weight.to(moment) * factors) @ basis
+            new = refit_mixed(weight, None, found.covariance, found.mean, mixing, prior, rho)[0]
+            deltas.append((new.to(moment) @ mixing - weight.to(moment)).to(weight))
+        changes.append(WeightChange(layer, found.mean, torch.stack(deltas)))
+    return changes

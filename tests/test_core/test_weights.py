@@ -1,0 +1,225 @@
+"""Parameters and bytes as costs: exact for every family and kind, and budgets that are met."""
+
+import copy
+import itertools
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab.kind_coverage import FAMILIES, installed
+from mmkcr.apis import compress, slim
+from mmkcr.apis.build import state_bytes
+from mmkcr.apis.latency import random_units
+from mmkcr.core import (
+    BytesModel,
+    CostModel,
+    LatencyModel,
+    MacsModel,
+    ParamsModel,
+    count_params,
+    select_units,
+)
+from mmkcr.core.allocation import Curve, allocate
+from mmkcr.engine.hooks import ProgressivePruningHook
+from mmkcr.models import DWConvVisionTransformer, KCRVisionTransformer, OFBVisionTransformer
+from mmkcr.models.costs import cost_model
+from mmkcr.models.losses.adaptive_one_hot import AdaptiveOneHotLoss
+from mmkcr.models.losses.price import MacsPrice
+from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.sites import KINDS, why_not
+from mmkcr.models.utils import task_forward
+
+SHAPE = (3, 16, 16)
+VIT = dict(arch=dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32),
+           img_size=16, patch_size=8)
+COSTS = {'params': count_params, 'bytes': state_bytes}
+
+
+def supernet(cls=KCRVisionTransformer, gate='mmkcr.GumbelChannelGate', **options):
+    torch.manual_seed(0)
+    model = cls(**VIT, gates=dict(type=gate, **options))
+    for gate in model.gates().values():
+        torch.nn.init.normal_(gate.alpha)
+    return model
+
+
+def macs_of(model):
+    space = model.search_space
+    return MacsModel(model, space.host, space.gated_sites(), task_forward(model, SHAPE))
+
+
+@pytest.mark.parametrize('name', [name for name in FAMILIES if installed(name)])
+def test_what_every_family_and_kind_has(name):
+    """A row of weights forgotten or counted twice would show."""
+    family, draw, generator = FAMILIES[name].build(), random.Random(name), torch.Generator()
+    kinds = [kind for kind, cls in KINDS.items()
+             if cls.gated and not cls.has_own_macs and not why_not(family, kind)]
+    assert kinds
+    for kind in kinds:
+        host = copy.deepcopy(family)
+        dense = {cost: count(host) for cost, count in COSTS.items()}
+        space = SearchSpace.of_dense(host, [kind])
+        models = [cls(host, space.sites) for cls in (ParamsModel, BytesModel)]
+        sizes = {name: site.rows * draw.randint(1, site.total // site.rows)
+                 for name, site in space.sites.items()}
+        space.slice_to(space.structure_for({
+            name: random_units(space.sites[name], size, generator)
+            for name, size in sizes.items()}))
+        for model in models:
+            count = COSTS[model.name]
+            assert (model.dense, model(sizes)) == (dense[model.name], count(host)), kind
+
+
+@pytest.mark.parametrize('operator', ['dwconv', 'conv', 'ensembled-dwconv', 'spvit'])
+def test_operators_in_the_place_of_heads(operator):
+    model = DWConvVisionTransformer(
+        **VIT, num_registers=1, operator=operator, gates=dict(
+            type='mmkcr.RelaxedTopKGate', count=2, blockwise=False))
+    for kept in ([0, 1], [1]):
+        subnet = copy.deepcopy(model)
+        models = [cls(model, model.search_space.gated_sites()) for cls in (ParamsModel, BytesModel)]
+        structure = subnet.structure_for({name: torch.tensor(kept) for name in model.gates()})
+        subnet.slice_to(structure)
+        dense = DWConvVisionTransformer(**VIT, num_registers=1)
+        for cost in models:
+            count = COSTS[cost.name]
+            assert cost(structure.sizes()) == count(subnet) and cost.dense == count(dense)
+
+
+@pytest.mark.parametrize('cost', COSTS)
+def test_slimming_meets_the_target(cost):
+    model = supernet(min_size=4)
+    subnet, structure = slim(model, '90%', 1, SHAPE, cost=cost)
+    said = structure.provenance[cost]
+    assert said['subnet'] == COSTS[cost](subnet) <= 0.9 * said['dense']
+    assert said['dense'] == COSTS[cost](KCRVisionTransformer(**VIT))
+    count = cost_model(cost, macs_of(model))
+    for name, size in structure.sizes().items():  # no site can have one unit more
+        assert size == 16 or count({**structure.sizes(), name: size + 1}) > 0.9 * said['dense']
+    unit, found = dict(params=('M parameters', '0.0001M'), bytes=('MB', '0.0001MB'))[cost]
+    with pytest.raises(ValueError, match=rf'reachable 0.\d+M\w? to 0.\d+{unit}, found {found}'):
+        slim(model, 100, 1, SHAPE, cost=cost)
+
+
+@pytest.mark.parametrize('cost', COSTS)
+def test_options_meet_the_target(cost):
+    model = supernet(OFBVisionTransformer, 'mmkcr.BiMaskGate')
+    subnet, structure = slim(model, '70%', 1, SHAPE, cost=cost)
+    said = structure.provenance[cost]
+    assert 0.97 * 0.7 < said['subnet'] / said['dense'] <= 0.7
+    assert said['subnet'] == COSTS[cost](subnet)
+
+
+@pytest.mark.parametrize('cost', COSTS)
+def test_compressing_meets_the_target_and_fills_it(cost):
+    torch.manual_seed(0)
+    dense = KCRVisionTransformer(**VIT)
+    dense.eval()  # it returns nothing
+    result = compress(dense, torch.randn(32, *SHAPE), '80%', ['mlp_hidden', 'head_channels'], SHAPE,
+                      cost=cost, divisor=1)
+    share = COSTS[cost](result.model) / COSTS[cost](dense)
+    assert 0.97 * 0.8 < share <= 0.8
+    assert result.structure.provenance[cost]['subnet'] == COSTS[cost](result.model)
+    with pytest.raises(ValueError, match='within the reachable .*, found'):
+        compress(dense, torch.randn(4, *SHAPE), 0.01, ['mlp_hidden'], SHAPE, cost=cost)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(0, 1), st.randoms(), st.sampled_from(sorted(COSTS)))
+def test_the_solver_equals_enumeration(share, draw, cost):
+    host = KCRVisionTransformer(**VIT)
+    space = SearchSpace.of_dense(host, ['mlp_hidden'])
+    count = {'params': ParamsModel, 'bytes': BytesModel}[cost](host, space.sites)
+    sizes, names = [4, 8, 20, 32], list(space.sites)
+    losses = {name: sorted((draw.random() for _ in sizes), reverse=True) for name in names}
+    full = space.totals()
+    curves = {name: Curve(sizes, losses[name], [
+        count({**full, name: size}) - count({**full, name: 4}) for size in sizes])
+        for name in names}
+    floor = count(dict.fromkeys(names, 4))
+    target = int(floor + share * (count(full) - floor))
+    chosen = allocate(curves, target - floor)
+
+    def loss(picked):
+        return sum(losses[name][sizes.index(size)] for name, size in picked.items())
+
+    best = min(loss(picked) for picked in (
+        dict(zip(names, both)) for both in itertools.product(sizes, repeat=2))
+        if count(picked) <= target)
+    assert count(chosen) <= target and loss(chosen) == pytest.approx(best)
+
+
+@pytest.mark.parametrize('cost', COSTS)
+@pytest.mark.parametrize('target', [None, '90%'])
+def test_the_price_of_a_search(cost, target):
+    model = supernet()
+    macs = macs_of(model)
+    price = MacsPrice(0.5, cost, target)
+    values = price(macs)
+    expected = {name: float(gate.expected_size().detach()) for name, gate in model.gates().items()}
+    count = cost_model(cost, macs)
+    assert float(values[cost]) == pytest.approx(float(count({
+        name: torch.tensor(size) for name, size in expected.items()})) / 1e6, rel=1e-5)
+    values['loss_price'].backward()
+    assert all((gate.alpha.grad != 0).any() for gate in model.gates().values())
+    with pytest.raises(ValueError, match='a price `target` within the reachable .*M.* to .*M'):
+        MacsPrice(0.5, cost, '1%')(macs)
+
+
+def test_the_price_of_options():
+    model = supernet(OFBVisionTransformer, 'mmkcr.BiMaskGate')
+    macs = macs_of(model)
+    values = AdaptiveOneHotLoss('70%', cost='params')(macs)
+    values['loss_budget'].backward()
+    assert any(gate.alpha.grad is not None for gate in model.gates().values())
+
+
+@pytest.mark.parametrize('cls, target, value', [
+    (ParamsModel, '12M', 12_000_000), (ParamsModel, '60%', 600), (ParamsModel, 0.5, 500),
+    (BytesModel, '40MB', 40_000_000), (BytesModel, '1.5 kb', 1500), (BytesModel, '2G', 2 * 10**9),
+    (BytesModel, '512B', 512), (BytesModel, '60%', 600)])
+def test_targets(cls, target, value):
+    assert cls.read_target(target, 1000) == value
+
+
+@pytest.mark.parametrize('cls, target, example', [
+    (CostModel, '40MB', 'MACs such as `12.6G`'), (ParamsModel, '40MB', 'parameters such as'),
+    (BytesModel, '12ms', 'bytes such as `12.6MB`'), (BytesModel, '-1MB', 'bytes'),
+    (LatencyModel, '40MB', 'time such as `12ms`')])
+def test_targets_of_another_cost(cls, target, example):
+    with pytest.raises(ValueError, match=f'expected a target of {example}'):
+        cls.read_target(target, 1000)
+
+
+def test_other_costs_are_refused():
+    with pytest.raises(ValueError, match=r"'params', 'bytes'\] or, with .*, found 'joule'"):
+        slim(supernet(), '90%', 1, SHAPE, cost='joule')
+    for build in (MacsPrice, AdaptiveOneHotLoss):
+        with pytest.raises(ValueError, match="'params', 'bytes'.*found 'joule'"):
+            build(target='80%', cost='joule')
+
+
+@pytest.mark.parametrize('cost', COSTS)
+def test_pruning_while_it_searches_keeps_to_the_cost(cost):
+    """What the hook chooses at the end of a search of Once for Both is within its window."""
+    network = supernet(OFBVisionTransformer, 'mmkcr.BiMaskGate')
+    macs = macs_of(network)
+    model = SimpleNamespace(price=AdaptiveOneHotLoss('70%', cost=cost), gates=network.gates,
+                            macs_model=lambda: macs)
+    alive = {site: gate.alive for site, gate in network.gates().items()}
+    chosen = ProgressivePruningHook()._choose(model, alive)
+    sizes = {site: network.gates()[site].option_sizes().flatten().tolist()[index]
+             for site, index in chosen.items()}
+    count = cost_model(cost, macs)
+    assert 0.97 * 0.7 * count.dense < count(sizes) <= 0.7 * count.dense
+
+
+def test_sizes_that_a_search_decided_on_are_not_cut():
+    network = supernet()
+    cost = cost_model('params', macs_of(network)).beside(dict.fromkeys(network.gates(), 16))
+    with pytest.raises(ValueError, match=r'at least the 0.0\d+M of parameters that the search'):
+        select_units({}, cost, 100)
