@@ -19,6 +19,8 @@ class Heads(AttentionWidth):
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'Heads':
         """The heads of an attention layer."""
+        if getattr(host, 'rope_mixed', False):  # of timm
+            raise Unsupported(f'each head has rotary positions of its own at `{view.path}`')
         site = cls(host, view, view.path, view.heads, view.heads)
         site.unit = view.width
         return site

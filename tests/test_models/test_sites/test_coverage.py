@@ -162,6 +162,18 @@ def test_what_a_family_does_not_have_is_refused_with_what_it_has(name, kind, mes
         Searchable(FAMILIES[name].build(), sites=[kind])
 
 
+def test_heads_whose_rotary_positions_differ_stay():
+    """timm's tables of angles are then of all heads."""
+    timm = pytest.importorskip('timm')
+    family = FAMILIES['timm DINOv3']
+    family = family._replace(build=lambda: timm.create_model(
+        'vit_small_patch16_rope_mixed_224', img_size=64, embed_dim=32, depth=2, num_heads=4))
+    with pytest.raises(ValueError, match='each head has rotary positions of its own at `blocks.0'):
+        Searchable(family.build(), sites=['heads'])
+    for kind in ('head_channels', 'mlp_hidden'):
+        assert law_error(family, [kind], 0, None)[0] < 1e-12, kind
+
+
 def test_a_backbone_without_an_adapter():
     with pytest.raises(ValueError, match='MLPs or attention that an adapter knows .* `ReLU`'):
         Searchable(torch.nn.ReLU(), sites=['heads'])
