@@ -136,11 +136,13 @@ def compress(model: nn.Module,
     dense = copy.deepcopy(model)
     dense.eval()
     if scope == 'model' and is_detector(dense):
+        # proposals follow the weights: outputs are compared on those that the dense one makes
         chooser = copy.deepcopy(dense)
         batches, held_out = (HeldBatches(one, chooser) for one in (batches, held_out))
     subnet = copy.deepcopy(dense)
     space = searched(subnet, sites, scope)
     whole = searched(dense, sites, scope)
+    # what reads a residual stream behind the backbone is refitted with it
     for own, network in ((whole, dense), (space, subnet)):
         find_outside(own, network, batches[0], forward)
     macs = macs_model(subnet, space, input_shape, part)
@@ -152,12 +154,14 @@ def compress(model: nn.Module,
         profiles = profile_sites(dense, whole, batches, forward, settings)
         if done is not None:
             done.save_profiles(profiles)
+    # bases of heads: both networks compute what they did, and units are now single channels
     for profile in profiles.values():
         for backbone in (whole.host, space.host):
             take_weights(backbone, profile.rotated)
     sizes = share_out(space, profiles, budget, wanted, settings)
     for name, profile in profiles.items():
         if profile.stream is not None and sizes[name] < space.sites[name].total:
+            # Q with Q^T 1 = 1 is made for one width (SPEC 9), so it waits for the allocation
             basis = stream_basis(profile.stream, max(sizes[name], 2))
             for own in (whole, space):
                 turn_stream(own.sites[name], basis)

@@ -68,6 +68,7 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                                        device=_device(site))
                     for name, site in zip(blocks[block], sites)}
             if refits and done is not None and done.has_block(block):
+                # a killed call had finished it: slice alike, take its weights
                 for site in sites:
                     outputs.update(_outputs_left(site, kept[site]))
                     site.slice_to(kept[site])
@@ -75,6 +76,7 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 last = block
                 continue
             if last is not None:
+                # outputs of the block before are kept, so each block costs its own forward alone
                 for run in runs:
                     run.go_on(last, block)
                 last = None
@@ -98,6 +100,7 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 last = block
                 if done is not None:
                     done.save_block(block, _refitted(sites))
+        # last what reads a narrower stream behind the backbone: everything before it is final now
         for path in dict.fromkeys(path for name in names for path in space.sites[name].outside):
             if refits:
                 _refit(runs, {path: None}, settings)

@@ -156,6 +156,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                    for path, layer in layers_of(site).items()}
     streams = {name: site for name, site in space.sites.items() if settings.choose is None and
                isinstance(site, Embedding) and turns(dense, site, batches[0], forward)}
+    # one pass: orders, bases of heads, kernels and streams all look at the same activations
     with ExitStack() as stack:
         normed = stack.enter_context(normed_moments(streams, settings.rows))
         turned = stack.enter_context(turned_moments(pairs, settings.rows))
@@ -172,43 +173,13 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     profiles = {}
     for name, site in space.sites.items():
         if name in kernels:
-            moments = found[f'{name}:{site.view.output}']
-            _check_reached(name, moments)
-            units, losses = kernels[name].order(moments.positions * moments.gradients.second_moment)
-            profiles[name] = SiteProfile(UnitOrder(units, losses, ()), losses)
-            continue
-        covariances, grams, groups = [], [], 1
-        for reader in ordering_readers(site):
-            layer, moments = layers[f'{name}:{reader.path}'], found[f'{name}:{reader.path}']
-            own = reader.columns(layer)
-            _check_reached(name, moments)
-            sensitivity = moments.positions * moments.gradients.second_moment
-            weight = weight_matrix(layer)[:, own].double()
-            covariances.append(moments.inputs.covariance[own, own])
-            grams.append(weight.T @ sensitivity.to(weight) @ weight)
-            groups = reader.each(layer) if reader.repeats == 1 else reader.of_units(
-                layer, torch.arange(site.total), site.total).tolist()
-        if name in streams:
-            total = sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
-            moment = normed[name].second_moment
-            losses = stream_losses(moment).cpu()
-            losses = total * losses / losses[0].clamp(min=1e-30)
-            profiles[name] = SiteProfile(UnitOrder(torch.arange(site.total), losses, ()), losses,
-                                         stream=moment)
-            continue
-        extra = None
-        for path in site.lost_outputs():
-            moments = found[f'{name}:{path}']
-            extra = moments.positions * moments.output_energy * \
-                moments.gradients.second_moment.diagonal()
-        order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
-                            extra=extra)
-        if settings.choose is not None:
-            inputs = found[f'{name}:{ordering_readers(site)[0].path}'].inputs
-            order = dataclasses.replace(order, order=settings.choose(site, inputs, generator))
-        profiles[name] = SiteProfile(order, order.errors)
-        if name in rotations:
-            profiles[name] = _by_rotation(order, rotations[name])
+            profiles[name] = _of_kernels(name, site, kernels[name], found)
+        elif name in streams:
+            profiles[name] = _of_stream(name, site, normed[name].second_moment, found)
+        else:
+            order = _order_of_units(name, site, found, settings, generator)
+            profiles[name] = _by_rotation(order, rotations[name]) if name in rotations else \
+                SiteProfile(order, order.errors)
     if settings.choose is None and settings.probe_batches:
         inputs = {name: moments.inputs for name, moments in found.items()}
         with ExitStack() as stack:
@@ -218,6 +189,70 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                 **turned, **kernels, **{name: profiles[name].stream for name in streams}},
                      batches[-settings.probe_batches:], forward, settings)
     return profiles
+
+
+def _of_kernels(name: str, site: HeadOperatorSite, kernels: HeadKernels,
+                found: Mapping[str, ReaderMoments]) -> SiteProfile:
+    """Heads by what their kernels miss, seen through the output projection."""
+    moments = found[f'{name}:{site.view.output}']
+    _check_reached(name, moments)
+    units, losses = kernels.order(_sensitivity(moments))
+    return SiteProfile(UnitOrder(units, losses, ()), losses)
+
+
+def _of_stream(name: str, site: Embedding, moment: Tensor,
+               found: Mapping[str, ReaderMoments]) -> SiteProfile:
+    """A stream in the basis of its directions, in the unit of what all its readers compute."""
+    covariances, grams, _ = _seen_by_readers(name, site, found)
+    total = sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
+    losses = stream_losses(moment).cpu()
+    losses = total * losses / losses[0].clamp(min=1e-30)
+    return SiteProfile(UnitOrder(torch.arange(site.total), losses, ()), losses, stream=moment)
+
+
+def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments],
+                    settings: CompressOptions, generator: torch.Generator) -> UnitOrder:
+    """Units in the order in which they are kept: pivoted Cholesky, or that of a control."""
+    covariances, grams, groups = _seen_by_readers(name, site, found)
+    extra = None
+    for path in site.lost_outputs():  # a lost unit is lost as an output too: diagonal terms
+        moments = found[f'{name}:{path}']
+        extra = moments.output_energy * _sensitivity(moments).diagonal()
+    order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
+                        extra=extra)
+    if settings.choose is None:
+        return order
+    inputs = found[f'{name}:{ordering_readers(site)[0].path}'].inputs
+    return dataclasses.replace(order, order=settings.choose(site, inputs, generator))
+
+
+def _seen_by_readers(name: str, site: HostSite, found: Mapping[str, ReaderMoments]
+                     ) -> Tuple[List[Tensor], List[Tensor], Any]:
+    """By reader the covariance C of its inputs and the Gram matrix G of its columns.
+
+    The loss that an error e of the inputs makes is about ``e^T G e`` with ``G = W^T S W``, where S
+    is what an error of the reader's outputs costs at the network's outputs (SPEC 9).
+
+    Returns:
+        tuple: Covariances and Gram matrices (d, d), and which columns belong to a unit.
+    """
+    covariances, grams, groups = [], [], 1
+    for reader in ordering_readers(site):
+        layer, moments = site.module(reader.path), found[f'{name}:{reader.path}']
+        own = reader.columns(layer)
+        _check_reached(name, moments)
+        sensitivity = _sensitivity(moments)
+        weight = weight_matrix(layer)[:, own].double()
+        covariances.append(moments.inputs.covariance[own, own])
+        grams.append(weight.T @ sensitivity.to(weight) @ weight)
+        groups = reader.each(layer) if reader.repeats == 1 else reader.of_units(
+            layer, torch.arange(site.total), site.total).tolist()
+    return covariances, grams, groups
+
+
+def _sensitivity(moments: ReaderMoments) -> Tensor:
+    """S: the second moment of the gradients, summed over the positions of an image."""
+    return moments.positions * moments.gradients.second_moment
 
 
 def _check_reached(name: str, moments: ReaderMoments) -> None:
@@ -282,6 +317,7 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
 
     Between the sizes that are measured the factor is interpolated in its logarithm.
     """
+    # sites are tried a few at a time: a forward of the dense network serves all their changes
     waiting, places = list(space.sites), {
         name: _probed(site) for name, site in space.sites.items() if site.total > 1}
     while waiting:
@@ -296,6 +332,7 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
         found = output_changes(dense, shown(batches, 'Losses of sizes', settings), forward,
                                changes, settings.logits, settings.seed) if changes else {}
         for name, measured in found.items():
+            # moments give the curve's shape; what is measured corrects its size
             losses = profiles[name].losses
             factors = (measured / losses[places[name]].clamp(min=1e-30)).clamp(min=1e-30).log()
             factor = np.interp(np.arange(len(losses)), places[name], factors.numpy())

@@ -116,6 +116,7 @@ class LatencyModel(CostModel):
         Returns:
             int | Tensor: An integer for integers, a differentiable scalar for tensors.
         """
+        # one site after the other: along a shared product a site saves beside what is left by then
         total, others = self.table.dense, dict(self.full)
         for name in self.sites:
             change = interpolate(*self.curves[name][1:], sizes[name])

@@ -211,6 +211,7 @@ def steps_between(blocks: Mapping[str, Sequence[str]], rungs: Sequence[Mapping[s
             saved = start - macs({**high, **{name: low[name] for name in names}})
             lost = sum(losses[name][low[name]] - losses[name][high[name]] for name in names)
             ratios[block] = float(lost) / saved if saved > 0 else float('inf')
+        # every prefix of the blocks that move down is a network of its own
         moved: List[str] = []
         for block in sorted(blocks, key=ratios.get):
             moved.append(block)

@@ -42,6 +42,7 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
                 node.input[1] = reshapes[node.output[0]]
                 constants[node.input[1]] = shape
     _bypass(graph, constants)
+    # from the outputs back: a node stays if one of its outputs is needed and not constant
     kept, needed = [], {output.name for output in graph.output}
     for node in reversed(graph.node):
         outputs = set(filter(None, node.output)) & needed
@@ -73,6 +74,7 @@ def _bypass(graph: Any, constants: Dict[str, np.ndarray]) -> None:
             node.input[place] = padded.get(name, name)
         if node.op_type == 'Pad':
             name = node.input[1]
+            # pads that are not known count as some
             pads = constants[name] if name in constants else \
                 numpy_helper.to_array(known[name]) if name in known else np.ones(1)
             if not pads.any():

@@ -57,6 +57,7 @@ def logit_bases(query_moment: Tensor, key_moment: Tensor,
     query_root = _root(_with_ridge(query_moment.double(), rho))
     key_root = _root(_with_ridge(key_moment.double(), rho))
     left, values, _ = torch.linalg.svd(query_root @ key_root)
+    # S^(-1/2): queries and keys share the singular values alike, so both keep their scale
     key = values.rsqrt().unsqueeze(-1) * (left.mT @ query_root)
     return torch.linalg.inv(key).mT, key, values
 
@@ -78,6 +79,7 @@ def value_bases(columns: Tensor, covariance: Tensor,
     _, values, right = torch.linalg.svd(columns.double() @ root, full_matrices=False)
     # T = V^T C^(-1/2): new channels are white, so neither side grows with the other
     mixing = right @ torch.linalg.inv(root)
+    # times the head's mean size, so that numbers in half precision stay what they were
     scale = covariance.double().diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-30).sqrt()
     mixing = mixing * scale[:, None, None]
     return mixing, columns.double() @ torch.linalg.inv(mixing), values

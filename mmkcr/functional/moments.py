@@ -118,6 +118,7 @@ class Moments:
             return
         weight = self.count * count / total
         step = mean - self._mean
+        # S = S1 + S2 + (n1 n2 / n) step step^T (Chan, Golub and LeVeque); as one more row
         _add_lower(self._scatter, math.sqrt(weight) * step.unsqueeze(-2))
         self._mean += step * (count / total)
         if target_mean is not None:
