@@ -18,7 +18,7 @@ from mmkcr.core import Structure, count_params
 REPO = Path(__file__).parents[2]
 SHAPE = (3, 128, 128)
 #: Made by `python tools/train.py configs/kcr/digits/kcr-dense_swin-mini_anywhere_1xb64_digits.py`,
-#: which takes minutes: the backbone of its last checkpoint in 16 bits.
+#: which takes minutes: the weights of its last checkpoint in 16 bits.
 BACKBONE = REPO / 'tests/data/swin-mini_anywhere_digits.pth'
 
 
