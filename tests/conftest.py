@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,10 @@ LONGEST = [f'tests/{name}.py' for name in (
 
 def pytest_collection_modifyitems(items):
     """Begin with the longest files; of the others, and of tests within a file, the order stays."""
+    if not os.environ.get('MMKCR_LONG_TESTS'):
+        for item in items:
+            if item.get_closest_marker('long'):
+                item.add_marker(pytest.mark.skip(reason='MMKCR_LONG_TESTS is not set'))
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.nodeid.split('::')[0], len(ranks)))
 

@@ -21,12 +21,10 @@ SHAPE = (3, 128, 128)
 #: Made by `python tools/train.py configs/kcr/digits/kcr-dense_swin-mini_anywhere_1xb64_digits.py`,
 #: which takes minutes: the weights of its last checkpoint in 16 bits.
 BACKBONE = REPO / 'tests/data/swin-mini_anywhere_digits.pth'
-#: The detector takes four minutes of two cores: it is run where this variable says so.
-LONG = 'MMKCR_LONG_TESTS'
-RUN = list(TASKS) if os.environ.get(LONG) else ['segmentation']
+#: The detector takes four minutes: it is run with the long tests.
+RUN = list(TASKS) if os.environ.get('MMKCR_LONG_TESTS') else ['segmentation']
 every_task = pytest.mark.parametrize('task', [
-    pytest.param(task, marks=pytest.mark.skipif(task not in RUN, reason=f'{LONG} is not set'))
-    for task in TASKS])
+    pytest.param(task, marks=() if task in RUN else pytest.mark.long) for task in TASKS])
 
 
 @pytest.fixture(scope='module')

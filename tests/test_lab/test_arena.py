@@ -132,6 +132,7 @@ def test_all_methods_train_for_the_same_number_of_batches():
         equal_batches(content, results)
 
 
+@pytest.mark.long
 def test_the_records_count_the_batches_that_the_logs_show(result, pipeline, content):
     for name, stage in pipeline.study.stages.items():
         if 'train' in stage:
@@ -149,6 +150,7 @@ def _last_logged(folder):
     return (epoch - 1) * steps + step
 
 
+@pytest.mark.long
 def test_units_of_a_seed_are_the_same_for_all_that_draw_them(result, pipeline, tmp_path):
     def kept(variant, seed=0):
         return cut(Call(pipeline.config('start_{net}.py'), pipeline.start('start'), tmp_path, seed,
@@ -161,18 +163,21 @@ def test_units_of_a_seed_are_the_same_for_all_that_draw_them(result, pipeline, t
         {name: len(units) for name, units in random.items()}
 
 
+@pytest.mark.long
 def test_subnets_are_within_the_budget(result):
     dense = count_macs(build_model(load_config(CONFIGS / f'dense_{NET}.py')), SHAPE)
     for row in result['rows'].values():
         assert 0.4 * dense < row['macs'] <= 0.5 * dense
 
 
+@pytest.mark.long
 def test_a_second_call_goes_on_from_the_records(result, pipeline, monkeypatch):
     monkeypatch.setattr(Runner, 'train', None)
     monkeypatch.setattr(Runner, 'test', None)
     assert pipeline.run() == result
 
 
+@pytest.mark.long
 def test_the_report_reads_what_is_finished(result, folder, monkeypatch):
     rows = read_rows(folder / NET, [0.5, 0.3], list(METHODS), [0, 1])
     assert [row['method'] for row in rows] == ['random', 'kcr']

@@ -13,6 +13,7 @@ from mmkcr.engine.loops import BilevelTrainLoop
 STUDY = ('--grid', 'model.price.weight=0.1,0.4', '--folds', 2, '--fraction', 0.2)
 
 
+@pytest.mark.long
 def test_study_runs_once_and_goes_on(run_tool, search_config, tmp_path, read_json, monkeypatch):
     printed = run_tool('cross_validate', search_config, *STUDY, '--metric', 'accuracy/top1')
     folder = tmp_path / 'work_dirs' / 'tiny-search' / 'cross_validation'
@@ -49,6 +50,7 @@ def test_study_runs_once_and_goes_on(run_tool, search_config, tmp_path, read_jso
     assert read_json(folder / 'results.json')['results'][-1] == lost
 
 
+@pytest.mark.long
 def test_interrupted_fold_goes_on(search_config, tmp_path, monkeypatch):
     """A run stopped in its second epoch trains that epoch only, and ends the same."""
     config = load_config(search_config, {'train_cfg.max_epochs': 2})
@@ -108,6 +110,7 @@ def test_refusals_write_nothing(refused, write_config, search_config):
         assert any(part in line for part in message.split('|')), line
 
 
+@pytest.mark.long
 def test_results_of_other_settings_are_refused(load_tool, capsys, search_config, tmp_path,
                                                monkeypatch):
     monkeypatch.setattr(library, 'run_fold', lambda *_: {'accuracy/top1': 50.})
