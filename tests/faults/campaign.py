@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import select
 import shutil
 import subprocess
 import sys
@@ -109,11 +110,17 @@ class Servers:
             stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, 'PYTHONHASHSEED': str(seed)}) for seed in range(number)]
 
-    def run(self, job, server=None):
-        """Run a job; its exit status."""
+    def run(self, job, server=None, seconds=600):
+        """Run a job; its exit status. One that takes longer than ``seconds`` is an error."""
         server = random.choice(self.processes) if server is None else self.processes[server]
         print(json.dumps([job]), file=server.stdin, flush=True)
-        return json.loads(server.stdout.readline())[0]
+        ready, _, _ = select.select([server.stdout], [], [], seconds)
+        answer = server.stdout.readline() if ready else ''
+        if not answer:
+            server.kill()
+            raise RuntimeError(f'expected a job to end within {seconds} s in a process that lives, '
+                               f'found that it did not: {job}')
+        return json.loads(answer)[0]
 
     def __enter__(self):
         return self

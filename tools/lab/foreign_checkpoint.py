@@ -1,11 +1,14 @@
 """Checkpoints of other libraries, for the converters."""
 
 from pathlib import Path
-from typing import Dict
+from typing import Callable, Dict, Optional, Sequence
 
+import torch
 from torch import Tensor
 
-from mmkcr.core import check_finite_state
+from mmkcr.apis.arguments import check_place
+from mmkcr.apis.cli import Parser, add_trust_argument
+from mmkcr.core import atomic_write, check_finite_state
 from mmkcr.safe_load import read_checkpoint
 
 
@@ -34,3 +37,25 @@ def read(path: Path) -> Dict[str, Tensor]:
         state = content.get('state_dict', content)
     check_finite_state(state, str(path))
     return state
+
+
+def run(description: str, source: str, convert: Callable[[Dict[str, Tensor]], Dict[str, Tensor]],
+        argv: Optional[Sequence[str]]) -> None:
+    """The command of a converter: read, convert and write.
+
+    Args:
+        description (str): What the command says of itself.
+        source (str): Help of its first argument.
+        convert (Callable): Takes the foreign weights, gives those of this project.
+        argv (Sequence[str], optional): Arguments; None for those of the process.
+    """
+    parser = Parser(description)
+    parser.add_argument('source', help=source)
+    parser.add_argument('target', help='where to write')
+    add_trust_argument(parser)
+    args = parser.parse_args(argv)
+    check_place(args.target, 'target', file=True)
+    state = convert(read(Path(args.source)))
+    with atomic_write(args.target) as path:
+        torch.save(dict(state_dict=state), path)
+    print(f'{len(state)} tensors: {args.target}')

@@ -17,10 +17,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.foreign_checkpoint import read
-from mmkcr.apis.arguments import check_place
-from mmkcr.apis.cli import Parser, add_trust_argument, command
-from mmkcr.core import atomic_write
+from lab.foreign_checkpoint import run
+from mmkcr.apis.cli import command
 from mmkcr.models import EfficientViT, EfficientViTClsHead
 
 _RULES = (
@@ -81,16 +79,7 @@ def _check(state: Dict[str, Tensor]) -> None:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Convert and write."""
-    parser = Parser(__doc__)
-    parser.add_argument('source', help="timm's checkpoint")
-    parser.add_argument('target', help='where to write')
-    add_trust_argument(parser)
-    args = parser.parse_args(argv)
-    check_place(args.target, 'target', file=True)
-    state = convert(read(Path(args.source)))
-    with atomic_write(args.target) as path:
-        torch.save(dict(state_dict=state), path)
-    print(f'{len(state)} tensors: {args.target}')
+    run(__doc__, "timm's checkpoint", convert, argv)
 
 
 if __name__ == '__main__':

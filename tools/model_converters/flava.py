@@ -15,15 +15,12 @@ import sys
 from pathlib import Path
 from typing import Dict, Optional, Sequence
 
-import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.foreign_checkpoint import read
-from mmkcr.apis.arguments import check_place
-from mmkcr.apis.cli import Parser, add_trust_argument, command
-from mmkcr.core import atomic_write
+from lab.foreign_checkpoint import run
+from mmkcr.apis.cli import command
 
 _ENCODERS = dict(image_model='backbone.model', text_model='text_encoder',
                  multimodal_model='multimodal_encoder')
@@ -63,16 +60,7 @@ def convert(state: Dict[str, Tensor]) -> Dict[str, Tensor]:
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Convert and write."""
-    parser = Parser(__doc__)
-    parser.add_argument('source', help="FLAVA's checkpoint")
-    parser.add_argument('target', help='where to write')
-    add_trust_argument(parser)
-    args = parser.parse_args(argv)
-    check_place(args.target, 'target', file=True)
-    state = convert(read(Path(args.source)))
-    with atomic_write(args.target) as path:
-        torch.save(dict(state_dict=state), path)
-    print(f'{len(state)} tensors: {args.target}')
+    run(__doc__, "FLAVA's checkpoint", convert, argv)
 
 
 if __name__ == '__main__':
