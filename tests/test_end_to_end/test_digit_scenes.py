@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from lab.digits import write_digits
 from lab.pipeline import Start, deployed
 from lab.scenes_job import EXPECTED, TASKS, ScenesOptions, ScenesPipeline
+from long_form import few
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import load_config, load_weights
 from mmkcr.apis.expected import check_expected
@@ -22,7 +22,7 @@ SHAPE = (3, 128, 128)
 #: which takes minutes: the weights of its last checkpoint in 16 bits.
 BACKBONE = REPO / 'tests/data/swin-mini_anywhere_digits.pth'
 #: The detector takes four minutes: it is run with the long tests.
-RUN = list(TASKS) if os.environ.get('MMKCR_LONG_TESTS') else ['segmentation']
+RUN = list(few(tuple(TASKS), 'segmentation'))
 every_task = pytest.mark.parametrize('task', [
     pytest.param(task, marks=() if task in RUN else pytest.mark.long) for task in TASKS])
 

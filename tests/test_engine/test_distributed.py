@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from long_form import few
+
 # SGD, because Adam turns the rounding noise of a gradient that is zero into whole steps;
 # no stochastic depth and no mixup, whose noise differs by rank
 SGD = dict(type='SGD', lr=0.05, momentum=0.9, weight_decay=0.01)
@@ -18,7 +20,7 @@ RETRAIN = {**COMMON, 'model.architecture.train_cfg.augments': None,
 MASKED = {kind: {key: dict(value, lr=0.01) if key.endswith('.optimizer') else value
                  for key, value in options.items() if 'drop_path' not in key}
           for kind, options in (('masked_search', SEARCH), ('masked_retrain', RETRAIN))}
-KINDS = dict(search=SEARCH, retrain=RETRAIN, **MASKED)
+KINDS = few(dict(search=SEARCH, retrain=RETRAIN, **MASKED), 'search', 'masked_retrain')
 
 
 @pytest.fixture(scope='module')

@@ -85,6 +85,7 @@ def search(work_dir, target):
     return runner.model, watch
 
 
+@pytest.mark.long
 def test_gates_move_to_the_target_until_the_end(tmp_path):
     model, watch = search(tmp_path, 0.75)
     assert len(watch.alpha) == 200

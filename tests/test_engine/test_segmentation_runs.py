@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-KINDS = ('segment', 'segment_search')
+from long_form import few
+
+KINDS = few(('segment', 'segment_search'), 'segment_search')
 SGD = dict(type='SGD', lr=0.05, momentum=0.9, weight_decay=0.01, _delete_=True)
 # no noise that differs by rank; SGD, because Adam makes steps of rounding noise
 CALM = {'train_cfg.max_iters': 6, 'train_cfg.val_interval': 3, 'train_dataloader.num_workers': 0,

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from mmkcr.apis.build import build_model, load_config
@@ -11,6 +12,7 @@ REPO = Path(__file__).parents[2]
 DENSE = REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py'
 
 
+@pytest.mark.long
 def test_table(run_tool, small_digits, tmp_path):
     options = [f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
                for key in (f'dataset.data_root={small_digits}', 'num_workers=0',

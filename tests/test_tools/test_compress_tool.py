@@ -157,6 +157,7 @@ def test_one_file_for_all_budgets(load_tool, data, tmp_path, capsys):
     assert 'found it with `--order`' in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_rank_correlations_of_complexity_over_subnets(load_tool, data, tmp_path, capsys):
     """Blocks of two budgets, drawn; every subnet is measured on the same images."""
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')

@@ -9,6 +9,7 @@ import torch
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import find_latest_checkpoint
 
+from long_form import few
 from mmkcr.engine.hooks import AtomicCheckpointHook, ExactResumeHook
 from mmkcr.engine.hooks.atomic_checkpoint import AtomicLocalBackend, write_atomically
 
@@ -20,7 +21,7 @@ OPTIONS = {
 }
 # renamings: checkpoint 3 and its pointer, best of 4, checkpoint 4 and its pointer,
 # checkpoint 6 and its pointer, ...
-KILLS = (2, 3, 4, 7)
+KILLS = few((2, 3, 4, 7), 3, 4)
 
 
 @pytest.fixture(scope='module')
@@ -45,7 +46,8 @@ def test_pointer_is_to_a_complete_checkpoint(killed):
     _, left, readable = killed
     assert all(readable.values())
     names = {kill: path and Path(path).name for kill, path in left.items()}
-    assert names == {2: None, 3: 'iter_3.pth', 4: 'iter_3.pth', 7: 'iter_4.pth'}
+    assert names == {kill: {2: None, 3: 'iter_3.pth', 4: 'iter_3.pth', 7: 'iter_4.pth'}[kill]
+                     for kill in KILLS}
 
 
 @pytest.mark.parametrize('kill', KILLS)

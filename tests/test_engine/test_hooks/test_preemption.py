@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from long_form import few
 from mmkcr.engine.hooks.preemption import STATUS
 
 # kind, and the iteration after which SIGTERM comes: within an epoch of 5 (search) or 9; where
 # gradients are waiting; at the end of an epoch, also of two loaders without workers, which draw
 # no batch in advance. `tests/faults` has the other kinds
-CASES = dict(search=13, iterations=17, pruning=14, epoch_end=18, search_end=10)
+CASES = few(dict(search=13, iterations=17, pruning=14, epoch_end=18, search_end=10),
+            'iterations', 'search_end')
 KINDS = dict(epoch_end='retrain', search_end='search')
 WORKERS = dict(search_end=0)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from long_form import few
 from mmkcr.apis import count_macs, slim
 from mmkcr.apis.build import state_bytes
 from mmkcr.apis.slim_files import slim_files
@@ -17,7 +18,8 @@ from mmkcr.registry import HOOKS, MODELS
 SHAPE = (3, 32, 32)
 TARGETS = {'pruning': (0.25, 0.4, 0.65, 0.9), 'swin_pruning': (0.25, 0.9),
            'resnet_pruning': (0.25, 0.9)}
-CASES = [(kind, target) for kind, targets in TARGETS.items() for target in targets]
+CASES = few([(kind, target) for kind, targets in TARGETS.items() for target in targets],
+            ('pruning', 0.25), ('pruning', 0.4), ('swin_pruning', 0.9), ('resnet_pruning', 0.25))
 SHORT = {'train_cfg.max_epochs': 2}
 SGD = {'optim_wrapper.optimizer': dict(type='SGD', lr=0.05, momentum=0.9, _delete_=True),
        'optim_wrapper.architecture': dict(lr=1., momentum=0.5), 'optim_wrapper.paramwise_cfg': None,

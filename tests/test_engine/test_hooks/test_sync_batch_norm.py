@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from long_form import few
+
 JOB = Path(__file__).with_name('batch_norm_job.py')
 SGD = dict(type='SGD', lr=0.02, momentum=0.9, weight_decay=0.01, _delete_=True)
 FEW = {'train_dataloader.dataset.indices': list(range(0, 1437, 24)),
@@ -24,7 +26,7 @@ TINY_IMAGENET = {
 # The shipped configs: norms, gates, losses and hooks as they are. In fp64, so that no mask, a step
 # function, flips by rounding; with SGD, because Adam makes whole steps of the rounding noise of a
 # gradient that is zero, as of a bias before a batch norm.
-CONFIGS = {
+CONFIGS = few({
     'search': (DIGITS.format('search_mobilevit'), {
         **FEW, 'optim_wrapper.weights.optimizer': SGD,
         'optim_wrapper.architecture.optimizer': SGD}),
@@ -36,7 +38,7 @@ CONFIGS = {
     'resnet': ('configs/ofb/search/ofb-search_resnet50_8xb128_in1k.py', {
         **TINY_IMAGENET, 'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1,
         'optim_wrapper.optimizer': SGD, 'default_hooks.logger.interval': 1}),
-}
+}, 'search')
 DETECTOR = 'configs/dcs/detection/dcs-ssdlite_mobilevit-mini_dense_1xb8_digit-scenes.py'
 SCENES = {'train_dataloader.dataset.indices': list(range(8)),
           'val_dataloader.dataset.indices': list(range(2)), 'train_cfg.max_epochs': 2,
@@ -96,14 +98,14 @@ def runs(run_jobs, digits_root, tmp_path_factory):
 
     one = [job(kind, 'one', 8) for kind in CONFIGS]
     one.append(scenes('first_of_one', 4, options=FIRST))
-    assert run_jobs(one) == [0] * 4
+    assert run_jobs(one) == [0] * len(one)
     two = [job(kind, 'two', 4, processes=2) for kind in CONFIGS]
     two.append(scenes('two', 2, processes=2))
     resumed = [dict(begun, work_dir=begun['work_dir'].replace('_two', '_resumed'), resume=True,
                     options={**begun['options'], 'load_from': f'{begun["work_dir"]}/epoch_1.pth'})
                for begun in two]
-    assert run_jobs([*two, *resumed,
-                     scenes('first_of_two', 2, options=FIRST, processes=2)]) == [0] * 9
+    last = [*two, *resumed, scenes('first_of_two', 2, options=FIRST, processes=2)]
+    assert run_jobs(last) == [0] * len(last)
     return root
 
 
