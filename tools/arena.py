@@ -2,9 +2,9 @@
 
 For every seed and budget: the dense network, a narrower one from scratch, random units, units by
 weight norm, by variance, the closed-form refit, and the searches of KCR, DCS and OFB with and
-without their regularisers. Prints accuracies before and after retraining and the 95 % intervals of
-the paired differences to random units and to the refit; writes table.txt, table.md, summary.json
-and accuracy_over_macs.png to the work dir.
+without their regularisers; --methods has more, that were tried. Prints accuracies before and after
+retraining and the 95 % intervals of the paired differences to random units and to the refit; writes
+table.txt, table.md, summary.json and accuracy_over_macs.png to the work dir.
 
 A second call goes on with what is not finished; with --report it only reads what is.
 
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Optional, Sequence
 
-from lab.arena import METHODS, TASKS, arena_study, equal_batches, write_study_file
+from lab.arena import MAIN, METHODS, TASKS, arena_study, equal_batches, write_study_file
 from lab.arena_report import read_rows, summarise, table, write_report
 from lab.run_settings import check_factor
 from lab.study import Study, StudyOptions
@@ -36,8 +36,7 @@ def make_parser() -> Parser:
     parser.add_argument('--budgets', type=float, nargs='+', default=[0.7, 0.5, 0.3],
                         metavar='SHARE', help='of the dense MACs (%(default)s)')
     parser.add_argument('--methods', nargs='+', choices=list(METHODS),
-                        default=[name for name in METHODS if name != 'random-refit'],
-                        help='(%(default)s)')
+                        default=list(MAIN), help='(%(default)s)')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2, 3, 4], metavar='N',
                         help='of data, weights and units (%(default)s)')
     parser.add_argument('--epochs-factor', type=float, default=1., metavar='X',

@@ -28,7 +28,8 @@ from lab.arena_report import Interval, paired_interval, read_rows, summarise, ta
 from lab.study import Call, Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.build import build_model, file_sha256, load_config
+from mmkcr.core import Structure
 
 NET = 'vit-nano'
 
@@ -120,13 +121,19 @@ def test_all_methods_train_for_the_same_number_of_batches():
     results = {}
     for name, stage in content['stages'].items():
         if 'train' in stage:
-            config = load_config(CONFIGS / stage['train'].replace('{net}', NET))
+            config = load_config(CONFIGS / stage['train'].replace('{net}', NET),
+                                 stage.get('options'))
+            cooling = [hook['until'] for hook in config.get('custom_hooks') or ()
+                       if hook['type'] == 'mmkcr.TemperatureDecayHook']
+            assert cooling in ([], [config.train_cfg.max_epochs]), name  # of the trial's length
             bilevel = config.train_cfg.get('type') == 'mmkcr.BilevelTrainLoop'
             assert config.train_dataloader.batch_size == 30
             results[name] = dict(batches=config.train_cfg.max_epochs * (14 if bilevel else 10))
         else:
             results[name] = {}
     assert equal_batches(content, results) == 720
+    assert {stage['options']['train_cfg.max_epochs'] for name, stage in content['stages'].items()
+            if name.endswith('-search') and 'options' in stage} == {5, 8, 10, 15, 16, 24}
     results['70-random']['batches'] += 1
     with pytest.raises(ValueError, match='expected the same number of batches'):
         equal_batches(content, results)
@@ -148,6 +155,22 @@ def _last_logged(folder):
     found = [re.search(r'Epoch\(train\)\s+\[(\d+)\]\[\s*(\d+)/(\d+)\]', line) for line in lines]
     epoch, step, steps = max(tuple(map(int, match.groups())) for match in found if match)
     return (epoch - 1) * steps + step
+
+
+@pytest.mark.long
+def test_gates_and_weights_begin_with_the_closed_form(folder, pipeline):
+    content = arena_study(NET, 0.5, ['kcr-data', 'kcr-refit'], 'digits-300')
+    study = Study(write_study_file(folder / 'trials.yml', content))
+    own = StudyPipeline(study, NET, 0, pipeline.options)
+    found = own.run()['stages']
+    kept = {stage: Structure.load(own.folder / f'50-kcr-{stage}-slim/structure.json').sites
+            for stage in ('data', 'refit')}
+    assert {name: site.kept for name, site in kept['data'].items()} == \
+        {name: site.kept for name, site in kept['refit'].items()}
+    assert found['50-kcr-data-slim']['digests'][1] != file_sha256(
+        own.folder / '50-kcr-refit-slim/subnet.pth')  # the dense network's weights, refitted
+    assert str(own.folder) in own.config('kcr-warm_{net}.py', None, content['stages'][
+        '50-kcr-data-search']['options']).model.scores
 
 
 @pytest.mark.long

@@ -11,18 +11,21 @@ differences between methods are paired.
 
 import copy
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import yaml
 from mmengine.config import Config
+from mmengine.runner import find_latest_checkpoint
 from PIL import Image
+from torch import Tensor, nn
 
-from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.build import build_model, file_sha256, load_config, load_weights
 from mmkcr.apis.calibration_data import calibration_images
-from mmkcr.apis.compress import compress
-from mmkcr.apis.compress_files import task_outputs
+from mmkcr.apis.compress import CompressResult, compress
+from mmkcr.apis.compress_files import SENSITIVITY, task_outputs, write_sensitivity
 from mmkcr.apis.count import count_macs
+from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.apis.slim_files import write_subnet
 from mmkcr.core import atomic_write
 from .compress_study import VARIANTS
@@ -32,6 +35,7 @@ from .study import Call
 
 CONFIGS = Path(__file__).resolve().parent / 'arena_stages'
 SHAPE = (3, 32, 32)
+_SITES = ('mlp_hidden', 'heads')
 #: What differences are to, and what a method has to be above to lead.
 RANDOM, REFIT = 'random', 'refit'
 
@@ -127,24 +131,70 @@ def _searched(label: str, search: str, retrain: str, deploy: str, name: str = '{
               target: str = 'model.price.target', search_with: Mapping[str, Any] = {},  # noqa: B006
               retrain_with: Mapping[str, Any] = {}, start: str = '',  # noqa: B006
               least: float = 0.,
-              slim: Mapping[str, Any] = dict(target='MACS', divisor=1)) -> Method:  # noqa: B006,B008
+              slim: Mapping[str, Any] = dict(target='MACS', divisor=1),  # noqa: B006,B008
+              search_options: Mapping[str, Any] = {},  # noqa: B006
+              retrain_options: Mapping[str, Any] = {}) -> Method:  # noqa: B006
     """Search, slim and retrain."""
     begin = dict(start=start) if start else {}
+    searching, retraining = (dict(options=dict(options)) if options else {}
+                             for options in (search_options, retrain_options))
     return Method(label, {
-        f'{name}-search': dict(train=f'{search}_{{net}}.py', **begin,
+        f'{name}-search': dict(train=f'{search}_{{net}}.py', **begin, **searching,
                                overrides={target: 'MACS', **search_with}),
         f'{name}-slim': dict(slim=f'{name}-search', **slim),
-        '{method}': dict(train=f'{retrain}_{{net}}.py', start=f'{name}-slim',
+        '{method}': dict(train=f'{retrain}_{{net}}.py', start=f'{name}-slim', **retraining,
                          overrides=dict(retrain_with))},
         f'{name}-slim', '{method}', f'{deploy}_{{net}}.py', least)
+
+
+def _epochs(count: int, warm_up: int) -> Dict[str, Any]:
+    """Options of a training of so many epochs."""
+    return {'train_cfg.max_epochs': count, 'param_scheduler': [
+        dict(type='LinearLR', start_factor=0.1, by_epoch=True, end=warm_up,
+             convert_to_iter_based=True),
+        dict(type='CosineAnnealingLR', T_max=count - warm_up, eta_min=1e-5, by_epoch=True,
+             begin=warm_up, end=count, convert_to_iter_based=True)]}
+
+
+def _kcr_trial(change: str, search: int = 10, name: str = '{method}', **options: Any) -> Method:
+    """KCR from the dense network with something changed; an epoch of the search has 14 batches."""
+    return _searched(f'KCR from the dense network, {change}', 'kcr-warm', 'kcr-short', 'tune',
+                     name, start='start', search_options={**_epochs(search, 2), **options},
+                     retrain_options=_epochs(32 - search * 14 // 10, 2))
+
+
+def _from_refit(refitted: bool) -> Method:
+    """KCR whose gates begin with the order of units that the closed form finds in the data.
+
+    Args:
+        refitted (bool): Retrain the dense network's weights, refitted to what the search keeps,
+            and not those that the gates were trained on.
+    """
+    change = 'gates by data' + (', refitted' if refitted else '')
+    method = _kcr_trial(change, name='kcr-data', **{
+        'compression.scores': '{stages}/scores/sensitivity.json'})
+    stages = dict(scores=dict(call='lab.arena:scores', config='start_{net}.py', start='start'),
+                  **method.stages)
+    if not refitted:
+        return method._replace(stages=stages)
+    tune = dict(stages.pop('{method}'), start='{method}-slim')
+    stages['{method}-slim'] = dict(call='lab.arena:refit', config='start_{net}.py',
+                                   start='kcr-data-slim', arguments=dict(dense='{stages}/start'))
+    return method._replace(stages=dict(stages, **{'{method}': tune}), before='{method}-slim')
+
+
+def _ofb_trial(change: str, search: int = 16, **options: Any) -> Method:
+    """Once for Both with something changed."""
+    return _searched(f'OFB, {change}', 'ofb-search', **_OFB,
+                     search_options={**_epochs(search, 1), **options},
+                     retrain_options=_epochs(32 - search, 2))
 
 
 _NO_KCR = {'model.regularizers.kcr.weight': 0.}
 _DCS = dict(search='dcs-search', retrain='dcs-retrain', deploy='dcs-deploy', name='dcs',
             least=0.6)  # no heads: their queries and keys are masked
 _OFB = dict(retrain='ofb-retrain', deploy='ofb-retrain', start='start', slim={})
-#: In the order of the table.
-METHODS: Mapping[str, Method] = {
+_MAIN: Mapping[str, Method] = {
     'narrow': Method('narrower, dense, from scratch', {
         '{method}': dict(train='dense_{net}.py', overrides='NARROW')},
         '', '{method}', 'dense_{net}.py'),
@@ -152,7 +202,6 @@ METHODS: Mapping[str, Method] = {
     'weight': _cut('weight'),
     'variance': _cut('variance'),
     'refit': _cut('refit', 'closed-form refit'),
-    'random-refit': _cut('random_refit'),
     'kcr': _searched('KCR', 'kcr-search', 'kcr-retrain', 'tune'),
     'kcr-plain': _searched('KCR without its term', 'kcr-search', 'kcr-retrain', 'tune',
                            search_with=_NO_KCR, retrain_with=_NO_KCR),
@@ -167,6 +216,25 @@ METHODS: Mapping[str, Method] = {
     'ofb': _searched('OFB', 'ofb-search', **_OFB),
     'ofb-plain': _searched('OFB without PMIM', 'ofb-plain', **_OFB),
 }
+_KCR_RATE, _OFB_RATE = 'compression.architecture.lr', 'optim_wrapper.architecture.lr'
+#: What was tried beside: lengths of the search, rates of the gates, gates and weights of the refit.
+_TRIALS: Mapping[str, Method] = {
+    'random-refit': _cut('random_refit'),
+    'kcr-short': _kcr_trial('search half as long', 5),
+    'kcr-long': _kcr_trial('search half as long again', 15),
+    'kcr-slow': _kcr_trial("a fifth of the gates' rate", **{_KCR_RATE: 1e-2}),
+    'kcr-fast': _kcr_trial("five times the gates' rate", **{_KCR_RATE: 2.5e-1}),
+    'kcr-data': _from_refit(False),
+    'kcr-refit': _from_refit(True),
+    'ofb-short': _ofb_trial('search half as long', 8),
+    'ofb-long': _ofb_trial('search half as long again', 24),
+    'ofb-slow': _ofb_trial("a fifth of the gates' rate", **{_OFB_RATE: 2e-2}),
+    'ofb-fast': _ofb_trial("five times the gates' rate", **{_OFB_RATE: 5e-1}),
+}
+#: In the order of the table.
+METHODS: Mapping[str, Method] = {**_MAIN, **_TRIALS}
+#: Those of the table that the docs show.
+MAIN = tuple(_MAIN)
 
 
 def cut(call: Call) -> Dict[str, Any]:
@@ -179,14 +247,57 @@ def cut(call: Call) -> Dict[str, Any]:
     Returns:
         dict: ``kept`` units by site, ``macs`` and ``digests`` of the files.
     """
+    model, content, batches = _dense(call, call.start.weights)
+    result = compress(model, batches, call.arguments['target'], _SITES, SHAPE,
+                      **_settings(call, batches), **VARIANTS[call.arguments['variant']].options)
+    return _written(call, result, content)
+
+
+def refit(call: Call) -> Dict[str, Any]:
+    """A call stage: the dense network's weights, refitted to what a search keeps.
+
+    Args:
+        call (Call): It starts from the slimming; with ``dense``, the folder of the dense network.
+
+    Returns:
+        dict: As of :func:`cut`.
+    """
+    model, content, batches = _dense(call, find_latest_checkpoint(call.arguments['dense']))
+    result = refit_structure(model, call.start.structure, batches, SHAPE,
+                             **_settings(call, batches))
+    return _written(call, result, content)
+
+
+def scores(call: Call) -> Dict[str, Any]:
+    """A call stage: ``sensitivity.json`` of the dense network, which gates can begin with.
+
+    Args:
+        call (Call): It starts from the dense network.
+
+    Returns:
+        dict: The file's ``digest``.
+    """
+    model, _, batches = _dense(call, call.start.weights)
+    result = compress(model, batches, '50%', _SITES, SHAPE, **_settings(call, batches))
+    write_sensitivity(result.profiles, call.folder)
+    return dict(digest=file_sha256(call.folder / SENSITIVITY))
+
+
+def _dense(call: Call, weights: str) -> Tuple[nn.Module, Dict[str, Any], List[Tensor]]:
+    """The dense network, its checkpoint's content and calibration images one by one."""
     model = build_model(call.config)
-    content = load_weights(model, call.start.weights)
+    content = load_weights(model, weights)
     images = calibration_images(call.config, model, None, call.arguments.get('images', 300), 30,
                                 call.seed)
-    batches = [images[place] for place in range(len(images))]
-    result = compress(model, batches, call.arguments['target'], ['mlp_hidden', 'heads'], SHAPE,
-                      forward=task_outputs, held_out=batches[:1], logits=True, progress=False,
-                      seed=call.seed, **VARIANTS[call.arguments['variant']].options)
+    return model, content, [images[place] for place in range(len(images))]
+
+
+def _settings(call: Call, batches: Sequence[Tensor]) -> Dict[str, Any]:
+    return dict(forward=task_outputs, held_out=batches[:1], logits=True, progress=False,
+                seed=call.seed)
+
+
+def _written(call: Call, result: CompressResult, content: Mapping[str, Any]) -> Dict[str, Any]:
     write_subnet(result.model, result.structure, content.get('meta') or {}, call.folder)
     return dict(kept={name: site.kept for name, site in result.structure.sites.items()},
                 macs=result.structure.macs)
@@ -268,7 +379,7 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
 
         def own(text: str, name: str = name) -> str:
             text = text.replace('{method}', name)
-            return text if text in ('start', '') else f'{at}-{text}'
+            return text if text in ('start', 'scores', '') else f'{at}-{text}'
 
         narrow = narrow_overrides(config, macs) if name == 'narrow' else {}
         for stage, content in method.stages.items():

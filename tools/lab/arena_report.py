@@ -199,7 +199,7 @@ def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '') -> N
                 if own:
                     axes.plot([100 * row['macs'] for row in own], [row[key] for row in own],
                               '--' if name.endswith('plain') else '-',
-                              marker='os'[number // 10], markersize=4,
+                              marker='os^'[number // 10], markersize=4,
                               color=f'C{number % 10}', label=own[0]['label'])
             dense = [row['after'] for row in summary if row['method'] == 'dense']
             if dense and dense[0] is not None:

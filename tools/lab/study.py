@@ -21,9 +21,11 @@ A study is a YAML file::
 A stage is run once a network and seed, whatever number of rows read it. ``start`` names an
 earlier stage to begin with: its weights, and the structure that it wrote or started from itself;
 ``from_scratch: true`` takes the structure alone. ``overrides`` are config entries by path, as of
-``tools/cross_validate.py``. A ``call`` stage runs a function that takes a :class:`Call`; it may
-write ``structure.json`` and ``subnet.pth`` into its folder, which then is a start as a slimming
-is.
+``tools/cross_validate.py``; ``options`` of a training are set before ``compression`` is read, as
+``--cfg-options`` are. ``{stages}`` in options and arguments is the folder of the stages.
+
+A ``call`` stage runs a function that takes a :class:`Call`; it may write ``structure.json`` and
+``subnet.pth`` into its folder, which then is a start as a slimming is.
 """
 
 import importlib
@@ -43,7 +45,7 @@ MEASURES = dict(kernel='lab.measures:kernel_measure',
                 masks='lab.measures:mask_measure',
                 backbone='lab.measures:backbone_measure',
                 questions='lab.measures:question_measure')
-_KINDS = dict(train={'overrides', 'start', 'from_scratch'}, slim={'target', 'divisor'},
+_KINDS = dict(train={'options', 'overrides', 'start', 'from_scratch'}, slim={'target', 'divisor'},
               call={'config', 'overrides', 'start', 'arguments'})
 _ROW = {'label', 'config', 'weights', 'overrides'}
 _STUDY = {'title', 'configs', 'nets', 'input_shape', 'stages', 'rows', 'measures', 'columns'}

@@ -45,9 +45,10 @@ class StudyPipeline(StagedPipeline):
         rows = {name: self._row(name) for name in self.study.rows}
         return dict(net=self.net, seed=self.seed, stages=self.results, rows=rows)
 
-    def config(self, name: str, overrides: Optional[Mapping[str, Any]] = None) -> Config:
+    def config(self, name: str, overrides: Optional[Mapping[str, Any]] = None,
+               options: Optional[Mapping[str, Any]] = None) -> Config:
         """A config of the study as it is run."""
-        config = with_values(load_config(self._file(name)), overrides or {})
+        config = with_values(load_config(self._file(name), self._placed(options)), overrides or {})
         move_data(config._cfg_dict, 'data/digits', self.options.data_root)
         return prepare_run(config, self.seed, self.options.epochs_factor,
                            self.options.train_slice)
@@ -74,21 +75,31 @@ class StudyPipeline(StagedPipeline):
     def _file(self, name: str) -> Path:
         return self.study.configs / name.replace('{net}', self.net)
 
+    def _placed(self, values: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+        """Values with the folder of the stages where they say ``{stages}``."""
+        return {key: value.replace('{stages}', str(self.folder)) if isinstance(value, str)
+                else value for key, value in (values or {}).items()}
+
     def _train_stage(self, name: str) -> Dict[str, Any]:
         stage = self.study.stages[name]
         start = self.start(stage.get('start'))
         if start is not None and stage.get('from_scratch'):
             start = Start(None, start.structure)
-        return self.train(name, self.config(stage['train'], stage.get('overrides')), start)
+        config = self.config(stage['train'], stage.get('overrides'), stage.get('options'))
+        return self.train(name, config, start)
 
     def _slim_stage(self, name: str) -> Dict[str, Any]:
         stage = self.study.stages[name]
         search = self.study.stages[stage['slim']]
         file = self._file(search['train'])
-        config, options = load_config(file), search.get('overrides') or {}
-        options = {resolve_path(config, key): value for key, value in options.items()}
+        options = self._placed(search.get('options'))
+        config = load_config(file, options)
+        overrides = {resolve_path(config, key): value
+                     for key, value in (search.get('overrides') or {}).items()}
         if read_config(file).get('compression') is not None:  # overrides are of what it stands for
-            file, options = self._written(stage['slim'], with_values(config, options)), {}
+            file, options = self._written(stage['slim'], with_values(config, overrides)), {}
+        else:
+            options.update(overrides)
         start = self.start(search.get('start'))
         if start is not None and start.structure is not None:  # fixed beside the gates
             options['model.architecture.backbone.structure'] = start.structure
@@ -107,7 +118,7 @@ class StudyPipeline(StagedPipeline):
         stage = self.study.stages[name]
         config, start = self.config(stage['config'], stage.get('overrides')), \
             self.start(stage.get('start'))
-        arguments = stage.get('arguments', {})
+        arguments = self._placed(stage.get('arguments'))
         inputs = dict(call=stage['call'], config=config.to_dict(), arguments=arguments,
                       start=start and start.digests())
         return self.stage(name, inputs, lambda folder: import_function(stage['call'])(
