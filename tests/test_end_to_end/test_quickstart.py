@@ -98,6 +98,9 @@ def test_numbers_are_those_of_the_built_models(summary, folder, options, arch):
         assert (name == 'dense') == (row['macs'] == structure.macs['dense'])
         assert 0 < row['ms_per_image']
     assert structure.macs['subnet'] <= 0.8 * structure.macs['dense']
+    assert rows['closed']['macs'] <= 0.8 * structure.macs['dense'] < 1.05 * rows['closed']['macs']
+    with Image.open(pipeline.folder / 'closed/channels.png') as image:
+        assert len(np.unique(np.asarray(image.convert('L')))) > 10
     run = next(run for run in summary['runs'] if run['arch'] == arch)
     assert run['kept'] == {name: len(site.kept) for name, site in structure.sites.items()}
     assert run['trainings']['dense']['epochs'] == 3
@@ -134,7 +137,7 @@ def stamps(folder):
 
 def test_a_second_call_trains_nothing(summary, call, folder):
     before = stamps(folder / 'work')
-    assert len(before) == len(ARCHS) * (len(TRAININGS) + 1)
+    assert len(before) == len(ARCHS) * (len(TRAININGS) + 2)
     again = call('--jobs', '1')
     assert again['rows'] == summary['rows'] and again['runs'] == summary['runs']
     assert stamps(folder / 'work') == before

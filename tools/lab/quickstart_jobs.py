@@ -29,7 +29,7 @@ def run_pipelines(jobs: Sequence[Tuple[str, int]], options: QuickstartOptions,
     pipelines = [Pipeline(arch, seed, options) for arch, seed in jobs]
     return run_jobs({
         pipeline.name: Job(partial(_run, pipeline.arch, pipeline.seed, options),
-                           len(TRAININGS) + len(MODELS) + 1,
+                           len(TRAININGS) + len(MODELS) + 2,
                            pipeline.folder.with_name(f'{pipeline.folder.name}.log'))
         for pipeline in pipelines
     }, processes)
@@ -41,7 +41,7 @@ def _run(arch: str, seed: int, options: QuickstartOptions, say: Say) -> Dict[str
 
 def measure_latencies(results: Sequence[Mapping[str, Any]],
                       options: QuickstartOptions) -> Dict[str, Dict[str, float]]:
-    """Milliseconds an image of the dense and the slimmed model, measured in turns.
+    """Milliseconds an image of the small models, each measured in turns with the dense one.
 
     The first seed of every architecture counts; nothing else runs meanwhile.
 
@@ -56,16 +56,23 @@ def measure_latencies(results: Sequence[Mapping[str, Any]],
     for result in results:
         if result['arch'] not in found:
             pipeline = Pipeline(result['arch'], result['seed'], options)
-            inputs = dict(slim=result['slim']['digests'], threads=torch.get_num_threads())
+            inputs = dict(slim=result['slim']['digests'], closed=result['closed']['digests'],
+                          threads=torch.get_num_threads())
             found[result['arch']] = run_stage(
                 pipeline.folder / 'latency', inputs, lambda _, p=pipeline: _latency(p))
     return found
 
 
 def _latency(pipeline: Pipeline) -> Dict[str, float]:
-    (config, dense), (_, slim) = pipeline.deployed('dense'), pipeline.deployed('slim')
+    config, dense = pipeline.deployed('dense')
     images = torch.randn(64, *default_shape(config, dense))
-    timing = measure_pair(dense, slim, images, repeats=100, warmup=10).to_dict()
-    found = {name: 1e3 * seconds / len(images) for name, seconds in timing['seconds'].items()}
-    return dict(found, ratio=timing['ratio'], ratio_quartiles=timing['ratio_quartiles'],
-                share=timing['share'])
+    found: Dict[str, float] = {}
+    for name in ('closed', 'slim'):
+        timing = measure_pair(dense, pipeline.deployed(name)[1], images, repeats=100,
+                              warmup=10).to_dict()
+        found.update({'dense': 1e3 * timing['seconds']['dense'] / len(images),
+                      name: 1e3 * timing['seconds']['slim'] / len(images),
+                      f'{name}_ratio': timing['ratio'],
+                      f'{name}_ratio_quartiles': timing['ratio_quartiles'],
+                      f'{name}_share': timing['share']})
+    return found

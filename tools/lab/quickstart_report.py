@@ -13,7 +13,7 @@ from mmkcr.visualization import (
     plot_curve,
     plot_gate_histograms,
 )
-from .quickstart import MODELS
+from .quickstart import MODELS, OWN
 
 COLUMNS = ('model', 'params (k)', 'MACs (M)', 'MACs', 'top-1 (%)', 'KC', 'ms / image', 'time')
 
@@ -26,8 +26,8 @@ def summarise(results: Results, latencies: Mapping[str, Mapping[str, float]]) ->
     Args:
         results (Sequence[dict]): Of :meth:`~lab.quickstart.Pipeline.run`.
         latencies (Mapping[str, Mapping[str, float]]): Milliseconds an image by
-            architecture, ``dense`` and ``slim``, and their ``ratio``; may be
-            empty.
+            architecture, ``dense``, ``closed`` and ``slim``, and ``*_ratio`` of both
+            to the first; may be empty.
 
     Returns:
         list[dict]: Numbers; ``*_by_seed`` beside each mean.
@@ -43,9 +43,9 @@ def summarise(results: Results, latencies: Mapping[str, Mapping[str, float]]) ->
                 row[key] = statistics.fmean(row[f'{key}_by_seed'])
             row.update({key: models[0][key] for key in ('digits', 'kc_digits', 'input_shape')})
             times = latencies.get(arch, {})
-            side = 'dense' if name == 'dense' else 'slim'
+            side = name if name in OWN else 'slim'
             row['ms_per_image'] = times.get(side)
-            row['time_ratio'] = times.get('ratio') if side == 'slim' else 1.
+            row['time_ratio'] = 1. if side == 'dense' else times.get(f'{side}_ratio')
             rows.append(row)
     return rows
 
@@ -83,10 +83,12 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> List[str]:
     sentences = []
     for arch in dict.fromkeys(row['arch'] for row in rows):
         by_model = {row['model']: row for row in rows if row['arch'] == arch}
-        dense, plain, kcr = (by_model[name] for name in ('dense', 'plain', 'kcr'))
+        dense, closed, plain, kcr = (
+            by_model[name] for name in ('dense', 'closed', 'plain', 'kcr'))
         sentences.append(
             f'{arch}: {1 - kcr["macs"] / dense["macs"]:.1%} fewer MACs, top-1 '
-            f'{plain["top1"] - dense["top1"]:+.2f} points without and '
+            f'{closed["top1"] - dense["top1"]:+.2f} points in closed form, by search and '
+            f'retraining {plain["top1"] - dense["top1"]:+.2f} points without and '
             f'{kcr["top1"] - dense["top1"]:+.2f} with the KCR term against the dense model; the '
             f'term takes KC from {plain["kc"]:.4f} to {kcr["kc"]:.4f}')
     return sentences
