@@ -108,7 +108,8 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
     text = template.format(
         method=method, config=_from(path, config), base=base, name=name, target=target,
         last=f'{"epoch" if by_epoch else "iter"}_{length}', compression=_dict_text(lines),
-        budget='' if method == 'dwconv' else f' --target-macs {target} --divisor 8')
+        # a number of blocks was chosen, or Once for Both ended within the budget
+        budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')
     with atomic_write(path) as temporary:
         temporary.write_text(text)
     return InitResult(path, text)

@@ -96,6 +96,7 @@ def test_every_method_writes_both_stages(run_tool, user_config, method, stage):
     text = Path(f'{method}-{stage}_vit.py').read_text()
     assert f"'mmkcr::_base_/methods/{method}_{stage}.py'" in text
     if stage == 'search':
+        assert ('--target-macs' in text) == (method in ('kcr', 'dcs'))  # of slimming
         assert build_model(load_config(f'{method}-{stage}_vit.py')).gates()
 
 
