@@ -52,10 +52,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def reported_table(content: Dict[str, Any]) -> str:
     """The paper's numbers, as reported; a row a result, its models beside each other."""
-    rows = [entry for entry in _baselines(content) if not set(_DENSE) & set(entry)]
-    rows += [dict(entry['Reported'], Name=f'`{entry["Name"]}`', Data=_data(entry))
-             for entry in content['Models']
-             if 'Reported' in entry and not set(_DENSE) & set(entry['Reported'])]
+    rows = [row for row in _reported(content) if not set(_DENSE) & set(row)]
     cells = [[row['Name'], row.get('Data', 'ImageNet-1k'),
               *(str(row.get(key, '-')) for key in _REPORTED)] for row in rows]
     return markdown(['As reported', 'Data', 'Params (M)', 'MACs (G)', 'Top-1 (%)', 'Source'],
@@ -64,18 +61,18 @@ def reported_table(content: Dict[str, Any]) -> str:
 
 def dense_table(content: Dict[str, Any]) -> str:
     """The paper's numbers on dense tasks, as reported."""
-    rows = [entry for entry in _baselines(content) if set(_DENSE) & set(entry)]
-    rows += [dict(entry['Reported'], Name=f'`{entry["Name"]}`', Data=_data(entry))
-             for entry in content['Models'] if set(_DENSE) & set(entry.get('Reported', {}))]
+    rows = [row for row in _reported(content) if set(_DENSE) & set(row)]
     columns = ('Name', 'Data', *_DENSE, 'Source')
     return markdown(['As reported', *columns[1:]],
                     [[str(row.get(key, '-')) for key in columns] for row in rows])
 
 
-def _baselines(content: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """Other networks that the paper reports."""
+def _reported(content: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """What the paper reports of others and of the models here."""
     return [entry for collection in content['Collections']
-            for entry in collection.get('Reported Baselines', [])]
+            for entry in collection.get('Reported Baselines', [])] + [
+        dict(entry['Reported'], Name=f'`{entry["Name"]}`', Data=_data(entry))
+        for entry in content['Models'] if 'Reported' in entry]
 
 
 def _data(entry: Dict[str, Any]) -> str:
