@@ -10,6 +10,7 @@ from mmengine.config import Config, ConfigDict
 from torch import nn
 
 from mmkcr.core import atomic_write
+from mmkcr.engine.compressed_config import with_import
 from mmkcr.models.utils import find_task, is_dense_task, is_detector
 from mmkcr.version import __version__
 from .build import (
@@ -24,7 +25,7 @@ from .calibration_data import calibration_images
 from .compress import CompressResult, compress
 from .compress_progress import CompressProgress
 from .count import Parts, count_parts, counted_proposals
-from .finetune import with_import, without_initial_weights
+from .finetune import without_initial_weights
 from .int8 import DeployedFile, deploy_int8
 from .latency_table import check_prediction, load_table
 from .site_profiles import SiteProfile

@@ -2,11 +2,12 @@
 
 import copy
 from pathlib import Path
-from typing import Any, Union
+from typing import Union
 
 from mmengine.config import Config, ConfigDict
 
 from mmkcr.core import Structure, atomic_write
+from mmkcr.engine.compressed_config import with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from .slim_files import STRUCTURE, WEIGHTS
 
@@ -80,10 +81,3 @@ def without_initial_weights(config: Config) -> Config:
         if (part.get('init_cfg') or {}).get('type') == 'Pretrained':
             part.pop('init_cfg')
     return config
-
-
-def with_import(config: Config) -> Any:
-    """The config's ``custom_imports``, with this package."""
-    imports = config.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
-    names = imports['imports'] if isinstance(imports['imports'], list) else [imports['imports']]
-    return dict(imports, imports=[*names, *({'mmkcr'} - set(names))])

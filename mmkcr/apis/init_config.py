@@ -33,7 +33,6 @@ _COMPRESS = """# Fine-tuning of what `mmkcr compress` left of {config}, written 
 #   mmkcr compress {config} CHECKPOINT --target-macs {target}
 #   mmkcr train {name}.py
 _base_ = [{config!r}]
-custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
 runner_type = 'mmkcr.CompressionRunner'
 compression = {compression}
 """
@@ -83,29 +82,34 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
     if path.exists() and not force:
         raise FileExistsError(f'expected no file at `{path}`, found one (`--force` overwrites)')
     base = f'mmkcr::_base_/methods/{method}_{stage}.py'
+    lines: Dict[str, Any] = {}
     if stage == 'compress':
         kinds = default_kinds(host)
         if not kinds:
             raise ValueError(_does_not_fit(host, 'compress', DEFAULT_SITES))
-        lines: Dict[str, Any] = dict(sites=kinds, **_files(f'work_dirs/{stem}/compress'))
+        lines = dict(sites=kinds, **_files(f'work_dirs/{stem}/compress'))
         template = _COMPRESS
     else:
         kinds = read_config(base).compression.sites
-        if any(why_not(host, kind) for kind in kinds):
+        # a backbone of the method has its own kinds
+        own = getattr(getattr(host, 'search_space', None), 'method', None) == method
+        if not own and any(why_not(host, kind) for kind in kinds):
             raise ValueError(_does_not_fit(host, method, kinds))
         search = _name(method, 'search', stem)
+        lines.update(dict(sites='own') if own else {})
         if stage == 'retrain':
-            lines, template = _files(f'work_dirs/{search}/slim'), _RETRAIN
+            lines.update(_files(f'work_dirs/{search}/slim'))
         elif method == 'dwconv':  # a number of blocks, not a budget
-            lines = dict(gates=dict(count=max(1, len(find_sites(host, kinds)) // 2)))
-            template = _SEARCH
+            lines.update(gates=dict(count=max(1, len(find_sites(host, kinds)) // 2)))
         else:
-            lines, template = dict(target=target), _SEARCH
+            lines.update(target=target)
+        template = _RETRAIN if stage == 'retrain' else _SEARCH
     length, by_epoch = run_length(cfg)
     text = template.format(
         method=method, config=_from(path, config), base=base, name=name, target=target,
         last=f'{"epoch" if by_epoch else "iter"}_{length}', compression=_dict_text(lines),
-        budget='' if method == 'dwconv' else f' --target-macs {target} --divisor 8')
+        # a number of blocks was chosen, or Once for Both ended within the budget
+        budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')
     with atomic_write(path) as temporary:
         temporary.write_text(text)
     return InitResult(path, text)

@@ -76,6 +76,7 @@ def compressed_config(config: Config) -> Config:
     given = config.pop('compression')
     if config.get('runner_type') == 'mmkcr.CompressionRunner':
         config.pop('runner_type')
+    config.custom_imports = with_import(config)
     unknown = sorted(set(given) - set(DEFAULTS))
     if unknown:
         raise ValueError(f'expected keys of `compression` among {sorted(DEFAULTS)}, found '
@@ -91,6 +92,16 @@ def compressed_config(config: Config) -> Config:
     if settings.weights is not None:
         config.load_from = settings.weights
     return config
+
+
+def with_import(config: Config) -> Dict[str, Any]:
+    """The config's ``custom_imports``, with this package.
+
+    A method base has none: a config may not have two bases with one key, and hosts have their own.
+    """
+    imports = config.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
+    names = imports['imports'] if isinstance(imports['imports'], list) else [imports['imports']]
+    return dict(imports, imports=[*names, *({'mmkcr'} - set(names))])
 
 
 def _wrap_backbone(config: Config, settings: ConfigDict) -> None:

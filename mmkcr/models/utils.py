@@ -242,15 +242,17 @@ def _detection_sample(shape: Sequence[int]) -> Any:
                                        batch_input_shape=shape, scale_factor=(1., 1.)))
 
 
-def backbone_macs(backbone: nn.Module, input_shape: Sequence[int]) -> int:
-    """MACs of a backbone for one image, without layers that a method adds for its training.
+def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool = False) -> int:
+    """MACs of a backbone for one image.
 
     Args:
         backbone (nn.Module): A backbone.
         input_shape (Sequence[int]): (C, H, W).
+        added (bool): With the layers that a method adds to it, such as masks. Defaults to False.
     """
     report = count_forward_macs(backbone, task_forward(backbone, input_shape))
-    return report.total - sum(report.modules.get(name, 0) for name in added_layers(backbone))
+    layers = () if added else added_layers(backbone)
+    return report.total - sum(report.modules.get(name, 0) for name in layers)
 
 
 def check_recorded_macs(model: nn.Module) -> None:
@@ -265,10 +267,11 @@ def check_recorded_macs(model: nn.Module) -> None:
     for module in online_modules(unwrap(model)):
         structure = getattr(getattr(module, 'search_space', None), 'structure', None)
         macs = {} if structure is None else structure.macs
-        recorded = macs.get('subnet') if macs.get('part') == 'backbone' else macs.get('backbone')
+        whole = macs.get('part') == 'backbone'  # with what the method adds, such as masks
+        recorded = macs.get('subnet') if whole else macs.get('backbone')
         if recorded is None or 'input_shape' not in macs:
             continue
-        found = backbone_macs(module, macs['input_shape'])
+        found = backbone_macs(module, macs['input_shape'], added=whole)
         if found != recorded:
             raise ValueError(
                 f'expected a `{type(module).__name__}` of {recorded} MACs at '

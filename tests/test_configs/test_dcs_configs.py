@@ -29,7 +29,7 @@ def name_of(path):
 
 
 def test_found():
-    assert len(DETECTION) == 12 and len(IMAGENET) == 11
+    assert len(DETECTION) == 14 and len(IMAGENET) == 11
     for net in FEATURES:
         stages = {name_of(path).split('_')[0] for path in IMAGENET if f'_{net}_' in path}
         assert stages == {'dcs-search', 'dcs-retrain'}
@@ -76,8 +76,11 @@ def test_settings_of_the_paper(path, load):
                          ids=name_of)
 def test_detection_settings_of_the_paper(path, load):
     """SPEC 2.5."""
-    config = load(path)
-    optimizer, last = config.optim_wrapper.optimizer, config.param_scheduler[-1]
+    config, searched = load(path), '_search_' in path
+    wrapper, schedulers = config.optim_wrapper, config.param_scheduler
+    if searched:
+        wrapper, schedulers = wrapper.weights, schedulers.weights
+    optimizer, last = wrapper.optimizer, schedulers[-1]
     assert optimizer.type == 'AdamW' and last.type == 'CosineAnnealingLR'
     if 'ssdlite' in path:
         dataset = config.train_dataloader.dataset
@@ -105,9 +108,11 @@ def test_detectors_see_what_their_weights_saw(net, load):
     for path in [path for path in IMAGENET if f'_{net}_' in path]:
         assert normalisation(load(path).data_preprocessor) == host, path
     detectors = [path for path in DETECTION if f'_{net}_' in path]
-    assert len(detectors) == 2
+    assert len(detectors) == (3 if net == 'mobilevit-small' else 2)
     for path in detectors:
-        assert normalisation(load(path).model.data_preprocessor) == host, path
+        task = load(path).model
+        task = task.get('architecture', task)
+        assert normalisation(task.data_preprocessor) == host, path
 
 
 def scene(side, masked):
@@ -131,7 +136,10 @@ def scene(side, masked):
 
 @pytest.mark.parametrize('path', DETECTION, ids=name_of)
 def test_detector_builds_and_steps(path, prepared):
-    config, masked = prepared(path), 'mask-rcnn' in path
+    config, masked, searched = prepared(path), 'mask-rcnn' in path, '_search_' in path
+    if searched:
+        side = 128 if 'digit-scenes' in path else 320
+        assert tuple(config.model.price.input_shape) == (3, side, side)
     with uninitialized():
         runner = Runner.from_cfg(config)
         runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
@@ -140,7 +148,8 @@ def test_detector_builds_and_steps(path, prepared):
         runner._val_loop = runner.build_val_loop(runner._val_loop)
     model = revert_sync_batchnorm(runner.model).train()
     backbone = find_backbone(model)
-    assert (backbone.structure is None) == ('_dense_' in path)
+    assert (backbone.structure is None) == ('_dense_' in path or searched)
+    assert bool(backbone.gates()) == searched
     assert bool(backbone.masks()) == ('_dense_' not in path)
     assert backbone.init_cfg['type'] == 'Pretrained'
     for parameter in model.parameters():
@@ -154,7 +163,9 @@ def test_detector_builds_and_steps(path, prepared):
         task.roi_head.bbox_sampler.num = 8
     side = 160 if masked else 128
     data = model.data_preprocessor(scene(side, masked), training=True)
-    total, _ = model.parse_losses(model(**data, mode='loss'))
+    losses = model(**data, mode='loss')
+    assert ('loss_price' in losses) == searched
+    total, _ = model.parse_losses(losses)
     total.backward()
     assert torch.isfinite(total)
     missing = [name for name, param in model.named_parameters()
@@ -164,6 +175,8 @@ def test_detector_builds_and_steps(path, prepared):
         results = model.eval()(**model.data_preprocessor(scene(side, False)), mode='predict')
         assert len(results) == 2 and all('pred_instances' in result for result in results)
     before = next(backbone.parameters()).detach().clone()
-    runner.optim_wrapper.step()
+    wrappers = runner.optim_wrapper
+    for wrapper in wrappers.values() if searched else [wrappers]:
+        wrapper.step()
     assert not torch.equal(before, next(backbone.parameters()))
     assert json.dumps(config.val_evaluator.metric) in ('"bbox"', '["bbox", "segm"]')

@@ -96,7 +96,32 @@ def test_every_method_writes_both_stages(run_tool, user_config, method, stage):
     text = Path(f'{method}-{stage}_vit.py').read_text()
     assert f"'mmkcr::_base_/methods/{method}_{stage}.py'" in text
     if stage == 'search':
+        assert ('--target-macs' in text) == (method in ('kcr', 'dcs'))  # of slimming
         assert build_model(load_config(f'{method}-{stage}_vit.py')).gates()
+
+
+@pytest.mark.parametrize('stage', ['search', 'retrain', 'compress'])
+def test_a_config_that_has_imports_of_its_own(run_tool, user_config, stage):
+    """Two bases may not have one key, and the config's own imports stay."""
+    with open(user_config, 'a') as file:
+        file.write("custom_imports = dict(imports=['colorsys'])\n")
+    run_tool('init', user_config, '--stage', stage)
+    written = {'compress': 'compress_vit.py'}.get(stage, f'kcr-{stage}_vit.py')
+    config = load_config(written)
+    assert config.custom_imports.imports == ['colorsys', 'mmkcr']
+
+
+@pytest.mark.parametrize('method, path', [
+    ('dcs', 'dcs/detection/dcs-ssdlite_mobilevit-mini_dense_1xb8_digit-scenes.py'),
+    ('dwconv', 'dwconv/segmentation/dwconv-fcn_vit-octo_dense_1xb8_digit-scenes.py')])
+def test_a_backbone_of_the_method_keeps_its_kinds(run_tool, tmp_path, monkeypatch, method, path):
+    monkeypatch.chdir(tmp_path)
+    run_tool('init', f'mmkcr::{path}', '--method', method)
+    written, = Path().glob('*.py')
+    config = load_config(written)
+    inner = config.model.architecture.backbone
+    assert inner.type.startswith('mmkcr.DCS' if method == 'dcs' else 'mmkcr.DWConv')
+    assert search_space(build_model(config)).method == method
 
 
 def test_paths_are_relative_to_the_file(run_tool, user_config):

@@ -89,6 +89,26 @@ def test_from_checkpoint_to_a_training(load_tool, roots, dense, tmp_path, capsys
                        model.backbone.get_submodule(layer).qkv.weight[128:])
 
 
+def test_dense_weights_for_a_learned_selection(load_tool, dense, tmp_path, capsys, monkeypatch):
+    """Two-stage DSP: the structure is that of the file, and no image is read."""
+    model = build_model(load_config(CONFIG))
+    sites = list(model.backbone.sites())
+    kept = {site: torch.arange(0 if site in sites[1:3] else 4) for site in sites}
+    learned = model.backbone.structure_for(kept)
+    learned.save(tmp_path / 'learned.json')
+    monkeypatch.setattr('lab.replace_heads.split_loader', None)
+    load_tool('analysis_tools/score_heads').main(
+        [CONFIG, dense[1], '--structure', str(tmp_path / 'learned.json'), '--out',
+         str(tmp_path / 'out')])
+    assert 'MACs (G)' in capsys.readouterr().out
+    found = Structure.load(tmp_path / 'out/structure.json')
+    assert found.sites == learned.sites and found.macs['subnet'] < found.macs['dense']
+    state = torch.load(tmp_path / 'out/subnet.pth', weights_only=False)['state_dict']
+    load_weights(model, dense[1])
+    assert torch.equal(state['backbone.layers.1.attn.qkv.weight'],
+                       model.backbone.layers[1].attn.qkv.weight[128:])
+
+
 @pytest.mark.parametrize('arguments, message', [
     (['--replace', '9', '--images', '4'], '0 to 8 blocks to replace, found 9'),
     (['--images', '1'], 'at least two images'),

@@ -8,11 +8,13 @@ subnet.pth, which a config with backbone=dict(structure='.../structure.json') an
 load_from='.../subnet.pth' trains.
 
 Without a checkpoint the weights are those that a training would start from (init_cfg): for
-replacement without a first fine-tuning.
+replacement without a first fine-tuning. With --structure nothing is scored: the heads of a
+selection that a search has learned are replaced in the dense network (two-stage DSP).
 
 Examples:
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --replace 12
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --replace 192 --scattered
+  python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --structure LEARNED/structure.json
   python -m torch.distributed.run --nproc_per_node 8 tools/analysis_tools/score_heads.py \\
       CONFIG CHECKPOINT --images 10000 --launcher pytorch --device cuda
 """
@@ -42,7 +44,7 @@ from mmkcr.apis.build import build_model, default_shape, image_shape, load_confi
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.processes import join_processes
 from mmkcr.apis.slim_files import provenance
-from mmkcr.core import atomic_write
+from mmkcr.core import Structure, atomic_write
 from mmkcr.datasets import check_data_folders
 from mmkcr.evaluation.head_scores import REDUCTIONS
 from mmkcr.models.layers.head_operators import OPERATORS
@@ -64,7 +66,10 @@ def make_parser() -> Parser:
                         '(%(default)s)')
     parser.add_argument('--memory', type=float, default=2., metavar='GIB',
                         help='most memory of the moments, but for one block (%(default)s)')
-    parser.add_argument('--replace', type=int, metavar='K', help='blocks, or heads, to replace')
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument('--replace', type=int, metavar='K', help='blocks, or heads, to replace')
+    chosen.add_argument('--structure', metavar='FILE',
+                        help='replace those of a structure file, and score nothing')
     parser.add_argument('--which', choices=SELECTIONS, default='lowest',
                         help='which to replace (%(default)s)')
     parser.add_argument('--scattered', action='store_true', help='single heads, not whole blocks')
@@ -112,13 +117,18 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     config = load_config(args.config, args.cfg_options)
     init_default_scope(config.get('default_scope', 'mmpretrain'))
-    check_data_folders(config, ('train_dataloader', 'val_dataloader'))
+    if args.structure is None:
+        check_data_folders(config, ('train_dataloader', 'val_dataloader'))
     model, content = build_model(config), {}
     space = replaceable_heads(model)
     if args.checkpoint:
         content = load_weights(model, args.checkpoint)
     else:
         model.init_weights()
+    folder = Path(args.out or f'work_dirs/{Path(args.config).stem}/slim')
+    if args.structure is not None:
+        _replace(args, config, model, Structure.load(args.structure), folder, content)
+        return
     # refused before the pass over the data, not after it
     heads = {name: torch.zeros(site.total) for name, site in head_sites(space).items()}
     select_heads(heads, args.replace or 0, args.which, not args.scattered)
@@ -127,7 +137,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if not is_main_process():
         return
     print(_table(scores))
-    folder = Path(args.out or f'work_dirs/{Path(args.config).stem}/slim')
     with atomic_write(folder / 'scores.json') as path:
         path.write_text(json.dumps(dict(
             images=args.images, seed=args.seed, reduction=args.reduction,
@@ -137,7 +146,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.replace is None:
         return
     set_operator(space, args.operator)
-    structure = space.structure_for(kept)
+    _replace(args, config, model, space.structure_for(kept), folder, content)
+
+
+def _replace(args: Any, config: Any, model: torch.nn.Module, structure: Structure, folder: Path,
+             content: Any) -> None:
+    """Replace heads, write structure and weights, print sizes."""
     if args.checkpoint:
         structure.provenance = provenance(config, args.config, args.checkpoint, content)
     shape = image_shape(args.shape) if args.shape else default_shape(config, model)

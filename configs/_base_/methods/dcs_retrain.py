@@ -1,7 +1,6 @@
 # The retraining of a subnet with masks on queries and keys, on any host config. The information
 # bottleneck needs labels of images, so it is added by classification configs:
 #   compression = dict(regularizers=dict(ib=dict(type='mmkcr.InformationBottleneckLoss', ...)))
-custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
 runner_type = 'mmkcr.CompressionRunner'
 compression = dict(
     sites=['qk_mask', 'mlp_channels'],

@@ -1,5 +1,4 @@
 # A DCS search on any host config: masks on queries and keys, and channels of the MLPs.
-custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
 runner_type = 'mmkcr.CompressionRunner'
 compression = dict(
     sites=['qk_mask', 'mlp_channels'],

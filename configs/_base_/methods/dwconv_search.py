@@ -1,6 +1,5 @@
 # Differentiable subset pruning on a ViT: which blocks become depthwise convolutions. The gates'
 # rate is 200 times that of the weights, as in the public code.
-custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
 runner_type = 'mmkcr.CompressionRunner'
 compression = dict(
     sites=['head_operator'],

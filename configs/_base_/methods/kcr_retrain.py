@@ -1,6 +1,5 @@
 # The retraining of a subnet with the KCR term after 30 % of the run, on any host config:
 #   compression = dict(structure='.../structure.json', weights='.../subnet.pth')
-custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
 runner_type = 'mmkcr.CompressionRunner'
 compression = dict(
     sites=['mlp_channels'],

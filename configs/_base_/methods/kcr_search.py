@@ -3,7 +3,6 @@
 #   _base_ = ['mmdet::mask_rcnn/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
 #             'mmkcr::_base_/methods/kcr_search.py']
 #   compression = dict(target='70%')
-custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
 runner_type = 'mmkcr.CompressionRunner'
 compression = dict(
     sites=['mlp_channels'],

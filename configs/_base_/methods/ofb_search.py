@@ -1,6 +1,5 @@
 # An Once-for-Both search on any host config: embedding where the host has it, heads and MLPs,
 # pruned while it trains. `target` is required; the network ends within 3 % below it.
-custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
 runner_type = 'mmkcr.CompressionRunner'
 compression = dict(
     sites=['heads', 'mlp_hidden'],

@@ -4,7 +4,7 @@ _base_ = [
     '../../_base_/models/dcs-mobilevit-mini_digits.py',
     '../../_base_/datasets/digits_bs64.py',
     '../../_base_/schedules/digits_bs64_48e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/dcs_retrain.py',
 ]
 

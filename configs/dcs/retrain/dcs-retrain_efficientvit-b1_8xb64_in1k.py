@@ -6,7 +6,7 @@ _base_ = [
     '../../_base_/models/dcs_efficientvit-b1.py',
     'mmpretrain::_base_/datasets/imagenet_bs64.py',
     '../../_base_/schedules/dcs_retrain-ib_bs512_300e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/dcs_retrain.py',
 ]
 

@@ -5,7 +5,7 @@ _base_ = [
     '../../_base_/models/dcs_mobilevit-small.py',
     'mmpretrain::_base_/datasets/imagenet_bs64.py',
     '../../_base_/schedules/dcs_retrain_bs512_300e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/dcs_retrain.py',
 ]
 

@@ -7,7 +7,7 @@ _base_ = [
     '../../_base_/models/dcs_efficientvit-b1.py',
     '../../_base_/datasets/imagenet100_bs64_288.py',
     '../../_base_/schedules/dcs_search_bs512_200e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/dcs_search.py',
 ]
 

@@ -7,7 +7,7 @@ _base_ = [
     '../../_base_/models/dwconv_vit-octo.py',
     '../../_base_/datasets/digits_bs64.py',
     '../../_base_/schedules/dwconv_digits_bs64_16e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/dwconv_search.py',
 ]
 

@@ -7,7 +7,7 @@ _base_ = [
     '../../_base_/models/dwconv_dinov2-vit-large.py',
     '../../_base_/datasets/imagenet_bs64_336.py',
     '../../_base_/schedules/dwconv_imagenet_bs512_20e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/dwconv_search.py',
 ]
 

@@ -6,7 +6,7 @@ _base_ = [
     '../../_base_/models/dwconv_fcn_vit-octo.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
     '../../_base_/schedules/dwconv_digit-scenes_bs8_600i.py',
-    '../../_base_/compressed_segmentation_runtime.py',
+    '../../_base_/segmentation_runtime.py',
     '../../_base_/methods/dwconv_search.py',
 ]
 

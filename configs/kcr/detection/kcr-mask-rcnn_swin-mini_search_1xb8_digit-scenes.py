@@ -7,7 +7,7 @@ _base_ = [
     '../../_base_/models/kcr_mask-rcnn_swin-mini.py',
     '../../_base_/datasets/digit_scenes_instance.py',
     '../../_base_/schedules/kcr_digit-scenes-search_bs8_2e.py',
-    '../../_base_/compressed_detection_runtime.py',
+    '../../_base_/detection_runtime.py',
     '../../_base_/methods/kcr_search.py',
 ]
 

@@ -6,7 +6,7 @@ _base_ = [
     '../../_base_/models/kcr_vit-mini.py',
     '../../_base_/datasets/digits_bs64.py',
     '../../_base_/schedules/kcr_digits-search_bs64_16e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_search.py',
 ]
 

@@ -7,7 +7,7 @@ _base_ = [
     '../../_base_/models/kcr_swin-base.py',
     '../../_base_/datasets/imagenet100_bs64.py',
     '../../_base_/schedules/kcr_search_bs512_200e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_search.py',
 ]
 

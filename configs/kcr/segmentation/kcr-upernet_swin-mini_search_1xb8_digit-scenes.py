@@ -7,7 +7,7 @@ _base_ = [
     '../../_base_/models/kcr_upernet_swin-mini.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
     '../../_base_/schedules/kcr_digit-scenes-search_bs8_150i.py',
-    '../../_base_/compressed_segmentation_runtime.py',
+    '../../_base_/segmentation_runtime.py',
     '../../_base_/methods/kcr_search.py',
 ]
 

@@ -6,7 +6,7 @@ _base_ = [
     '../../_base_/models/moca_vit-base.py',
     'mmpretrain::_base_/datasets/imagenet_bs512_mocov3.py',
     '../../_base_/schedules/moca_bs2048_200e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_retrain.py',
 ]
 

@@ -8,6 +8,5 @@ _base_ = [
 ]
 
 # the same network as that of the others, without gates or a structure
-custom_imports = dict(imports=['mmkcr'], allow_failed_imports=False)
 runner_type = 'mmkcr.CompressionRunner'
 compression = dict(sites=['mlp_channels'])

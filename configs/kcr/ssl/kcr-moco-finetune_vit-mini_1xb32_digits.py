@@ -3,7 +3,7 @@
 _base_ = [
     '../../_base_/datasets/digits_bs64.py',
     '../../_base_/schedules/digits_bs64_48e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_retrain.py',
 ]
 

@@ -4,7 +4,7 @@ _base_ = [
     '../../_base_/models/mocov3_vit-mini.py',
     '../../_base_/datasets/digits_bs128_views.py',
     '../../_base_/schedules/mocov3_digits_bs128_100e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_retrain.py',
 ]
 

@@ -4,7 +4,7 @@ _base_ = [
     '../../_base_/models/flava-mini_vqa.py',
     '../../_base_/datasets/vqa-digits_bs64.py',
     '../../_base_/schedules/vqa-digits_bs64_12e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_retrain.py',
 ]
 

@@ -6,7 +6,7 @@
 _base_ = [
     '../../_base_/datasets/vqa-coco_bs32.py',
     '../../_base_/schedules/vqa_bs256_10e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_search.py',
 ]
 

@@ -11,7 +11,7 @@ _base_ = [
     '../../_base_/models/ofb_deit-small.py',
     'mmpretrain::_base_/datasets/imagenet_bs64_swin_224.py',
     '../../_base_/schedules/ofb_search_bs1024_100e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/ofb_search.py',
 ]
 

@@ -9,7 +9,7 @@ _base_ = [
     '../../_base_/models/ofb_resnet50.py',
     'mmpretrain::_base_/datasets/imagenet_bs64.py',
     '../../_base_/schedules/ofb_search_bs1024_100e.py',
-    '../../_base_/compressed_runtime.py',
+    '../../_base_/default_runtime.py',
     '../../_base_/methods/ofb_search.py',
 ]
 

@@ -1,10 +1,10 @@
 """Two data loaders over disjoint parts of one training set."""
 
 import copy
-from typing import Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
-from mmengine.dataset import InfiniteSampler
+from mmengine.dataset import ClassBalancedDataset, InfiniteSampler, RepeatDataset
 from mmengine.registry import DATA_SAMPLERS, DATASETS
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
@@ -67,13 +67,28 @@ class CycledSampler(Sampler):
         self.epoch = epoch
 
 
-def split_indices(total: int, architecture_fraction: float, seed: int) -> Tuple[List, List]:
+def sample_sources(dataset: Dataset) -> Sequence[int]:
+    """Which sample every index of a data set is, if it repeats some.
+
+    Args:
+        dataset (Dataset): Such as MMEngine's ``RepeatDataset`` around another.
+    """
+    if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)):
+        inner = sample_sources(dataset.dataset)
+        return [inner[dataset._get_ori_dataset_idx(index)] for index in range(len(dataset))]
+    return range(len(dataset))
+
+
+def split_indices(total: int, architecture_fraction: float, seed: int,
+                  sources: Optional[Sequence[int]] = None) -> Tuple[List, List]:
     """Split a dataset's indices into disjoint parts, the same on every rank.
 
     Args:
         total (int): Number of samples.
         architecture_fraction (float): Share of the second part, within (0, 1).
         seed (int): Seed of the split.
+        sources (Sequence[int], optional): Of :func:`sample_sources`: all indices of a sample are in
+            one part. Defaults to None: each index is a sample of its own.
 
     Returns:
         Tuple[list[int], list[int]]: Ascending indices for the weights and for
@@ -85,12 +100,17 @@ def split_indices(total: int, architecture_fraction: float, seed: int) -> Tuple[
     if not 0 < architecture_fraction < 1:
         raise ValueError('expected `architecture_fraction` within (0, 1), found '
                          f'{architecture_fraction}')
-    count = round(total * architecture_fraction)
-    if not 0 < count < total:
+    sources = torch.arange(total) if sources is None else torch.tensor(sources)
+    samples, sample = sources.unique(return_inverse=True)
+    number = len(samples)
+    count = round(number * architecture_fraction)
+    if not 0 < count < number:
         raise ValueError(f'expected a search set that `architecture_fraction='
-                         f'{architecture_fraction}` splits into two parts, found {total} samples')
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    return order[count:].sort().values.tolist(), order[:count].sort().values.tolist()
+                         f'{architecture_fraction}` splits into two parts, found {number} samples')
+    order = torch.randperm(number, generator=torch.Generator().manual_seed(seed))
+    second = torch.zeros(number, dtype=torch.bool)
+    second[order[:count]] = True
+    return tuple((second[sample] == part).nonzero().flatten().tolist() for part in (False, True))
 
 
 def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fraction: float,
@@ -126,7 +146,8 @@ def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fracti
     if hasattr(dataset, 'full_init'):
         dataset.full_init()
     parts = [DatasetPart(dataset, indices)
-             for indices in split_indices(len(dataset), architecture_fraction, split_seed)]
+             for indices in split_indices(len(dataset), architecture_fraction, split_seed,
+                                          sample_sources(dataset))]
     weights = _build(runner, config, parts[0])
     sampler = source_sampler(weights)
     if isinstance(sampler, InfiniteSampler) and not endless:

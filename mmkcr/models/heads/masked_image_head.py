@@ -16,7 +16,8 @@ class MaskedImageHead(nn.Module):
 
     A 1x1 convolution and a pixel shuffle give pixels, compared by L1, on the
     masked ones, with the image normalised by the mean and standard deviation of
-    the window around each pixel.
+    the window around each pixel. Of a batch of images of several sizes, as detectors have it, what
+    was added below and to the right of an image is neither masked nor seen.
 
     Args:
         in_channels (int): Width of the tokens.
@@ -54,74 +55,109 @@ class MaskedImageHead(nn.Module):
         self.decoder = nn.Sequential(
             nn.Conv2d(in_channels, image_channels * patch_size**2, 1), nn.PixelShuffle(patch_size))
 
-    def draw(self, batch: int, image_size: Sequence[int], generator: torch.Generator) -> Tensor:
-        """Masked patches of every image, as many of each.
+    def draw(self, batch: int, grid: Sequence[int], generator: torch.Generator,
+             sizes: Optional[Tensor] = None) -> Tensor:
+        """Masked patches of every image, the same share of each.
 
         Drawn for the batches of all ranks, whose samples interleave, so that
         several processes mask what one would.
 
         Args:
             batch (int): Images of this rank.
-            image_size (Sequence[int]): (H, W).
+            grid (Sequence[int]): Rows and columns of patches.
             generator (torch.Generator): A CPU generator, in the same state on
                 every rank.
+            sizes (Tensor, optional): Height and width of every image, shape (batch, 2). Defaults
+                to None: all of the grid is image.
 
         Returns:
-            Tensor: Boolean, shape (batch, H / patch_size, W / patch_size).
+            Tensor: Boolean, shape (batch, rows, columns).
         """
-        rows, columns = (side // self.patch_size for side in image_size)
+        rows, columns = grid
         rank, ranks = get_dist_info()
         order = torch.rand(batch * ranks, rows * columns, generator=generator)[rank::ranks]
-        count = max(1, round(self.mask_ratio * rows * columns)) if self.mask_ratio > 0 else 0
-        return (order.argsort(1).argsort(1) < count).view(batch, rows, columns)
+        inside = torch.ones(batch, rows * columns, dtype=torch.bool) if sizes is None else \
+            _inside(sizes.cpu(), grid, self.patch_size).flatten(1)
+        counts = [max(1, round(self.mask_ratio * patches)) if self.mask_ratio > 0 else 0
+                  for patches in inside.sum(1).tolist()]
+        ranked = order.masked_fill(~inside, 2.).argsort(1).argsort(1)
+        return (ranked < torch.tensor(counts)[:, None]).view(batch, rows, columns)
 
-    def hide(self, tokens: Tensor, hw: Sequence[int], mask: Tensor) -> Tensor:
+    def hide(self, tokens: Tensor, hw: Sequence[int], mask: Tensor, finer: int = 1) -> Tensor:
         """Put the mask token in place of masked tokens.
 
         Args:
             tokens (Tensor): Shape (B, N, C), the last h * w of N tokens in rows.
-            hw (Sequence[int]): h and w, multiples of the mask's sides.
+            hw (Sequence[int]): h and w.
             mask (Tensor): Of :meth:`draw`.
+            finer (int): Tokens along a side of a patch. Defaults to 1.
         """
-        fine = F.interpolate(mask[:, None].float(), size=tuple(hw), mode='nearest').flatten(1) > 0
+        fine = _spread(mask, finer, hw).flatten(1)
         extra = tokens.shape[1] - fine.shape[1]
         fine = F.pad(fine, (extra, 0)).to(tokens.device)
         return torch.where(fine[..., None], self.mask_token.to(tokens.dtype), tokens)
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Images less the mean, over the standard deviation, of the window around each pixel."""
-        mean = self._average(images)
-        variance = (self._average(images.square()) - mean.square()).clamp(min=0)
+    def normalised(self, images: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+        """Images less the mean, over the standard deviation, of the window around each pixel.
+
+        Args:
+            images (Tensor): Shape (B, C, H, W).
+            inside (Tensor, optional): 1 where there is image and 0 elsewhere, (B, 1, H, W).
+                Defaults to None: everywhere.
+        """
+        if inside is None:
+            inside = images.new_ones(1, 1, *images.shape[-2:])
+        mean = self._average(images, inside)
+        variance = (self._average(images.square(), inside) - mean.square()).clamp(min=0)
         return (images - mean) / (variance + 1e-6).sqrt()
 
-    def _average(self, x: Tensor) -> Tensor:
+    def _average(self, x: Tensor, inside: Tensor) -> Tensor:
         """Mean of the window around each pixel, as far as it lies inside.
 
         From sums of 1, 2, 4, ... neighbours, rows first: 20 additions a pixel for a window of 47,
         where ``avg_pool2d`` takes 94 and a ``cumsum`` is not deterministic on a GPU.
         """
-        inside = x.new_ones(1, 1, *x.shape[-2:])
+        x = x * inside
         for dim in (-2, -1):
             x, inside = (_window_sums(y, self.window, dim) for y in (x, inside))
-        return x / inside
+        return x / inside.clamp(min=1)
 
-    def forward(self, features: Tensor, images: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, features: Tensor, images: Tensor, mask: Tensor,
+                sizes: Optional[Tensor] = None) -> Tensor:
         """L1 of the masked pixels.
 
         Args:
             features (Tensor): Shape (B, in_channels, h, w), one entry a patch.
             images (Tensor): Shape (B, image_channels, H, W).
             mask (Tensor): Shape (B, h, w).
+            sizes (Tensor, optional): As of :meth:`draw`.
 
         Returns:
             Tensor: Mean over masked pixels and channels, a scalar.
         """
-        pixels = mask.to(features.device).repeat_interleave(self.patch_size, 1)
-        pixels = pixels.repeat_interleave(self.patch_size, 2)[:, None].to(features.dtype)
-        size = pixels.shape[-2:]
-        target = self.normalised(images.float())[..., :size[0], :size[1]]
-        error = (self.decoder(features).float() - target).abs() * pixels
+        inside = None if sizes is None else _inside(
+            sizes.to(images.device), images.shape[-2:], 1)[:, None].float()
+        pixels = _spread(mask.to(features.device), self.patch_size, images.shape[-2:])[:, None]
+        height, width = pixels.shape[-2:]
+        pixels = pixels.to(features.dtype)
+        if inside is not None:
+            pixels = pixels * inside[..., :height, :width].to(features.dtype)
+        target = self.normalised(images.float(), inside)[..., :height, :width]
+        decoded = self.decoder(features)[..., :height, :width]
+        error = (decoded.float() - target).abs() * pixels
         return error.sum() / (pixels.sum() * images.shape[1]).clamp(min=1)
+
+
+def _inside(sizes: Tensor, grid: Sequence[int], unit: int) -> Tensor:
+    """Entries (B, rows, columns) of a grid that begin within their image of the sizes (B, 2)."""
+    rows, columns = (torch.arange(side, device=sizes.device) * unit for side in grid)
+    return (rows[:, None] < sizes[:, 0, None, None]) & (columns < sizes[:, 1, None, None])
+
+
+def _spread(mask: Tensor, times: int, size: Sequence[int]) -> Tensor:
+    """Every entry of a mask (B, h, w) as a square of that many, at most of a size."""
+    fine = mask.repeat_interleave(times, 1).repeat_interleave(times, 2)
+    return fine[:, :size[0], :size[1]]
 
 
 def _window_sums(x: Tensor, window: int, dim: int) -> Tensor:

@@ -47,9 +47,15 @@ class MaskedSearchModel(SearchModel):
         self.reconstruction = None if reconstruction is None else MODELS.build(
             dict(type='mmkcr.MaskedImageHead', **reconstruction))
         if self.reconstruction is not None:
+            backbone = find_backbone(self.architecture)
+            if not hasattr(backbone, 'last_norm'):  # of Swin it is there with the last output
+                outputs = list(getattr(backbone, 'out_indices', ()))
+                raise ValueError(
+                    'expected an `OFBVisionTransformer`, or an `OFBSwinTransformer` that gives its '
+                    f'last output, for a `reconstruction`, found `{type(backbone).__name__}` with '
+                    f'`out_indices={outputs}`')
             search_space(self.architecture).attach_axis(
-                find_backbone(self.architecture).embedding_site,
-                Axis(self.reconstruction, 'mask_token', folds=True))
+                backbone.embedding_site, Axis(self.reconstruction, 'mask_token', folds=True))
 
     def forward(self,
                 inputs: Tensor,
@@ -62,11 +68,12 @@ class MaskedSearchModel(SearchModel):
         self.macs_model(tuple(inputs.shape[1:]))  # counted, if it is to be, without a mask
         seed, step = self._noise_state
         generator = torch.Generator().manual_seed(seed * 2**31 + step)
-        mask = head.draw(len(inputs), inputs.shape[-2:], generator)
-        with self._masked(mask) as seen:
+        sizes = _image_sizes(inputs, data_samples)
+        with self._masked(generator, sizes) as seen:
             losses = super().forward(inputs, data_samples, mode)
+        mask = seen['mask']
         features = find_backbone(self.architecture).token_map(seen['tokens'], mask.shape[1:])
-        error = head(features, inputs, mask)
+        error = head(features, inputs, mask, sizes)
         losses['loss_reconstruction'] = error * self._balance(seen['losses'], error)
         losses['reconstruction_error'] = error.detach()
         return losses
@@ -86,17 +93,23 @@ class MaskedSearchModel(SearchModel):
         return self.reconstruction_weight * sizes[0] / sizes[1].clamp(min=1e-6)
 
     @contextmanager
-    def _masked(self, mask: Tensor) -> Iterator[Dict]:
-        """Hide tokens in the forward within the block; catch tokens and task losses."""
+    def _masked(self, generator: torch.Generator, sizes: Optional[Tensor]) -> Iterator[Dict]:
+        """Hide tokens in the forward within the block; catch mask, tokens and task losses."""
         head, backbone, seen = self.reconstruction, find_backbone(self.architecture), {}
+        # patches are as many as the last tokens, which stages of Swin round up
+        finer = max(1, head.patch_size // backbone.patch_embed.projection.stride[0])
 
         def embedded(_: Any, __: Any, out: tuple) -> tuple:
             tokens, seen['hw'] = out
-            return (head.hide(tokens, seen['hw'], mask) if head.keep_position else tokens,
-                    seen['hw'])
+            seen['mask'] = head.draw(len(tokens), [-(-side // finer) for side in seen['hw']],
+                                     generator, sizes)
+            return (hidden(tokens) if head.keep_position else tokens, seen['hw'])
+
+        def hidden(tokens: Tensor) -> Tensor:
+            return head.hide(tokens, seen['hw'], seen['mask'], finer)
 
         def positioned(_: Any, args: tuple) -> tuple:
-            return (head.hide(args[0], seen['hw'], mask), )
+            return (hidden(args[0]), )
 
         with ExitStack() as stack:
             def attach(handle: Any) -> None:
@@ -110,3 +123,14 @@ class MaskedSearchModel(SearchModel):
             attach(self.architecture.register_forward_hook(
                 lambda _, __, out: seen.update(losses=dict(out))))
             yield seen
+
+
+def _image_sizes(inputs: Tensor, data_samples: Optional[List]) -> Optional[Tensor]:
+    """Height and width (B, 2) of images of a batch that were padded to one size; None if none was.
+
+    Only the hosts' own padding is known (``pad_shape``), which is below and to the right.
+    """
+    if not data_samples or not all('pad_shape' in sample for sample in data_samples):
+        return None
+    sizes = torch.tensor([sample.img_shape[:2] for sample in data_samples])
+    return None if (sizes == torch.tensor(inputs.shape[-2:])).all() else sizes

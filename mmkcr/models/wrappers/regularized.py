@@ -8,6 +8,7 @@ import torch
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
+from mmkcr.models.utils import is_dense_task
 from mmkcr.registry import MODELS
 from .feature_tap import FeatureTap, feature_width
 
@@ -46,6 +47,9 @@ class RegularizedModel(BaseModel):
         data_preprocessor (dict, optional): Given to the task model if it has
             none.
         init_cfg (dict, optional): See ``BaseModule``.
+
+    Raises:
+        ValueError: A regulariser that needs one label an image, around a detector or segmentor.
     """
 
     def __init__(self,
@@ -63,17 +67,23 @@ class RegularizedModel(BaseModel):
         self.architecture = architecture
         self.feature_layer = feature_layer
         self.regularizers = nn.ModuleDict(
-            {name: self._built(config) for name, config in (regularizers or {}).items()})
+            {name: self._built(name, config) for name, config in (regularizers or {}).items()})
         for term in self.regularizers.values():
             if hasattr(term, 'bind'):
                 term.bind(architecture)
         self._register_state_dict_hook(self._strip_prefix)
         self._register_load_state_dict_pre_hook(self._add_prefix)
 
-    def _built(self, config: Mapping[str, Any]) -> nn.Module:
+    def _built(self, name: str, config: Mapping[str, Any]) -> nn.Module:
         """A regulariser; where the width of its features is asked for and not said, it is found."""
         config = dict(config)
-        asked = inspect.signature(MODELS.get(config['type'])).parameters
+        cls = MODELS.get(config['type'])
+        if getattr(cls, 'needs_labels', False) and is_dense_task(self.architecture):
+            raise ValueError(
+                f'expected a task with one label an image for the regulariser `{name}` '
+                f'(`{cls.__name__}`), found `{type(self.architecture).__name__}`, whose images '
+                'have many: leave it out')
+        asked = inspect.signature(cls).parameters
         if 'num_features' in asked and config.get('num_features') is None:
             layer = config.get('feature_layer', self.feature_layer)
             config['num_features'] = feature_width(self.architecture, layer)

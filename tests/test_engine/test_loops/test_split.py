@@ -6,10 +6,11 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmengine.dataset import DefaultSampler
+from mmengine.dataset import BaseDataset, DefaultSampler, RepeatDataset
 
 from mmkcr.datasets import DatasetPart
 from mmkcr.engine.loops import CycledSampler, split_indices
+from mmkcr.engine.loops.split import sample_sources
 
 
 @given(st.integers(2, 300), st.floats(0.01, 0.99), st.integers(0, 2**31))
@@ -39,6 +40,21 @@ def test_fraction_out_of_range(fraction):
 def test_empty_search_set(total):
     with pytest.raises(ValueError, match=f'two parts, found {total} samples'):
         split_indices(total, 0.3, 0)
+
+
+class Numbers(BaseDataset):
+    def load_data_list(self):
+        return [dict(number=number) for number in range(20)]
+
+
+def test_no_sample_of_a_repeated_data_set_is_in_both_parts():
+    repeated = RepeatDataset(Numbers(), 6)
+    sources = sample_sources(repeated)
+    assert [repeated.get_data_info(index)['number'] for index in range(120)] == list(sources)
+    parts = split_indices(120, 0.3, 0, sources)
+    assert [len(part) for part in parts] == [84, 36] and sorted(sum(parts, [])) == list(range(120))
+    weights, architecture = ({sources[index] for index in part} for part in parts)
+    assert not weights & architecture
 
 
 @settings(deadline=None)

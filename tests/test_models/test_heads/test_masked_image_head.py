@@ -14,8 +14,9 @@ from mmkcr.registry import MODELS
 SHAPE = (3, 32, 32)
 
 
-def draw(head, batch=4, size=(32, 48), seed=0):
-    return head.draw(batch, size, torch.Generator().manual_seed(seed))
+def draw(head, batch=4, size=(32, 48), seed=0, sizes=None):
+    grid = [side // head.patch_size for side in size]
+    return head.draw(batch, grid, torch.Generator().manual_seed(seed), sizes)
 
 
 @settings(max_examples=20, deadline=None)
@@ -60,8 +61,21 @@ def test_normalised_targets_and_loss_equal_plain_numpy(window):
 def test_hides_tokens_on_finer_grids_and_leaves_extra_tokens():
     head = MaskedImageHead(4, patch_size=8)
     head.mask_token.data.fill_(1.)
-    hidden = head.hide(torch.zeros(1, 9, 4), (2, 4), torch.tensor([[[True, False]]]))[0, :, 0]
+    hidden = head.hide(torch.zeros(1, 9, 4), (2, 4), torch.tensor([[[True, False]]]), 2)[0, :, 0]
     assert hidden.tolist() == [0, 1, 1, 0, 0, 1, 1, 0, 0]
+
+
+def test_an_image_that_is_padded_in_a_batch_is_as_it_is_alone():
+    head = MaskedImageHead(4, patch_size=4, window=5, mask_ratio=0.5)
+    images, features = torch.randn(2, 3, 16, 16), torch.randn(2, 4, 4, 4)
+    sizes = torch.tensor([[7, 12], [16, 16]])
+    mask = draw(head, 2, (16, 16), 0, sizes)
+    assert mask.sum((1, 2)).tolist() == [3, 8]  # of 2 x 3 and of 4 x 4 patches
+    assert not mask[0, 2:].any() and not mask[0, :, 3:].any()
+    padded = head(features[:1], images[:1], mask[:1], sizes[:1])
+    alone = head(features[:1, :, :2, :3], images[:1, :, :7, :12], mask[:1, :2, :3])
+    torch.testing.assert_close(padded, alone)
+    assert torch.equal(mask[1:], draw(head, 2, (16, 16), 0)[1:])
 
 
 def searching(end_when_decided=True, **reconstruction):
