@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.functional.refit import refit
-from mmkcr.functional.stream import stream_losses
+from mmkcr.functional.stream import stream_basis, stream_losses
 from mmkcr.models.calibration import (
     Forward,
     ReaderMoments,
@@ -74,8 +74,10 @@ class CompressOptions:
             from moments, as if positions of an image were independent. Defaults to 4.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show how far it is. Defaults to True.
-        refit (str): What readers get: ``'least-squares'``, or for controls ``'mean'`` (the bias
-            alone takes the means) or ``'none'``. Defaults to ``'least-squares'``.
+        refit (str): What readers get: ``'least-squares'``, or for controls ``'readers'`` (they
+            alone are refitted: kernels in the place of heads and queries stay as they are),
+            ``'mean'`` (the bias alone takes the means) or ``'none'``. Defaults to
+            ``'least-squares'``.
         choose (Callable, optional): For controls: takes a site, the moments of its first reader
             and a generator, and gives an order of its units in the place of the closed form's.
             Defaults to None.
@@ -108,8 +110,8 @@ class SiteProfile:
         rotated (dict[str, Tensor]): Weights in which the units are meant, by their path in the
             host, where they are others than the network's: see
             :mod:`mmkcr.models.head_rotation`. Defaults to none.
-        stream (Tensor, optional): Of a residual stream that is turned into the basis of its size:
-            the moment that gives the basis, see :mod:`mmkcr.models.stream_rotation`.
+        stream (Tensor, optional): Of a residual stream in whose basis the units are meant: the
+            basis, (D, D), see :mod:`mmkcr.models.stream_rotation`.
     """
 
     order: UnitOrder
@@ -207,7 +209,8 @@ def _of_stream(name: str, site: Embedding, moment: Tensor,
     total = sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
     losses = stream_losses(moment).cpu()
     losses = total * losses / losses[0].clamp(min=1e-30)
-    return SiteProfile(UnitOrder(torch.arange(site.total), losses, ()), losses, stream=moment)
+    return SiteProfile(UnitOrder(torch.arange(site.total), losses, ()), losses,
+                       stream=stream_basis(moment))
 
 
 def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments],
@@ -304,6 +307,8 @@ def _by_rotation(order: UnitOrder, rotation: HeadRotation) -> SiteProfile:
     return SiteProfile(order, losses, rotation.state)
 
 
+#: What :attr:`CompressOptions.refit` may be.
+REFITS = ('least-squares', 'readers', 'mean', 'none')
 #: Shares of a site's units at which its loss is measured.
 PROBES = (0.25, 0.5, 0.75)
 #: Most bytes of changed weights that are tried in one pass.
@@ -313,13 +318,10 @@ _AT_ONCE = 2**30
 def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfile],
              inputs: Mapping[str, Moments], others: Mapping[str, Any],
              batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
-    """Scale the sites' losses to what some sizes do to the outputs, in place.
-
-    Between the sizes that are measured the factor is interpolated in its logarithm.
-    """
+    """Scale the sites' losses to what some sizes do to the outputs, in place."""
     # sites are tried a few at a time: a forward of the dense network serves all their changes
     waiting, places = list(space.sites), {
-        name: _probed(site) for name, site in space.sites.items() if site.total > 1}
+        name: probed_sizes(site) for name, site in space.sites.items() if site.total > 1}
     while waiting:
         changes, size = {}, 0
         while waiting and (not changes or size < _AT_ONCE):
@@ -332,16 +334,31 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
         found = output_changes(dense, shown(batches, 'Losses of sizes', settings), forward,
                                changes, settings.logits, settings.seed) if changes else {}
         for name, measured in found.items():
-            # moments give the curve's shape; what is measured corrects its size
-            losses = profiles[name].losses
-            factors = (measured / losses[places[name]].clamp(min=1e-30)).clamp(min=1e-30).log()
-            factor = np.interp(np.arange(len(losses)), places[name], factors.numpy())
-            scaled = losses * torch.from_numpy(factor).exp()
-            profiles[name].losses = scaled.flip(0).cummax(0).values.flip(0)  # never grows with k
+            profiles[name].losses = scaled_losses(
+                profiles[name].losses, dict(zip(places[name], measured.tolist())))
 
 
-def _probed(site: HostSite) -> List[int]:
-    """The sizes of a site at which its loss is measured."""
+def scaled_losses(losses: Tensor, measured: Mapping[int, float]) -> Tensor:
+    """Losses whose shape is that of a curve, and whose size is what is measured.
+
+    Between the sizes that are measured the factor is interpolated in its logarithm.
+
+    Args:
+        losses (Tensor): With the first k units, k = 0 … total, fp64.
+        measured (Mapping[int, float]): By size, ascending.
+
+    Returns:
+        Tensor: As ``losses``; never more with more units.
+    """
+    places, found = list(measured), torch.tensor(list(measured.values()), dtype=torch.float64)
+    factors = (found / losses[places].clamp(min=1e-30)).clamp(min=1e-30).log()
+    factor = np.interp(np.arange(len(losses)), places, factors.numpy())
+    scaled = losses * torch.from_numpy(factor).exp()
+    return scaled.flip(0).cummax(0).values.flip(0)
+
+
+def probed_sizes(site: HostSite) -> List[int]:
+    """The sizes of a site at which its loss is measured, ascending."""
     count = site.total // site.rows
     if site.operators():  # none may be kept
         return sorted({0, *(round(share * count) for share in PROBES)} - {count})

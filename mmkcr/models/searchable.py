@@ -28,6 +28,7 @@ from mmkcr.core.order import chosen_structure
 from mmkcr.registry import MODELS
 from .backbone_loading import (
     check_state,
+    load_outside_of_any,
     load_pretrained,
     renamed_keys,
     split_pretrained,
@@ -84,6 +85,8 @@ class SearchSpace:
         if structure is not None:
             loaded, self.rungs = chosen_structure(structure)
             self._take_structure(loaded, configs)
+            if any(isinstance(site, Embedding) for site in self._sites.values()) and self.rungs:
+                load_outside_of_any(self)
         if configs:
             self._add_gates(configs)
         host.search_space = self

@@ -83,7 +83,7 @@ def turns(model: nn.Module, site: Embedding, batch: Any, forward: Forward) -> bo
         expected = flat_tensors(forward(model, batch))
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(site.total, site.total, generator=generator, dtype=torch.float64)
-        turn_stream(site, stream_basis(noise @ noise.T, site.total).to(layers[0].weight.device))
+        turn_stream(site, stream_basis(noise @ noise.T).to(layers[0].weight.device))
         found = flat_tensors(forward(model, batch))
         for parameter, value in before:
             parameter.copy_(value)
@@ -118,13 +118,13 @@ def normed_moments(sites: Mapping[str, Embedding], rows: int) -> Iterator[Dict[s
         yield found
 
 
-def turned_changes(site: Embedding, moment: Tensor, inputs: Mapping[str, Moments],
+def turned_changes(site: Embedding, basis: Tensor, inputs: Mapping[str, Moments],
                    counts: Sequence[int], rho: float) -> List[WeightChange]:
     """What the readers of a turned stream lose with some numbers of channels, refitted.
 
     Args:
         site (Embedding): Of a dense network that is not turned.
-        moment (Tensor): Of :func:`normed_moments`.
+        basis (Tensor): Of :func:`~mmkcr.functional.stream.stream_basis`.
         inputs (Mapping[str, Moments]): Of the readers' inputs, by path.
         counts (Sequence[int]): Numbers of channels.
         rho (float): Relative ridge.
@@ -134,14 +134,15 @@ def turned_changes(site: Embedding, moment: Tensor, inputs: Mapping[str, Moments
     changes = []
     for reader in readers(site):
         layer, found = site.module(reader.path), inputs[reader.path]
-        weight, factors = weight_matrix(layer), norms[reader.path].to(moment)
+        weight, factors = weight_matrix(layer), norms[reader.path].to(basis)
         factors = torch.where(factors.abs() < 1e-6, 1e-6, factors)
         deltas = []
         for count in counts:
-            basis = stream_basis(moment, max(count, 2))[:, :count]
-            mixing = (basis / factors[:, None]).T
-            prior = (weight.to(moment) * factors) @ basis
+            first = basis[:, :max(count, 2)]
+            first = first - first.mean(1, keepdim=True)  # as the norm over them does
+            mixing = (first / factors[:, None]).T
+            prior = (weight.to(basis) * factors) @ first
             new = refit_mixed(weight, None, found.covariance, found.mean, mixing, prior, rho)[0]
-            deltas.append((new.to(moment) @ mixing - weight.to(moment)).to(weight))
+            deltas.append((new.to(basis) @ mixing - weight.to(basis)).to(weight))
         changes.append(WeightChange(layer, found.mean, torch.stack(deltas)))
     return changes
