@@ -49,7 +49,9 @@ from mmkcr.models.sites.embedding import Embedding
 from mmkcr.models.sites.head_operator import HeadOperatorSite
 from mmkcr.models.sites.heads import HeadChannels
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
-from mmkcr.models.stream_rotation import normed_moments, turned_changes, turns
+from mmkcr.models.stream_losses import NarrowStream, stream_loss
+from mmkcr.models.stream_losses import turned as turned_stream
+from mmkcr.models.stream_rotation import normed_moments, turns
 from mmkcr.visualization.progress import shown as progress_bar
 
 
@@ -187,9 +189,9 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         with ExitStack() as stack:
             for one in kernels.values():
                 stack.enter_context(one)
-            _measure(dense, space, profiles, inputs, {
-                **turned, **kernels, **{name: profiles[name].stream for name in streams}},
+            _measure(dense, space, profiles, inputs, {**turned, **kernels},
                      batches[-settings.probe_batches:], forward, settings)
+        _measure_streams(dense, space, profiles, batches, forward, settings)
     return profiles
 
 
@@ -318,10 +320,14 @@ _AT_ONCE = 2**30
 def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfile],
              inputs: Mapping[str, Moments], others: Mapping[str, Any],
              batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
-    """Scale the sites' losses to what some sizes do to the outputs, in place."""
+    """Scale the sites' losses to what some sizes do to the outputs, in place.
+
+    Between the sizes that are measured the factor is interpolated in its logarithm.
+    """
     # sites are tried a few at a time: a forward of the dense network serves all their changes
     waiting, places = list(space.sites), {
-        name: probed_sizes(site) for name, site in space.sites.items() if site.total > 1}
+        name: _probed(site) for name, site in space.sites.items()
+        if site.total > 1 and not isinstance(site, Embedding)}
     while waiting:
         changes, size = {}, 0
         while waiting and (not changes or size < _AT_ONCE):
@@ -334,31 +340,37 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
         found = output_changes(dense, shown(batches, 'Losses of sizes', settings), forward,
                                changes, settings.logits, settings.seed) if changes else {}
         for name, measured in found.items():
-            profiles[name].losses = scaled_losses(
-                profiles[name].losses, dict(zip(places[name], measured.tolist())))
+            _scale(profiles[name], places[name], measured)
 
 
-def scaled_losses(losses: Tensor, measured: Mapping[int, float]) -> Tensor:
-    """Losses whose shape is that of a curve, and whose size is what is measured.
+def _measure_streams(dense: nn.Module, space: SearchSpace, profiles: Mapping[str, SiteProfile],
+                     batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
+    """The same for residual streams, whose readers also see other norms."""
+    trials = [(name, size) for name, site in space.sites.items()
+              if isinstance(site, Embedding) and site.total > 1 for size in _probed(site)]
+    found: Dict[str, Dict[int, float]] = {}
+    for name, size in shown(trials, 'Losses of widths', settings) if trials else ():
+        site, profile = space.sites[name], profiles[name]
+        with turned_stream(dense, site, profile.stream):
+            kept = profile.order.order[:size].sort().values
+            found.setdefault(name, {})[size] = stream_loss(
+                NarrowStream(dense, site, kept, forward), batches,
+                batches[-settings.probe_batches:], settings.logits, settings.rows,
+                settings.per_unit[0], settings.least_batches, settings.rho, settings.seed)
+    for name, losses in found.items():
+        _scale(profiles[name], list(losses), torch.tensor(list(losses.values())).double())
 
-    Between the sizes that are measured the factor is interpolated in its logarithm.
 
-    Args:
-        losses (Tensor): With the first k units, k = 0 … total, fp64.
-        measured (Mapping[int, float]): By size, ascending.
-
-    Returns:
-        Tensor: As ``losses``; never more with more units.
-    """
-    places, found = list(measured), torch.tensor(list(measured.values()), dtype=torch.float64)
-    factors = (found / losses[places].clamp(min=1e-30)).clamp(min=1e-30).log()
-    factor = np.interp(np.arange(len(losses)), places, factors.numpy())
-    scaled = losses * torch.from_numpy(factor).exp()
-    return scaled.flip(0).cummax(0).values.flip(0)
+def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
+    """Moments give the shape of a curve of losses; what is measured corrects its size."""
+    factors = (measured / profile.losses[places].clamp(min=1e-30)).clamp(min=1e-30).log()
+    factor = np.interp(np.arange(len(profile.losses)), places, factors.numpy())
+    scaled = profile.losses * torch.from_numpy(factor).exp()
+    profile.losses = scaled.flip(0).cummax(0).values.flip(0)  # never grows with k
 
 
-def probed_sizes(site: HostSite) -> List[int]:
-    """The sizes of a site at which its loss is measured, ascending."""
+def _probed(site: HostSite) -> List[int]:
+    """The sizes of a site at which its loss is measured."""
     count = site.total // site.rows
     if site.operators():  # none may be kept
         return sorted({0, *(round(share * count) for share in PROBES)} - {count})
@@ -367,15 +379,12 @@ def probed_sizes(site: HostSite) -> List[int]:
 
 
 def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
-             inputs: Mapping[str, Moments], other: Union[TurnedMoments, HeadKernels, Tensor, None],
+             inputs: Mapping[str, Moments], other: Union[TurnedMoments, HeadKernels, None],
              rho: float) -> List[WeightChange]:
     """What refits to some numbers of units change in the weights of a site's readers."""
     kept = [order.order[:count].sort().values for count in counts]
     if isinstance(other, HeadKernels):
         return [other.change(kept)]
-    if isinstance(other, Tensor):
-        found = {reader.path: inputs[f'{name}:{reader.path}'] for reader in readers(site)}
-        return turned_changes(site, other, found, counts, rho)
     changes = []
     for reader in readers(site):
         layer, moments = site.module(reader.path), inputs[f'{name}:{reader.path}']

@@ -2,7 +2,7 @@
 
 import re
 import weakref
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
@@ -173,16 +173,25 @@ def _take_outside(space: 'SearchSpace', name: str, state_dict: Dict[str, Tensor]
         state_dict[f'{prefix}{key[len(start):]}'] = state_dict[key]
 
 
-def load_outside_of_any(space: 'SearchSpace') -> None:
-    """See :func:`load_outside`; of the module that the backbone is made a part of first."""
-    host = weakref.ref(space.host)
+#: Backbones that are no part of another module yet.
+_ALONE: 'weakref.WeakSet[nn.Module]' = weakref.WeakSet()
 
+
+def await_parent(host: nn.Module) -> None:
+    """See :func:`load_outside`; for the module that a backbone is made a part of first."""
+    _ALONE.add(host)
+    _watch_registrations()
+
+
+@lru_cache(maxsize=None)
+def _watch_registrations() -> None:
+    """Once for all: a hook that is removed while hooks run breaks those of others."""
     def look(parent: nn.Module, name: str, child: Optional[nn.Module]) -> None:
-        if child is not None and child is host():
-            handle.remove()
-            load_outside(space, parent, name)
+        if child in _ALONE:
+            _ALONE.discard(child)
+            load_outside(child.search_space, parent, name)
 
-    handle = register_module_module_registration_hook(look)
+    register_module_module_registration_hook(look)
 
 
 def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:

@@ -27,8 +27,8 @@ from mmkcr.core import (
 from mmkcr.core.order import chosen_structure
 from mmkcr.registry import MODELS
 from .backbone_loading import (
+    await_parent,
     check_state,
-    load_outside_of_any,
     load_pretrained,
     renamed_keys,
     split_pretrained,
@@ -86,7 +86,7 @@ class SearchSpace:
             loaded, self.rungs = chosen_structure(structure)
             self._take_structure(loaded, configs)
             if any(isinstance(site, Embedding) for site in self._sites.values()) and self.rungs:
-                load_outside_of_any(self)
+                await_parent(host)
         if configs:
             self._add_gates(configs)
         host.search_space = self
