@@ -2,22 +2,23 @@
 
 A block is refitted towards what the dense network's gives. So it fits beside blocks of another
 budget, too, and between two budgets there is a network for every block that goes from the one to
-the next. Only blocks are exchanged: no weights are touched.
+the next. Only blocks are exchanged: no weights are touched. A residual stream is part of every
+block: there is nothing between two budgets whose streams have other widths.
 """
 
 import copy
 import dataclasses
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, Order, parse_target
 from mmkcr.core.order import Step, steps_between
-from mmkcr.models.backbone_loading import RUNGS
+from mmkcr.models.backbone_loading import OUTSIDE, RUNGS, load_outside
 from mmkcr.models.calibration import Forward, block_of
-from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.utils import search_space
+from mmkcr.models.sites.base import HostSite, KindConfig
+from mmkcr.models.sites.embedding import Embedding
 from .compress import CompressResult, compress, macs_model, searched
 from .compress_progress import CompressProgress
 from .share_out import check_reach
@@ -51,6 +52,9 @@ class BudgetsResult:
         space = searched(network, self.order.backbone['sites'])
         space.rungs = self.order.origins(step)
         space.slice_to(self.order.structure(step))
+        parent, name = _place(network, space.host)
+        if name:
+            load_outside(space, network.get_submodule(parent), name)
         network.load_state_dict(self.state)
         return network
 
@@ -77,15 +81,11 @@ def compress_budgets(model: nn.Module,
         done (Sequence[CompressProgress], optional): One for every target. Defaults to None.
 
     Raises:
-        ValueError: As of :func:`compress`; or no targets, or two alike.
+        ValueError: As of :func:`compress`; no targets, or two alike; or a residual stream that
+            layers read which are not beside the backbone.
     """
     dense = copy.deepcopy(model)
     space = searched(dense, sites)
-    alone = next((name for name, site in space.sites.items()
-                  if site.kind in ('head_operator', 'embedding')), None)
-    if alone is not None:
-        raise ValueError('expected kinds of site that change nothing but their own block to '
-                         f'compress for many budgets, found `{alone}`')
     macs = macs_model(dense, space, input_shape, part)
     limits = [parse_target(target, macs.dense) for target in targets]
     if not limits or len(set(limits)) < len(limits):
@@ -97,33 +97,66 @@ def compress_budgets(model: nn.Module,
         profiles = results[0].profiles if results else None
         results.append(compress(model, images, limits[place], sites, input_shape, part, forward,
                                 held_out, profiles, done[place] if done else None, **options))
-    path = next(path for path, module in dense.named_modules() if module is space.host)
-    hosts = [search_space(result.model).host.state_dict() for result in results]
-    changed = _changed(space.host.state_dict(), hosts)
-    blocks = _blocks(list(space.sites), {key for keys in changed for key in keys})
-    prefix = f'{path}.' if path else ''
-    state = dict(model.state_dict())
-    for rung, (keys, own) in enumerate(zip(changed, hosts), 1):
-        state.update({f'{prefix}{RUNGS}{rung}.{key}': own[key] for key in keys})
+    parent, name = _place(dense, space.host)
+    prefix = f'{parent}.{name}.'.lstrip('.') if name else ''
+    before = dict(model.state_dict())
+    changed = [_changed(before, result.model.state_dict(), prefix, parent) for result in results]
+    blocks = _blocks(space.sites, {key for keys in changed for key in keys})
+    state = {**before, **{f'{prefix}{RUNGS}{rung}.{key}': value
+                          for rung, own in enumerate(changed, 1) for key, value in own.items()}}
     order = _order(results, blocks, [limits[place] for place in places], macs)
     return BudgetsResult(order, state, results, macs)
 
 
-def _changed(dense: Mapping[str, Tensor],
-             hosts: Sequence[Mapping[str, Tensor]]) -> List[List[str]]:
-    """Keys by budget whose tensors are not the dense backbone's."""
-    return [[key for key, value in own.items() if isinstance(value, Tensor) and not (
-        key in dense and value.shape == dense[key].shape and torch.equal(value, dense[key]))]
-        for own in hosts]
+def _place(model: nn.Module, host: nn.Module) -> Tuple[str, str]:
+    """Path of the module that a host is part of, and the host's name in it; '' for the model."""
+    path = next(path for path, module in model.named_modules() if module is host)
+    parent, _, name = path.rpartition('.')
+    return parent, name
 
 
-def _blocks(sites: Sequence[str], changed: Collection[str]) -> Dict[str, List[str]]:
-    """Sites by the block whose weights they change; one for all where a block is not enough."""
+def _changed(dense: Mapping[str, Tensor], slim: Mapping[str, Tensor], prefix: str,
+             parent: str) -> Dict[str, Tensor]:
+    """Tensors of a network that are not the dense one's, by their key in the backbone.
+
+    Those of layers behind it are by :data:`OUTSIDE` and their key in the module that it is part of.
+
+    Args:
+        dense (Mapping[str, Tensor]): Of the dense model.
+        slim (Mapping[str, Tensor]): Of the slim one.
+        prefix (str): Of the backbone's keys.
+        parent (str): Path of that module.
+
+    Raises:
+        ValueError: One is in none of both.
+    """
+    found, beside = {}, f'{parent}.' if parent else ''
+    for key, value in slim.items():
+        if not isinstance(value, Tensor) or key in dense and value.shape == dense[key].shape and \
+                torch.equal(value, dense[key]):
+            continue
+        if not key.startswith((prefix, beside)):
+            raise ValueError('expected layers beside the backbone that read its residual width to '
+                             f'compress for many budgets, found `{key.rpartition(".")[0]}`')
+        found[key[len(prefix):] if key.startswith(prefix) else
+              f'{OUTSIDE}{key[len(beside):]}'] = value
+    return found
+
+
+def _blocks(sites: Mapping[str, HostSite], changed: Collection[str]) -> Dict[str, List[str]]:
+    """Sites by the block whose weights they change; one for all where a block is not enough.
+
+    A residual stream changes all blocks and what is between them; the latter is the block ''.
+    """
+    streams = [name for name, site in sites.items() if isinstance(site, Embedding)]
     blocks: Dict[str, List[str]] = {}
     for name in sites:
-        blocks.setdefault(block_of(name.rpartition('.')[0]), []).append(name)
+        if name not in streams:
+            blocks.setdefault(block_of(name.rpartition('.')[0]), []).append(name)
     inside = tuple(f'{block}.' for block in blocks)
     apart = not any(a != b and b.startswith(a) for a in inside for b in inside)
+    if apart and streams:
+        return {'': streams, **blocks}
     if apart and all(key.startswith(inside) for key in changed):
         return blocks
     return {'': list(sites)}
@@ -138,9 +171,11 @@ def _order(results: Sequence[CompressResult], blocks: Mapping[str, List[str]],
                 if key in first.macs}
     if 'backbone' in first.macs:
         recorded['rest'] = first.macs['subnet'] - first.macs['backbone']
+    operators = {name: site.operator for result in results
+                 for name, site in result.structure.sites.items() if site.operator}
     return Order(
         first.backbone, {name: profiles[name].order.order.tolist() for name in totals},
         dict(blocks), rungs,
         steps_between(blocks, rungs, [macs.dense, *limits],
                       {name: profile.losses.tolist() for name, profile in profiles.items()}, macs),
-        recorded, first.method)
+        recorded, first.method, operators=operators)

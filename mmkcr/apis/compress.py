@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.evaluation.complexity import ComplexityTap
-from mmkcr.functional.stream import stream_basis
 from mmkcr.models.calibration import Forward, flat_tensors
 from mmkcr.models.costs import cost_model
 from mmkcr.models.head_rotation import take_weights
@@ -31,7 +30,7 @@ from mmkcr.models.whole import HeldBatches, whole_outputs
 from .compress_progress import CompressProgress
 from .refit_blocks import refit_along
 from .share_out import check_reach, share_out
-from .site_profiles import CompressOptions, SiteProfile, profile_sites
+from .site_profiles import REFITS, CompressOptions, SiteProfile, profile_sites
 from .slim import note_backbone_macs
 
 #: Kinds whose units can be chosen and refitted.
@@ -123,9 +122,8 @@ def compress(model: nn.Module,
         >>> result.model(images)
     """
     settings = CompressOptions(**options)
-    if settings.refit not in ('least-squares', 'mean', 'none'):
-        raise ValueError("expected `refit` 'least-squares', 'mean' or 'none', found "
-                         f'{settings.refit!r}')
+    if settings.refit not in REFITS:
+        raise ValueError(f'expected `refit` of {list(REFITS)}, found {settings.refit!r}')
     if scope not in SCOPES:
         raise ValueError(f'expected `scope` of {list(SCOPES)}, found {scope!r}')
     if scope == 'model' and latency is not None:
@@ -161,10 +159,8 @@ def compress(model: nn.Module,
     sizes = share_out(space, profiles, budget, wanted, settings)
     for name, profile in profiles.items():
         if profile.stream is not None and sizes[name] < space.sites[name].total:
-            # Q with Q^T 1 = 1 is made for one width (SPEC 9), so it waits for the allocation
-            basis = stream_basis(profile.stream, max(sizes[name], 2))
             for own in (whole, space):
-                turn_stream(own.sites[name], basis)
+                turn_stream(own.sites[name], profile.stream)
     structure = space.structure_for(
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'

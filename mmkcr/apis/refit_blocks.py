@@ -215,7 +215,7 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
     """
     old, new = ({path: run.module(path) for path in layers} for run in runs)
     scale = None
-    if block is not None and len(layers) == 1 and settings.refit == 'least-squares':
+    if block is not None and len(layers) == 1 and settings.refit in ('least-squares', 'readers'):
         (path, layer), = old.items()
         scale = added_last(runs[0], block, layer)
         if scale is not None and layers[path] is not None:

@@ -1,7 +1,7 @@
 """How many units every site keeps under a budget: least loss, and a budget that is used."""
 
 import math
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.latency import useful_sizes
 from mmkcr.models.searchable import SearchSpace
 from mmkcr.models.sites.base import HostSite
+from mmkcr.models.sites.embedding import Embedding
 from .site_profiles import CompressOptions, SiteProfile
 
 #: Share of a budget that an allocation uses at least where the sites' sizes allow it.
@@ -48,8 +49,9 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
               settings: CompressOptions) -> Dict[str, int]:
     """Sizes of all sites with the least sum of losses within the budget.
 
-    Costs of a site are taken at the other sites' sizes of the round before, until nothing changes:
-    they depend on each other where sites meet in one product.
+    Costs depend on each other where sites meet in one product. A residual stream is in all
+    products, so its widths are tried and the rest is shared out for each of them: coarsely first,
+    then beside the best.
 
     Args:
         space (SearchSpace): Of the dense backbone.
@@ -66,10 +68,56 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
     """
     check_reach(space, macs, target, settings)
     offered = {name: size_options(site, settings) for name, site in space.sites.items()}
-    sizes = {name: site.total for name, site in space.sites.items()}
     if settings.uniform:
         return uniform_sizes(offered, macs, target)
     losses = {name: profiles[name].losses for name in offered}
+    streams = [name for name, site in space.sites.items() if isinstance(site, Embedding)]
+    best = _shared(offered, losses, macs, target)
+    tried: Dict[Tuple[int, ...], Dict[str, int]] = {}
+
+    def within(widths: Mapping[str, int]) -> Dict[str, int]:
+        """What is best with streams of these widths."""
+        key = tuple(widths.values())
+        if key not in tried:
+            fixed = {**offered, **{name: [width] for name, width in widths.items()}}
+            least = {name: options[0] for name, options in fixed.items()}
+            tried[key] = _shared(fixed, losses, macs, target) if macs(least) <= target else best
+        return tried[key]
+
+    def better(widths: Iterable[Mapping[str, int]]) -> Dict[str, int]:
+        return min([best, *map(within, widths)], key=lambda sizes: _lost(sizes, losses))
+
+    if streams:
+        best = better([{name: offered[name][-1] for name in streams}])  # as if there were none
+    changed = bool(streams)
+    while changed:
+        before = best
+        for name in streams:
+            options = offered[name]
+            step = -(-len(options) // 8)
+            near = range(len(options) - 1, -1, -step)
+            while True:
+                best = better({**{other: best[other] for other in streams}, name: options[place]}
+                              for place in near)
+                if step == 1:
+                    break
+                step, place = -(-step // 2), options.index(best[name])
+                near = [place + side for side in (-step, step) if 0 <= place + side < len(options)]
+        changed = best != before
+    return best
+
+
+def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
+    return sum(float(losses[name][size]) for name, size in sizes.items())
+
+
+def _shared(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor], macs: CostModel,
+            target: int) -> Dict[str, int]:
+    """Sizes of those on offer with the least sum of losses within a budget that can be met.
+
+    Costs of a site are taken at the other sites' sizes of the round before, until nothing changes.
+    """
+    sizes = {name: options[-1] for name, options in offered.items()}
     best, least = uniform_sizes(offered, macs, target), math.inf
     for _ in range(20):
         curves = {}
@@ -84,7 +132,7 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes
         chosen = fitted_sizes(chosen, offered, losses, macs, target)
-        lost = sum(float(losses[name][size]) for name, size in chosen.items())
+        lost = _lost(chosen, losses)
         if lost >= least and chosen == sizes:
             break
         if lost < least:
@@ -109,9 +157,6 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
         macs (CostModel): Of the sites' sizes.
         target (int): Most cost.
     """
-    def lost(sizes: Mapping[str, int]) -> float:
-        return sum(float(losses[name][size]) for name, size in sizes.items())
-
     def moves(sizes: Mapping[str, int], step: int) -> List[Tuple[float, str, int]]:
         now, found = macs(sizes), []
         for name, options in offered.items():
@@ -142,7 +187,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
         fuller = [other for other in others if macs(other) > macs(sizes)]
         if not fuller:
             break
-        sizes = min(fuller, key=lambda other: (macs(other) < FILLED * target, lost(other)))
+        sizes = min(fuller, key=lambda other: (macs(other) < FILLED * target, _lost(other, losses)))
     return sizes
 
 

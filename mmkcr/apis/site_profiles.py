@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.functional.refit import refit
-from mmkcr.functional.stream import stream_losses
+from mmkcr.functional.stream import stream_basis, stream_losses
 from mmkcr.models.calibration import (
     Forward,
     ReaderMoments,
@@ -49,7 +49,9 @@ from mmkcr.models.sites.embedding import Embedding
 from mmkcr.models.sites.head_operator import HeadOperatorSite
 from mmkcr.models.sites.heads import HeadChannels
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
-from mmkcr.models.stream_rotation import normed_moments, turned_changes, turns
+from mmkcr.models.stream_losses import NarrowStream, stream_loss
+from mmkcr.models.stream_losses import turned as turned_stream
+from mmkcr.models.stream_rotation import normed_moments, turns
 from mmkcr.visualization.progress import shown as progress_bar
 
 
@@ -74,8 +76,10 @@ class CompressOptions:
             from moments, as if positions of an image were independent. Defaults to 4.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show how far it is. Defaults to True.
-        refit (str): What readers get: ``'least-squares'``, or for controls ``'mean'`` (the bias
-            alone takes the means) or ``'none'``. Defaults to ``'least-squares'``.
+        refit (str): What readers get: ``'least-squares'``, or for controls ``'readers'`` (they
+            alone are refitted: kernels in the place of heads and queries stay as they are),
+            ``'mean'`` (the bias alone takes the means) or ``'none'``. Defaults to
+            ``'least-squares'``.
         choose (Callable, optional): For controls: takes a site, the moments of its first reader
             and a generator, and gives an order of its units in the place of the closed form's.
             Defaults to None.
@@ -108,8 +112,8 @@ class SiteProfile:
         rotated (dict[str, Tensor]): Weights in which the units are meant, by their path in the
             host, where they are others than the network's: see
             :mod:`mmkcr.models.head_rotation`. Defaults to none.
-        stream (Tensor, optional): Of a residual stream that is turned into the basis of its size:
-            the moment that gives the basis, see :mod:`mmkcr.models.stream_rotation`.
+        stream (Tensor, optional): Of a residual stream in whose basis the units are meant: the
+            basis, (D, D), see :mod:`mmkcr.models.stream_rotation`.
     """
 
     order: UnitOrder
@@ -185,9 +189,9 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         with ExitStack() as stack:
             for one in kernels.values():
                 stack.enter_context(one)
-            _measure(dense, space, profiles, inputs, {
-                **turned, **kernels, **{name: profiles[name].stream for name in streams}},
+            _measure(dense, space, profiles, inputs, {**turned, **kernels},
                      batches[-settings.probe_batches:], forward, settings)
+        _measure_streams(dense, space, profiles, batches, forward, settings)
     return profiles
 
 
@@ -207,7 +211,8 @@ def _of_stream(name: str, site: Embedding, moment: Tensor,
     total = sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
     losses = stream_losses(moment).cpu()
     losses = total * losses / losses[0].clamp(min=1e-30)
-    return SiteProfile(UnitOrder(torch.arange(site.total), losses, ()), losses, stream=moment)
+    return SiteProfile(UnitOrder(torch.arange(site.total), losses, ()), losses,
+                       stream=stream_basis(moment))
 
 
 def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments],
@@ -304,6 +309,8 @@ def _by_rotation(order: UnitOrder, rotation: HeadRotation) -> SiteProfile:
     return SiteProfile(order, losses, rotation.state)
 
 
+#: What :attr:`CompressOptions.refit` may be.
+REFITS = ('least-squares', 'readers', 'mean', 'none')
 #: Shares of a site's units at which its loss is measured.
 PROBES = (0.25, 0.5, 0.75)
 #: Most bytes of changed weights that are tried in one pass.
@@ -319,7 +326,8 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
     """
     # sites are tried a few at a time: a forward of the dense network serves all their changes
     waiting, places = list(space.sites), {
-        name: _probed(site) for name, site in space.sites.items() if site.total > 1}
+        name: _probed(site) for name, site in space.sites.items()
+        if site.total > 1 and not isinstance(site, Embedding)}
     while waiting:
         changes, size = {}, 0
         while waiting and (not changes or size < _AT_ONCE):
@@ -332,12 +340,33 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
         found = output_changes(dense, shown(batches, 'Losses of sizes', settings), forward,
                                changes, settings.logits, settings.seed) if changes else {}
         for name, measured in found.items():
-            # moments give the curve's shape; what is measured corrects its size
-            losses = profiles[name].losses
-            factors = (measured / losses[places[name]].clamp(min=1e-30)).clamp(min=1e-30).log()
-            factor = np.interp(np.arange(len(losses)), places[name], factors.numpy())
-            scaled = losses * torch.from_numpy(factor).exp()
-            profiles[name].losses = scaled.flip(0).cummax(0).values.flip(0)  # never grows with k
+            _scale(profiles[name], places[name], measured)
+
+
+def _measure_streams(dense: nn.Module, space: SearchSpace, profiles: Mapping[str, SiteProfile],
+                     batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
+    """The same for residual streams, whose readers also see other norms."""
+    trials = [(name, size) for name, site in space.sites.items()
+              if isinstance(site, Embedding) and site.total > 1 for size in _probed(site)]
+    found: Dict[str, Dict[int, float]] = {}
+    for name, size in shown(trials, 'Losses of widths', settings) if trials else ():
+        site, profile = space.sites[name], profiles[name]
+        with turned_stream(dense, site, profile.stream):
+            kept = profile.order.order[:size].sort().values
+            found.setdefault(name, {})[size] = stream_loss(
+                NarrowStream(dense, site, kept, forward), batches,
+                batches[-settings.probe_batches:], settings.logits, settings.rows,
+                settings.per_unit[0], settings.least_batches, settings.rho, settings.seed)
+    for name, losses in found.items():
+        _scale(profiles[name], list(losses), torch.tensor(list(losses.values())).double())
+
+
+def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
+    """Moments give the shape of a curve of losses; what is measured corrects its size."""
+    factors = (measured / profile.losses[places].clamp(min=1e-30)).clamp(min=1e-30).log()
+    factor = np.interp(np.arange(len(profile.losses)), places, factors.numpy())
+    scaled = profile.losses * torch.from_numpy(factor).exp()
+    profile.losses = scaled.flip(0).cummax(0).values.flip(0)  # never grows with k
 
 
 def _probed(site: HostSite) -> List[int]:
@@ -350,15 +379,12 @@ def _probed(site: HostSite) -> List[int]:
 
 
 def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
-             inputs: Mapping[str, Moments], other: Union[TurnedMoments, HeadKernels, Tensor, None],
+             inputs: Mapping[str, Moments], other: Union[TurnedMoments, HeadKernels, None],
              rho: float) -> List[WeightChange]:
     """What refits to some numbers of units change in the weights of a site's readers."""
     kept = [order.order[:count].sort().values for count in counts]
     if isinstance(other, HeadKernels):
         return [other.change(kept)]
-    if isinstance(other, Tensor):
-        found = {reader.path: inputs[f'{name}:{reader.path}'] for reader in readers(site)}
-        return turned_changes(site, other, found, counts, rho)
     changes = []
     for reader in readers(site):
         layer, moments = site.module(reader.path), inputs[f'{name}:{reader.path}']

@@ -44,6 +44,8 @@ class Order:
         method (str): As of :class:`Structure`. Defaults to ''.
         provenance (dict): As there.
         format_version (int): Of this file format.
+        operators (dict[str, str]): What computes the units that are not kept, by site; such a site
+            may keep none. Defaults to none: they are removed.
     """
 
     backbone: Dict[str, Any]
@@ -55,6 +57,7 @@ class Order:
     method: str = ''
     provenance: Dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+    operators: Dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Union[str, Path]) -> 'Order':
@@ -66,7 +69,7 @@ class Order:
         """
         data, where = read_json(Path(path), 'an order'), f'`{path}`'
         names = list(cls.__dataclass_fields__)
-        if not isinstance(data, Mapping) or set(data) != set(names):
+        if not isinstance(data, Mapping) or set(data) | {'operators'} != set(names):
             found = sorted(data) if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(f'expected an order with the keys {sorted(names)}, found '
                              f'{str(found):.200} in {where}')
@@ -93,7 +96,8 @@ class Order:
             raise ValueError('there is no network in it')
         for sizes in self.rungs:
             if set(sizes) != set(self.orders) or any(
-                    not isinstance(size, int) or not 1 <= size <= len(self.orders[name])
+                    not isinstance(size, int)
+                    or not (name not in self.operators) <= size <= len(self.orders[name])
                     for name, size in sizes.items()):
                 raise ValueError('a rung does not fit the sites')
         for step in self.steps:
@@ -155,7 +159,8 @@ class Order:
             macs['part'] = self.macs['part']
         elif 'rest' in self.macs:
             macs['backbone'] = step.macs - self.macs['rest']
-        sites = {name: dict(total=len(units), kept=sorted(units[:sizes[name]]))
+        sites = {name: dict(total=len(units), kept=sorted(units[:sizes[name]]), operator=None
+                            if sizes[name] == len(units) else self.operators.get(name))
                  for name, units in self.orders.items()}
         return Structure.load(dict(format_version=1, backbone=self.backbone, sites=sites,
                                    method=self.method, macs=macs, provenance=self.provenance))
@@ -192,7 +197,7 @@ def chosen_structure(source: Any) -> Tuple[Structure, Dict[str, int]]:
 
 def steps_between(blocks: Mapping[str, Sequence[str]], rungs: Sequence[Mapping[str, int]],
                   targets: Sequence[int], losses: Mapping[str, Sequence[float]],
-                  macs: Callable[[Mapping[str, int]], int]) -> List[Step]:
+                  macs: Callable[[Mapping[str, int]], int], shared: str = '') -> List[Step]:
     """Networks from rung to rung, one block after the other, the least loss for its MACs first.
 
     Args:
@@ -202,6 +207,8 @@ def steps_between(blocks: Mapping[str, Sequence[str]], rungs: Sequence[Mapping[s
             lower one's, so that this target gives this rung.
         losses (Mapping[str, Sequence[float]]): Of every site with its first k units.
         macs (Callable): Of the sizes of all sites.
+        shared (str): The block of what all others share. Between rungs in which it has other sizes
+            there is nothing. Defaults to ''.
     """
     steps = [Step(int(macs(rungs[0])), [0] * len(blocks))]
     for rung in range(1, len(rungs)):
@@ -213,7 +220,8 @@ def steps_between(blocks: Mapping[str, Sequence[str]], rungs: Sequence[Mapping[s
             ratios[block] = float(lost) / saved if saved > 0 else float('inf')
         # every prefix of the blocks that move down is a network of its own
         moved: List[str] = []
-        for block in sorted(blocks, key=ratios.get):
+        alike = all(high[name] == low[name] for name in blocks.get(shared, ()))
+        for block in sorted(blocks, key=ratios.get) if alike else ():
             moved.append(block)
             sizes = {**high, **{name: low[name] for own in moved for name in blocks[own]}}
             cost = int(macs(sizes))

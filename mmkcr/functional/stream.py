@@ -4,45 +4,32 @@ Between layer norms that are followed by linear maps a stream may be turned by a
 with ``Q^T 1 = 1``: ``LN(Q^T x) = Q^T LN(x)`` but for the affine part, which folds into the maps.
 Then the network computes what it did. What is kept of a narrower stream are the first r channels;
 a norm over these takes their own mean, so they must hold the best r - 1 directions of mean 0
-whatever their mean is: the bases here are made for one r.
+whatever their mean is. Helmert's matrix gives a basis that does it for every r at once.
 """
 
 import torch
 from torch import Tensor
 
 
-def stream_basis(moment: Tensor, width: int) -> Tensor:
+def stream_basis(moment: Tensor) -> Tensor:
     """An orthogonal Q, ``Q^T 1 = 1``, whose first channels hold the best directions.
 
-    Of the D - 1 directions of mean 0 the best are those of the largest eigenvalues. The first
-    ``width`` channels of ``Q^T x``, less their mean, are the best ``width - 1``.
+    Of the D - 1 directions of mean 0 the best are those of the largest eigenvalues. The first r
+    channels of ``Q^T x``, less their mean, are the best r - 1, **for every r from 2 to D**: the
+    directions after them are the same in all these channels, so they are part of the mean.
 
     Args:
         moment (Tensor): Second moment of the stream, (D, D), not centred over tokens: best the
             mean over all norms of that of their outputs before the affine part, in which no depth
             outweighs another.
-        width (int): r, from 2 to D.
 
     Returns:
         Tensor: Q, shape (D, D), fp64.
-
-    Raises:
-        ValueError: The width is out of its range.
     """
-    full, moment = len(moment), moment.double()
-    if not 2 <= width <= full:
-        raise ValueError(f'expected a width within 2 and {full}, found {width}')
-    plane = _mean_zero(full).to(moment)
+    moment = moment.double()
+    plane = _mean_zero(len(moment)).to(moment)
     directions = plane @ torch.linalg.eigh(plane.T @ moment @ plane).eigenvectors.flip(-1)
-    even = moment.new_full((full, full), 1 / full)  # the mean stays the mean
-    first = directions[:, :width - 1] @ _mean_zero(width).to(moment).T
-    if width == full:
-        return first + even
-    rest = directions[:, width - 1:-1] @ _mean_zero(full - width).to(moment).T
-    # the worst direction shifts the first channels against the others
-    shift = torch.cat([moment.new_full((width, ), ((full - width) / (width * full))**0.5),
-                       moment.new_full((full - width, ), -(width / ((full - width) * full))**0.5)])
-    return torch.cat([first, rest], 1) + torch.outer(directions[:, -1], shift) + even
+    return directions @ plane.T + 1 / len(moment)  # the mean stays the mean
 
 
 def stream_losses(moment: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
 """Strict loading: a state_dict fits a backbone whole or is refused."""
 
 import re
+import weakref
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 from mmengine.model import PretrainedInit, update_init_info
 from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from mmkcr.core import check_finite_state
 from mmkcr.core.added import added_layers
@@ -120,6 +123,8 @@ def renamed_keys(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: st
 
 #: Where the weights of an order's rungs are in a state_dict: ``rungs.<rung>.<key>``.
 RUNGS = 'rungs.'
+#: Before the key of a layer behind the backbone, in the module that the backbone is part of.
+OUTSIDE = '/'
 
 
 def take_rungs(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
@@ -138,13 +143,55 @@ def take_rungs(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str)
     if not keys or space.structure is not None and not space.rungs:
         return
     stored = {key[len(start):]: state_dict.pop(key) for key in keys}
-    for block, rung in space.rungs.items():
-        within = f'{rung}.{block}.' if block else f'{rung}.'
-        for key, value in stored.items():
-            if key.startswith(within):
-                state_dict[f'{prefix}{key[len(f"{rung}."):]}'] = value
+    for key, value in stored.items():
+        rung, _, name = key.partition('.')
+        # what is in no block is in the block ''
+        block = next((one for one in space.rungs if one and name.startswith(f'{one}.')), '')
+        if str(space.rungs.get(block)) == rung and not name.startswith(OUTSIDE):
+            state_dict[f'{prefix}{name}'] = value
     for site in space.structure.sites if space.rungs else ():
         state_dict.setdefault(f'{prefix}{site}.kept', space.host.get_buffer(f'{site}.kept'))
+
+
+def load_outside(space: 'SearchSpace', parent: nn.Module, name: str) -> None:
+    """Let a module give its other layers the weights of the rung that its backbone is from.
+
+    Layers that read a residual stream behind the backbone are refitted for each of its widths.
+
+    Args:
+        space (SearchSpace): Of the backbone.
+        parent (nn.Module): That it is part of.
+        name (str): Of the backbone in it.
+    """
+    parent._register_load_state_dict_pre_hook(partial(_take_outside, space, name))
+
+
+def _take_outside(space: 'SearchSpace', name: str, state_dict: Dict[str, Tensor], prefix: str,
+                  *_: Any) -> None:
+    start = f'{prefix}{name}.{RUNGS}{space.rungs.get("")}.{OUTSIDE}'
+    for key in [key for key in state_dict if key.startswith(start)]:
+        state_dict[f'{prefix}{key[len(start):]}'] = state_dict[key]
+
+
+#: Backbones that are no part of another module yet.
+_ALONE: 'weakref.WeakSet[nn.Module]' = weakref.WeakSet()
+
+
+def await_parent(host: nn.Module) -> None:
+    """See :func:`load_outside`; for the module that a backbone is made a part of first."""
+    _ALONE.add(host)
+    _watch_registrations()
+
+
+@lru_cache(maxsize=None)
+def _watch_registrations() -> None:
+    """Once for all: a hook that is removed while hooks run breaks those of others."""
+    def look(parent: nn.Module, name: str, child: Optional[nn.Module]) -> None:
+        if child in _ALONE:
+            _ALONE.discard(child)
+            load_outside(child.search_space, parent, name)
+
+    register_module_module_registration_hook(look)
 
 
 def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:

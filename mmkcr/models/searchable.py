@@ -27,6 +27,7 @@ from mmkcr.core import (
 from mmkcr.core.order import chosen_structure
 from mmkcr.registry import MODELS
 from .backbone_loading import (
+    await_parent,
     check_state,
     load_pretrained,
     renamed_keys,
@@ -84,6 +85,8 @@ class SearchSpace:
         if structure is not None:
             loaded, self.rungs = chosen_structure(structure)
             self._take_structure(loaded, configs)
+            if any(isinstance(site, Embedding) for site in self._sites.values()) and self.rungs:
+                await_parent(host)
         if configs:
             self._add_gates(configs)
         host.search_space = self

@@ -5,24 +5,15 @@ layers behind the backbone that read it; the network computes what it did.
 """
 
 from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Dict, Iterator, List, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.refit import refit_mixed
 from mmkcr.functional.stream import stream_basis
-from .calibration import (
-    Forward,
-    WeightChange,
-    flat_tensors,
-    pick,
-    readers,
-    set_weights,
-    weight_matrix,
-)
+from .calibration import Forward, flat_tensors, pick, set_weights, weight_matrix
 from .sites.embedding import Embedding
 
 
@@ -83,7 +74,7 @@ def turns(model: nn.Module, site: Embedding, batch: Any, forward: Forward) -> bo
         expected = flat_tensors(forward(model, batch))
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(site.total, site.total, generator=generator, dtype=torch.float64)
-        turn_stream(site, stream_basis(noise @ noise.T, site.total).to(layers[0].weight.device))
+        turn_stream(site, stream_basis(noise @ noise.T).to(layers[0].weight.device))
         found = flat_tensors(forward(model, batch))
         for parameter, value in before:
             parameter.copy_(value)
@@ -116,32 +107,3 @@ def normed_moments(sites: Mapping[str, Embedding], rows: int) -> Iterator[Dict[s
                 handle = site.host.get_submodule(path).register_forward_hook(take)
                 stack.callback(handle.remove)
         yield found
-
-
-def turned_changes(site: Embedding, moment: Tensor, inputs: Mapping[str, Moments],
-                   counts: Sequence[int], rho: float) -> List[WeightChange]:
-    """What the readers of a turned stream lose with some numbers of channels, refitted.
-
-    Args:
-        site (Embedding): Of a dense network that is not turned.
-        moment (Tensor): Of :func:`normed_moments`.
-        inputs (Mapping[str, Moments]): Of the readers' inputs, by path.
-        counts (Sequence[int]): Numbers of channels.
-        rho (float): Relative ridge.
-    """
-    norms = {path: site.host.get_submodule(norm).weight.detach()
-             for norm, paths in readers_of_norms(site).items() for path in paths}
-    changes = []
-    for reader in readers(site):
-        layer, found = site.module(reader.path), inputs[reader.path]
-        weight, factors = weight_matrix(layer), norms[reader.path].to(moment)
-        factors = torch.where(factors.abs() < 1e-6, 1e-6, factors)
-        deltas = []
-        for count in counts:
-            basis = stream_basis(moment, max(count, 2))[:, :count]
-            mixing = (basis / factors[:, None]).T
-            prior = (weight.to(moment) * factors) @ basis
-            new = refit_mixed(weight, None, found.covariance, found.mean, mixing, prior, rho)[0]
-            deltas.append((new.to(moment) @ mixing - weight.to(moment)).to(weight))
-        changes.append(WeightChange(layer, found.mean, torch.stack(deltas)))
-    return changes

@@ -133,10 +133,14 @@ def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path,
 
 
 def test_one_file_for_all_budgets(load_tool, data, tmp_path, capsys):
-    """The config chooses; the host's own build and strict loading do the rest."""
+    """The config chooses; the host's own build and strict loading do the rest.
+
+    Also of the head, which reads a stream whose width is part of the choice.
+    """
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
     out = tmp_path / 'out'
     load_tool('compress').main([DIGITS, checkpoint, '--order', '80%', '50%', '--images', '16',
+                                '--sites', 'embedding', 'mlp_hidden', '--uniform',
                                 '--out', str(out), *data])
     assert 'networks from' in capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
@@ -150,6 +154,7 @@ def test_one_file_for_all_budgets(load_tool, data, tmp_path, capsys):
         load_checkpoint(model, str(moved / 'order.pth'), strict=True)
         macs = model.backbone.search_space.structure.macs
         assert count_macs(model, macs['input_shape']) == macs['subnet'] <= share * macs['dense']
+        assert torch.equal(model.head.fc.weight, dense['head.fc.weight']) == (share == 1)
     state = model.state_dict()
     assert all(torch.equal(state[name], value) for name, value in dense.items())
     with pytest.raises(SystemExit):

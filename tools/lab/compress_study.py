@@ -67,7 +67,10 @@ VARIANTS: Mapping[str, Variant] = dict(
     weight=Variant('largest weights', dict(uniform=True, choose=by_weight, refit='none')),
     random=Variant('random units', dict(uniform=True, choose=at_random, refit='none')),
     weight_refit=Variant('largest weights, refitted', dict(uniform=True, choose=by_weight)),
-    random_refit=Variant('random units, refitted', dict(uniform=True, choose=at_random)))
+    random_refit=Variant('random units, refitted', dict(uniform=True, choose=at_random)),
+    readers=Variant('shared out, readers refitted alone', dict(refit='readers')),
+    random_readers=Variant('random units, readers refitted alone',
+                           dict(uniform=True, choose=at_random, refit='readers')))
 
 
 class Subject:

@@ -1,0 +1,172 @@
+"""What a network's outputs lose with a narrower residual stream, to first order (SPEC 9).
+
+Norms over fewer channels have other means and deviations, so all that reads the stream sees other
+inputs than the dense network's at the channels that are left. These are computed here as they will
+be: the network runs with narrower norms while all readers give what the dense network's give, so
+that each of them alone sees the narrower stream.
+"""
+
+from contextlib import ExitStack, contextmanager
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmkcr.functional.moments import Moments
+from mmkcr.functional.refit import refit_output
+from .calibration import (
+    Forward,
+    WeightChange,
+    input_rows,
+    output_changes,
+    output_rows,
+    pick,
+    readers,
+    rows_of_a_batch,
+    weight_matrix,
+)
+from .sites.embedding import Embedding
+from .stream_rotation import turn_stream
+
+
+class NarrowStream:
+    """Inputs of all readers of a stream as some of its channels give them.
+
+    Args:
+        model (nn.Module): Dense.
+        site (Embedding): Of its backbone, with its readers behind it.
+        kept (Tensor): Channels.
+        forward (Callable): Takes model and batch.
+    """
+
+    def __init__(self, model: nn.Module, site: Embedding, kept: Tensor, forward: Forward) -> None:
+        self.model, self.kept, self.forward = model, kept, forward
+        self.readers = {reader.path: site.module(reader.path) for reader in readers(site)}
+        paths = {module: path for path, module in site.host.named_modules()}
+        # norms whose output is the stream itself read nothing of it
+        self.norms = {getattr(owner, name): inner
+                      for owner, name, inner in site.view.norms(site.host) if name != 'pre_norm'
+                      and not f'{paths[owner]}.'.startswith(f'{site.path}.')}
+        #: Inputs of the readers by path, of every call of the batch that was run last.
+        self.inputs: Dict[str, List[Tensor]] = {}
+        self.outputs: Dict[str, List[Tensor]] = {}
+
+    @torch.no_grad()
+    def run(self, batch: Any) -> Dict[str, List[Tensor]]:
+        """Look at a batch; the readers' inputs in the dense network are returned."""
+        dense: Dict[str, List[Tensor]] = {}
+        self.inputs, self.outputs = {}, {}
+        with ExitStack() as stack:
+            for path, layer in self.readers.items():
+                stack.callback(layer.register_forward_hook(self._keeper(path, dense)).remove)
+            self.forward(self.model, batch)
+        with ExitStack() as stack:
+            for path, layer in self.readers.items():
+                stack.callback(layer.register_forward_hook(self._replacer(path)).remove)
+            for norm in self.norms:
+                stack.callback(norm.register_forward_hook(self._narrowed).remove)
+            self.forward(self.model, batch)
+        return dense
+
+    def _keeper(self, path: str, inputs: Dict[str, List[Tensor]]) -> Any:
+        def keep(_: nn.Module, args: tuple, out: Tensor) -> None:
+            inputs.setdefault(path, []).append(args[0])
+            self.outputs.setdefault(path, []).append(out)
+
+        return keep
+
+    def _replacer(self, path: str) -> Any:
+        def replace(_: nn.Module, args: tuple, out: Tensor) -> Tensor:
+            calls = self.inputs.setdefault(path, [])
+            calls.append(args[0])
+            return self.outputs[path][len(calls) - 1]
+
+        return replace
+
+    def _narrowed(self, norm: nn.LayerNorm, args: tuple, out: Tensor) -> Tensor:
+        inner = torch.arange(self.norms[norm])
+        columns = (self.kept[:, None] * len(inner) + inner).flatten().to(out.device)
+        affine = (None if value is None else value[columns] for value in (norm.weight, norm.bias))
+        found = F.layer_norm(args[0][..., columns], (len(columns), ), *affine, norm.eps)
+        return torch.zeros_like(out).index_copy(-1, columns, found)
+
+    def shown(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Look at batches one by one, each before it is given on."""
+        for batch in batches:
+            self.run(batch)
+            yield batch
+
+    def rows(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Inputs x of a call and what the narrower stream gives in their place, (n, 2 d)."""
+        path = next(path for path, reader in self.readers.items() if reader is layer)
+        return torch.cat([input_rows(layer, x), input_rows(layer, self.inputs[path].pop(0))], 1)
+
+
+def stream_loss(narrow: NarrowStream, batches: Sequence[Any], probes: Sequence[Any],
+                logits: bool, rows: int, enough: float, least: int, rho: float, seed: int) -> float:
+    """Loss of the outputs with all readers refitted, in the unit of :func:`output_changes`.
+
+    Args:
+        narrow (NarrowStream): The channels that are left.
+        batches (Sequence): That readers are refitted on.
+        probes (Sequence): That the loss is measured on.
+        logits (bool): As in :func:`~mmkcr.models.calibration.collect`.
+        rows (int): As there.
+        enough (float): As there.
+        least (int): As there.
+        rho (float): Relative ridge.
+        seed (int): Of the projections.
+    """
+    found = {path: Moments(*weight_matrix(layer).T.shape, name=path, device=layer.weight.device)
+             for path, layer in narrow.readers.items()}
+    means: Dict[str, Any] = dict.fromkeys(found, 0.)
+    generator = torch.Generator().manual_seed(seed)
+    for place, batch in enumerate(batches):
+        if place >= least and all(
+                one.count >= enough * one.num_features for one in found.values()):
+            break
+        dense = narrow.run(batch)
+        for path, layer in narrow.readers.items():
+            before, after = (torch.cat([input_rows(layer, x) for x in calls[path]])
+                             for calls in (dense, narrow.inputs))
+            targets = torch.cat([output_rows(layer, out) for out in narrow.outputs[path]])
+            inputs = found[path].num_features
+            chosen = pick(len(after), rows_of_a_batch(rows, inputs, enough * inputs, least),
+                          generator)
+            if chosen is not None:
+                chosen = chosen.to(after.device)
+                before, after, targets = before[chosen], after[chosen], targets[chosen]
+            found[path].add(after, targets)
+            means[path] = means[path] + before.double().sum(0)
+    changes = []
+    for path, layer in narrow.readers.items():
+        weight, moments = weight_matrix(layer), found[path]
+        new = refit_output(moments, weight, rho)[0]
+        mean = torch.cat([means[path] / moments.count, moments.mean])
+        delta = torch.cat([-weight, new.to(weight)], 1)
+        changes.append(WeightChange(layer, mean, delta[None], narrow.rows))
+    return float(output_changes(narrow.model, narrow.shown(probes), narrow.forward,
+                                dict(stream=changes), logits, seed)['stream'])
+
+
+@contextmanager
+def turned(model: nn.Module, site: Embedding, basis: Optional[Tensor]) -> Iterator[None]:
+    """Within the block a stream is in another basis.
+
+    Args:
+        model (nn.Module): Dense, with the readers behind its backbone.
+        site (Embedding): Of its backbone.
+        basis (Tensor, optional): See :func:`~mmkcr.models.stream_rotation.turn_stream`; None for
+            the network's own.
+    """
+    before = [] if basis is None else [(value, value.detach().clone())
+                                       for value in model.parameters()]
+    try:
+        if basis is not None:
+            turn_stream(site, basis)
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in before:
+                parameter.copy_(value)
