@@ -37,6 +37,7 @@ from mmkcr.apis.count import part_rows
 from mmkcr.apis.finetune import write_finetune_config
 from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
 from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
+from mmkcr.apis.refit_blocks import LEAST_PER_INPUT
 from mmkcr.apis.refit_structure import refit_files
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.int8 import QUANTIZERS
@@ -130,6 +131,13 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> No
     same = f', {agreement["top1"]:.1%} with the same class' if 'top1' in agreement else ''
     print(f'Outputs on held-out calibration images differ by {agreement["error"]:.1%} of their '
           f'size{same}.')
+    few = structure.provenance.get('few_rows')
+    if few:
+        path = max(few, key=lambda name: few[name]['inputs'] / few[name]['rows'])
+        times = LEAST_PER_INPUT * few[path]['inputs'] / few[path]['rows']
+        print(f'Few images: {len(few)} layers saw less than {LEAST_PER_INPUT} rows an input, at '
+              f'worst `{path}` ({few[path]["rows"]} of {few[path]["inputs"]} inputs); '
+              f'{times:.1f} times as many (`--images`) are enough.')
     height, width = structure.macs['input_shape'][1:]
     print(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x {width}.')
     if files.deployed:

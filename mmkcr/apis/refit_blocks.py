@@ -41,6 +41,9 @@ from mmkcr.models.utils import search_space
 from .compress_progress import CompressProgress
 from .site_profiles import CompressOptions, shown
 
+#: Rows for each input of a layer below which a refit is told to be uncertain.
+LEAST_PER_INPUT = 4
+
 
 def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: Sequence[Any],
                 forward: Forward, settings: CompressOptions,
@@ -135,8 +138,12 @@ def _refitted(sites: Sequence[HostSite]) -> Dict[str, nn.Module]:
 
 def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches: Sequence[Any],
             forward: Forward, settings: CompressOptions) -> Sequence[Any]:
-    """As many batches as the refit with the most inputs needs."""
-    needed = settings.least_batches
+    """As many batches as the refit with the most inputs needs.
+
+    Where all of them are few, the structure's provenance says so (``few_rows``): a refit then says
+    more about these images than about others.
+    """
+    needed, few = settings.least_batches, {}
     found = collect(dense, batches[:1], forward, {
         reader.path: site.module(reader.path) for site in space.sites.values()
         for reader in readers(site)}, settings.rows)
@@ -146,6 +153,10 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
             inputs = units * reader.each(site.module(reader.path))
             rows = max(1, found[reader.path].inputs.count)
             needed = max(needed, math.ceil(settings.per_unit[1] * inputs / rows))
+            if units < site.total and rows * len(batches) < LEAST_PER_INPUT * inputs:
+                few[reader.path] = dict(inputs=inputs, rows=rows * len(batches))
+    if few:
+        structure.provenance['few_rows'] = few
     return batches[:needed]
 
 

@@ -116,7 +116,10 @@ def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path,
     load_tool('compress').main([DIGITS, checkpoint, '--target-macs', '50%', '--images', '16',
                                 '--finetune', '2', '--evaluate', '--out', str(tmp_path / 'slim'),
                                 *data])
-    assert ' tuned ' in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert ' tuned ' in printed and 'Few images: ' in printed  # 256 rows of 192 inputs are
+    few = Structure.load(tmp_path / 'slim/structure.json').provenance['few_rows']
+    assert all(0 < layer['rows'] < 4 * layer['inputs'] for layer in few.values())
     config = load_config(tmp_path / 'slim/finetune.py')
     full = load_config(DIGITS)
     assert config.train_cfg.max_epochs == 2 and full.train_cfg.max_epochs > 2
