@@ -57,7 +57,7 @@ def few(scenes, tmp_path):
     return write
 
 
-@pytest.mark.parametrize('method', SEARCHES)
+@pytest.mark.parametrize('method', [pytest.param('dcs', marks=pytest.mark.long), 'ofb'])
 def test_search_slim_and_train(method, run_tool, few):
     search = few('search', SEARCHES[method], MASKED if method == 'ofb' else '')
     run_tool('search', search)
