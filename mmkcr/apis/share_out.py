@@ -1,7 +1,7 @@
 """How many units every site keeps under a budget: least loss, and a budget that is used."""
 
 import math
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor
 
@@ -50,8 +50,8 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
     """Sizes of all sites with the least sum of losses within the budget.
 
     Costs depend on each other where sites meet in one product. A residual stream is in all
-    products, so its widths are tried and the rest is shared out for each of them: coarsely first,
-    then beside the best.
+    products: what costs least at full width is not what costs least at another one, and rounds end
+    where they begin. So its widths are tried, coarsely first, then beside the best.
 
     Args:
         space (SearchSpace): Of the dense backbone.
@@ -71,44 +71,70 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
     if settings.uniform:
         return uniform_sizes(offered, macs, target)
     losses = {name: profiles[name].losses for name in offered}
-    streams = [name for name, site in space.sites.items() if isinstance(site, Embedding)]
     best = _shared(offered, losses, macs, target)
-    tried: Dict[Tuple[int, ...], Dict[str, int]] = {}
-
-    def within(widths: Mapping[str, int]) -> Dict[str, int]:
-        """What is best with streams of these widths."""
-        key = tuple(widths.values())
-        if key not in tried:
-            fixed = {**offered, **{name: [width] for name, width in widths.items()}}
-            least = {name: options[0] for name, options in fixed.items()}
-            tried[key] = _shared(fixed, losses, macs, target) if macs(least) <= target else best
-        return tried[key]
-
-    def better(widths: Iterable[Mapping[str, int]]) -> Dict[str, int]:
-        return min([best, *map(within, widths)], key=lambda sizes: _lost(sizes, losses))
-
+    streams = [name for name, site in space.sites.items() if isinstance(site, Embedding)]
     if streams:
-        best = better([{name: offered[name][-1] for name in streams}])  # as if there were none
-    changed = bool(streams)
-    while changed:
-        before = best
-        for name in streams:
-            options = offered[name]
-            step = -(-len(options) // 8)
-            near = range(len(options) - 1, -1, -step)
-            while True:
-                best = better({**{other: best[other] for other in streams}, name: options[place]}
-                              for place in near)
-                if step == 1:
-                    break
-                step, place = -(-step // 2), options.index(best[name])
-                near = [place + side for side in (-step, step) if 0 <= place + side < len(options)]
-        changed = best != before
+        found = [best]
+        for widths in _widths(streams, offered, losses, macs, target):
+            fixed = {**offered, **{name: [width] for name, width in widths.items()}}
+            found.append(_shared(fixed, losses, macs, target))
+        best = min(found, key=lambda sizes: _lost(sizes, losses))
     return best
 
 
 def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
     return sum(float(losses[name][size]) for name, size in sizes.items())
+
+
+def _widths(streams: Sequence[str], offered: Mapping[str, List[int]], losses: Mapping[str, Tensor],
+            macs: CostModel, target: int) -> List[Dict[str, int]]:
+    """Widths of streams to share the rest out for: the best, and as many channels as there can be.
+
+    One stream after the other, until no other width of one is better.
+    """
+    tried: Dict[Tuple[int, ...], float] = {}
+
+    def lost(widths: Mapping[str, int]) -> float:
+        """With the best of everything else, but for what is left of the budget."""
+        key = tuple(widths.values())
+        if key not in tried:
+            fixed = {**offered, **{name: [width] for name, width in widths.items()}}
+            reached = macs({name: options[0] for name, options in fixed.items()}) <= target
+            tried[key] = _lost(_chosen(
+                {name: options[-1] for name, options in fixed.items()}, fixed, losses, macs,
+                target), losses) if reached else math.inf
+        return tried[key]
+
+    whole = {name: offered[name][-1] for name in streams}
+    best, before = dict(whole), None
+    while best != before:
+        before = dict(best)
+        for name in streams:
+            options = offered[name]
+            step, places = -(-len(options) // 8), range(0, len(options))
+            near = [*places[::-step], 0]
+            while near:
+                best[name] = min((options[place] for place in near),
+                                 key=lambda width: lost({**best, name: width}))
+                place = options.index(best[name])
+                step = -(-step // 2) if step > 1 else 0
+                near = [place + side for side in (0, -step, step)
+                        if step and place + side in places]
+    return [widths for widths in (best, whole) if not math.isinf(lost(widths))]
+
+
+def _chosen(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
+            losses: Mapping[str, Tensor], macs: CostModel, target: int) -> Dict[str, int]:
+    """Sizes with the least sum of losses, costs of each taken at some sizes of the others."""
+    curves = {}
+    for name, options in offered.items():
+        costs = [int(macs({**sizes, name: size})) for size in options]
+        useful = useful_sizes(costs)
+        options, costs = ([values[place] for place in useful] for values in (options, costs))
+        curves[name] = Curve(options, losses[name][options].tolist(),
+                             [cost - costs[0] for cost in costs])
+    floor = macs({name: curve.sizes[0] for name, curve in curves.items()})
+    return allocate(curves, max(target - floor, 0))
 
 
 def _shared(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor], macs: CostModel,
@@ -120,15 +146,7 @@ def _shared(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor], macs
     sizes = {name: options[-1] for name, options in offered.items()}
     best, least = uniform_sizes(offered, macs, target), math.inf
     for _ in range(20):
-        curves = {}
-        for name, options in offered.items():
-            costs = [int(macs({**sizes, name: size})) for size in options]
-            useful = useful_sizes(costs)
-            options, costs = ([values[place] for place in useful] for values in (options, costs))
-            curves[name] = Curve(options, losses[name][options].tolist(),
-                                 [cost - costs[0] for cost in costs])
-        floor = macs({name: curve.sizes[0] for name, curve in curves.items()})
-        chosen = allocate(curves, max(target - floor, 0))
+        chosen = _chosen(sizes, offered, losses, macs, target)
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes
         chosen = fitted_sizes(chosen, offered, losses, macs, target)

@@ -41,6 +41,8 @@ def make_parser() -> Parser:
                         help='such as accuracy/top1, coco/bbox_mAP, mIoU')
     parser.add_argument('--sites', nargs='+', help='kinds of site (those of compress)')
     parser.add_argument('--images', type=int, default=300, help='of calibration (%(default)s)')
+    parser.add_argument('--held-out', type=int, default=0,
+                        help='further images, for the relative error of the outputs (none)')
     parser.add_argument('--batch-size', type=int, default=16, help='of calibration (%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'),
                         help='whose MACs (backbone of a detector or segmentor, else model)')
@@ -76,7 +78,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     for seed, checkpoint in enumerate(args.checkpoints):
         config = load_config(args.config, args.cfg_options)
         subjects.append(Subject(config, checkpoint, args.images, args.batch_size, seed, args.sites,
-                                args.part))
+                                args.part, args.held_out))
     rows = study(subjects, args.variants, args.targets, args.metric,
                  lambda row: print(row, file=sys.stderr))
     cells = [(VARIANTS[row['variant']].label if row['variant'] in VARIANTS else 'dense',

@@ -84,16 +84,20 @@ class Subject:
         seed (int): Of the calibration images. Defaults to 0.
         sites (Sequence[str], optional): Kinds of site. Defaults to those of ``compress``.
         part (str, optional): Whose MACs the budgets are about.
+        held_out (int): Further images, that agreement is measured on. Defaults to 0: the first
+            batch of calibration.
     """
 
     def __init__(self, config: Config, checkpoint: str, images: int, batch_size: int = 16,
                  seed: int = 0, sites: Optional[Sequence[str]] = None,
-                 part: Optional[str] = None) -> None:
+                 part: Optional[str] = None, held_out: int = 0) -> None:
         self.config, self.seed, self.sites, self.part = config, seed, sites, part
         self.model = build_model(config)
         load_weights(self.model, checkpoint)
-        loaded = calibration_images(config, self.model, None, images, batch_size, seed)
-        self.batches = [loaded[place] for place in range(len(loaded))]
+        loaded = calibration_images(config, self.model, None, images + held_out, batch_size, seed)
+        batches = [loaded[place] for place in range(len(loaded))]
+        count = len(batches) - -(-held_out // batch_size)
+        self.batches, self.held_out = batches[:count], batches[count:] or batches[:1]
         self.logits = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
         self.shape = default_shape(config, self.model)
         self._runner: Optional[Runner] = None
@@ -110,16 +114,17 @@ class Subject:
         return self._runner.test()
 
     def run(self, variant: str, target: float) -> Dict[str, float]:
-        """Compress by a variant to a target; metrics and the share of MACs that was reached."""
+        """Compress by a variant to a target; metrics, agreement and the share of MACs reached."""
         options = VARIANTS[variant].options
         key = options.get('choose')
         result = compress(self.model, self.batches, target, self.sites, self.shape, self.part,
-                          task_outputs, held_out=self.batches[:1], logits=self.logits,
+                          task_outputs, held_out=self.held_out, logits=self.logits,
                           progress=False, seed=self.seed, profiles=self._profiles.get(key),
                           **options)
         self._profiles[key] = result.profiles
         macs = result.structure.macs
-        return dict(self.metrics(result.model), macs=macs['subnet'] / macs['dense'])
+        return dict(self.metrics(result.model), macs=macs['subnet'] / macs['dense'],
+                    error=result.agreement['error'])
 
 
 def study(subjects: Sequence[Subject], variants: Sequence[str], targets: Sequence[float],
@@ -141,6 +146,7 @@ def study(subjects: Sequence[Subject], variants: Sequence[str], targets: Sequenc
             found = [subject.run(variant, target) for subject in subjects]
             rows.append(summary(variant, target, [one[metric] for one in found],
                                 statistics.mean(one['macs'] for one in found)))
+            rows[-1]['errors'] = [one['error'] for one in found]
             say(str(rows[-1]))
     return rows
 
