@@ -54,8 +54,9 @@ class Replay(nn.Module):
             return getattr(self.__dict__['_block'][0], name)
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """The outputs of the batch that runs."""
-        return self.outputs[self.cursor[0]]
+        """The outputs of the batch that runs; what follows may change a copy in place."""
+        return _mapped(self.outputs[self.cursor[0]], lambda tensor: tensor.clone()
+                       if tensor.is_contiguous() else tensor)
 
 
 class ResumableForward:
@@ -202,7 +203,8 @@ def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
            last: nn.Module) -> Dict[str, Calls]:
     """First inputs and outputs of some modules in one forward up to ``last``, by call.
 
-    An input that has a name is not seen.
+    An input that has a name is not seen. They are copies: many hosts have an activation in place
+    behind a layer, which would be seen in the layer's outputs.
 
     Args:
         run (ResumableForward): The network.
@@ -216,7 +218,7 @@ def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
         for name, module in modules.items():
             handle = module.register_forward_hook(
                 lambda _, args, out, name=name: found.setdefault(name, []).append(
-                    (args[0] if args else None, out)))
+                    _mapped((args[0] if args else None, out), torch.clone)))
             stack.callback(handle.remove)
         run.run(batch, last)
     return found
