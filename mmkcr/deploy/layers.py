@@ -54,6 +54,14 @@ class TraceableShiftWindowMSA(ShiftWindowMSA):
     get_attn_mask = staticmethod(attention_mask)
 
 
+class HostWindows:
+    """What differs in the windows of mmdet's and mmseg's Swin: a trace freezes their batch."""
+
+    def window_reverse(self, windows: Tensor, height: int, width: int) -> Tensor:
+        """Windows (B * nW, w, w, C) to maps (B, H, W, C)."""
+        return window_reverse(windows, height, width, self.window_size)
+
+
 class TraceablePadding(AdaptivePadding):
     """Padding of a map so that a filter covers it."""
 
@@ -140,6 +148,17 @@ TRACEABLE_AT_ANY_SIZE: Dict[Type[nn.Module], Type[nn.Module]] = {
     AdaptivePadding: TraceablePadding,
     MobileVitBlock: TraceableMobileVitBlock,
 }
+#: The same for layers of libraries that need not be there: what comes before the host's class.
+TRACEABLE_BY_NAME: Dict[str, Type] = {
+    f'{library}.models.backbones.swin.ShiftWindowMSA': HostWindows
+    for library in ('mmdet', 'mmseg')}
+
+
+def _stand_in(kind: Type[nn.Module], dynamic_size: bool) -> Optional[Type[nn.Module]]:
+    mixin = TRACEABLE_BY_NAME.get(f'{kind.__module__}.{kind.__qualname__}')
+    if mixin is not None:
+        return type(f'Traceable{kind.__name__}', (mixin, kind), {})
+    return (TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE).get(kind)
 
 
 def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
@@ -155,5 +174,5 @@ def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
     for name, child in list(module._modules.items()):
         if child is not None:
             module._modules[name] = traceable(child, dynamic_size)
-    found = (TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE).get(type(module))
+    found = _stand_in(type(module), dynamic_size)
     return module if found is None else take_over(found, module)

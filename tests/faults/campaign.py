@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-JOBS = Path(__file__).parents[1] / 'test_engine/train_jobs.py'
+ROOT = Path(__file__).parents[2]
 KILLED = (-9, 128 + 15)  # by SIGKILL; after SIGTERM, when all is saved
 #: Six iterations an epoch, of shipped configs, and few samples to judge by.
 DIGITS = {'train_dataloader.dataset.indices': list(range(0, 1437, 15)),
@@ -101,14 +101,17 @@ class Servers:
     """Processes that have imported everything, each with its own order of hashed strings.
 
     Every job is forked from one of them: from ``server``, or as chance has it. What depends on the
-    order of a set of names is then another run when it is resumed.
+    order of a set of names is then another run when it is resumed. ``root`` is the checkout whose
+    package and jobs are imported.
     """
 
-    def __init__(self, number=2):
+    def __init__(self, number=2, root=ROOT):
+        path = os.pathsep.join(filter(None, (str(root), os.environ.get('PYTHONPATH'))))
         self.processes = [subprocess.Popen(
-            [sys.executable, str(JOBS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
-            env={**os.environ, 'PYTHONHASHSEED': str(seed)}) for seed in range(number)]
+            [sys.executable, f'{root}/tests/test_engine/train_jobs.py'], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, 'PYTHONHASHSEED': str(seed), 'PYTHONPATH': path})
+            for seed in range(number)]
 
     def run(self, job, server=None, seconds=600):
         """Run a job; its exit status. One that takes longer than ``seconds`` is an error."""
@@ -236,7 +239,7 @@ def main():
         counts['files'] = mutations.run(args.files, folder)
         print(json.dumps(counts['files']), flush=True)
     if args.kills:
-        sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
+        sys.path.insert(0, str(ROOT / 'tools'))
         from lab.digits import write_digits
         write_digits(folder / 'digits')
         counts['kills'] = kill_runs(

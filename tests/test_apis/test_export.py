@@ -1,6 +1,7 @@
 """ONNX files: what they compute, at which sizes, and that a wrong one is not left behind."""
 
 import copy
+import importlib
 
 import onnx
 import pytest
@@ -141,6 +142,18 @@ def test_a_backbone_gives_the_same_while_traceable():
         found = traceable(copy.deepcopy(model))
         torch.testing.assert_close(found(x)[0], model(x)[0])
     assert type(found.stages[0].blocks[0].attn) is not type(model.stages[0].blocks[0].attn)
+
+
+@pytest.mark.parametrize('library', ['mmdet', 'mmseg'])
+def test_swin_of_another_host_at_any_batch(library, tmp_path):
+    """What README exports: a trace froze the batch of these windows."""
+    pytest.importorskip('mmcv.ops')
+    swin = importlib.import_module(f'{library}.models.backbones.swin')
+    model = swin.SwinTransformer(embed_dims=8, depths=(2, 1), num_heads=(2, 2), window_size=4,
+                                 strides=(4, 2), out_indices=(1, ))
+    report = export_onnx(model, tmp_path / 'swin.onnx', (3, 36, 32), False)
+    assert {shape[0] for shape in report.errors} == {1, 2, 5}
+    assert max(report.errors.values()) < 1e-5
 
 
 def test_swin_tiny_is_traced_where_every_map_is_padded():

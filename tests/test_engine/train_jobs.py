@@ -17,6 +17,7 @@ import contextlib  # noqa: I001  (mmkcr comes before mmpretrain: it makes torchv
 import json
 import os
 import random
+import runpy
 import signal
 import socket
 import sys
@@ -35,7 +36,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from mmpretrain.models import ClsDataPreprocessor, SelfSupDataPreprocessor
 
-from mmkcr.apis import launch
+from mmkcr.apis import console, launch
 from mmkcr.apis.build import load_config
 from mmkcr.registry import MODELS
 
@@ -408,6 +409,24 @@ def train(job):
         torch.save(buffers, f'{job["work_dir"]}/buffers_{os.environ.get("RANK", 0)}.pth')
 
 
+def run_words(job):
+    """Run ``python FILE ...`` or ``mmkcr ...`` as a shell would."""
+    for number, path in enumerate((os.devnull, f'{job["work_dir"]}/stdout.txt')):
+        os.dup2(os.open(path, os.O_CREAT | (os.O_WRONLY if number else os.O_RDONLY)), number)
+    torch.set_num_threads(1)
+    os.chdir(job['cwd'])
+    program, *sys.argv = job['words']
+    try:
+        if program == 'mmkcr':
+            sys.argv.insert(0, program)
+            console.main()
+        else:
+            sys.path.insert(0, str(Path(sys.argv[0]).parent.resolve()))
+            runpy.run_path(sys.argv[0], run_name='__main__')
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+
+
 def add_kill(runner, job):
     """Let a run end itself where the job says so."""
     if 'kill' in job:
@@ -490,10 +509,10 @@ def _child(job):
     os.dup2(log, 1), os.dup2(log, 2)
     random.seed(), np.random.seed()  # as a process has it that was not forked
     try:
-        train(job)
+        run_words(job) if 'words' in job else train(job)
         os._exit(0)
     except SystemExit as ended:
-        os._exit(ended.code)
+        os._exit(ended.code or 0)
     except BaseException:
         import traceback
         traceback.print_exc()

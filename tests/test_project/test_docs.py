@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from doc_commands import CASES, FENCE, INNER, PAGES, PLACEHOLDER, ROOT, TOOLS
 
 from mmkcr import registry
 from mmkcr.apis import console
@@ -19,46 +20,12 @@ from mmkcr.apis.build import read_config
 from mmkcr.apis.cli import COMMANDS
 from mmkcr.apis.shipped import load_tool
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').rglob('*.md')),
-         *sorted((ROOT / 'configs').glob('*/README.md'))]
-TOOLS = sorted(path for path in (ROOT / 'tools').rglob('*.py')
-               if not {'lab', 'trained'} & {*path.parts})
-FENCE = re.compile(r'^```(\w*)[^\n]*\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r'^\s*((?:[A-Z_]+=\S+\s+)*'
-                     r'(?:python (?:-m \w+|tools/)|bash tools/|mmkcr |make |pip ).*)$')
 FILE = re.compile(r'(?<![\w./-])(?:tests|tools|mmkcr|configs|docs|requirements)/[\w./-]+'
                   r'\.(?:py|md|sh|yml|json|txt|png)\b')
-INNER = re.compile(r'\$\(((?:mmkcr|python tools/)[^)]+)\)')
-PLACEHOLDER = re.compile(r'\$|\b[A-Z]{4,}\b|[*{]')
 
 
 class Parsed(BaseException):
     """The arguments were taken; nothing has run."""
-
-
-def commands_of(path):
-    """Command lines of a page: of its code blocks, also indented ones, and of its code spans."""
-    text = path.read_text().replace('\\\n', ' ')
-    lines = FENCE.sub('', text).splitlines()
-    found = [line for language, block in FENCE.findall(text) if language in ('', 'bash')
-             for line in block.splitlines()]
-    found += [line for line in lines if line.startswith('    ')]
-    found += re.findall(r'`([^`\n]+)`', '\n'.join(line for line in lines if line.strip()))
-    found += [inner for line in found for inner in INNER.findall(line)]
-    return [match[1] for line in found if (match := COMMAND.match(line))]
-
-
-def examples_of(path):
-    """Command lines of the docstring of a tool."""
-    text = (ast.get_docstring(ast.parse(path.read_text())) or '').replace('\\\n', ' ')
-    return [match[1] for line in text.splitlines() if (match := COMMAND.match(line))]
-
-
-CASES = {f'{path.relative_to(ROOT)}:{number}': line for path in PAGES
-         for number, line in enumerate(commands_of(path))}
-CASES.update({f'{path.relative_to(ROOT)}:{number}': line for path in TOOLS
-              for number, line in enumerate(examples_of(path))})
 
 
 def test_commands_were_found():

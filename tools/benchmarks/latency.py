@@ -14,7 +14,7 @@ line of a CSV file that is named by hardware and versions.
 
 Examples:
     python tools/benchmarks/latency.py DENSE_CONFIG SLIM_CONFIG --runtime onnxruntime openvino
-    python tools/benchmarks/latency.py dense.onnx slim.onnx --runtime openvino --batch-size 1 8
+    python tools/benchmarks/latency.py dense.onnx slim.onnx --shape 224 --runtime openvino
     python tools/benchmarks/latency.py mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py \\
         --target-macs 90% 70% 50% --sites mlp_hidden --runtime onnxruntime
 """

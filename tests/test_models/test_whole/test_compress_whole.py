@@ -54,16 +54,16 @@ def test_layers_with_an_activation_in_place_are_refitted_to_what_they_compute():
                   *(conv.conv for conv in dense.roi_head.mask_head.convs)):
         nn.init.constant_(layer.bias, -0.3)  # so that much is cut off
     found = HeldBatches(batches(dense, 2), dense)
-    refitted, selected = (slim(dense, 0.8, found, refit=refit) for refit in (
+    refitted, selected = (slim(dense, 0.45, found, refit=refit, uniform=True) for refit in (
         'least-squares', 'mean'))
     assert refitted.structure.sites == selected.structure.sites
     for path in ('roi_head.bbox_head.shared_fcs.0', 'roi_head.mask_head.convs.1.conv'):
         kept = refitted.structure.sites[f'{path}.channels'].kept
         wanted = _outputs(dense, path, found)[:, kept]
-        assert wanted.min() < 0
+        assert wanted.min() < 0 and len(kept) < len(dense.get_submodule(path).bias)
         errors = [float((_outputs(result.model, path, found) - wanted).norm() / wanted.norm())
                   for result in (refitted, selected)]
-        assert errors[0] < errors[1] and errors[0] < 0.2, (path, errors)
+        assert errors[0] < errors[1], (path, errors)
 
 
 def _outputs(model, path, found):

@@ -1,0 +1,38 @@
+"""Write a checkpoint of random weights: ``python untrained.py CONFIG|timm|flava FILE``."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+
+def of_config(name):
+    """As a training saves it; gates prefer some units."""
+    from mmkcr.apis.build import build_model, load_config
+    torch.manual_seed(0)
+    model = build_model(load_config(name))
+    gates = getattr(model, 'gates', dict)
+    for gate in gates().values():
+        torch.nn.init.normal_(gate.alpha, 0.5)
+    return dict(state_dict=model.state_dict(), meta=dict(
+        epoch=1, iter=1, dataset_meta=dict(classes=tuple('0123456789'))))
+
+
+def of_library(name):
+    """Of timm; or keys of FLAVA, which is too large."""
+    if name == 'flava':
+        return {f'{key}.weight': torch.zeros(2) for key in (
+            'image_model.encoder', 'text_model.encoder', 'multimodal_model.encoder',
+            'image_to_mm_projection', 'text_to_mm_projection')}
+    import timm
+    return timm.create_model('efficientvit_b1').state_dict()
+
+
+if __name__ == '__main__':
+    given, path = sys.argv[1:]
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if given in ('timm', 'flava'):
+        from safetensors.torch import save_file
+        save_file(of_library(given), path)
+    else:
+        torch.save(of_config(given), path)
