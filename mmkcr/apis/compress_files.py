@@ -11,7 +11,8 @@ from torch import nn
 
 from mmkcr.core import atomic_write
 from mmkcr.engine.compressed_config import with_import
-from mmkcr.models.utils import find_task, is_dense_task, is_detector
+from mmkcr.models.utils import find_task, is_dense_task, is_detector, most_proposals
+from mmkcr.models.whole import IMAGES_WITH_REGIONS
 from mmkcr.version import __version__
 from .build import (
     build_model,
@@ -125,6 +126,8 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
     part = part or (None if classifies else 'backbone')
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
+    if scope == 'model' and most_proposals(model) is not None:
+        batch_size = min(batch_size, IMAGES_WITH_REGIONS)
     batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
     searched = without_initial_weights(cfg).model if scope == 'model' else cfg.model.backbone

@@ -17,6 +17,8 @@ from .utils import is_detector, most_proposals, two_stage_outputs
 
 #: Most regions of a batch: mmdet computes the masks of the first 100 of a batch.
 REGIONS = 100
+#: Most images of such a batch, so that enough regions are of one image.
+IMAGES_WITH_REGIONS = 2
 
 
 class Held(NamedTuple):
@@ -71,7 +73,7 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
         features = dense.extract_feat(images)
         found = dense.rpn_head.predict(features, samples, rescale=False)
         most = max(1, min(most_proposals(dense), REGIONS // len(images)))
-        return Held(boxes=[_filled(one.bboxes, most, images) for one in found])
+        return Held(boxes=[_chosen(one.bboxes, most, images) for one in found])
     layer = _scoring_layer(dense)
     if layer is None:
         return Held()
@@ -84,12 +86,20 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
     return Held(scores=scores[0])
 
 
-def _filled(boxes: Tensor, count: int, images: Tensor) -> Tensor:
-    """The first boxes, repeated where there are fewer; the whole image where there is none."""
+def _chosen(boxes: Tensor, count: int, images: Tensor) -> Tensor:
+    """Some of an image's proposals; the whole image where there is none.
+
+    The box head sees all of them, and most are background: the first ones alone are of another
+    kind, to which a head must not be fitted. So half are the first, the others from all the rest.
+    """
     if not len(boxes):
         height, width = images.shape[-2:]
         boxes = images.new_tensor([[0., 0., width, height]])
-    return boxes[torch.arange(count, device=boxes.device) % len(boxes)]
+    if len(boxes) <= count:  # repeated
+        return boxes[torch.arange(count, device=boxes.device) % len(boxes)]
+    first = count - count // 2
+    rest = torch.linspace(first, len(boxes) - 1, count // 2, device=boxes.device).round().long()
+    return boxes[torch.cat([torch.arange(first, device=boxes.device), rest])]
 
 
 def _scoring_layer(model: nn.Module) -> Optional[nn.Module]:

@@ -14,7 +14,7 @@ from mmkcr.apis.compress import agreement, compress
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.apis.count import count_macs
 from mmkcr.engine.compressed_config import compressed_config
-from mmkcr.models.whole import HeldBatches, whole_outputs
+from mmkcr.models.whole import HeldBatches, _chosen, whole_outputs
 from .whole_models import DETECTORS, batches, build, config_of
 
 SHAPE = (3, 64, 64)
@@ -42,6 +42,16 @@ def test_one_budget_for_the_whole_model(name):
         assert 0.97 * target <= macs / structure.macs['dense'] <= target
     without = slim(model, 0.8, found, profiles=profiles, refit='none')
     assert result.agreement['error'] < without.agreement['error']
+
+
+def test_proposals_of_all_ranks_are_looked_at():
+    """A head that is fitted to the best ones alone says anything about the others."""
+    boxes = torch.arange(50.)[:, None].expand(-1, 4)
+    taken = _chosen(boxes, 6, torch.zeros(1, 3, 8, 8))[:, 0].tolist()
+    assert taken == [0, 1, 2, 3, 26, 49]
+    assert _chosen(boxes, 50, boxes)[:, 0].tolist() == boxes[:, 0].tolist()
+    assert _chosen(boxes[:2], 5, boxes)[:, 0].tolist() == [0, 1, 0, 1, 0]
+    assert _chosen(boxes[:0], 2, torch.zeros(1, 3, 8, 9)).tolist() == [[0, 0, 9, 8]] * 2
 
 
 def test_both_networks_look_at_what_the_dense_one_chose():
