@@ -51,6 +51,10 @@ NOT_RUN = (
            'tests/test_tools/test_regularizer_overhead.py'),
     NotRun(r'benchmarks/digit_scenes\.py', 'takes a minute in its shortest form',
            'tests/test_end_to_end/test_digit_scenes.py'),
+    NotRun(r'dwconv/segmentation/\$(NAME|DENSE)', 'COCO-Stuff, and a whole search before it',
+           'tests/test_models/test_segmentors/test_dsp.py'),
+    NotRun(r'LEARNED/structure\.json', 'a whole search before it',
+           'tests/test_tools/test_score_heads.py'),
     NotRun(r'--nproc_per_node 8', 'needs 8 GPUs', 'tests/test_tools/test_score_heads.py'),
     NotRun(r'^bash tools/benchmarks/gpu.sh$|--device cuda|--amp$', 'needs a GPU', ''),
 )
@@ -229,6 +233,7 @@ SHORT = (
           'train_dataloader.dataset.indices=64', _MINUTES),
     Short(r'(train\.py configs/kcr/ssl/\S+_1xb128_\S+)',
           r'\1 --cfg-options train_dataloader.batch_size=64', 'few digits'),
+    Short(r'(full_size\.py) \S+ \S+', rf'\1 {DENSE}', _MINUTES),
     Short(r'(test\.py .*) --check', r'\1', 'needs the whole training: '
           'tests/test_end_to_end/test_digit_scenes.py'),
     Short(r'((?:^mmkcr |/)init(?:\.py)? (?!--help).*)', r'\1 --force',

@@ -75,6 +75,7 @@ WRITES = {
     'benchmarks/attention_block': '--out work_dirs/benchmarks/attention_block.json',
     'benchmarks/compress': '--out work_dirs/benchmarks/compress_{stem} compress.json compress.png',
     'benchmarks/digit_scenes': '--work-dir work_dirs/digit_scenes table.txt table.md summary.json',
+    'benchmarks/full_size': '',
     'benchmarks/gpu': '--out work_dirs/benchmarks/gpu */rows.jsonl */tables.md */*.csv',
     'benchmarks/latency': '--out work_dirs/benchmarks latency_*.csv',
     'benchmarks/latency_table': '--out',
