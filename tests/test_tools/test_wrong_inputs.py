@@ -40,6 +40,7 @@ ROWS = {
     'benchmarks/attention_block': '--sizes base --out {file}',
     'benchmarks/compress': '{dense} {weights} --metric accuracy/top1 --out {out}',
     'benchmarks/digit_scenes': '--backbone {weights} --data-root {data} --work-dir {out}',
+    'benchmarks/full_size': '{dense}',
     'benchmarks/gpu': '--short --tables refit --out {out}',
     'benchmarks/latency': '{dense} {weights} --out {out}',
     'benchmarks/latency_table': '{dense} --out {file}',
