@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from few_scenes import FEW
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.core import Structure
@@ -14,17 +15,6 @@ from mmkcr.models.utils import find_backbone
 
 REPO = Path(__file__).parents[2]
 DETECTION = REPO / 'configs/kcr/detection'
-CONFIG = """
-_base_ = {base!r}
-train_dataloader = dict(
-    batch_size=1, num_workers=0, persistent_workers=False, dataset=dict(data_root={data!r}))
-val_dataloader = dict(
-    batch_size=1, num_workers=0, persistent_workers=False, dataset=dict(data_root={data!r}))
-test_dataloader = val_dataloader
-val_evaluator = dict(ann_file={data!r} + 'annotations/instances_validation.json')
-test_evaluator = val_evaluator
-train_cfg = dict(max_epochs=1)
-"""
 
 
 @pytest.fixture(scope='module')
@@ -36,7 +26,7 @@ def config_of(small_digits, tmp_path_factory):
         path = folder / str(len(list(folder.iterdir()))) / f'detect-{stage}.py'
         path.parent.mkdir()
         base = DETECTION / f'kcr-mask-rcnn_swin-mini_{stage}_1xb8_digit-scenes.py'
-        text = CONFIG.format(base=str(base), data=f'{data or small_digits / "scenes"}/')
+        text = FEW.format(base=str(base), data=f'{data or small_digits / "scenes"}/')
         wrapped = "['architecture']" if stage == 'search' else ''
         path.write_text(f"{text}model = dict({'architecture=' if wrapped else ''}"
                         f"{'dict(' if wrapped else ''}backbone=dict(init_cfg=None))"

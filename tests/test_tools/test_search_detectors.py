@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from few_scenes import FEW
 from lab.digit_scenes import write_scenes
 from lab.digit_sources import source_digits
 from mmkcr.apis.build import build_model, load_config
@@ -16,17 +17,7 @@ from mmkcr.models.utils import find_backbone
 REPO = Path(__file__).parents[2]
 SEARCHES = dict(dcs='configs/dcs/detection/dcs-ssdlite_mobilevit-mini_search_1xb8_digit-scenes.py',
                 ofb='configs/ofb/detection/ofb-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py')
-FEW = """
-_base_ = {base!r}
-train_dataloader = dict(
-    batch_size=1, num_workers=0, persistent_workers=False, dataset=dict(data_root={data!r}))
-val_dataloader = dict(
-    batch_size=1, num_workers=0, persistent_workers=False, dataset=dict(data_root={data!r}))
-test_dataloader = val_dataloader
-val_evaluator = dict(ann_file={data!r} + 'annotations/instances_validation.json')
-test_evaluator = val_evaluator
-train_cfg = dict(max_epochs=1)
-model = dict(backbone=dict(init_cfg=None))
+CONFIG = FEW + """model = dict(backbone=dict(init_cfg=None))
 load_from = None
 {extra}
 """
@@ -52,7 +43,7 @@ def few(scenes, tmp_path):
     """``few(name, base, extra)``: a file with a config on the five scenes, for an epoch."""
     def write(name, base, extra=''):
         (tmp_path / f'{name}.py').write_text(
-            FEW.format(base=str(REPO / base), data=scenes, extra=extra))
+            CONFIG.format(base=str(REPO / base), data=scenes, extra=extra))
         return f'{name}.py'
     return write
 
