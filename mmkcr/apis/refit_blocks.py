@@ -12,12 +12,12 @@ from mmkcr.functional.refit import refit_output
 from mmkcr.models.calibration import (
     Forward,
     block_of,
-    collect,
     input_rows,
     output_rows,
     pick,
     readers,
     rows_of_a_batch,
+    rows_of_inputs,
     set_weights,
     weight_matrix,
 )
@@ -144,14 +144,14 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
     more about these images than about others.
     """
     needed, few = settings.least_batches, {}
-    found = collect(dense, batches[:1], forward, {
+    found = rows_of_inputs(dense, batches[0], forward, {
         reader.path: site.module(reader.path) for site in space.sites.values()
         for reader in readers(site)}, settings.rows)
     for name, site in space.sites.items():
         for reader in readers(site):
             units = site.total if site.operators() else len(structure.sites[name].kept)
             inputs = units * reader.each(site.module(reader.path))
-            rows = max(1, found[reader.path].inputs.count)
+            rows = max(1, found[reader.path])
             needed = max(needed, math.ceil(settings.per_unit[1] * inputs / rows))
             if units < site.total and rows * len(batches) < LEAST_PER_INPUT * inputs:
                 few[reader.path] = dict(inputs=inputs, rows=rows * len(batches))

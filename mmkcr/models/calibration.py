@@ -146,6 +146,23 @@ def rows_of_a_batch(most: int, inputs: int, enough: float, batches: int) -> int:
     return min(most, max(math.ceil(enough / batches), most * 256 // inputs))
 
 
+def rows_of_inputs(model: nn.Module, batch: Any, forward: Forward,
+                   layers: Mapping[str, nn.Module], most: int) -> Dict[str, int]:
+    """Rows of a batch that moments of layers take in, at most ``most`` of a call, by name."""
+    counts = dict.fromkeys(layers, 0)
+
+    def counting(name: str) -> Callable:
+        def count(layer: nn.Module, args: tuple, _: Tensor) -> None:
+            counts[name] += min(len(input_rows(layer, args[0])), most)
+        return count
+
+    with ExitStack() as stack, torch.no_grad():
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_hook(counting(name)).remove)
+        forward(model, batch)
+    return counts
+
+
 class ReaderMoments:
     """Moments of one reader: of its inputs, and of what its outputs do to the network's.
 

@@ -70,7 +70,9 @@ def versions(tmp_path, *args):
 
 
 @pytest.mark.parametrize('args, pins', [
-    ([], ['torch==2.13.0', 'onedl-mmpretrain==1.3.6', 'onedl-mmpretrain==1.3.5']),
+    ([], ['torch==2.14.1', 'onedl-mmpretrain==1.3.6', 'torch==2.13.0',
+          'onedl-mmpretrain==1.3.5']),
+    (['newest'], ['torch==2.14.1', 'onedl-mmpretrain==1.3.6']),
     (['oldest'], ['torch==2.13.0', 'onedl-mmpretrain==1.3.5']),
     (['short', 'oldest'], ['torch==2.13.0', 'onedl-mmpretrain==1.3.5']),
     (['torch==9.1.0'], ['torch==9.1.0', 'onedl-mmpretrain==1.3.6'])])

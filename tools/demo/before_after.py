@@ -31,7 +31,7 @@ from torch import Tensor
 from mmkcr.apis import count_macs, inferencer, model_config
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.latency import RUNTIMES, measure_pair
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.utils import find_task
 from mmkcr.visualization.figures import saved_figure
 from mmkcr.visualization.progress import shown
 
@@ -106,7 +106,7 @@ def draw(built: Any, images: Sequence[Path],
          score_thr: float) -> Tuple[List[ndarray], Tuple[int, int, int]]:
     """Images (H, W, 3) in RGB with what a model finds, and what its backbone is given."""
     options = dict(pred_score_thr=score_thr) if built.scope == 'mmdet' else {}
-    backbone, shapes, drawn = find_backbone(built.model), [], []
+    backbone, shapes, drawn = find_task(built.model).backbone, [], []
     hook = backbone.register_forward_pre_hook(
         lambda _, inputs: shapes.append(tuple(inputs[0].shape[1:])))
     meta = dict(built.model.dataset_meta)
@@ -137,7 +137,7 @@ def titles(models: Sequence[Any], shape: Tuple[int, int, int], runtime: Optional
         runtime (str, optional): Of :data:`~mmkcr.apis.latency.RUNTIMES`; None: not timed.
         repeats (int): Pairs.
     """
-    backbones = [find_backbone(built.model) for built in models]
+    backbones = [find_task(built.model).backbone for built in models]
     macs = [count_macs(backbone, shape) for backbone in backbones]
     found = [f'dense: {macs[0] / 1e6:.1f} M MACs',
              f'slim: {macs[1] / 1e6:.1f} M MACs ({macs[1] / macs[0]:.0%})']
