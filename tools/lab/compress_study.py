@@ -97,6 +97,9 @@ class Subject:
         loaded = calibration_images(config, self.model, None, images + held_out, batch_size, seed)
         batches = [loaded[place] for place in range(len(loaded))]
         count = len(batches) - -(-held_out // batch_size)
+        if count < 1:
+            raise ValueError(f'expected more images in the training set than the {held_out} that '
+                             f'are held out, found {len(batches)} batches of {batch_size}')
         self.batches, self.held_out = batches[:count], batches[count:] or batches[:1]
         self.logits = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
         self.shape = default_shape(config, self.model)
