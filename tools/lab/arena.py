@@ -18,7 +18,7 @@ import yaml
 from mmengine.config import Config
 from mmengine.runner import find_latest_checkpoint
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from mmkcr.apis.build import build_model, file_sha256, load_config, load_weights
 from mmkcr.apis.calibration_data import calibration_images
@@ -32,6 +32,7 @@ from .compress_study import VARIANTS
 from .digits import DigitsOptions, write_digits
 from .folders import rebuild_folder
 from .study import Call
+from .torch_pruning import torch_pruning_structure
 
 CONFIGS = Path(__file__).resolve().parent / 'arena_stages'
 SHAPE = (3, 32, 32)
@@ -125,6 +126,15 @@ def _cut(variant: str, label: str = '') -> Method:
                              arguments=dict(variant=variant, target='MACS')),
         '{method}': dict(train='tune_{net}.py', start='{method}-cut')},
         '{method}-cut', '{method}')
+
+
+def _pruned(label: str, **arguments: str) -> Method:
+    """Cut the dense network as Torch-Pruning does, and fine-tune."""
+    method = _cut('random', label)
+    stages = dict(method.stages)
+    stages['{method}-cut'] = dict(stages['{method}-cut'], call='lab.arena:prune',
+                                  arguments=dict(arguments, target='MACS'))
+    return method._replace(stages=stages)
 
 
 def _searched(label: str, search: str, retrain: str, deploy: str, name: str = '{method}',
@@ -231,8 +241,14 @@ _TRIALS: Mapping[str, Method] = {
     'ofb-slow': _ofb_trial("a fifth of the gates' rate", **{_OFB_RATE: 2e-2}),
     'ofb-fast': _ofb_trial("five times the gates' rate", **{_OFB_RATE: 5e-1}),
 }
+#: Of another library, for a ViT of timm (``--net timm-vit-nano``).
+_OTHERS: Mapping[str, Method] = {
+    'torch-pruning': _pruned('Torch-Pruning, weights'),
+    'torch-pruning-taylor': _pruned('Torch-Pruning, first order', importance='taylor'),
+    'torch-pruning-refit': _pruned('Torch-Pruning, weights; refitted', refit='least-squares'),
+}
 #: In the order of the table.
-METHODS: Mapping[str, Method] = {**_MAIN, **_TRIALS}
+METHODS: Mapping[str, Method] = {**_MAIN, **_TRIALS, **_OTHERS}
 #: Those of the table that the docs show.
 MAIN = tuple(_MAIN)
 
@@ -268,6 +284,25 @@ def refit(call: Call) -> Dict[str, Any]:
     return _written(call, result, content)
 
 
+def prune(call: Call) -> Dict[str, Any]:
+    """A call stage: cut a trained dense network as Torch-Pruning does.
+
+    Args:
+        call (Call): With ``target`` (MACs), and optionally ``importance`` (``'magnitude'``, see
+            :func:`~lab.torch_pruning.torch_pruning_structure`) and ``refit`` (``'none'``, see
+            :class:`~mmkcr.apis.compress.CompressOptions`).
+
+    Returns:
+        dict: As of :func:`cut`.
+    """
+    model, content, batches = _dense(call, call.start.weights)
+    structure = torch_pruning_structure(model, _SITES, call.arguments['target'], batches,
+                                        call.arguments.get('importance', 'magnitude'))
+    result = refit_structure(model, structure, batches, SHAPE,
+                             refit=call.arguments.get('refit', 'none'), **_settings(call, batches))
+    return _written(call, result, content)
+
+
 def scores(call: Call) -> Dict[str, Any]:
     """A call stage: ``sensitivity.json`` of the dense network, which gates can begin with.
 
@@ -283,7 +318,7 @@ def scores(call: Call) -> Dict[str, Any]:
     return dict(digest=file_sha256(call.folder / SENSITIVITY))
 
 
-def _dense(call: Call, weights: str) -> Tuple[nn.Module, Dict[str, Any], List[Tensor]]:
+def _dense(call: Call, weights: str) -> Tuple[nn.Module, Dict[str, Any], List[Any]]:
     """The dense network, its checkpoint's content and calibration images one by one."""
     model = build_model(call.config)
     content = load_weights(model, weights)
@@ -292,7 +327,7 @@ def _dense(call: Call, weights: str) -> Tuple[nn.Module, Dict[str, Any], List[Te
     return model, content, [images[place] for place in range(len(images))]
 
 
-def _settings(call: Call, batches: Sequence[Tensor]) -> Dict[str, Any]:
+def _settings(call: Call, batches: Sequence[Any]) -> Dict[str, Any]:
     return dict(forward=task_outputs, held_out=batches[:1], logits=True, progress=False,
                 seed=call.seed)
 

@@ -1,0 +1,126 @@
+"""Units as Torch-Pruning chooses them, for comparison (an optional package; timm's ViTs alone).
+
+Its graph of dependencies knows timm's attention and fails on that of mmpretrain. What it removes is
+written as a structure, and sliced by us: the weights that stay are the same.
+"""
+
+import copy
+import warnings
+from typing import Any, Dict, List, Sequence, Set, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mmkcr.apis.compress import macs_model, searched
+from mmkcr.apis.compress_files import task_outputs
+from mmkcr.core import Structure
+from mmkcr.models.searchable import SearchSpace
+
+#: Its criteria: norms of weights, its default; and first order, with the labels that the dense
+#: network gives.
+IMPORTANCES = ('magnitude', 'taylor')
+#: Halvings of the interval that the ratio of pruning is in.
+STEPS = 12
+
+
+def torch_pruning_structure(model: nn.Module, sites: Sequence[str], target: int,
+                            batches: Sequence[Any], importance: str = 'magnitude') -> Structure:
+    """The largest structure within a budget that Torch-Pruning gives.
+
+    Hidden units and whole heads are removed by one ratio in every layer, as in its example for
+    ViTs: shared out globally, whole blocks lose all their heads.
+
+    Args:
+        model (nn.Module): A classifier with a ViT of timm; it is left as it is.
+        sites (Sequence[str]): ``'mlp_hidden'`` and ``'heads'``.
+        target (int): Most MACs.
+        batches (Sequence): Of the data preprocessor; the first traces the network, all give the
+            gradients of ``'taylor'``.
+        importance (str): Of :data:`IMPORTANCES`. Defaults to ``'magnitude'``.
+
+    Raises:
+        ValueError: Torch-Pruning is not installed, the model is another one, or no ratio meets the
+            target.
+    """
+    if importance not in IMPORTANCES:
+        raise ValueError(f'expected an importance of {list(IMPORTANCES)}, found {importance!r}')
+    try:
+        import torch_pruning
+    except ImportError as error:
+        raise ValueError('expected the package `torch-pruning`, found none: `pip install '
+                         'torch-pruning`') from error
+    model = copy.deepcopy(model).eval()
+    if not _attentions(model):
+        raise ValueError('expected a ViT of timm for Torch-Pruning, found a '
+                         f'`{type(model.backbone).__name__}`')
+    gradients = _gradients(model, batches) if importance == 'taylor' else []
+    space = searched(counted := copy.deepcopy(model), sites)
+    macs = macs_model(counted, space, batches[0]['inputs'].shape[1:], None)
+    low, high, best = 0., 1., None
+    for _ in range(STEPS):
+        ratio = (low + high) / 2
+        removed = _removed(torch_pruning, model, gradients, batches[0], ratio)
+        structure = space.structure_for(_kept(space, removed))
+        if macs(structure.sizes()) <= target:
+            high, best = ratio, structure
+        else:
+            low = ratio
+    if best is None:
+        raise ValueError(f'expected a target that Torch-Pruning reaches, found {target} MACs')
+    return best
+
+
+def _attentions(model: nn.Module) -> List[nn.Module]:
+    return [module for module in model.modules()
+            if isinstance(getattr(module, 'qkv', None), nn.Linear) and
+            hasattr(module, 'fused_attn')]
+
+
+def _gradients(model: nn.Module, batches: Sequence[Any]) -> List[Tensor]:
+    """Of the parameters, of the cross entropy with the network's own first classes."""
+    for batch in batches:
+        scores = task_outputs(model, batch)
+        functional.cross_entropy(scores, scores.argmax(-1), reduction='sum').backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def _removed(library: Any, model: nn.Module, gradients: Sequence[Tensor], example: Any,
+             ratio: float) -> Dict[Tuple[str, int], Set[int]]:
+    """Entries that are removed, by layer's name and dimension of its weight."""
+    model = copy.deepcopy(model)
+    for parameter, gradient in zip(model.parameters(), gradients):
+        parameter.grad = gradient
+    attentions = _attentions(model)
+    for attention in attentions:
+        attention.fused_attn = False  # the graph does not see through the fused one
+    # what gives the residual stream keeps its outputs
+    kept = [module for name, module in model.named_modules()
+            if isinstance(module, (nn.Linear, nn.Conv2d)) and
+            not name.endswith(('.qkv', '.fc1'))]
+    criterion = library.importance.GroupTaylorImportance() if gradients else \
+        library.importance.GroupMagnitudeImportance()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of the embedding of positions, which stays
+        pruner = library.pruner.BasePruner(
+            model, example, criterion, pruning_ratio=ratio,
+            ignored_layers=kept, num_heads={one.qkv: one.num_heads for one in attentions},
+            prune_num_heads=True, prune_head_dims=False, head_pruning_ratio=ratio,
+            forward_fn=task_outputs, output_transform=torch.sum)
+        pruner.step()
+    found: Dict[Tuple[str, int], Set[int]] = {}
+    for name, is_output, indices in pruner.pruning_history():
+        found.setdefault((name, 0 if is_output else 1), set()).update(indices)
+    return found
+
+
+def _kept(space: SearchSpace, removed: Dict[Tuple[str, int], Set[int]]) -> Dict[str, Tensor]:
+    """Units of every site that stay."""
+    names = {module: f'backbone.{name}' for name, module in space.host.named_modules()}
+    kept = {}
+    for name, site in space.sites.items():
+        lost = {index // axis.inner for axis in site.axes() if axis.name == 'weight'
+                for index in removed.get((names[axis.module], axis.dim), ())
+                if not axis.repeats > 1}
+        kept[name] = torch.tensor([unit for unit in range(site.total) if unit not in lost])
+    return kept
