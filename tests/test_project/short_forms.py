@@ -103,10 +103,17 @@ SHORT = (
           r'\1 configs/ofb/digits/ofb-retrain_vit-mini_1xb64_digits.py', _DATA),
     Short(r'(train\.py|score_heads\.py) configs/dwconv/imagenet/dwconv-dense\S+', rf'\1 {HEADS}',
           _DATA),
-    Short(r'(train\.py) configs/dwconv/imagenet/dwconv-replace\S+',
+    Short(r'(train\.py) configs/dwconv/(?:imagenet/dwconv-replace|'
+          r'segmentation/\S+_replace_\S+_coco)\S+',
           r'\1 configs/dwconv/digits/dwconv-replace_vit-octo_1xb64_digits.py', _DATA),
     Short(r'(export_onnx\.py) configs/dwconv/imagenet/\S+ \S+', r'\1 configs/dwconv/digits/'
           'dwconv-deploy_vit-octo_1xb64_digits.py CHECKPOINT', 'minutes and gigabytes'),
+    Short(r'(slim\.py) configs/ofb/search/\S+_in1k\.py \S+\.pth --out \S+',
+          rf'\1 {OFB} work_dirs/{Path(OFB).stem}/epoch_16.pth '
+          f'--out work_dirs/{Path(OFB).stem}/slim', _DATA),
+    Short(r'(export_onnx\.py) configs/ofb/retrain/\S+ \S+',
+          r'\1 configs/ofb/digits/ofb-deploy_vit-mini_1xb64_digits.py '
+          'work_dirs/ofb-retrain_vit-mini_1xb64_digits/epoch_24.pth', _DATA),
     Short(r'(export_onnx\.py) configs/kcr/retrain/\S+ \S+',
           rf'\1 {DIGITS}kcr-retrain_vit-mini_1xb64_digits.py CHECKPOINT', _MINUTES),
     Short(r'(train\.py) configs/kcr/segmentation/\S+_ade20k\.py', rf'\1 {SEGMENTOR}', _DATA),
@@ -175,6 +182,8 @@ SHORT = (
           rf'compress/config.py work_dirs/{Path(DETECTOR).stem}/compress/subnet.pth', _OWN),
     Short(r'(--init) slim/', rf'\1 work_dirs/{Path(DENSE).stem}/compress/', _OWN),
     Short(r'(slim\.py .*) table\.json', r'\1 of_search.json', "a table of the search's config"),
+    Short(r'(latency_table\.py classifier\.py .*) table\.json', r'\1 of_classifier.json',
+          'a table of another config'),
     Short(r'NAME-HASH', f'{Path(DEPLOY).stem}-*', 'depends on the weights'),
     Short(r'\bSITES\b', 'mlp_hidden', _OWN),
 
