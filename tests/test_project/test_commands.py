@@ -174,6 +174,8 @@ class Sandbox:
         for path in paths:
             self.make(path)
         for path in paths if 'structure=' not in text else ():
+            if path.startswith('/'):  # it is there
+                continue
             file = self.root / (path if path.endswith('.py') else self.config_of(path))
             if file.is_file() and file.suffix == '.py':
                 content = str(load_config(file, compressed=False).to_dict())
@@ -216,9 +218,13 @@ def written(text):
     values = dict(first=first, stem=Path(first).stem,
                   stage=stage if stage == 'compress' else f'{how}-{stage}')
     out = words[words.index(option) + 1] if option in words else known[0].format(**values)
+    if tool.endswith('channel_masks') and words[0] == '--structure':
+        out = f'{Path(first).parent}/channel_masks'
     files = 'config.py order.json order.pth'.split() if '--order' in words else known[1:]
     if tool.endswith('score_heads') and '--replace' not in words:
         files = files[:2]
+    if tool == 'compress' and '--structure' in words:
+        files = files[:3]
     return [f'{out}/{file.format(**values)}' for file in files] or [out]
 
 
