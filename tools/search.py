@@ -7,7 +7,7 @@ model.
 Examples:
     python tools/search.py configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py
     python tools/search.py SEARCH_CONFIG --resume --work-dir work_dirs/search
-    python tools/search.py SEARCH_CONFIG --init slim/sensitivity.json \\
+    python tools/search.py SEARCH_CONFIG --init scores/sensitivity.json \\
         --cfg-options load_from=CHECKPOINT
 """
 

@@ -180,12 +180,13 @@ SHORT = (
           r'\1 work_dirs/ofb-search_classifier/slim/structure.json', _OWN),
     Short(r'(--slim) slim/config\.py slim/subnet\.pth', rf'\1 work_dirs/{Path(DETECTOR).stem}/'
           rf'compress/config.py work_dirs/{Path(DETECTOR).stem}/compress/subnet.pth', _OWN),
-    Short(r'(--init) slim/', rf'\1 work_dirs/{Path(DENSE).stem}/compress/', _OWN),
     Short(r'(slim\.py .*) table\.json', r'\1 of_search.json', "a table of the search's config"),
     Short(r'(latency_table\.py classifier\.py .*) table\.json', r'\1 of_classifier.json',
           'a table of another config'),
     Short(r'NAME-HASH', f'{Path(DEPLOY).stem}-*', 'depends on the weights'),
     Short(r'\bSITES\b', 'mlp_hidden', _OWN),
+    Short(r'(train\.py classifier\.py --resume)', r'\1 --work-dir work_dirs/resumed',
+          'other commands train it with other options'),
 
     # ---- sizes of small models
     Short(r'(slim\.py .*--target-latency) 12ms', r'\1 92%', 'small models take less'),
@@ -209,7 +210,7 @@ SHORT = (
     Short(r'--(targets|budgets|target-macs) (\S+)(?: [\d.]+%?)+(?= --|$)', r'--\1 \2',
           'one budget'),
     Short(r' --seeds [\d ]*\d', ' --seeds 0', 'one seed'),
-    Short(r'--images 96 --held-out 32', '--images 8 --held-out 4', 'few scenes'),
+    Short(r'--images 96 --held-out 32', '--images 16 --held-out 8', 'few scenes'),
     Short(r' --epochs-factor \S+', '', 'another one is put in its place'),
     Short(r'(study\.py \S+eta\S+)(.*)', r'\1\2 --nets mobilevit-mini --rows none', _MINUTES),
     Short(r'(study\.py \S+ablation\S+)(.*)', r'\1\2 --nets efficientvit-mini --rows arch1',
