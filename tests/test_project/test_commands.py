@@ -299,7 +299,7 @@ def write_data(root):
         for label in (root / 'data/digits' / part).iterdir():
             for file in sorted(label.iterdir())[count:]:
                 file.unlink()
-    write_questions(root / 'data/digits-vqa', QuestionOptions(train_scenes=40, val_scenes=8))
+    write_questions(root / 'data/digits-vqa', QuestionOptions(train_scenes=90, val_scenes=8))
     answers = root / 'data/coco/annotations/v2_mscoco_train2014_annotations.json'
     answers.parent.mkdir(parents=True)
     answers.write_text(json.dumps(dict(annotations=[dict(multiple_choice_answer='yes')])))
