@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from long_form import LONG
-
 REPO = Path(__file__).parents[2]
 CLUSTER = Path(__file__).with_name('cluster.sh')
 JOBS = ('search', 'retrain')
@@ -38,7 +36,7 @@ optim_wrapper = dict(weights=dict(optimizer=_sgd), architecture=dict(optimizer=_
 model = dict(architecture=dict(backbone=dict(gates=dict(init=0.05))))
 """
 EPOCHS = 6
-SLOWED = CONFIG.replace('range(0, 1437, 20)', 'range(0, 1437, 10)') + """
+LONG = CONFIG.replace('range(0, 1437, 20)', 'range(0, 1437, 10)') + """
 custom_imports = dict(imports=['mmkcr', 'slow'], allow_failed_imports=False)
 custom_hooks.append(dict(type='SlowHook'))
 train_cfg = dict(max_epochs={epochs}, val_interval={epochs})
@@ -119,7 +117,7 @@ def requeued(cluster, tmp_path_factory):
     write_digits(root / 'digits', DigitsOptions(train_scenes=1, val_scenes=1))
     config = root / 'long-search.py'
     base = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'
-    config.write_text(SLOWED.format(base=str(base), data=str(root / 'digits'), epochs=EPOCHS))
+    config.write_text(LONG.format(base=str(base), data=str(root / 'digits'), epochs=EPOCHS))
     path = [str(Path(__file__).parent), os.environ.get('PYTHONPATH', '')]
     cluster = dict(cluster, PYTHONPATH=os.pathsep.join(path))
     whole, broken = root / 'whole', root / 'broken'
@@ -142,7 +140,7 @@ def requeued(cluster, tmp_path_factory):
     return whole, broken, (broken / f'slurm-{job}.out').read_text()
 
 
-@pytest.mark.skipif(not LONG, reason='MMKCR_LONG_TESTS is not set')
+@pytest.mark.long
 def test_a_job_that_was_stopped_twice_ends_as_one_that_was_not(requeued):
     whole, broken, output = requeued
     assert output.count('Told to end: saved iteration') == 2

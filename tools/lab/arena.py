@@ -119,22 +119,18 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def _cut(variant: str, label: str = '') -> Method:
+def _cut(label: str, call: str = 'cut', **arguments: str) -> Method:
     """Cut the dense network in closed form, or by a simple control, and fine-tune."""
-    return Method(label or VARIANTS[variant].label, {
-        '{method}-cut': dict(call='lab.arena:cut', config='start_{net}.py', start='start',
-                             arguments=dict(variant=variant, target='MACS')),
+    return Method(label, {
+        '{method}-cut': dict(call=f'lab.arena:{call}', config='start_{net}.py', start='start',
+                             arguments=dict(arguments, target='MACS')),
         '{method}': dict(train='tune_{net}.py', start='{method}-cut')},
         '{method}-cut', '{method}')
 
 
-def _pruned(label: str, **arguments: str) -> Method:
-    """Cut the dense network as Torch-Pruning does, and fine-tune."""
-    method = _cut('random', label)
-    stages = dict(method.stages)
-    stages['{method}-cut'] = dict(stages['{method}-cut'], call='lab.arena:prune',
-                                  arguments=dict(arguments, target='MACS'))
-    return method._replace(stages=stages)
+def _variant(name: str, label: str = '') -> Method:
+    """Cut by one of :data:`~lab.compress_study.VARIANTS`."""
+    return _cut(label or VARIANTS[name].label, variant=name)
 
 
 def _searched(label: str, search: str, retrain: str, deploy: str, name: str = '{method}',
@@ -208,10 +204,10 @@ _MAIN: Mapping[str, Method] = {
     'narrow': Method('narrower, dense, from scratch', {
         '{method}': dict(train='dense_{net}.py', overrides='NARROW')},
         '', '{method}', 'dense_{net}.py'),
-    'random': _cut('random'),
-    'weight': _cut('weight'),
-    'variance': _cut('variance'),
-    'refit': _cut('refit', 'closed-form refit'),
+    'random': _variant('random'),
+    'weight': _variant('weight'),
+    'variance': _variant('variance'),
+    'refit': _variant('refit', 'closed-form refit'),
     'kcr': _searched('KCR', 'kcr-search', 'kcr-retrain', 'tune'),
     'kcr-plain': _searched('KCR without its term', 'kcr-search', 'kcr-retrain', 'tune',
                            search_with=_NO_KCR, retrain_with=_NO_KCR),
@@ -229,7 +225,7 @@ _MAIN: Mapping[str, Method] = {
 _KCR_RATE, _OFB_RATE = 'compression.architecture.lr', 'optim_wrapper.architecture.lr'
 #: What was tried beside: lengths of the search, rates of the gates, gates and weights of the refit.
 _TRIALS: Mapping[str, Method] = {
-    'random-refit': _cut('random_refit'),
+    'random-refit': _variant('random_refit'),
     'kcr-short': _kcr_trial('search half as long', 5),
     'kcr-long': _kcr_trial('search half as long again', 15),
     'kcr-slow': _kcr_trial("a fifth of the gates' rate", **{_KCR_RATE: 1e-2}),
@@ -243,9 +239,9 @@ _TRIALS: Mapping[str, Method] = {
 }
 #: Of another library, for a ViT of timm (``--net timm-vit-nano``).
 _OTHERS: Mapping[str, Method] = {
-    'torch-pruning': _pruned('Torch-Pruning, weights'),
-    'torch-pruning-taylor': _pruned('Torch-Pruning, first order', importance='taylor'),
-    'torch-pruning-refit': _pruned('Torch-Pruning, weights; refitted', refit='least-squares'),
+    'torch-pruning': _cut('Torch-Pruning, weights', 'prune'),
+    'torch-pruning-taylor': _cut('Torch-Pruning, first order', 'prune', importance='taylor'),
+    'torch-pruning-refit': _cut('Torch-Pruning, weights; refitted', 'prune', refit='least-squares'),
 }
 #: In the order of the table.
 METHODS: Mapping[str, Method] = {**_MAIN, **_TRIALS, **_OTHERS}

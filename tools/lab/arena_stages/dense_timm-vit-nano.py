@@ -1,16 +1,3 @@
-# The same network as vit-nano, as timm has it: Torch-Pruning knows its attention.
-_base_ = './dense_vit-nano.py'
+_base_ = ['./dense_vit-nano.py', './timm_model.py']
 
-model = dict(
-    backbone=dict(
-        _delete_=True,
-        type='TIMMBackbone',
-        model_name='vit_tiny_patch16_224',
-        img_size=32,
-        patch_size=8,
-        embed_dim=64,
-        depth=3,
-        num_heads=8,
-        features_only=True,
-        out_indices=(2, )),
-    neck=dict(type='GlobalAveragePooling'))
+model = {{_base_.timm_model}}
