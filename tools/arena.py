@@ -11,6 +11,7 @@ A second call goes on with what is not finished; with --report it only reads wha
 Examples:
     python tools/arena.py --task digits-300 --budgets 0.7 0.5 0.3 --seeds 0 1 2
     python tools/arena.py --task digits-300 --report
+    python tools/arena.py --task scenes --methods random refit kcr-warm ofb-plain
 """
 
 import contextlib
@@ -31,8 +32,7 @@ def make_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__)
     parser.add_argument('--task', choices=list(TASKS), default='digits-300', help='(%(default)s)')
-    parser.add_argument('--net', default='vit-nano',
-                        help='network of tools/lab/arena_stages (%(default)s)')
+    parser.add_argument('--net', help="network of tools/lab/arena_stages (the task's)")
     parser.add_argument('--budgets', type=float, nargs='+', default=[0.7, 0.5, 0.3],
                         metavar='SHARE', help='of the dense MACs (%(default)s)')
     parser.add_argument('--methods', nargs='+', choices=list(METHODS),
@@ -53,6 +53,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     check_factor(args.epochs_factor, '--epochs-factor')
     quiet_hosts()
+    args.net = args.net or TASKS[args.task].net
     folder = Path(args.work_dir or f'work_dirs/arena/{args.task}')
     contents = {budget: arena_study(args.net, budget, args.methods, args.task)
                 for budget in args.budgets}
@@ -82,10 +83,11 @@ def _run(folder: Path, content: dict, args: object, seed: int, budget: float) ->
 
 
 def _report(folder: Path, args: object) -> str:
-    rows = read_rows(folder / args.net, args.budgets, args.methods, args.seeds)
-    summary, title = summarise(rows), f'{TASKS[args.task].title}; {args.net}'
-    write_report(folder, summary, rows, title, arguments=vars(args))
-    return table(summary, title)
+    task = TASKS[args.task]
+    rows = read_rows(folder / args.net, args.budgets, args.methods, args.seeds, task.metric)
+    summary, title = summarise(rows), f'{task.title}; {args.net}'
+    write_report(folder, summary, rows, title, task.metric, arguments=vars(args))
+    return table(summary, title, metric=task.metric)
 
 
 if __name__ == '__main__':

@@ -16,7 +16,6 @@ from lab import arena_report
 from lab.arena import (
     CONFIGS,
     METHODS,
-    SHAPE,
     TASKS,
     arena_study,
     cut,
@@ -34,8 +33,10 @@ from mmkcr.apis.build import build_model, file_sha256, load_config
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.core import Structure
+from mmkcr.models.utils import backbone_macs
 
 NET = 'vit-nano'
+SHAPE = (3, 32, 32)
 
 
 @pytest.fixture(scope='module')
@@ -117,6 +118,59 @@ def test_a_budget_that_no_narrower_network_meets_is_refused():
         narrow_overrides(config, 1000)
     with pytest.raises(ValueError, match='expected methods among'):
         arena_study(NET, 1.5, ['random'], 'digits-300')
+    with pytest.raises(ValueError, match="expected a network of .*, found 'nothing'"):
+        arena_study('nothing', 0.5, ['random'], 'digits-300')
+
+
+SCENES = 'random', 'weight', 'refit', 'narrow', 'kcr-warm', 'kcr-warm-plain', 'ofb-plain'
+
+
+@pytest.mark.parametrize('budget', [0.7, 0.5, 0.3])
+def test_budgets_of_a_segmentor_are_of_its_backbone(budget):
+    content = arena_study('upernet-mini', budget, ['random', 'narrow'], 'scenes')
+    config = load_config(CONFIGS / 'dense_upernet-mini.py')
+    assert content['measures'] == ['backbone'] and content['input_shape'] == [3, 128, 128]
+
+    def backbone(overrides):
+        config.merge_from_dict(overrides)
+        return backbone_macs(build_model(config).backbone, (3, 128, 128))
+
+    dense, at = backbone({}), round(100 * budget)
+    stages = content['stages']
+    assert stages[f'{at}-random-cut']['arguments']['target'] == int(budget * dense)
+    narrow = stages[f'{at}-narrow']['overrides']
+    assert backbone(narrow) <= budget * dense
+    wider = dict(narrow['model.backbone.arch'])
+    wider['embed_dims'] += 2
+    assert backbone({'model.backbone.arch': wider}) > budget * dense
+    backbone(narrow)
+    assert stages[f'{at}-narrow']['start'] == f'{at}-narrow-backbone'
+    assert stages['dense']['start'] == stages['start']['start'] == 'backbone'
+    classifier = load_config(CONFIGS / 'backbone_upernet-mini.py')
+    classifier.merge_from_dict(stages[f'{at}-narrow-backbone']['overrides'])
+    narrow, wide = build_model(classifier).backbone.state_dict(), build_model(config).backbone
+    assert {name: value.shape for name, value in narrow.items()
+            if not name.startswith('norm')} == \
+        {name: value.shape for name, value in wide.state_dict().items()
+         if not name.startswith('norm')}  # of the segmentor there is one more, before its heads
+
+
+def test_segmentors_train_for_the_same_number_of_batches():
+    content = arena_study('upernet-mini', 0.5, SCENES, 'scenes')
+    results = {}
+    for name, stage in content['stages'].items():
+        if 'train' in stage:
+            config = load_config(CONFIGS / stage['train'].replace('{net}', 'upernet-mini'))
+            train = config.train_cfg
+            schedulers = config.param_scheduler
+            for part in schedulers.values() if isinstance(schedulers, dict) else [schedulers]:
+                assert part[-1].end == train.get('max_iters', train.get('max_epochs')), name
+            bilevel = train.get('type') == 'mmkcr.IterBilevelTrainLoop'
+            results[name] = dict(batches=train.max_iters * (2 if bilevel else 1)) \
+                if 'max_iters' in train else dict(batches=0)
+        else:
+            results[name] = {}
+    assert equal_batches(content, results) == 450
 
 
 def test_all_methods_train_for_the_same_number_of_batches():

@@ -4,14 +4,24 @@ Every method is a few stages of a study (:mod:`lab.study`) whose batches add up 
 dense network's training. A batch is one forward and backward pass, whether it updates weights or
 gates. Methods share what they can: the dense network that is cut, and the search of DCS.
 
-A task is a folder of images, 32 x 32, with a training and a held-out part for every seed: the
-draw, the first weights, the calibration images and the random units all follow the seed, so that
-differences between methods are paired.
+A task is a folder of images with a training and a held-out part for every seed: the draw, the
+first weights, the calibration images and the random units all follow the seed, so that differences
+between methods are paired. Budgets are of the whole classifier, or of a segmentor's backbone.
 """
 
 import copy
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 import yaml
@@ -20,14 +30,21 @@ from mmengine.runner import find_latest_checkpoint
 from PIL import Image
 from torch import nn
 
-from mmkcr.apis.build import build_model, file_sha256, load_config, load_weights
+from mmkcr.apis.build import (
+    build_model,
+    default_shape,
+    file_sha256,
+    load_config,
+    load_weights,
+)
 from mmkcr.apis.calibration_data import calibration_images
 from mmkcr.apis.compress import CompressResult, compress
 from mmkcr.apis.compress_files import SENSITIVITY, task_outputs, write_sensitivity
-from mmkcr.apis.count import count_macs
+from mmkcr.apis.count import count_parts
 from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.apis.slim_files import write_subnet
 from mmkcr.core import atomic_write
+from mmkcr.models.utils import is_dense_task
 from .compress_study import VARIANTS
 from .digits import DigitsOptions, write_digits
 from .folders import rebuild_folder
@@ -35,7 +52,6 @@ from .study import Call
 from .torch_pruning import torch_pruning_structure
 
 CONFIGS = Path(__file__).resolve().parent / 'arena_stages'
-SHAPE = (3, 32, 32)
 _SITES = ('mlp_hidden', 'heads')
 #: What differences are to, and what a method has to be above to lead.
 RANDOM, REFIT = 'random', 'refit'
@@ -46,18 +62,19 @@ class Task(NamedTuple):
 
     Args:
         title (str): In tables.
-        write (Callable): Takes a folder and a seed; writes ``train`` and ``val``.
-        mean (float): Of the grey values of the training part.
-        std (float): Of the same.
-        batch_size (int): Such that a search splits an epoch's batches 7 to 3. Defaults to 30.
+        write (Callable): Takes a folder and a seed; writes both parts.
+        overrides (dict): Of the configs of all stages. Defaults to none.
+        net (str): Of ``tools/lab/arena_stages``, unless another is asked for. Defaults to
+            ``'vit-nano'``.
+        metric (str): Of the test. Defaults to ``'accuracy/top1'``.
         epochs_factor (float): Schedules are stretched by it. Defaults to 1.
     """
 
     title: str
     write: Callable[[Path, int], Any]
-    mean: float
-    std: float
-    batch_size: int = 30
+    overrides: Mapping[str, Any] = {}  # noqa: RUF012
+    net: str = 'vit-nano'
+    metric: str = 'accuracy/top1'
     epochs_factor: float = 1.
 
 
@@ -112,10 +129,23 @@ def _write_mnist(folder: Path, seed: int) -> None:
             Image.fromarray(image).save(path)
 
 
+def _scenes(folder: Path, seed: int) -> bool:
+    """400 scenes of digits to train on, and 200 of other digits held out."""
+    return write_digits(folder, DigitsOptions(val_scenes=200, seed=seed))
+
+
+def _grey(mean: float, std: float, batch_size: int) -> Dict[str, Any]:
+    """Grey values of the training part, and a batch size such that 7 : 3 splits whole batches."""
+    return {'data_preprocessor.mean': [mean] * 3, 'data_preprocessor.std': [std] * 3,
+            'train_dataloader.batch_size': batch_size}
+
+
 TASKS: Mapping[str, Task] = {
-    'digits-300': Task('300 training digits, 1497 held out', _digits, 77.9, 95.9),
-    'mnist-1000': Task('MNIST-5k: 1000 training digits, 4000 held out', _mnist, 25.8, 70.5,
-                       batch_size=50, epochs_factor=0.5),
+    'digits-300': Task('300 training digits, 1497 held out', _digits, _grey(77.9, 95.9, 30)),
+    'mnist-1000': Task('MNIST-5k: 1000 training digits, 4000 held out', _mnist,
+                       _grey(25.8, 70.5, 50), epochs_factor=0.5),
+    'scenes': Task('400 training scenes, 200 held out', _scenes, net='upernet-mini',
+                   metric='mIoU'),
 }
 
 
@@ -196,13 +226,16 @@ def _ofb_trial(change: str, search: int = 16, **options: Any) -> Method:
                      retrain_options=_epochs(32 - search, 2))
 
 
+#: What a network begins with that has such a config.
+_BACKBONE = 'backbone_{net}.py'
 _NO_KCR = {'model.regularizers.kcr.weight': 0.}
 _DCS = dict(search='dcs-search', retrain='dcs-retrain', deploy='dcs-deploy', name='dcs',
             least=0.6)  # no heads: their queries and keys are masked
 _OFB = dict(retrain='ofb-retrain', deploy='ofb-retrain', start='start', slim={})
 _MAIN: Mapping[str, Method] = {
     'narrow': Method('narrower, dense, from scratch', {
-        '{method}': dict(train='dense_{net}.py', overrides='NARROW')},
+        '{method}-backbone': dict(train=_BACKBONE, overrides='CLASSIFIER'),
+        '{method}': dict(train='dense_{net}.py', start='{method}-backbone', overrides='NARROW')},
         '', '{method}', 'dense_{net}.py'),
     'random': _variant('random'),
     'weight': _variant('weight'),
@@ -260,8 +293,9 @@ def cut(call: Call) -> Dict[str, Any]:
         dict: ``kept`` units by site, ``macs`` and ``digests`` of the files.
     """
     model, content, batches = _dense(call, call.start.weights)
-    result = compress(model, batches, call.arguments['target'], _SITES, SHAPE,
-                      **_settings(call, batches), **VARIANTS[call.arguments['variant']].options)
+    result = compress(model, batches, call.arguments['target'], _SITES,
+                      **_settings(call, model, batches),
+                      **VARIANTS[call.arguments['variant']].options)
     return _written(call, result, content)
 
 
@@ -275,8 +309,8 @@ def refit(call: Call) -> Dict[str, Any]:
         dict: As of :func:`cut`.
     """
     model, content, batches = _dense(call, find_latest_checkpoint(call.arguments['dense']))
-    result = refit_structure(model, call.start.structure, batches, SHAPE,
-                             **_settings(call, batches))
+    result = refit_structure(model, call.start.structure, batches,
+                             **_settings(call, model, batches))
     return _written(call, result, content)
 
 
@@ -294,8 +328,9 @@ def prune(call: Call) -> Dict[str, Any]:
     model, content, batches = _dense(call, call.start.weights)
     structure = torch_pruning_structure(model, _SITES, call.arguments['target'], batches,
                                         call.arguments.get('importance', 'magnitude'))
-    result = refit_structure(model, structure, batches, SHAPE,
-                             refit=call.arguments.get('refit', 'none'), **_settings(call, batches))
+    result = refit_structure(model, structure, batches,
+                             refit=call.arguments.get('refit', 'none'),
+                             **_settings(call, model, batches))
     return _written(call, result, content)
 
 
@@ -309,7 +344,7 @@ def scores(call: Call) -> Dict[str, Any]:
         dict: The file's ``digest``.
     """
     model, _, batches = _dense(call, call.start.weights)
-    result = compress(model, batches, '50%', _SITES, SHAPE, **_settings(call, batches))
+    result = compress(model, batches, '50%', _SITES, **_settings(call, model, batches))
     write_sensitivity(result.profiles, call.folder)
     return dict(digest=file_sha256(call.folder / SENSITIVITY))
 
@@ -323,8 +358,10 @@ def _dense(call: Call, weights: str) -> Tuple[nn.Module, Dict[str, Any], List[An
     return model, content, [images[place] for place in range(len(images))]
 
 
-def _settings(call: Call, batches: Sequence[Any]) -> Dict[str, Any]:
-    return dict(forward=task_outputs, held_out=batches[:1], logits=True, progress=False,
+def _settings(call: Call, model: nn.Module, batches: Sequence[Any]) -> Dict[str, Any]:
+    dense = is_dense_task(model)
+    return dict(input_shape=default_shape(call.config, model), part='backbone' if dense else None,
+                forward=task_outputs, held_out=batches[:1], logits=not dense, progress=False,
                 seed=call.seed)
 
 
@@ -335,10 +372,11 @@ def _written(call: Call, result: CompressResult, content: Mapping[str, Any]) -> 
 
 
 def narrow_overrides(config: Config, macs: int) -> Dict[str, Any]:
-    """The narrower dense ViT that comes closest to a number of MACs from below.
+    """The narrower dense ViT or Swin that comes closest to a number of MACs from below.
 
-    Width and hidden width of the MLPs shrink; heads keep their channels and layers their number.
-    The hidden width stays within 3 and 5 times the width.
+    Of a ViT width and hidden width of the MLPs shrink; heads keep their channels and layers their
+    number, and the hidden width stays within 3 and 5 times the width. Of a Swin the width
+    shrinks, and with it the channels of its heads.
 
     Args:
         config (Config): Of the dense network.
@@ -351,31 +389,51 @@ def narrow_overrides(config: Config, macs: int) -> Dict[str, Any]:
         ValueError: No such network is within the budget.
     """
     arch = config.model.backbone.arch
+    for options in _narrow_swins(config, arch) if 'depths' in arch else _narrow_vits(config, arch,
+                                                                                    macs):
+        if _macs(config, options) <= macs:
+            return options
+    raise ValueError(f'expected a budget that a narrower network meets, found {macs} MACs')
+
+
+def _narrow_swins(config: Config, arch: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    """Narrower and narrower ones, below a head for all stages and one for the last."""
+    for width in range(arch.embed_dims - 2, 0, -2):
+        widths = [width * 2**stage for stage in range(len(arch.depths))]
+        yield {'model.backbone.arch': dict(arch, embed_dims=width),
+               'model.decode_head.in_channels': widths,
+               'model.auxiliary_head.in_channels': widths[-1]}
+
+
+def _narrow_vits(config: Config, arch: Mapping[str, Any], macs: int) -> Iterator[Dict[str, Any]]:
+    """The best one."""
     head = arch.embed_dims // arch.num_heads
     best: Tuple[int, int, int] = (0, 0, 0)
     for heads in range(1, arch.num_heads + 1):
         width = head * heads
-        low, high = (_macs(config, _narrow(arch, width, hidden, heads))
+        low, high = (_macs(config, _narrow_vit(arch, width, hidden, heads))
                      for hidden in (3 * width, 5 * width))
         if low <= macs:  # MACs are linear in the hidden width
             hidden = min(5 * width, 3 * width + (macs - low) * 2 * width // (high - low))
             best = max(best, (low + (hidden - 3 * width) * (high - low) // (2 * width), heads,
                               hidden))
-    if not best[0]:
-        raise ValueError(f'expected a budget that a narrower network meets, found {macs} MACs')
-    return _narrow(arch, head * best[1], best[2], best[1])
+    if best[0]:
+        yield _narrow_vit(arch, head * best[1], best[2], best[1])
 
 
-def _narrow(arch: Mapping[str, Any], width: int, hidden: int, heads: int) -> Dict[str, Any]:
+def _narrow_vit(arch: Mapping[str, Any], width: int, hidden: int, heads: int) -> Dict[str, Any]:
     return {'model.backbone.arch': dict(arch, embed_dims=width, num_heads=heads,
                                         feedforward_channels=hidden),
             'model.head.in_channels': width}
 
 
-def _macs(config: Config, overrides: Mapping[str, Any]) -> int:
+def _macs(config: Config, overrides: Mapping[str, Any] = {}) -> int:  # noqa: B006
+    """MACs that budgets are of: of a classifier, or of a segmentor's backbone."""
     config = copy.deepcopy(config)
     config.merge_from_dict(dict(overrides))
-    return count_macs(build_model(config), SHAPE)
+    model = build_model(config)
+    parts = count_parts(model, default_shape(config, model))
+    return parts['backbone'] if is_dense_task(model) else sum(parts.values())
 
 
 def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> Dict[str, Any]:
@@ -391,17 +449,20 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
         dict: Content of a study file.
 
     Raises:
-        ValueError: An unknown method, or a budget out of range.
+        ValueError: An unknown method or network, or a budget out of range.
     """
     unknown = sorted(set(methods) - set(METHODS))
     if unknown or not 0 < budget < 1:
         raise ValueError(f'expected methods among {list(METHODS)} and a budget within 0 and 1, '
                          f'found {unknown or budget}')
-    config = load_config(CONFIGS / f'dense_{net}.py')
-    macs = int(budget * count_macs(build_model(config), SHAPE))
-    at = f'{round(100 * budget)}'
-    stages: Dict[str, Any] = dict(dense=dict(train='dense_{net}.py'),
-                                  start=dict(train='start_{net}.py'))
+    file = CONFIGS / f'dense_{net}.py'
+    if not file.is_file():
+        raise ValueError(f'expected a network of {CONFIGS} as `--net`, found {net!r}')
+    config, at = load_config(file), f'{round(100 * budget)}'
+    macs = int(budget * _macs(config))
+    stages: Dict[str, Any] = dict(backbone=dict(train=_BACKBONE),
+                                  dense=dict(train='dense_{net}.py', start='backbone'),
+                                  start=dict(train='start_{net}.py', start='backbone'))
     rows = dict(dense=dict(label='dense', config='dense_{net}.py', weights='dense'))
     for name in methods:
         method = METHODS[name]
@@ -413,24 +474,33 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
             return text if text in ('start', 'scores', '') else f'{at}-{text}'
 
         narrow = narrow_overrides(config, macs) if name == 'narrow' else {}
+        classifier = {'model.backbone.arch': narrow.get('model.backbone.arch'),
+                      'model.head.in_channels': narrow.get('model.auxiliary_head.in_channels')}
         for stage, content in method.stages.items():
-            content = _filled(content, dict(MACS=macs, NARROW=narrow))
+            content = _filled(content, dict(MACS=macs, NARROW=narrow, CLASSIFIER=classifier))
             content.update({key: own(content[key]) for key in ('start', 'slim') if key in content})
             stages[own(stage)] = content
         row = dict(config=method.deploy, label=method.label, overrides=narrow)
         if method.before:
             rows[f'{at}-{name}-before'] = dict(row, weights=own(method.before))
         rows[f'{at}-{name}'] = dict(row, weights=own(method.after))
+    if not (CONFIGS / _BACKBONE.replace('{net}', net)).is_file():
+        stages = _from_scratch(stages)
     for entry in (*stages.values(), *rows.values()):
         if 'slim' not in entry:
-            entry['overrides'] = {**entry.get('overrides', {}), **_of_task(TASKS[task])}
+            entry['overrides'] = {**entry.get('overrides', {}), **TASKS[task].overrides}
+    model = build_model(config)
     return dict(title=f'{TASKS[task].title}, {at} % of the MACs', configs=str(CONFIGS), nets=[net],
-                input_shape=list(SHAPE), stages=stages, rows=rows, measures=['masks'])
+                input_shape=list(default_shape(config, model)), stages=stages, rows=rows,
+                measures=['backbone' if is_dense_task(model) else 'masks'])
 
 
-def _of_task(task: Task) -> Dict[str, Any]:
-    return {'data_preprocessor.mean': [task.mean] * 3, 'data_preprocessor.std': [task.std] * 3,
-            'train_dataloader.batch_size': task.batch_size}
+def _from_scratch(stages: Mapping[str, Any]) -> Dict[str, Any]:
+    """Without the stages that train a backbone, and without the starts from these."""
+    gone = {name for name, stage in stages.items() if stage.get('train') == _BACKBONE}
+    return {name: {key: value for key, value in stage.items()
+                   if key != 'start' or value not in gone}
+            for name, stage in stages.items() if name not in gone}
 
 
 def _filled(node: Any, values: Mapping[str, Any]) -> Any:

@@ -14,6 +14,8 @@ from .arena import METHODS, RANDOM, REFIT
 from .stages import RECORD
 
 METRIC = 'accuracy/top1'
+#: Their names in tables.
+NAMES = {METRIC: 'top-1 (%)', 'mIoU': 'mIoU (%)'}
 #: Fewest pairs of a verdict (SPEC 8); with two or three, one of many intervals misses 0 by chance.
 LEAST_PAIRS = 5
 
@@ -69,7 +71,7 @@ def paired_interval(values: Mapping[int, float],
 
 
 def read_rows(folder: Path, budgets: Sequence[float], methods: Sequence[str],
-              seeds: Sequence[int]) -> List[Dict[str, Any]]:
+              seeds: Sequence[int], metric: str = METRIC) -> List[Dict[str, Any]]:
     """Numbers by budget and method of the runs that are finished.
 
     Args:
@@ -77,28 +79,31 @@ def read_rows(folder: Path, budgets: Sequence[float], methods: Sequence[str],
         budgets (Sequence[float]): Shares of the dense MACs.
         methods (Sequence[str]): Of :data:`~lab.arena.METHODS`.
         seeds (Sequence[int]): Of the runs.
+        metric (str): Key of :data:`NAMES`. Defaults to top-1.
 
     Returns:
         list[dict]: ``budget`` (1 for the dense network), ``method``, ``after`` and ``before``
-        (top-1 by seed), ``macs`` by seed and ``masks_open`` (top-1 with all masks open, by seed).
+        (the metric by seed), ``macs`` by seed (of the backbone where that was measured) and
+        ``masks_open`` (top-1 with all masks open, by seed).
     """
-    rows = [_row(folder, 'dense', 1., '', seeds)]
+    rows = [_row(folder, 'dense', 1., '', seeds, metric)]
     for budget in budgets:
-        rows += [_row(folder, name, budget, f'{round(100 * budget)}-', seeds) for name in methods]
+        rows += [_row(folder, name, budget, f'{round(100 * budget)}-', seeds, metric)
+                 for name in methods]
     return [row for row in rows if row['after'] or row['before']]
 
 
 def _row(folder: Path, name: str, budget: float, prefix: str,
-         seeds: Sequence[int]) -> Dict[str, Any]:
+         seeds: Sequence[int], metric: str) -> Dict[str, Any]:
     row: Dict[str, Any] = dict(budget=budget, method=name, after={}, before={}, macs={},
                                masks_open={})
     for seed in seeds:
         for key, end in (('after', ''), ('before', '-before')):
             found = _result(folder / f'seed{seed}' / f'evaluate-{prefix}{name}{end}' / RECORD)
             if found:
-                row[key][seed] = found['metrics'][METRIC]
+                row[key][seed] = found['metrics'][metric]
                 if key == 'after':
-                    row['macs'][seed] = found['macs']
+                    row['macs'][seed] = found.get('backbone', found)['macs']
                     if found.get('masks'):
                         row['masks_open'][seed] = found['masks']['top1_open']
     return row
@@ -159,10 +164,11 @@ def _verdict(to_random: Optional[Interval], to_refit: Optional[Interval]) -> str
     return ', '.join(filter(None, words))
 
 
-def table(summary: Sequence[Mapping[str, Any]], title: str = '', markdown: bool = False) -> str:
+def table(summary: Sequence[Mapping[str, Any]], title: str = '', markdown: bool = False,
+          metric: str = METRIC) -> str:
     """The summary as text, for the terminal or as Markdown."""
-    columns = ['budget', 'method', 'MACs', 'before', 'to random, before', 'top-1 (%)', 'to random',
-               'to refit', 'seeds', 'verdict']
+    columns = ['budget', 'method', 'MACs', 'before', 'to random, before', NAMES[metric],
+               'to random', 'to refit', 'seeds', 'verdict']
     cells = []
     for row in summary:
         macs = '' if row['macs'] is None else f'{row["macs"]:.1%}'
@@ -189,8 +195,9 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
     return f'{row[key]:.2f}' + ('' if std is None else f' ± {std:.2f}')
 
 
-def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '') -> None:
-    """Top-1 before and after retraining over MACs, a line a method; writes an image."""
+def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '',
+         metric: str = METRIC) -> None:
+    """The metric before and after retraining over MACs, a line a method; writes an image."""
     with saved_figure(path, (13, 4.5), ncols=2) as (figure, grid):
         for axes, key in zip(grid.flat, ('before', 'after')):
             for number, name in enumerate(METHODS):
@@ -206,14 +213,15 @@ def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '') -> N
                 axes.axhline(dense[0], color='0.4', linestyle=':', label='dense')
             axes.set_title(f'{key} retraining')
             axes.set_xlabel('MACs (% of dense)')
-        grid.flat[0].set_ylabel('top-1 (%)')
+        grid.flat[0].set_ylabel(NAMES[metric])
         if grid.flat[1].has_data():
             grid.flat[1].legend(fontsize=7, loc='center left', bbox_to_anchor=(1.01, 0.5))
         figure.suptitle(title)
 
 
 def write_report(folder: Path, summary: Sequence[Mapping[str, Any]],
-                 rows: Sequence[Mapping[str, Any]], title: str, **more: Any) -> None:
+                 rows: Sequence[Mapping[str, Any]], title: str, metric: str = METRIC,
+                 **more: Any) -> None:
     """Write ``summary.json``, ``table.txt``, ``table.md`` and ``accuracy_over_macs.png``.
 
     Args:
@@ -221,14 +229,16 @@ def write_report(folder: Path, summary: Sequence[Mapping[str, Any]],
         summary (Sequence[dict]): Of :func:`summarise`.
         rows (Sequence[dict]): Of :func:`read_rows`.
         title (str): Of table and plot.
+        metric (str): Key of :data:`NAMES`. Defaults to top-1.
         **more: Further entries of the summary.
     """
     entries = [{key: value._asdict() if isinstance(value, Interval) else value
                 for key, value in entry.items()} for entry in summary]
     content = dict(title=title, machine=machine_info(), summary=entries, rows=list(rows), **more)
-    texts = {'summary.json': json.dumps(content, indent=1), 'table.txt': table(summary, title),
-             'table.md': table(summary, markdown=True)}
+    texts = {'summary.json': json.dumps(content, indent=1),
+             'table.txt': table(summary, title, metric=metric),
+             'table.md': table(summary, markdown=True, metric=metric)}
     for name, text in texts.items():
         with atomic_write(folder / name) as temporary:
             temporary.write_text(text + '\n')
-    plot(summary, folder / 'accuracy_over_macs.png', title)
+    plot(summary, folder / 'accuracy_over_macs.png', title, metric)

@@ -7,10 +7,11 @@ from mmengine.config import Config
 from torch import nn
 
 from mmkcr.apis.build import default_shape
+from mmkcr.apis.count import count_parts
 from mmkcr.evaluation.analysis import classification_scores, kernel_statistics, split_loader
 from mmkcr.evaluation.bottleneck import information_statistics
 from mmkcr.evaluation.features import feature_layer_of, undisturbed
-from mmkcr.models.utils import backbone_macs, find_backbone, find_task, unwrap
+from mmkcr.models.utils import find_task, unwrap
 from .mask_statistics import find_masks, mask_statistics, masks_held_open
 
 
@@ -29,7 +30,7 @@ def information_measure(model: nn.Module, config: Config) -> Mapping[str, float]
 def backbone_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
     """M MACs of the backbone alone."""
     model = unwrap(model)
-    return dict(macs=backbone_macs(find_backbone(model), default_shape(config, model)) / 1e6)
+    return dict(macs=count_parts(model, default_shape(config, model))['backbone'] / 1e6)
 
 
 def question_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
