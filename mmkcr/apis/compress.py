@@ -20,7 +20,7 @@ from mmkcr.models.calibration import Forward, flat_tensors
 from mmkcr.models.costs import cost_model
 from mmkcr.models.head_rotation import take_weights
 from mmkcr.models.kernel_fit import FITTED
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.stream_readers import find_outside

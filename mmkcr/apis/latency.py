@@ -17,7 +17,7 @@ from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from mmkcr.visualization.progress import shown
@@ -220,7 +220,7 @@ def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
         scope (str): One of :data:`~mmkcr.apis.compress.SCOPES`. Defaults to ``'backbone'``.
 
     Raises:
-        ValueError: As of :meth:`~mmkcr.models.searchable.SearchSpace.of_dense`.
+        ValueError: As of :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
     """
     host = model if scope == 'model' else getattr(model, 'backbone', model)
     host = host if isinstance(host, nn.Module) else model

@@ -14,7 +14,7 @@ from mmkcr.core import LatencyTable, MacsModel
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.latency import milliseconds
 from mmkcr.deploy.runtimes import PACKAGES
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from .export import export_onnx

@@ -23,7 +23,7 @@ from mmkcr.compat import UnreadableImageError
 from mmkcr.core import NonFiniteError, atomic_write, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.engine.hooks.refresh import RefreshHook
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import unwrap
 from mmkcr.models.wrappers import SearchModel
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import Structure, atomic_write, count_params
 from mmkcr.models.loading import load_task, weights_of
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import find_task
 from mmkcr.safe_load import read_checkpoint
 from .build import build_model, load_config, load_weights

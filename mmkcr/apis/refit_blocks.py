@@ -32,7 +32,7 @@ from mmkcr.models.replay import (
     rows_out,
 )
 from mmkcr.models.rotary_refit import refitted_queries, turned_moments
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.embedding import Embedding
 from mmkcr.models.sites.head_operator import HeadOperatorSite

@@ -9,7 +9,7 @@ from mmkcr.core import CostModel
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.latency import useful_sizes
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.embedding import Embedding
 from .site_profiles import CompressOptions, SiteProfile

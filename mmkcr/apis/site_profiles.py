@@ -42,7 +42,7 @@ from mmkcr.models.head_rotation import (
 )
 from mmkcr.models.kernel_fit import HeadKernels
 from mmkcr.models.rotary_refit import TurnedMoments, query_change, rotate_pairs, turned_moments
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.attention_width import AttentionWidth
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.embedding import Embedding

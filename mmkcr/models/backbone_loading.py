@@ -16,7 +16,7 @@ from mmkcr.core.added import added_layers
 from mmkcr.safe_load import read_checkpoint
 
 if TYPE_CHECKING:
-    from .searchable import SearchSpace
+    from .search_space import SearchSpace
 
 BACKBONE = 'backbone.'
 #: Buffers that hosts compute anew and take out of what they load.

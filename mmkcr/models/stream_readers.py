@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .calibration import Forward, flat_tensors
-from .searchable import SearchSpace
+from .search_space import SearchSpace
 from .sites.embedding import Embedding
 
 Readers = Dict[str, Tuple[nn.Module, Tuple[int, int]]]

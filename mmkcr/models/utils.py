@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import MacsReport, count_forward_macs
 from mmkcr.core.added import added_layers
-from .searchable import SearchSpace
+from .search_space import SearchSpace
 
 
 def unwrap(model: nn.Module) -> nn.Module:

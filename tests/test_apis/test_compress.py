@@ -498,7 +498,7 @@ def test_refuses_in_one_sentence(arguments, message):
 
 
 def test_readers_are_the_layers_that_the_units_enter():
-    from mmkcr.models.searchable import SearchSpace
+    from mmkcr.models.search_space import SearchSpace
     space = SearchSpace.of_dense(vit(), ['mlp_hidden', 'heads'])
     found = {name: [(reader.path, reader.inner) for reader in readers(site)]
              for name, site in space.sites.items()}

@@ -12,7 +12,7 @@ from mmkcr.core import LatencyModel, LatencyTable, MacsModel
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.core.latency import interpolate, useful_sizes
 from mmkcr.models import KCRVisionTransformer
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import task_forward
 
 SHAPE = (3, 16, 16)

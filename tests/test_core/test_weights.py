@@ -29,7 +29,7 @@ from mmkcr.models import DWConvVisionTransformer, KCRVisionTransformer, OFBVisio
 from mmkcr.models.costs import cost_model
 from mmkcr.models.losses.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.models.losses.price import MacsPrice
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, why_not
 from mmkcr.models.utils import task_forward
 

@@ -16,7 +16,7 @@ from mmkcr.deploy.onnx_graph import (
     split_projections,
 )
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 
 SHAPE = (3, 32, 32)
 VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=64),

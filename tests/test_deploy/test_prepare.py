@@ -11,7 +11,7 @@ from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, describe_selections, pr
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers.norms import SlicedLayerNorm
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 
 SHAPE = (3, 32, 32)
 VIT = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=64),

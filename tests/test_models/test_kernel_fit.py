@@ -8,7 +8,7 @@ from mmpretrain.models import VisionTransformer
 
 from mmkcr.models.kernel_fit import HeadKernels, KernelMoments
 from mmkcr.models.layers.head_operators import DepthwiseHeads
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 
 
 @settings(derandomize=True, deadline=None, max_examples=10)

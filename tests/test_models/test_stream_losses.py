@@ -8,7 +8,7 @@ from mmkcr.apis.compress import macs_model
 from mmkcr.apis.share_out import _lost, _shared, share_out, size_options
 from mmkcr.apis.site_profiles import CompressOptions, SiteProfile
 from mmkcr.functional.pivots import UnitOrder
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.stream_losses import NarrowStream, stream_loss
 
 IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()

@@ -15,7 +15,7 @@ from mmkcr.core import Structure, count_params
 from mmkcr.evaluation.analysis import split_loader
 from mmkcr.evaluation.features import share_of_rank
 from mmkcr.evaluation.head_scores import head_scores
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import find_task, search_space
 
 SELECTIONS = ('lowest', 'highest', 'random')

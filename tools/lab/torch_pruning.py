@@ -15,7 +15,7 @@ from torch.nn import functional
 from mmkcr.apis.compress import macs_model, searched
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.core import Structure
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 
 #: Its criteria: norms of weights, its default; and first order, with the labels that the dense
 #: network gives.

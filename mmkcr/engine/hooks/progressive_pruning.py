@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from mmkcr.core import TOLERANCE, CostModel, can_meet, choose_options
 from mmkcr.models.gates import BiMaskGate
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import renew_record, search_space, unwrap
 from mmkcr.registry import HOOKS
 

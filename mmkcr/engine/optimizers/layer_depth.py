@@ -5,7 +5,7 @@ from typing import Callable, Iterator, Tuple
 from mmengine.model import ModuleList, Sequential
 from torch import nn
 
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, ModuleList, Sequential)
 

@@ -30,7 +30,7 @@ from lab.kind_coverage import (
 from mmkcr.apis import count_macs
 from mmkcr.core import MacsModel
 from mmkcr.models import Searchable
-from mmkcr.models.searchable import SearchSpace
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
 
 ROOT = Path(__file__).parents[3]

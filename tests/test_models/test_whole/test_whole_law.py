@@ -10,7 +10,8 @@ from mmkcr.apis.build import state_bytes
 from mmkcr.apis.compress import default_kinds
 from mmkcr.apis.count import count_macs
 from mmkcr.core import BytesModel, MacsModel, ParamsModel, count_params
-from mmkcr.models.searchable import Searchable, SearchSpace
+from mmkcr.models.search_space import SearchSpace
+from mmkcr.models.searchable import Searchable
 from mmkcr.models.utils import task_forward
 from .whole_models import DETECTORS, MODELS, batches, build, config_of, outputs
 
