@@ -36,5 +36,32 @@ def test_configs_do_not_multiply(found):
 
 
 def test_table(found):
-    table = dict(tool.rows(found))
-    assert table['lines of mmkcr'] == str(found['package']['total'])
+    table = {what: cells for what, *cells in tool.rows(found)}
+    assert table['lines of mmkcr'] == [str(found['package']['total']),
+                                       str(found['code']['package'])]
+
+
+def test_code_is_what_is_left_without_docstrings_comments_and_empty_lines(tmp_path):
+    file = tmp_path / 'some.py'
+    file.write_text('''"""About.
+
+More.
+"""
+
+import os  # code
+
+
+# none
+class A:
+    """None."""
+
+    text = """
+    code
+    """
+
+    def f(self):
+        """None."""
+        return (os,
+                1)
+''')
+    assert tool.code_lines(file) == 8

@@ -1,15 +1,18 @@
 """How large the project is: lines of the package, of each method and adapter; config files.
 
-Lines are those of the files, comments and docstrings included. A method's own lines are those of
-the files that it alone brings (METHODS below); what several methods use is counted as shared. An
-adapter is what a family of backbones needs: a registered function or class with its decorators.
+Lines are those of the files, comments and docstrings included; code is what is left without these
+and empty lines. A method's own lines are those of the files that it alone brings (METHODS below);
+what several methods use is counted as shared, and any method takes any kind of site. An adapter is
+what a family of backbones needs: a registered function or class with its decorators.
 
 Example:
     python tools/benchmarks/sizes.py
 """
 
 import ast
+import io
 import json
+import tokenize
 from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Optional, Sequence
@@ -21,28 +24,41 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Files that one method alone brings, below mmkcr/.
 METHODS = dict(
     kcr=('functional/kernel.py', 'models/losses/kernel_complexity.py',
-         'engine/hooks/nystrom_refresh.py', 'evaluation/metrics/kernel_complexity.py',
-         'models/sites/mlp_channels.py'),
+         'engine/hooks/nystrom_refresh.py', 'evaluation/metrics/kernel_complexity.py'),
     dcs=('functional/information.py', 'functional/clusters.py',
          'models/losses/information_bottleneck.py', 'models/losses/mask_price.py',
          'engine/hooks/information_bottleneck.py', 'engine/hooks/gate_noise.py',
          'evaluation/metrics/information_bottleneck.py', 'evaluation/bottleneck.py',
-         'models/sites/qk_mask.py', 'models/sites/attention_outputs.py',
          'models/gates/qk_mask.py'),
     ofb=('models/gates/bimask.py', 'models/losses/adaptive_one_hot.py',
          'engine/hooks/progressive_pruning.py', 'engine/hooks/linear_schedule.py',
-         'engine/optimizers/joint_constructor.py', 'models/sites/embedding.py',
-         'models/sites/heads.py', 'models/sites/mlp_hidden.py',
-         'models/wrappers/masked_search.py', 'models/heads/masked_image_head.py'),
-    dwconv=('models/sites/head_operator.py', 'models/layers/operator_attention.py',
-            'models/layers/head_operators.py', 'models/gates/top_k.py',
-            'evaluation/head_scores.py'))
+         'engine/optimizers/joint_constructor.py', 'models/wrappers/masked_search.py',
+         'models/heads/masked_image_head.py'),
+    dwconv=('models/layers/operator_attention.py', 'models/layers/head_operators.py',
+            'models/gates/top_k.py', 'evaluation/head_scores.py'))
 _REGISTRARS = ('mlp_adapter', 'attention_adapter', 'channel_adapter', 'stream_adapter')
+
+
+_NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+            tokenize.ENDMARKER)
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def lines(path: Path) -> int:
     """Lines of a file."""
     return len(path.read_text().splitlines())
+
+
+def code_lines(path: Path) -> int:
+    """Lines of a file without docstrings, comments and empty ones."""
+    text, found = path.read_text(), set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            found.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            found.difference_update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(found)
 
 
 def adapters(path: Path) -> Dict[str, int]:
@@ -66,7 +82,8 @@ def sizes(root: Path = ROOT) -> Dict[str, Any]:
         root (Path): A checkout of the project. Defaults to this one.
 
     Returns:
-        dict: ``package`` (lines by sub-package and ``total``), ``methods`` (own lines),
+        dict: ``package`` (lines by sub-package and ``total``), ``methods`` (own lines), ``code``
+        (the same of ``package``'s total and ``methods``, without docstrings and comments),
         ``adapters`` (lines of each), ``adapter_files``, ``kinds`` (lines of each file of a kind of
         site) and ``configs`` (files by folder and ``total``).
 
@@ -89,6 +106,9 @@ def sizes(root: Path = ROOT) -> Dict[str, Any]:
         package=dict(counted, total=sum(counted.values())),
         methods={method: sum(lines(package / file) for file in names)
                  for method, names in METHODS.items()},
+        code=dict(package=sum(map(code_lines, package.rglob('*.py'))), methods={
+            method: sum(code_lines(package / file) for file in names)
+            for method, names in METHODS.items()}),
         adapters={name: size for path in files for name, size in adapters(path).items()},
         adapter_files={path.name: lines(path) for path in files},
         kinds={path.name: lines(path) for path in sorted((package / 'models/sites').glob('*.py'))
@@ -97,18 +117,19 @@ def sizes(root: Path = ROOT) -> Dict[str, Any]:
 
 
 def rows(found: Dict[str, Any]) -> List[Sequence[str]]:
-    """The table of :func:`sizes`: what, and how many."""
-    each = sorted(found['adapters'].values())
+    """The table of :func:`sizes`: what, how many, and how many lines of code."""
+    each, code = sorted(found['adapters'].values()), found['code']
     return [
-        ('lines of mmkcr', str(found['package']['total'])),
-        *((f'own lines of {method}', str(size)) for method, size in found['methods'].items()),
-        ('adapters (functions and classes)', str(len(each))),
-        ('lines of an adapter, median and most', f'{median(each):g}, {each[-1]}'),
-        ('lines of a file of adapters, most', str(max(found['adapter_files'].values()))),
-        ('lines of a kind of site, most', str(max(found['kinds'].values()))),
-        ('config files', str(found['configs']['total'])),
+        ('lines of mmkcr', str(found['package']['total']), str(code['package'])),
+        *((f'own lines of {method}', str(size), str(code['methods'][method]))
+          for method, size in found['methods'].items()),
+        ('adapters (functions and classes)', str(len(each)), ''),
+        ('lines of an adapter, median and most', f'{median(each):g}, {each[-1]}', ''),
+        ('lines of a file of adapters, most', str(max(found['adapter_files'].values())), ''),
+        ('lines of a kind of site, most', str(max(found['kinds'].values())), ''),
+        ('config files', str(found['configs']['total']), ''),
         ('of these bases', str(sum(size for name, size in found['configs'].items()
-                                   if name.startswith('_base_')))),
+                                   if name.startswith('_base_'))), ''),
     ]
 
 
@@ -119,7 +140,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument('--json', action='store_true', help='print all numbers as JSON')
     args = parser.parse_args(argv)
     found = sizes()
-    table = format_table(('size', 'found'), rows(found))
+    table = format_table(('size', 'found', 'code'), rows(found))
     print(json.dumps(found, indent=1) if args.json else table)
 
 
