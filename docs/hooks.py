@@ -6,6 +6,7 @@ from typing import Any
 
 _LINK = re.compile(r'\[([^\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)')
 _ROLE = re.compile(r':(?:func|class|data|meth|attr|mod):<code>~?([\w.]+)</code>')
+_HEAD = re.compile(r'(?<=<th><code>)\w+(?=</code>)')
 _FENCE = re.compile(r'(^```.*?^```$)', re.MULTILINE | re.DOTALL)
 
 
@@ -38,9 +39,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Show the last part of a name that a docstring refers to, as in ``:func:`~a.b.c```.
+    """Show the last part of names in docstrings; break the names that head columns at their ``_``.
 
     Args:
         html (str): Of the page.
     """
-    return _ROLE.sub(lambda match: f'<code>{match[1].rpartition(".")[2]}</code>', html)
+    html = _ROLE.sub(lambda match: f'<code>{match[1].rpartition(".")[2]}</code>', html)
+    return _HEAD.sub(lambda match: match[0].replace('_', '_<wbr>'), html)

@@ -244,6 +244,7 @@ def test_the_site_is_built_without_a_warning(tmp_path):
          str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
         env=dict(os.environ, NO_MKDOCS_2_WARNING='1'))
     assert done.returncode == 0 and 'WARNING' not in done.stderr, done.stderr[-2000:]
+    assert (tmp_path / 'search/search_index.js').is_file()  # of pages that are opened from the disk
     pages = list(tmp_path.rglob('*.html'))
     assert len(pages) > len(list((ROOT / 'docs').rglob('*.md')))  # and a page of what is not found
     for page in pages:
