@@ -114,12 +114,13 @@ def compressed(classifier: Classifier, folder: Path) -> List[Picture]:
     return [
         Picture('Closed form: what each layer loses', 'compress_sensitivity.png',
                 f'ViT-mini on the digits, {IMAGES} unlabelled images. The allocation cuts where '
-                'the curves are low. One scale of losses and of colours.'),
+                'the curves are low. The panels share one scale of losses and of colours.'),
         Picture('Closed form: which units stay', 'compress_kept.png',
                 'Hidden units of the same network at 50 % of the MACs, in their original order.'),
         Picture('Closed form: accuracy over time', 'compress_time.png',
                 f'The same network, dense {dense:.1f} %, at five budgets of MACs ({said}). Bars: '
-                f'one digit more or less. One seed; {PAIRS} pairs, one thread, its clock.')]
+                f'one digit more or less. One seed; {PAIRS} pairs of runs on one thread, by its '
+                'clock.')]
 
 
 def of_kind(structure: Structure, kind: str) -> Structure:
@@ -152,8 +153,8 @@ def clusters(classifier: Classifier, folder: Path) -> List[Picture]:
     order = table.argmax(0).argsort(stable=True)
     plot_shares(table[:, order], folder / 'dcs_clusters.png', 'class y', 'cluster a', 'Q(a | y)')
     return [Picture('DCS: what the features say about the label', 'dcs_clusters.png',
-                    'Soft clusters of the features that the dense ViT-mini has of '
-                    f'{len(labels)} training digits, by class. The information bottleneck loss '
+                    'Soft clusters, by class, of the features that the dense ViT-mini computes for '
+                    f'{len(labels)} training digits. The information bottleneck loss '
                     'makes the rows sharper, so that a cluster tells the class.')]
 
 
@@ -219,8 +220,8 @@ def page(pictures: Sequence[Picture], command: str, date: str) -> str:
         date (str): Of today.
     """
     machine: Dict[str, Any] = machine_info()
-    lines = ['# Gallery', '', 'Small networks on the digits, all by one command:', '', '```',
-             command, '```', '']
+    lines = ['# Gallery', '', 'Pictures of what each method does, for small networks on the digits. One '
+             'command draws them all:', '', '```', command, '```', '']
     for picture in pictures:
         lines += [f'## {picture.title}', '', f'![{picture.title}](images/{picture.file})', '',
                   picture.caption, '']
