@@ -220,8 +220,9 @@ def page(pictures: Sequence[Picture], command: str, date: str) -> str:
         date (str): Of today.
     """
     machine: Dict[str, Any] = machine_info()
-    lines = ['# Gallery', '', 'Pictures of what each method does, for small networks on the digits. One '
-             'command draws them all:', '', '```', command, '```', '']
+    lines = ['# Gallery', '',
+             'Pictures of what each method does, for small networks on the digits. One command '
+             'draws them all:', '', '```', command, '```', '']
     for picture in pictures:
         lines += [f'## {picture.title}', '', f'![{picture.title}](images/{picture.file})', '',
                   picture.caption, '']
