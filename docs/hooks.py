@@ -39,10 +39,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Show the last part of names in docstrings; break the names that head columns at their ``_``.
+    """Show the last part of names in docstrings, and say where cells of tables may break.
 
     Args:
         html (str): Of the page.
     """
     html = _ROLE.sub(lambda match: f'<code>{match[1].rpartition(".")[2]}</code>', html)
-    return _HEAD.sub(lambda match: match[0].replace('_', '_<wbr>'), html)
+    html = _HEAD.sub(lambda match: match[0].replace('_', '_<wbr>'), html)
+    return html.replace('<td>law holds</td>', '<td>law&nbsp;holds</td>')

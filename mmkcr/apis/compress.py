@@ -116,7 +116,7 @@ def compress(model: nn.Module,
         ValueError: No images, a model without an adapter or with gates, a target out of reach (the
             message gives the range), or activations that are not finite. Nothing is changed then.
 
-    Example:
+    Examples:
         >>> model = timm.create_model('vit_small_patch16_224', pretrained=True)
         >>> result = compress(model, images, '60%')
         >>> result.model(images)

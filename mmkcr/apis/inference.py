@@ -83,7 +83,7 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
         ValueError: The checkpoint is of another model, or the config of
             another library.
 
-    Example:
+    Examples:
         >>> detect = inferencer('kcr-mask-rcnn_swin-mini_slim_1xb8_digit-scenes', 'epoch_8.pth')
         >>> detect('scene.png', out_dir='pictures')
     """

@@ -104,7 +104,7 @@ class HeadStatistics:
             and the images they are of counted in ``others``. Defaults to None: the first one, and
             another is refused.
 
-    Example:
+    Examples:
         >>> layers = {'layers.0.attn': backbone.layers[0].attn}
         >>> with HeadStatistics(layers, grid) as statistics:
         ...     backbone(images)

@@ -34,7 +34,7 @@ class Moments:
         device (str | torch.device): Where sums live and products are computed. Defaults to 'cpu'.
         name (str): What errors call the stream. Defaults to 'Moments'.
 
-    Example:
+    Examples:
         >>> moments = Moments(3072, name='layers.0.ffn hidden')
         >>> for hidden in batches:  # (B, N, 3072), any floating dtype
         ...     moments.add(hidden)

@@ -41,7 +41,7 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
         ValueError: No gates, other optimizers, a fraction out of (0, 1), or a
             part that is empty or smaller than a batch.
 
-    Example:
+    Examples:
         >>> train_cfg = dict(type='mmkcr.BilevelTrainLoop', max_epochs=200)
     """
 
@@ -102,7 +102,7 @@ class IterBilevelTrainLoop(BilevelSteps, IterBasedTrainLoop):
         TypeError: As there.
         ValueError: As there.
 
-    Example:
+    Examples:
         >>> train_cfg = dict(type='mmkcr.IterBilevelTrainLoop', max_iters=160000)
     """
 

@@ -26,7 +26,7 @@ class JointOptimWrapperConstructor:
             public code.
         paramwise_cfg (dict, optional): See the host's constructor.
 
-    Example:
+    Examples:
         >>> optim_wrapper = dict(
         ...     constructor='mmkcr.JointOptimWrapperConstructor',
         ...     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=1e-3),

@@ -38,7 +38,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     Raises:
         ValueError: No ``lr`` or ``weight_decay``, or a rate outside (0, 1].
 
-    Example:
+    Examples:
         >>> optim_wrapper = dict(
         ...     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
         ...     constructor='mmkcr.LayerDecayOptimWrapperConstructor',

@@ -28,7 +28,7 @@ class SearchOptimWrapperConstructor:
     Raises:
         ValueError: Other keys, or a ``paramwise_cfg`` outside the parts.
 
-    Example:
+    Examples:
         >>> optim_wrapper = dict(
         ...     constructor='mmkcr.SearchOptimWrapperConstructor',
         ...     weights=dict(

@@ -74,7 +74,7 @@ class FeatureTap:
         every (bool): Give the features of all runs, one below the other, such as those of the
             views of self-supervised training. Defaults to False.
 
-    Example:
+    Examples:
         >>> with FeatureTap(model, 'head.fc:input') as tap:
         ...     model(inputs)
         >>> tap.features.shape  # (B, d)
