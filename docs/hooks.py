@@ -6,6 +6,7 @@ from typing import Any
 
 _LINK = re.compile(r'\[([^\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)')
 _ROLE = re.compile(r':(?:func|class|data|meth|attr|mod):<code>~?([\w.]+)</code>')
+_PICTURE = re.compile(r'<img [^>]*src="([^"]+)"[^>]*/?>')
 _HEAD = re.compile(r'(?<=<th><code>)\w+(?=</code>)')
 _FENCE = re.compile(r'(^```.*?^```$)', re.MULTILINE | re.DOTALL)
 
@@ -39,11 +40,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Show the last part of names in docstrings, and say where cells of tables may break.
+    """Show the last part of names in docstrings, say where cells may break, link pictures.
+
+    A picture leads to its file, where it has its full size.
 
     Args:
         html (str): Of the page.
     """
     html = _ROLE.sub(lambda match: f'<code>{match[1].rpartition(".")[2]}</code>', html)
     html = _HEAD.sub(lambda match: match[0].replace('_', '_<wbr>'), html)
-    return html.replace('<td>law holds</td>', '<td>law&nbsp;holds</td>')
+    html = html.replace('<td>law holds</td>', '<td>law&nbsp;holds</td>')
+    return _PICTURE.sub(r'<a href="\1">\g<0></a>', html)
