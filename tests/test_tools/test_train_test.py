@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -312,6 +313,7 @@ def test_head_of_other_classes_is_fine_to_start_from(tools, config_path, trained
 
 def test_earlier_runs_survive_a_mistake(tools, config_path, trained):
     before = {path: path.is_file() and path.read_bytes() for path in trained.rglob('*')}
+    time.sleep(1)  # a start's folder is named by its second
     with pytest.raises(SystemExit):
         tools['train'].main([config_path, '--work-dir', str(trained), '--cfg-options',
                              'model.type=Nothing'])
