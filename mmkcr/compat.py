@@ -16,6 +16,7 @@ import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Dict, Optional, Tuple
 
+import mmengine.config.config
 import mmengine.logging
 import torch
 from mmengine.config import Config
@@ -142,8 +143,13 @@ def register_references() -> None:
     MMEngine looks up all that comes from ``library::`` in the registries of that library. Configs
     of this package name its own modules with their scope (``mmkcr.X``), and a host's without:
     these are for the default scope of the run, as in a config that stands on its own.
+
+    MMEngine also parses every metafile of that library, a second each time, for a name without
+    its suffix, which none has. It then takes the path below the library's configs: here at once.
     """
     MODULE2PACKAGE.update(mmkcr='mmkcr', mmseg='mmseg')
+    files = mmengine.config.config
+    files._get_external_cfg_path = files._get_external_cfg_base_path
     find = Config._get_cfg_path
     if hasattr(find, '__wrapped__'):  # once is enough
         return

@@ -100,3 +100,21 @@ def test_one_family_alone_is_good():
     from mmkcr.compat import ORIGINALS, _installed, refuse_mixed_families
     assert any(_installed(fork) for fork in ORIGINALS)
     refuse_mixed_families()
+
+
+@pytest.mark.parametrize('library', ['mmpretrain', 'mmdet', 'mmseg'])
+def test_no_metafile_has_a_reference(library):
+    """So its path is the one below the library's configs, which is all that is looked up."""
+    import ast
+
+    from mmengine.config import Config, utils
+    from mmengine.utils import get_installed_path
+    folder = get_installed_path(library)
+    with pytest.raises(ValueError, match='Expected configs: ') as named:
+        utils._get_external_cfg_path(folder, 'no/such.py')
+    names = ast.literal_eval(f'[{str(named.value).partition("[")[2].partition("]")[0]}]')
+    # they are compared with a reference up to its first dot
+    assert len(names) > 100 and all('.' in name for name in names if name)
+    for name in (max(names), '_base_/default_runtime.py'):
+        assert Config._get_cfg_path(f'{library}::{name}', '') == (
+            f'{folder}/.mim/configs/{name}', library)

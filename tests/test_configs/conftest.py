@@ -5,7 +5,6 @@ import functools
 import inspect
 from pathlib import Path
 
-import mmengine.config.utils
 import pytest
 import torch
 from config_files import ROOT, search_of
@@ -57,13 +56,10 @@ def stand_in(cfg):
 
 @pytest.fixture(scope='session')
 def load():
-    """What a config file stands for; each file, and the hosts' metafiles, are read once."""
-    original = mmengine.config.utils.load
-    mmengine.config.utils.load = functools.lru_cache(maxsize=None)(original)
+    """What a config file stands for; each file is read once."""
     read = functools.lru_cache(maxsize=None)(
         lambda path: compressed_config(Config.fromfile(ROOT / path)))
-    yield lambda path: copy.deepcopy(read(path))
-    mmengine.config.utils.load = original
+    return lambda path: copy.deepcopy(read(path))
 
 
 @pytest.fixture(scope='session')
