@@ -68,18 +68,12 @@ def _freed():
         _resident[0] = _resident_bytes()
 
 
-@pytest.fixture
-def two_threads():
-    """Both cores, for the few tests that compute for long."""
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(autouse=True)
 def _isolated():
-    """Seeded, without the default scope or message hub that a Runner leaves behind."""
+    """Seeded, on one thread, without the scope or message hub that a Runner leaves behind."""
     torch.manual_seed(0)
+    if torch.get_num_threads() > 1:  # as some commands leave it: threads that wait take a core
+        torch.set_num_threads(1)
     logging.getLogger('mmengine').setLevel(logging.WARNING)
     yield
     from mmengine.logging import MessageHub, MMLogger

@@ -59,7 +59,7 @@ def test_found():
     tuple(DETECTION), *(path for path in DETECTION if 'swin-base' not in path and
                         'kcr-cascade-mask-rcnn_swin-tiny_8xb2' not in path)),
     ids=lambda path: Path(path).stem)
-def test_builds_and_takes_a_step(path, load, prepared, stepped, two_threads):
+def test_builds_and_takes_a_step(path, load, prepared, stepped):
     config = prepared(path)
     shape = (3, 800, 1280) if path in COCO else (3, 128, 128)
     if 'price' in config.model:

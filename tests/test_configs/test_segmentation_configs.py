@@ -162,7 +162,7 @@ def searched(config):
 
 
 @pytest.mark.parametrize(('arch', 'stage'), [('tiny', 'search'), ('base', 'kcr')])
-def test_a_step_with_numbers(arch, stage, prepared, two_threads):
+def test_a_step_with_numbers(arch, stage, prepared):
     """On small crops, with narrower heads; the step above has the config's crops."""
     variant = '_dense' if stage == 'search' else ''
     path = f'configs/kcr/segmentation/kcr-upernet_swin-{arch}{variant}_8xb2_ade20k.py'

@@ -56,8 +56,9 @@ def test_iterations_go_on_from_given_centroids():
     assert torch.equal(found[2:], far)
 
 
-def test_the_same_bits_on_any_number_of_threads(two_threads):
+def test_the_same_bits_on_any_number_of_threads():
     features = torch.randn(20000, 12, generator=torch.Generator().manual_seed(0))
+    torch.set_num_threads(2)
     two = fit_clusters(features, 30)
     torch.set_num_threads(1)
     assert torch.equal(fit_clusters(features, 30), two)

@@ -35,7 +35,8 @@ def data(small_digits):
                                            'persistent_workers=False'))]
 
 
-def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, capsys, monkeypatch):
+def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, capsys, monkeypatch,
+                                                 forget_runs):
     monkeypatch.chdir(tmp_path)
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
     load_tool('compress').main([DIGITS, checkpoint, '--target-macs', '60%', '--images', '32',
@@ -61,6 +62,7 @@ def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, caps
     macs = count_macs(model, structure.macs['input_shape'])
     assert macs == structure.macs['subnet'] <= 0.6 * structure.macs['dense']
     config.work_dir = str(tmp_path / 'test')
+    forget_runs()
     metrics = Runner.from_cfg(config).test()
     assert f'{metrics["accuracy/top1"]:.4g}' in printed.out
 
