@@ -12,6 +12,7 @@ from yapf.yapflib import yapf_api
 import mmkcr  # noqa: F401  (before any host library: makes torchvision importable)
 
 torch.set_num_threads(1)
+gc.disable()  # until all is imported
 
 
 def _checked_alone(text, **_):
@@ -49,6 +50,7 @@ def pytest_collection_finish():
     """Every dataset calls the collector: spare it a second for what imports and tests hold."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 _GROWTH = 2**29  # bytes

@@ -1,6 +1,5 @@
 """Fixtures of the engine's tests: real data on disk and training in other processes."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -33,19 +32,6 @@ def run_jobs(digits_root):
             return statuses
 
         yield run
-
-
-@pytest.fixture(scope='session')
-def two_processes():
-    """``two_processes()``: words after ``python`` that start two processes, with a free port."""
-
-    def launcher():
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            port = free.getsockname()[1]
-        return ['-m', 'torch.distributed.run', '--nproc_per_node=2', f'--master_port={port}']
-
-    return launcher
 
 
 @pytest.fixture(scope='session')

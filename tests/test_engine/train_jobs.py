@@ -13,7 +13,13 @@ config), ``precise`` (in fp64), ``buffers`` (each process writes those of its mo
 which the launcher ends the others). Importing takes seconds, so processes are forked after that.
 """
 
-import contextlib  # noqa: I001  (mmkcr comes before mmpretrain: it makes torchvision importable)
+# ruff: noqa: E402, I001  (no collector while importing; mmkcr comes before mmpretrain: it makes
+# torchvision importable)
+import gc
+
+gc.disable()
+
+import contextlib
 import json
 import os
 import random
@@ -42,7 +48,7 @@ from mmkcr.registry import MODELS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))  # for its lab
 
-from lab.run_settings import move_data  # noqa: E402
+from lab.run_settings import move_data
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 
@@ -459,7 +465,11 @@ def kill_in_rename(number):
 
 
 def hasten():
-    """Leave away what takes most of a run of seconds: a config's layout and a list of versions."""
+    """Leave away what takes most of a run of seconds.
+
+    That is a config's layout, a list of versions, and, with every data set, what the collector
+    has to look through.
+    """
     import mmdet.datasets
     import mmdet.models
     import mmengine.runner.runner as host
@@ -467,6 +477,9 @@ def hasten():
     yapf_api.FormatCode = lambda text, **_: (text, True)
     host.collect_env = dict
     assert mmdet.models and mmdet.datasets
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def in_child(job):

@@ -43,15 +43,18 @@ class MLPChannels(MLPSite):
         found = [Axis(self.module(path), 'weight', 1) for path in view.inputs]
         found += [Axis(output, 'weight', 0), Axis(output, 'bias')]
         for path in view.scales:
-            scale = self._modules_at(path)
+            scale = self._module_at(path)
             names = ('weight', 'bias', 'running_mean', 'running_var') \
                 if isinstance(scale, _BatchNorm) else ('weight', 'gamma')
             found += [Axis(scale, name) for name in names]
         norm = self.module(view.norm)
         return found + [Axis(norm, name) for name in ('weight', 'bias')]
 
-    def _modules_at(self, path: str) -> Optional[nn.Module]:
-        return dict(self.host.named_modules()).get(path)
+    def _module_at(self, path: str) -> Optional[nn.Module]:
+        try:
+            return self.host.get_submodule(path)
+        except AttributeError:  # a parameter, or nothing
+            return None
 
     @property
     def _dim(self) -> int:

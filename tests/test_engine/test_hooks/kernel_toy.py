@@ -3,7 +3,6 @@
     python kernel_toy.py RANK WORLD_SIZE INIT_FILE WORK_DIR OUT_FILE
 """
 
-import os
 import sys
 
 import torch
@@ -119,11 +118,10 @@ def make_runner(work_dir, name, **overrides):
     return Runner.from_cfg(Config(dict(make_config(work_dir, **overrides), experiment_name=name)))
 
 
-def main(rank, world, init_file, work_dir, out):
+def main(work_dir, out):
     """One rank: refresh, train and evaluate; the first rank writes what came out."""
-    os.environ.update(RANK=rank, WORLD_SIZE=world, LOCAL_RANK=rank)
-    torch.distributed.init_process_group('gloo', init_method=f'file://{init_file}',
-                                         rank=int(rank), world_size=int(world))
+    torch.distributed.init_process_group('gloo')
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     wrapper = dict(type='MMDistributedDataParallel', device_ids=None)
     runner = make_runner(f'{work_dir}/{rank}', f'rank{rank}', launcher='pytorch',
                          model_wrapper_cfg=wrapper, **both())
@@ -132,10 +130,10 @@ def main(rank, world, init_file, work_dir, out):
              for name, buffer in runner.model.module.regularizers.named_buffers()}
     metrics = runner.val()
     for buffer in state.values():
-        gathered = [torch.empty_like(buffer) for _ in range(int(world))]
+        gathered = [torch.empty_like(buffer) for _ in range(world)]
         torch.distributed.all_gather(gathered, buffer)
         assert all(torch.equal(other, buffer) for other in gathered)
-    if rank == '0':
+    if rank == 0:
         torch.save(dict(state=state, metrics=metrics), out)
     torch.distributed.destroy_process_group()
 

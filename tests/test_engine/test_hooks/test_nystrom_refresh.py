@@ -2,8 +2,6 @@
 
 import copy
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -238,14 +236,10 @@ def test_bad_input_is_one_sentence_before_any_training(build, toy, kwargs, messa
         toy.refresh_only(build(hooks=[refresh(**kwargs)]))
 
 
-def test_two_processes_give_the_state_and_the_values_of_one(build, toy, tmp_path):
-    script = Path(__file__).with_name('kernel_toy.py')
-    out, init = tmp_path / 'out.pth', tmp_path / 'init'
-    ranks = [subprocess.Popen([sys.executable, str(script), str(rank), '2', str(init),
-                               str(tmp_path), str(out)], stderr=subprocess.PIPE)
-             for rank in range(2)]
-    errors = [rank.communicate(timeout=120)[1].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+def test_two_processes_give_the_state_and_the_values_of_one(build, toy, run_jobs, tmp_path):
+    script, out = Path(__file__).with_name('kernel_toy.py'), tmp_path / 'out.pth'
+    assert run_jobs([dict(words=['python', str(script), str(tmp_path), str(out)],
+                          cwd=str(tmp_path), work_dir=str(tmp_path), processes=2)]) == [0]
     two = torch.load(out)
     runner = build(**toy.both())
     toy.refresh_only(runner)

@@ -1,8 +1,6 @@
 """Batch norms of two processes are those of one: the function, and shipped configs as they are."""
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,12 +47,11 @@ FIRST = {'train_dataloader.dataset.indices': list(range(4)), 'train_cfg.max_epoc
 
 
 @pytest.fixture(scope='module')
-def both(two_processes, tmp_path_factory):
+def both(run_jobs, tmp_path_factory):
     """What a whole batch gives in one process, and its two parts in two."""
     out = tmp_path_factory.mktemp('batch_norm')
-    ended = subprocess.run([sys.executable, *two_processes(), str(JOB), str(out)],
-                           capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert run_jobs([dict(words=['python', str(JOB), str(out)], cwd=str(out), work_dir=str(out),
+                          processes=2)]) == [0]
     spec = importlib.util.spec_from_file_location('batch_norm_job', JOB)
     job = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(job)
