@@ -3,8 +3,6 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import torch
 from mmengine.runner import save_checkpoint
 from PIL import Image
+from torch.multiprocessing import start_processes
 
 from lab.replace_heads import select_heads
 from mmkcr.apis.build import build_model, load_config, load_weights
@@ -136,23 +135,29 @@ def test_too_many_are_refused_before_the_data_is_read(load_tool, roots, dense, m
     assert '0 to 32 heads to replace, found 33' in capsys.readouterr().err
 
 
-def test_two_processes_are_one(load_tool, roots, dense, tmp_path):
-    """Started as dist_train.sh starts a training; 13 images go to one process, 12 to the other."""
+def rank_job(rank, port, main, arguments):
+    """One of two processes, as torchrun starts it."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2',
+                      MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    main(arguments)
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_are_one(load_tool, roots, dense, tmp_path, capfd):
+    """13 images go to one process, 12 to the other; test_train_test.py runs the launcher."""
 
     def arguments(name):
         return [CONFIG, dense[1], '--images', '25', '--replace', '4', '--out', str(tmp_path / name)]
 
-    load_tool('analysis_tools/score_heads').main([*arguments('one'), *roots])
+    main = load_tool('analysis_tools/score_heads').main
+    main([*arguments('one'), *roots])
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
-        port = str(free.getsockname()[1])
-    path = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
-    script = f'. {REPO}/tools/launch.sh; by_torchrun 2 analysis_tools/score_heads.py "$@"'
-    run = subprocess.run(['bash', '-c', script, '-', *arguments('two'), *roots],
-                         env=dict(os.environ, PORT=port, PATH=path, OMP_NUM_THREADS='1'),
-                         capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.count('layers.7.attn') == 1  # one of the two prints
+        port = free.getsockname()[1]
+    capfd.readouterr()
+    start_processes(rank_job, (port, main, [*arguments('two'), '--launcher', 'pytorch', *roots]),
+                    2, start_method='fork')
+    assert capfd.readouterr().out.count('layers.7.attn') == 1  # one of the two prints
     names = ('one', 'two')
     one, two = (json.loads((tmp_path / name / 'scores.json').read_text()) for name in names)
     for site, score in one.pop('scores').items():
@@ -181,7 +186,7 @@ model = dict(
         arch=dict(_delete_=True, embed_dims=32, num_layers=3, num_heads=2,
                   feedforward_channels=64),
         init_cfg=None),
-    decode_head=dict(in_channels=32, channels=32))
+    decode_head=dict(in_channels=32, channels=32, num_classes=10))
 """
 
 
