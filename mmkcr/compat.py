@@ -14,6 +14,7 @@ import functools
 import logging
 import warnings
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 import mmengine.config.config
@@ -144,15 +145,22 @@ def register_references() -> None:
     of this package name its own modules with their scope (``mmkcr.X``), and a host's without:
     these are for the default scope of the run, as in a config that stands on its own.
 
-    MMEngine also parses every metafile of that library, a second each time, for a name without
-    its suffix, which none has. It then takes the path below the library's configs: here at once.
+    MMEngine also parses every metafile of that library, a second each time, before it looks below
+    the library's configs. A file that is there is taken at once.
     """
     MODULE2PACKAGE.update(mmkcr='mmkcr', mmseg='mmseg')
-    files = mmengine.config.config
-    files._get_external_cfg_path = files._get_external_cfg_base_path
     find = Config._get_cfg_path
     if hasattr(find, '__wrapped__'):  # once is enough
         return
+    files = mmengine.config.config
+    by_metafiles = files._get_external_cfg_path
+
+    @functools.wraps(by_metafiles)
+    def by_path(package_path: str, cfg_file: str) -> str:
+        path = Path(package_path, '.mim', 'configs', cfg_file)
+        return str(path) if path.is_file() else by_metafiles(package_path, cfg_file)
+
+    files._get_external_cfg_path = by_path
 
     @functools.wraps(find)
     def find_unscoped(cfg_path: str, filename: str) -> Tuple[str, Optional[str]]:

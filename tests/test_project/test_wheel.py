@@ -1,5 +1,6 @@
 """The wheel holds the package, its configs and its tools, and building it leaves no traces."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -40,6 +41,15 @@ batch = model.data_preprocessor(pseudo_collate([dataset[0], dataset[1]]), True)
 losses = model(**batch, mode='loss')
 print(mmkcr.__file__, f'{type(task).__module__.split(".")[0]}.{type(task).__name__}',
       type(task.backbone).__name__, len(dataset) > 1, any('loss' in name for name in losses))
+"""
+END = '---- end of a command'
+COMMANDS = f"""
+import json
+import sys
+from mmkcr.apis.console import main
+for number, words in enumerate(json.loads(sys.argv[1])):
+    print({END!r} if number else '', end='')
+    main(words)
 """
 USERS = dict(
     classifier=('kcr/digits/kcr-dense_vit-mini_1xb64_digits.py', 'mmpretrain.ImageClassifier',
@@ -148,11 +158,11 @@ def test_a_users_config_is_built_in_an_empty_folder(site, tmp_path, kind):
 
 
 @pytest.fixture
-def console(site, tmp_path):
-    """``console('zoo', ...)``: the installed command in an empty folder; gives what it printed."""
+def run(site, tmp_path):
+    """``run(program, ...)``: in an empty folder, with what is installed; gives what it printed."""
 
     def run(*words):
-        result = subprocess.run([str(site / 'bin/mmkcr'), *words], cwd=tmp_path, text=True,
+        result = subprocess.run([str(word) for word in words], cwd=tmp_path, text=True,
                                 capture_output=True, env=dict(os.environ, PYTHONPATH=str(site)))
         assert result.returncode == 0, result.stderr[-2000:]
         return result.stdout
@@ -160,13 +170,21 @@ def console(site, tmp_path):
     return run
 
 
-def test_command_from_the_installed_wheel(console, site, tmp_path):
+@pytest.fixture
+def console(run):
+    """``console([...], ...)``: what commands print, one after the other in a new process."""
+    return lambda *commands: run(sys.executable, '-c', COMMANDS, json.dumps(commands)).split(END)
+
+
+def test_command_from_the_installed_wheel(run, console, site, tmp_path):
     """With tools, configs and methods that the wheel carries, and no clone."""
-    assert console('--version') == f'mmkcr {__version__}\n'
-    path = Path(console('zoo', 'kcr-dense_vit-mini_1xb64_digits', '--path').strip())
-    assert path.is_file() and site in path.parents
-    assert '0.00757' in console('flops', str(path))  # G of MACs
-    console('init', 'mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py')
+    assert run(site / 'bin/mmkcr', '--version') == f'mmkcr {__version__}\n'
+    dense = 'kcr-dense_vit-mini_1xb64_digits'
+    path = site / f'mmkcr/.mim/configs/kcr/digits/{dense}.py'
+    found, counted, _ = console(['zoo', dense, '--path'], ['flops', str(path)],
+                                ['init', 'mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py'])
+    assert Path(found.strip()) == path and path.is_file()
+    assert '0.00757' in counted  # G of MACs
     assert {file.name for file in tmp_path.iterdir()} == {'kcr-search_swin-tiny_16xb64_in1k.py'}
 
 
@@ -183,12 +201,13 @@ def test_compress_from_the_installed_wheel(console, tmp_path):
     noise = torch.randint(0, 256, (8, 224, 224, 3), dtype=torch.uint8)
     for number, image in enumerate(noise):
         Image.fromarray(image.numpy()).save(tmp_path / 'images' / f'{number}.png')
-    out = console('compress', host, 'deit.pth', '--target-macs', '60%', '--calibration', 'images',
-                  '--batch-size', '2', '--out', 'slim')
+    out, counted = console(
+        ['compress', host, 'deit.pth', '--target-macs', '60%', '--calibration', 'images',
+         '--batch-size', '2', '--out', 'slim'], ['flops', 'slim/config.py'])
     assert 'Wrote slim/config.py' in out
     assert {file.name for file in (tmp_path / 'slim').iterdir()} >= {
         'config.py', 'structure.json', 'subnet.pth'}
-    assert 'G MACs' in console('flops', 'slim/config.py')
+    assert 'G MACs' in counted
 
 
 def test_editable_install_links_to_the_sources(build, tmp_path):
