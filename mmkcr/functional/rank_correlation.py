@@ -8,20 +8,21 @@ Values = Sequence[float]
 
 
 def ranks(values: Values) -> np.ndarray:
-    """Ranks from 1, those of equal values their mean."""
+    """Ranks from 1; equal values share their mean rank."""
     _, inverse, counts = np.unique(np.asarray(values, float), return_inverse=True,
                                    return_counts=True)
+    # the c values that end at rank e have the mean rank e - (c - 1) / 2
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def spearman(a: Values, b: Values, groups: Optional[Sequence[int]] = None) -> float:
-    """Rank correlation of two lists; nan where one of them has only equal values.
+    """Spearman's rank correlation of two lists; nan if all values of one list are equal.
 
     Args:
-        a (Sequence[float]): One number of every sample.
-        b (Sequence[float]): Another.
-        groups (Sequence[int], optional): Ranks are within groups and centred there: what differs
-            between groups is not counted. Defaults to None: one group.
+        a (Sequence[float]): One number per sample.
+        b (Sequence[float]): Another number per sample.
+        groups (Sequence[int], optional): Group of every sample. Ranks are taken and centred within
+            groups, so differences between groups do not count. Defaults to None: one group.
     """
     a, b = np.asarray(a, float), np.asarray(b, float)
     groups = np.zeros(len(a), int) if groups is None else np.asarray(groups)
@@ -38,18 +39,18 @@ def spearman(a: Values, b: Values, groups: Optional[Sequence[int]] = None) -> fl
 def spearman_interval(a: Values, b: Values, groups: Optional[Sequence[int]] = None,
                       repeats: int = 10000, level: float = 0.95,
                       seed: int = 0) -> Tuple[float, float]:
-    """Percentile interval of :func:`spearman`, samples drawn anew within their groups.
+    """Bootstrap percentile interval of :func:`spearman`, resampled within groups.
 
     Args:
-        a (Sequence[float]): One number of every sample.
-        b (Sequence[float]): Another.
-        groups (Sequence[int], optional): As there.
-        repeats (int): Draws. Defaults to 10000.
-        level (float): Of confidence. Defaults to 0.95.
-        seed (int): Of the draws. Defaults to 0.
+        a (Sequence[float]): One number per sample.
+        b (Sequence[float]): Another number per sample.
+        groups (Sequence[int], optional): As in :func:`spearman`.
+        repeats (int): Bootstrap resamples. Defaults to 10000.
+        level (float): Confidence level. Defaults to 0.95.
+        seed (int): Seed of the resampling. Defaults to 0.
 
     Returns:
-        tuple[float, float]: Ends; nan where no draw has a correlation.
+        tuple[float, float]: Lower and upper end; nan if no resample has a correlation.
     """
     a, b = np.asarray(a, float), np.asarray(b, float)
     labels = np.zeros(len(a), int) if groups is None else np.asarray(groups)
