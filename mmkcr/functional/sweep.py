@@ -101,7 +101,7 @@ class Sweep:
             places = torch.tensor([i * self.size + j for i, unit in enumerate(self.alive)
                                    for j in range(len(self.members[unit]))])
             width = len(self.alive) * self.size
-            # dummies take the least diagonal entry, so that they never set `_largest`
+            # dummies take the least diagonal entry, so that `_largest` sees the real channels
             least = self.first.diagonal(dim1=-2, dim2=-1).amin(-1)
             self.first = _put(least[:, None, None] * torch.eye(width).to(least), places, self.first)
             self.second = _put(torch.zeros_like(self.first), places, self.second)
