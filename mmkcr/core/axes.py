@@ -122,6 +122,7 @@ def scale_axes(axes: Iterable[Axis], scale: Tensor,
             continue
         shape = [1] * value.ndim
         shape[axis.dim] = -1
+        # in the layout of the axis: blocks of all units, `inner` entries per unit
         factor = scale.detach().to(value).repeat_interleave(axis.inner).repeat(axis.repeats)
         factor = factor.view(shape)
         value.data.mul_(factor)

@@ -50,6 +50,7 @@ class CostModel:
         Raises:
             ValueError: The target is anything else.
         """
+        # a number, then '%' or a multiple, with the suffix of the cost or without
         match = re.fullmatch(rf'\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[KMGT]?(?:{cls.suffix})?)\s*',
                              str(target), re.IGNORECASE)
         value, unit = (float(match[1]), match[2].upper()) if match else (0., '')

@@ -59,6 +59,7 @@ def remove_stale(folder: Union[str, Path]) -> List[Path]:
     """
     host, removed = socket.gethostname(), []
     for path in Path(folder).glob(f'{_PART}*'):
+        # `.part-HOST-PID-…`; only processes of this machine can be looked up
         own = path.name.startswith(f'{_PART}{host}-')
         writer = path.name.removeprefix(f'{_PART}{host}-').split('-')[0]
         if own and writer.isdigit():

@@ -42,6 +42,7 @@ def choose_options(options: Options,
     """
     smallest, largest = (macs({site: end(sizes) for site, sizes in options.items()})
                          for end in (min, max))
+    # no search if the window is out of reach: the error gives the range in both cases
     if smallest <= high and largest >= low:
         search = _Search(options, scores, macs, low, high)
         found = search.run({}, search.order)
@@ -133,6 +134,7 @@ class _Search:
             return None
         if not rest:
             return chosen
+        # the likeliest option first; if no completion of it is reachable, the next one
         for index in np.argsort(-self._tilted(chosen, rest)[rest[0]], kind='stable'):
             found = self.run({**chosen, rest[0]: int(index)}, rest[1:])
             if found is not None:

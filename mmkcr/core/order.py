@@ -69,6 +69,7 @@ class Order:
         """
         data, where = read_json(Path(path), 'an order'), f'`{path}`'
         names = list(cls.__dataclass_fields__)
+        # every key but `operators` is required
         if not isinstance(data, Mapping) or set(data) | {'operators'} != set(names):
             found = sorted(data) if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(f'expected an order with the keys {sorted(names)}, found '
@@ -161,6 +162,7 @@ class Order:
             macs['part'] = self.macs['part']
         elif 'rest' in self.macs:
             macs['backbone'] = step.macs - self.macs['rest']
+        # no operator where nothing is left for it to compute
         sites = {name: dict(total=len(units), kept=sorted(units[:sizes[name]]), operator=None
                             if sizes[name] == len(units) else self.operators.get(name))
                  for name, units in self.orders.items()}

@@ -32,7 +32,7 @@ def select_units(gates: Gates, macs: CostModel, target: Optional[int] = None,
         ValueError: The target is out of reach, or a ``divisor`` is given although all gates have
             options, whose sizes are fixed.
     """
-    if not gates:
+    if not gates:  # the search has sliced and folded every site: the cost is what it is
         if target is not None and macs({}) > target:
             raise ValueError(f'expected a target of at least the {macs.said(macs({}))} of '
                              f'{macs.noun} that the search decided on, found {macs.said(target)}')
@@ -77,6 +77,7 @@ def _select_both(free: Gates, given: Gates, macs: CostModel, target: Optional[in
         smallest, largest = ({site: size(gate) for site, gate in free.items()}
                              for size in (lambda gate: gate.min_size, lambda gate: gate.total))
         sizes = {site: len(units) for site, units in kept.items()}
+        # out of reach of the free sites alone: other options are needed
         if not macs({**sizes, **smallest}) <= target <= macs({**sizes, **largest}):
             middle = {site: (smallest[site] + largest[site]) // 2 for site in free}
             kept = _select_options(given, macs.beside(middle), target)

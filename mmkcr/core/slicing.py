@@ -65,7 +65,7 @@ def _swap_in_optimizer(optimizer: Optimizer, old: nn.Parameter, new: nn.Paramete
                        index: Mapping[int, Index]) -> None:
     for group in optimizer.param_groups:
         group['params'] = [new if p is old else p for p in group['params']]
-    if old in optimizer.state:
+    if old in optimizer.state:  # state of another shape, such as the step count, stays
         state: Dict = optimizer.state.pop(old)
         optimizer.state[new] = {
             key: take(value, index)

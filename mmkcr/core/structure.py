@@ -88,6 +88,7 @@ def _check_levels(data: Mapping[str, Any], where: str) -> None:
 def _check_counts(data: Mapping[str, Any], where: str) -> None:
     """Refuse ``macs`` and ``params`` that are incomplete or whose values are not counts."""
     for part, required in _COUNTS.items():
+        # `part` is a word and `input_shape` a triple; everything else is a count
         for key, value in (data.get(part) or {}).items():
             if key == 'part':
                 good, wanted = value in ('model', 'backbone'), '`model` or `backbone`'
@@ -107,6 +108,7 @@ def _check_counts(data: Mapping[str, Any], where: str) -> None:
                              f'{f" (and of {sorted(optional)})" if optional else ""}, or none, '
                              f'found {str(sorted(map(str, found))):.80} in {where}')
     macs = data.get('macs') or {}
+    # `backbone` is a part of `subnet`
     if macs.get('backbone', 0) > macs.get('subnet', 0):
         raise ValueError(f'expected a `backbone` of at most the {macs["subnet"]} MACs of the '
                          f'subnet in a structure, found {str(macs["backbone"]):.40} in {where}')
@@ -289,7 +291,7 @@ class Structure:
         Returns:
             Structure: Itself if no name is the module path of exactly one site.
         """
-        owners: Dict[str, List[str]] = {}
+        owners: Dict[str, List[str]] = {}  # site names by module path
         for name in sites:
             owners.setdefault(name.rpartition('.')[0], []).append(name)
         known = {name for names in owners.values() for name in names}

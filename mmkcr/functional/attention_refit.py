@@ -181,14 +181,14 @@ def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
     """Order the rotary pairs by the squared error of the logits, one order for all heads.
 
     Args:
-        query_moment (Tensor): As :func:`rotary_logits`.
-        key_moment (Tensor): As :func:`rotary_logits`.
+        query_moment (Tensor): See :func:`rotary_logits`.
+        key_moment (Tensor): See :func:`rotary_logits`.
         layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
         rho (float): Relative ridge. Defaults to 1e-3.
-        **kwargs: Of :func:`pivot_order`.
+        **kwargs: Further arguments of :func:`pivot_order`.
 
     Returns:
-        UnitOrder: Of d / 2 units.
+        UnitOrder: Order of the d / 2 pairs.
     """
     moments, sums = rotary_logits(query_moment, key_moment, layout)
     return pivot_order(moments, sums, groups=2, rho=rho, **kwargs)
@@ -199,8 +199,8 @@ def rotary_refit(query_moment: Tensor, key_moment: Tensor, kept: Tensor, layout:
     """Matrix that the queries are multiplied by when only some rotary pairs are kept.
 
     Args:
-        query_moment (Tensor): As :func:`rotary_logits`.
-        key_moment (Tensor): As :func:`rotary_logits`.
+        query_moment (Tensor): See :func:`rotary_logits`.
+        key_moment (Tensor): See :func:`rotary_logits`.
         kept (Tensor): Indices of the kept pairs, ascending, (k,).
         layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
         rho (float): Relative ridge. Defaults to 1e-3.
@@ -247,7 +247,7 @@ def add_maps(moments: Moments, values: Tensor, targets: Tensor) -> None:
     """Add maps of values and of attention's outputs, patches only; the border is padded with 0.
 
     Args:
-        moments (Moments): Of :func:`tap_moments`.
+        moments (Moments): Accumulator of :func:`tap_moments`.
         values (Tensor): Shape (B, C, h, w). Maps may differ in size from call to call.
         targets (Tensor): ``A v`` of the same shape.
     """
@@ -262,7 +262,7 @@ def fit_taps(moments: Moments, prior: Optional[Tensor] = None,
     """Depthwise taps and biases that fit attention best, by k k + 1 equations per channel.
 
     Args:
-        moments (Moments): Of :func:`tap_moments`.
+        moments (Moments): Accumulator of :func:`tap_moments`.
         prior (Tensor, optional): Taps that the ridge pulls towards, shape (C, k, k). Defaults to
             zeros.
         rho (float): Ridge, relative to the channel's variance. Defaults to 1e-6.

@@ -139,9 +139,9 @@ def stream_clusters(batches: Iterable[Tensor], clusters: int, seed: int = 0,
     Args:
         batches (Iterable[Tensor]): Points (B, d) in random order. They are collected until there
             are four per cluster; each such collection makes one update.
-        clusters (int): As in :func:`fit_clusters`.
-        seed (int): As there.
-        normalize (bool): As there.
+        clusters (int): See :func:`fit_clusters`.
+        seed (int): See :func:`fit_clusters`. Defaults to 0.
+        normalize (bool): See :func:`fit_clusters`. Defaults to True.
 
     Returns:
         Tensor: (A, d), fp32, on the CPU.

@@ -91,7 +91,7 @@ class InformationAccumulator:
             labels (Tensor): (samples,), or scores (samples, C).
             log_phi_inputs (Tensor, optional): Log assignments of the inputs, (samples, B).
         """
-        phi = log_phi.to(self.labels).exp()
+        phi = log_phi.to(self.labels).exp()  # (samples, A), fp64
         self.labels += phi.T @ one_hot_scores(labels, self.labels.shape[1]).to(phi)
         self.count += len(phi)
         if self.inputs.shape[1]:
@@ -124,7 +124,7 @@ class InformationAccumulator:
 
         Args:
             log_q (Tensor, optional): (C, A). Defaults to :meth:`log_q`.
-            smoothing (float): As there.
+            smoothing (float): See :meth:`log_q`. Not used if ``log_q`` is given.
 
         Returns:
             dict[str, float]: ``i_labels``, which is I(X~, Y), and ``n``. With inputs also

@@ -71,6 +71,7 @@ class Moments:
         Raises:
             ValueError: A shape is wrong, or a value is not finite. Then nothing was added.
         """
+        # all checks come before anything is added
         features = self._rows(features, self.num_features, 'features')
         if (targets is None) != (self.num_targets == 0):
             raise ValueError(f'expected {"no " if self.num_targets == 0 else ""}targets with the '

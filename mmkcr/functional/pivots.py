@@ -193,7 +193,7 @@ def _check(covariance: Tensor, gram: Tensor, rho: float) -> Tuple[Tensor, Tensor
     if not (torch.isfinite(covariance).all() and torch.isfinite(gram).all()):
         raise ValueError('expected finite values in the covariance and the Gram matrix of the '
                          'units, found `nan` or `inf`')
-    noise = torch.maximum(ridge(covariance, rho), ridge(covariance, MIN_RHO))
+    noise = torch.maximum(ridge(covariance, rho), ridge(covariance, MIN_RHO))  # (L,)
     noisy = covariance.clone()
     noisy.diagonal(dim1=-2, dim2=-1).add_(noise.unsqueeze(-1))
     return noisy, gram

@@ -26,12 +26,13 @@ def spearman(a: Values, b: Values, groups: Optional[Sequence[int]] = None) -> fl
     """
     a, b = np.asarray(a, float), np.asarray(b, float)
     groups = np.zeros(len(a), int) if groups is None else np.asarray(groups)
-    rows = np.zeros((2, len(a)))
+    rows = np.zeros((2, len(a)))  # ranks of a and of b, centred within groups
     for group in np.unique(groups):
         own = groups == group
         for row, values in zip(rows, (a, b)):
             found = ranks(values[own])
             row[own] = found - found.mean()
+    # Pearson's correlation of the centred ranks
     scale = np.sqrt((rows[0] @ rows[0]) * (rows[1] @ rows[1]))
     return float(rows[0] @ rows[1] / scale) if scale > 0 else float('nan')
 
@@ -60,7 +61,7 @@ def spearman_interval(a: Values, b: Values, groups: Optional[Sequence[int]] = No
     for _ in range(repeats):
         drawn = np.concatenate([generator.choice(own, len(own)) for own in members])
         found.append(spearman(a[drawn], b[drawn], labels[drawn]))
-    found = np.asarray(found)[np.isfinite(found)]
+    found = np.asarray(found)[np.isfinite(found)]  # nan: a resample with only equal values
     if not len(found):
         return float('nan'), float('nan')
     low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])

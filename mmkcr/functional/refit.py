@@ -94,7 +94,7 @@ def refit_output(moments: Moments, prior: Optional[Tensor] = None, rho: float = 
     """Weights that map new inputs closest to given targets, such as the dense layer's outputs.
 
     Args:
-        moments (Moments): Of the new inputs, (*batch, k), with the targets, (*batch, m).
+        moments (Moments): Moments of the new inputs, (*batch, k), with the targets, (*batch, m).
         prior (Tensor, optional): W0, shape (*batch, m, k): the old weights of the inputs that
             are left. Defaults to zeros.
         rho (float): Ridge, relative to the mean variance of the inputs. Defaults to 1e-3.
@@ -129,7 +129,7 @@ def output_error(moments: Moments, weight: Tensor, bias: Optional[Tensor] = None
     """Mean of ``||W h + b - y||^2`` over the rows that the moments have seen, (*batch,), fp64.
 
     Args:
-        moments (Moments): Of inputs h, (*batch, k), with targets y, (*batch, m).
+        moments (Moments): Moments of inputs h, (*batch, k), with targets y, (*batch, m).
         weight (Tensor): W, shape (*batch, m, k).
         bias (Tensor, optional): b, shape (*batch, m). Defaults to the best one.
     """

@@ -72,6 +72,7 @@ class BiMaskGate(BaseGate):
                              f"'ordinal' of a gate, found {init!r} and {order!r}")
         if total % groups:
             raise ValueError(f'expected `groups` that divide {total} units, found {groups}')
+        # the options: numbers of groups times numbers of channels per group
         self.group_sizes = tuple(sorted({*range(group_step, groups, group_step), groups}))
         self.channel_sizes = allowed_ratio_sizes(total // groups, start, step)
         super().__init__(total, self.group_sizes[0] * self.channel_sizes[0])
@@ -82,7 +83,7 @@ class BiMaskGate(BaseGate):
         self.register_buffer('alive', torch.ones(shape, dtype=torch.bool))
         self.register_buffer('kept', torch.arange(total))
         self.register_buffer('folded', torch.tensor(False))
-        self.register_buffer('importance_weight', torch.tensor(0.99))
+        self.register_buffer('importance_weight', torch.tensor(0.99))  # w of the bi-mask
 
     # ---- options -------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class BiMaskGate(BaseGate):
         else:
             row, column = self._hardest().tolist()
             groups, channels = self.group_sizes[row], self.channel_sizes[column]
-        if (groups, channels) == self.present_shape:
+        if (groups, channels) == self.present_shape:  # nothing beyond it is present
             return None
         group_rank, channel_rank = self.ranks()
         return ((group_rank[:, None] < groups) & (channel_rank < channels)).flatten()

@@ -121,7 +121,7 @@ class QKMask(NoisyGate, AddedLayer):
         """M of zeros and ones with the step's noise in training, and the sigmoid's gradient.
 
         Args:
-            theta (Tensor): Of :meth:`forward`, in any shape that begins with the batch.
+            theta (Tensor): Output of :meth:`forward`, in any shape that begins with the batch.
         """
         if self.held_open:
             return torch.ones_like(theta)

@@ -167,7 +167,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def select(self, index: Tensor) -> 'HeadOperator':
         """Keep only the given heads, int64 of shape (s',), in place."""
         self.heads = len(index)
-        if self.ensembled:
+        if self.ensembled:  # one output head: only the logits exist once per replaced head
             slice_parameter(self, 'logits', {0: index})
         else:
             self._select(index)

@@ -91,6 +91,7 @@ def largest_group(kept: Tensor, total: int) -> int:
     group = 1
     while total % (2 * group) == 0:
         rows = mask.view(-1, 2 * group)
+        # smaller groups are all pure; go on while the doubled ones are too
         if not bool((rows.all(1) | ~rows.any(1)).all()):
             break
         group *= 2

@@ -260,7 +260,7 @@ class SizedReducedAttention(nn.Module):
         """Attend among tokens (B, N, C) of a map of ``size`` (height, width)."""
         q, reduction = _split(self.q(x), self.num_heads), getattr(self, 'sr', None)
         if reduction is not None:
-            maps = x.transpose(1, 2).unflatten(2, tuple(size))
+            maps = x.transpose(1, 2).unflatten(2, tuple(size))  # (B, C, height, width)
             if getattr(self, 'pool', None) is not None:
                 maps = self.pool(maps)
             x = self.norm(reduction(maps).flatten(2).transpose(1, 2))

@@ -151,7 +151,7 @@ class AdaptiveOneHotLoss(nn.Module):
         """Price the gates as they are.
 
         Args:
-            macs (MacsModel): Of the supernet.
+            macs (MacsModel): MACs of the supernet.
 
         Returns:
             dict[str, Tensor]: ``loss_one_hot``, ``loss_budget`` and

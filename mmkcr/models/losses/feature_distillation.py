@@ -24,7 +24,7 @@ class FeatureDistillationLoss(nn.Module):
 
     Args:
         teacher (str | dict): See :class:`~mmkcr.models.losses.distillation.Teacher`.
-        checkpoint (str, optional): As there. Defaults to None.
+        checkpoint (str, optional): See there. Defaults to None.
         weight (float): w. Defaults to 1.
 
     Attributes:
@@ -91,6 +91,7 @@ class FeatureDistillationLoss(nn.Module):
                              f"student's backbone, found {shapes[1]}")
         distances = []
         for out, target in zip(maps, wanted):
+            # at least fp32: sums of squares overflow in half precision
             target = target.to(torch.promote_types(target.dtype, torch.float32))
             distances.append((out.to(target) - target).square().sum() /
                              target.square().sum().clamp(min=1e-12))

@@ -147,4 +147,4 @@ class InformationBottleneckLoss(nn.Module):
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._ready = bool(self.refreshed)
+        self._ready = bool(self.refreshed)  # read once here: no device wait in every forward

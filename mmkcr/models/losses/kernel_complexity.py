@@ -69,13 +69,14 @@ class KernelComplexityLoss(nn.Module):
         self.needs_indices = form == 'sample'
         self._ready = False
         self._energy_outside = None
+        # the largest rank that a refresh may have; 'projection' does not know n yet
         rank = truncation_rank(num_samples or num_features, num_features, rank_ratio)
-        self.register_buffer('basis', torch.zeros(num_features, rank))
+        self.register_buffer('basis', torch.zeros(num_features, rank))  # V
         self.register_buffer('basis_rank', torch.zeros((), dtype=torch.long))
         self.register_buffer('basis_epoch', torch.full((), -1, dtype=torch.long))
         if self.needs_indices:
-            self.register_buffer('coordinates', torch.zeros(num_samples, rank))
-            self.register_buffer('loadings', torch.zeros(num_features, rank))
+            self.register_buffer('coordinates', torch.zeros(num_samples, rank))  # U
+            self.register_buffer('loadings', torch.zeros(num_features, rank))  # G = F^T U
 
     @property
     def ready(self) -> bool:
@@ -105,6 +106,7 @@ class KernelComplexityLoss(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             features = features if features.dtype == torch.float64 else features.float()
             energy = features.square().sum()
+            # sum_i KCR_i over the batch
             residual = self._sample(features, indices) if self.needs_indices else \
                 self._projection(features)
             share = residual / energy.clamp(min=torch.finfo(energy.dtype).tiny)
@@ -201,4 +203,4 @@ class KernelComplexityLoss(nn.Module):
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._ready = bool(self.basis_rank > 0)
+        self._ready = bool(self.basis_rank > 0)  # read once here: no device wait in every forward

@@ -66,7 +66,7 @@ class MaskPrice(nn.Module):
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Record the outputs of the masks in the forward within the block."""
-        def record(name: str) -> None:
+        def record(name: str) -> None:  # a function of its own, so that each hook has its name
             def hook(mask: QKMask, args: Tuple[Tensor], theta: Tensor) -> None:
                 self._seen[name] = (theta, foldable_macs(mask, args[0])[0])
 

@@ -16,7 +16,7 @@ class PaperCost(CostModel):
     """The sum of the sites' own cost terms, see :meth:`~mmkcr.core.Site.paper_cost`.
 
     Args:
-        macs (MacsModel): Of the supernet.
+        macs (MacsModel): MACs of the supernet.
     """
 
     name, noun, multiple, scale = 'paper', "units of the paper's cost", '', 1
@@ -117,7 +117,7 @@ class MacsPrice(nn.Module):
         """The cost that is priced, and that the target limits.
 
         Args:
-            macs (MacsModel): Of the supernet.
+            macs (MacsModel): MACs of the supernet.
         """
         if self._of is None or self._of[0] is not macs:
             cost = 'macs' if self.cost == 'latency' else self.cost
@@ -129,7 +129,7 @@ class MacsPrice(nn.Module):
         """Price the gates as they are.
 
         Args:
-            macs (MacsModel): Of the supernet.
+            macs (MacsModel): MACs of the supernet.
 
         Returns:
             dict[str, Tensor]: ``loss_price``, and for the log ``macs`` (G, expected),

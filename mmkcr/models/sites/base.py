@@ -149,7 +149,7 @@ def _sites_of(host: nn.Module, cls: Type[HostSite],
     except Unsupported as reason:
         return {}, [str(reason)]
     for view in views:
-        if isinstance(view, Unsupported):
+        if isinstance(view, Unsupported):  # the adapter already knows why not
             reasons.append(str(view))
             continue
         try:

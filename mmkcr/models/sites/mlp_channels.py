@@ -43,7 +43,7 @@ class MLPChannels(MLPSite):
         output = self.module(view.output)
         found = [Axis(self.module(path), 'weight', 1) for path in view.inputs]
         found += [Axis(output, 'weight', 0), Axis(output, 'bias')]
-        for path in view.scales:
+        for path in view.scales:  # a batch norm, or a layer scale (`weight` or `gamma`)
             scale = self._module_at(path)
             names = ('weight', 'bias', 'running_mean', 'running_var') \
                 if isinstance(scale, _BatchNorm) else ('weight', 'gamma')

@@ -40,6 +40,7 @@ class MLPHidden(MLPSite):
 
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
+        # a scale folds into the module that `mask_points` masks, or into the output's columns
         view, masked, found = self.view, self._where(), []
         for path in view.inputs:
             for name in ('weight', 'bias'):
