@@ -103,6 +103,7 @@ def solve_budget(scores: Mapping[str, Tensor],
         groups = [group for site, sizes in allowed.items()
                   for group in _groups(site, order[site].values, sizes)]
         # scores descend within a site, and ties go by rank: a site's groups stay in their order
+        # (the means of equal fp32 scores are exact in fp64, so that these are ties too)
         sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()},
                                 sorted(groups, key=lambda g: (-g.key, g.rank)), macs, target)
     return {site: order[site].indices[:size].sort().values for site, size in sizes.items()}

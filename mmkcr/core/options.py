@@ -80,7 +80,7 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
     if lowest > high or highest < low:
         return False
     cost = {site: macs({**smallest, site: found[-1]}) for site, found in sizes.items()}
-    # (rank of the option, cost per option of its site, site, size)
+    # (rank of the option, MACs with only its site full over the number of its options, site, size)
     steps = [(rank, cost[site] / len(found), site, size) for site, found in sizes.items()
              for rank, size in enumerate(found[1:])]
     orders = (sorted(steps, key=lambda step: (-step[1], step[2], step[0])),

@@ -1,5 +1,6 @@
-"""Attention with some heads that are, or may be, computed by an operator (DSP, section 3.2).
+"""Attention some of whose heads are, or may be, computed by an operator.
 
+This is section 3.2 of the paper on drop-in depthwise convolution.
 Blockwise replacement takes all heads of a block. Scattered replacement takes any heads, and the
 others stay attention. One module does both here. Shapes as in
 :mod:`mmkcr.models.layers.head_operators`; a is the number of heads that stay attention.

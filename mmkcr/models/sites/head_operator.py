@@ -1,4 +1,4 @@
-"""Operator of each head: attention, or a convolution in its place (drop-in depthwise conv.)."""
+"""Operator of a head: attention, or a convolution in its place (drop-in depthwise convolution)."""
 
 from typing import Any, List, Optional, Sequence, Tuple
 
