@@ -94,7 +94,7 @@ def solve_budget(scores: Mapping[str, Tensor],
     scores = {site: score.detach().double().cpu() for site, score in scores.items()}
     order = {site: torch.sort(score, descending=True, stable=True)
              for site, score in scores.items()}
-    if target is None:
+    if target is None:  # no budget: the units of positive score
         sizes = {site: nearest_size(int((score > 0).sum()), len(score), min_sizes.get(site, 1),
                                     divisor) for site, score in scores.items()}
     else:

@@ -228,7 +228,7 @@ class MacsModel(CostModel):
             if name in self._forms:
                 continue
             for axis in site.axes():
-                if axis.name != 'weight':
+                if axis.name != 'weight':  # no products (a norm's weight has none: 0 MACs)
                     continue
                 path = paths[axis.module]
                 if axis.before is None:
@@ -240,9 +240,9 @@ class MacsModel(CostModel):
             for path, parts in site.products().items():
                 for part in parts:
                     along.setdefault((path, part), []).append(name)
-        merged: Dict[Tuple[str, ...], int] = {}
+        merged: Dict[Tuple[str, ...], int] = {}  # products along the same sites are one term
         variable = 0
-        for path in segments:
+        for path in segments:  # also where no site lies along the layer's other axis
             along.setdefault((path, ''), [])
         for (path, part), names in along.items():
             # the two attention products have equal MACs

@@ -107,7 +107,7 @@ class Order:
                     not isinstance(rung, int) or rung not in range(len(self.rungs))
                     for rung in step.rungs):
                 raise ValueError('a step does not fit the blocks')
-        self.structure(self.steps[-1])
+        self.structure(self.steps[-1])  # the smallest one: a structure has checks of its own
 
     def save(self, path: Union[str, Path]) -> None:
         """Write the file, by a temporary file and a rename, one line per site, rung and step."""

@@ -156,6 +156,7 @@ class SiteEntry:
                              f'`{name}`, found {str(total):.40}')
         # bounded by `total` before the list is made: a file must not fill the memory
         kept = list(range(found)) if _is_count(found) and found <= total else found
+        # only with an operator may no unit be kept
         valid = (isinstance(kept, (list, tuple)) and len(kept) + (operator is not None) > 0
                  and all(_is_count(unit) and 0 <= unit < total for unit in kept)
                  and all(a < b for a, b in zip(kept, kept[1:])))
@@ -228,6 +229,7 @@ class Structure:
         if not required <= found <= names:
             raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
                              f'{sorted(names - required)}), found {sorted(found)} in {where}')
+        # `_is_count` first: True == 1
         if not _is_count(data['format_version']) or data['format_version'] != FORMAT_VERSION:
             raise ValueError(f'expected structure `format_version` {FORMAT_VERSION}, found '
                              f'{data["format_version"]!r} in {where}')
@@ -313,7 +315,7 @@ class Structure:
             ValueError: The backbone type differs, the backbone or the structure
                 lacks a site of the other, or a width differs.
         """
-        found = self.backbone['type'].split('.')[-1]
+        found = self.backbone['type'].split('.')[-1]  # without the scope, such as `mmkcr.`
         if backbone is not None and found != backbone:
             raise ValueError(f'expected a structure for `{backbone}`, found one for `{found}`')
         for name in sorted(set(widths) | set(self.sites)):

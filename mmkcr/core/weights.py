@@ -55,6 +55,7 @@ class ParamsModel(CostModel):
         apart += [site.owner for site in self.sites.values() if site.has_own_macs]
         left_out = self._ids(*apart, *without)
         added_ids = self._ids(*added_layers(model).values()) - left_out
+        # every tensor is a term of sizes or part of the constant; by id, as tensors may be shared
         sized, added = self._sized(), 0
         self.fixed = 0
         self.terms: Dict[Tuple[Side, ...], int] = {}

@@ -58,9 +58,9 @@ def fit_clusters(features: Tensor, clusters: int, seed: int = 0, normalize: bool
         centroids, before = start.to(points), float('inf')
         for _ in range(iterations):
             sums, counts, error = _assigned_sums(points, centroids, distributed)
-            if float(error) >= before * (1 - 1e-3):
+            if float(error) >= before * (1 - 1e-3):  # the error is that of the present centroids
                 break
-            means = sums / counts.clamp(min=1)[:, None]
+            means = sums / counts.clamp(min=1)[:, None]  # (A, d); without points the old ones stay
             centroids = torch.where(counts[:, None] > 0, means.to(points), centroids)
             before = float(error)
     return _centroids(centroids, normalize)

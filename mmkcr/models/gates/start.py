@@ -35,6 +35,7 @@ def load_scores(path: Union[str, Path]) -> Scores:
 def _site(name: str, entry: Any, path: Any) -> Tuple[np.ndarray, np.ndarray]:
     try:
         order, losses = np.asarray(entry['order']), np.asarray(entry['losses'], float)
+        # a permutation of the units, and the losses with 0 to n units kept
         good = np.array_equal(np.sort(order), np.arange(len(order))) and \
             losses.shape == (len(order) + 1, ) and np.isfinite(losses).all()
     except (KeyError, TypeError, ValueError, IndexError):
@@ -75,7 +76,7 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsM
             raise ValueError(f'expected scores of {gates[name].total} units at site `{name}`, '
                              f'found {len(order)}')
     with torch.no_grad():
-        wanted = _expected(gates, macs)
+        wanted = _expected(gates, macs)  # before any gate changes
         logits = _quantiles(known, gates, macs, spread)
         low, high = -20., 20.  # bisection for the shift: expected MACs rise with it
         for _ in range(40):

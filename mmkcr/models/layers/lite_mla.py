@@ -54,6 +54,7 @@ class LiteMLA(BaseModule):
                              f'`head_dim` {head_dim}, found {channels}')
         self.channels, self.head_dim = channels, head_dim
         self.eps, self.quadratic = eps, quadratic
+        # the grouped convolution has one group for each of q, k and v of each head
         wide, groups = 3 * channels, 3 * channels // head_dim
         self.qkv = nn.Conv2d(channels, wide, 1, bias=False)
         self.aggreg = nn.ModuleList(

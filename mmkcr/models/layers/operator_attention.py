@@ -65,6 +65,7 @@ class _AttentionParts(BaseModule):
         if not isinstance(attn, (MultiheadAttention, MixedAttention)) or attn.v_shortcut:
             raise TypeError('expected a `MultiheadAttention` of mmpretrain without a shortcut to '
                             f'replace heads of, found `{attn.__class__.__name__}`')
+        # attributes and children have the host's names, so that its keys and callers stay valid
         self.embed_dims, self.num_heads = attn.embed_dims, attn.num_heads
         self.head_dims, self.v_shortcut = attn.head_dims, False
         self.scaled_dot_product_attention = attn.scaled_dot_product_attention
@@ -117,6 +118,7 @@ class OperatorAttention(_AttentionParts):
         self.attended = kept.tolist()
         self._folded: Optional[Derived] = None
         self.operator = None
+        # a searched operator was trained and is taken over; that of a dense attention is new
         if len(replaced) and isinstance(attn, MixedAttention):
             if operator != attn.operator_name:
                 raise ValueError(f'expected heads computed by `{attn.operator_name}`, as in the '

@@ -144,7 +144,7 @@ class AdaptiveOneHotLoss(nn.Module):
         self.importance, self.per_option = dict(chosen['importance']), chosen['per_option']
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.cost = cost
-        # a buffer: where it has grown to is in the checkpoint
+        # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('budget', torch.tensor(float(chosen['budget'])), self.growth > 0)
 
     def forward(self, macs: MacsModel) -> Dict[str, Tensor]:
@@ -165,7 +165,7 @@ class AdaptiveOneHotLoss(nn.Module):
         kept = dict(zip(gates, (probabilities * sizes).sum(1)))
         cost = self.cost_model(macs)
         expected = cost(kept)
-        undecided = options > 1
+        undecided = options > 1  # with one option var_max is 0
         entropy, tangent, share = one_hot_terms(probabilities[undecided], options[undecided],
                                                 self.eps)
         if self.per_option:

@@ -71,9 +71,10 @@ class InformationBottleneckLoss(nn.Module):
         self._value: Optional[Tensor] = None
         self.register_buffer('centroids', torch.zeros(self.num_clusters, num_features))
         self.register_buffer('log_q', torch.zeros(num_classes, self.num_clusters))
+        # epoch of the last refresh, and whether there was one
         self.register_buffer('refresh_step', torch.full((), -1, dtype=torch.long))
         self.register_buffer('refreshed', torch.zeros((), dtype=torch.long))
-        if input_features is not None:
+        if input_features is not None:  # B = C clusters of the inputs
             self.register_buffer('input_centroids', torch.zeros(num_classes, input_features))
             self.register_buffer('input_refreshed', torch.zeros((), dtype=torch.long))
         self.input_features = input_features

@@ -193,7 +193,7 @@ class KernelComplexityLoss(nn.Module):
         rank = truncation_rank(len(features), self.num_features, self.rank_ratio)
         basis = leading_basis(moment_of(chosen), rank)
         if self.needs_indices:
-            u = orthonormalise(features @ basis)
+            u = orthonormalise(features @ basis)  # U (n, r) from U~ = F V (fact 2)
             if len(u) != self.num_samples:
                 raise ValueError(f'expected features of `{self.num_samples}` samples, found '
                                  f'`{len(u)}` in KernelComplexityLoss.refresh_from_features')

@@ -110,7 +110,7 @@ class MacsPrice(nn.Module):
         self.growth = growth
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self._of: Optional[Tuple[MacsModel, CostModel]] = None
-        # a buffer: where it has grown to is in the checkpoint
+        # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('weight', torch.tensor(float(weight)), target is not None)
 
     def cost_model(self, macs: MacsModel) -> CostModel:
@@ -119,7 +119,7 @@ class MacsPrice(nn.Module):
         Args:
             macs (MacsModel): MACs of the supernet.
         """
-        if self._of is None or self._of[0] is not macs:
+        if self._of is None or self._of[0] is not macs:  # rebuilt if the supernet's count was
             cost = 'macs' if self.cost == 'latency' else self.cost
             self._of = macs, PaperCost(macs) if cost == 'paper' else cost_model(
                 cost, macs, self.table)
