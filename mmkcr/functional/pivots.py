@@ -164,7 +164,7 @@ def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     diagonal = factor.diagonal(dim1=-2, dim2=-1)
-    # a pivot of 1e-12 of its diagonal entry is mostly rounding: the factor is useless, even if
+    # a pivot below 1e-12 of its diagonal entry is mostly rounding: the factor is useless, even if
     # the Cholesky factorisation did not fail
     poor = (diagonal.square() < 1e-12 * matrix.diagonal(dim1=-2, dim2=-1)).any(-1) | (failed > 0)
     if not poor.any():

@@ -289,7 +289,7 @@ class ConvHeads(HeadOperator):
         extra = given = None
         if self.exchange is not None:
             extra, x = self._split(x)
-            mean = x.mean(1, keepdim=True)  # values are linear in x: the mean commutes with them
+            mean = x.mean(1, keepdim=True)  # values are affine in x: the mean commutes with them
             values = F.linear(torch.cat([extra, mean], 1), derived['value'], derived['bias'])
             extra, given = self.exchange(values[:, :-1], values[:, -1:])
         maps = F.conv2d(_to_map(x, hw), derived['kernel'], padding=1)

@@ -42,7 +42,7 @@ class Teacher:
             if self.checkpoint is not None:
                 load_weights(model, self.checkpoint)
             self._model = model
-        self._model.train(False)  # each time: nothing that trains may have switched it
+        self._model.train(False)
         return self._model.to(device)
 
 
