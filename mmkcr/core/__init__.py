@@ -1,4 +1,4 @@
-"""Sites, axes, MACs, budget, structure and slicing. No method or backbone is named here."""
+"""Sites, axes, MACs, budget, structure and slicing; no method or backbone is named here."""
 
 from .axes import Axis, scale_axes, slice_axes, sync_sizes
 from .budget import parse_target, solve_budget

@@ -8,8 +8,8 @@ from torch import nn
 class AddedLayer(nn.Module):
     """A layer of supernet and subnet that the dense parent lacks.
 
-    Its MACs and parameters count for the subnet and not for the dense model. In the supernet it
-    is called as a module, so that they can be told apart.
+    Its MACs and parameters count for the subnet, but not for the dense model. A supernet must call
+    it as a module, so that its MACs can be told apart.
     """
 
 

@@ -1,4 +1,4 @@
-"""How many units every site keeps: least loss under a budget, exactly."""
+"""How many units every site keeps: the least total loss under a budget."""
 
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
@@ -6,12 +6,12 @@ import numpy as np
 
 
 class Curve(NamedTuple):
-    """What a site loses and costs at the sizes that it may have.
+    """Loss and cost of a site at each of its possible sizes.
 
     Args:
         sizes (Sequence[int]): Ascending.
-        losses (Sequence[float]): At these sizes, not negative.
-        costs (Sequence[int]): At these sizes, such as MACs; ascending.
+        losses (Sequence[float]): Loss at each size, not negative.
+        costs (Sequence[int]): Cost at each size, such as MACs, ascending.
     """
 
     sizes: Sequence[int]
@@ -22,16 +22,16 @@ class Curve(NamedTuple):
 def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> Dict[str, int]:
     """Sizes with the least sum of losses whose costs sum to at most a budget.
 
-    A multiple-choice knapsack by dynamic programming over the cost above the smallest network.
-    Costs are rounded up to a grid, so the budget always holds. The grid is the greatest common
-    divisor of all cost steps where it has at most ``bins`` points up to the budget (then the
-    answer is exact), else it has ``bins`` points (and the answer is that of a budget smaller by
-    at most one point a site).
+    This is a multiple-choice knapsack, solved by dynamic programming over the cost above that of
+    the smallest network. Costs are rounded up to a grid, so the budget always holds. If the
+    greatest common divisor of all cost steps gives at most ``bins`` grid points up to the budget,
+    it is the grid, and the answer is exact. Otherwise the grid has ``bins`` points, and the answer
+    is that of a budget that is smaller by at most one grid point per site.
 
     Args:
         curves (Mapping[str, Curve]): By site.
-        budget (int): Most cost in sum.
-        bins (int): Points of the grid at most. Defaults to 20000.
+        budget (int): Largest total cost.
+        bins (int): Most points of the grid. Defaults to 20000.
 
     Returns:
         dict[str, int]: Size by site.
@@ -49,14 +49,15 @@ def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> Dic
     steps = [int(cost - curve.costs[0]) for curve in curves.values() for cost in curve.costs]
     grid = max(int(np.gcd.reduce(steps)) or 1, -(-room // bins))
     points = room // grid
-    best = np.zeros(points + 1)  # least loss with at most so much cost above the smallest
+    # best[p]: least loss of the sites so far with at most p grid points above their smallest sizes
+    best = np.zeros(points + 1)
     chosen: List[Tuple[str, np.ndarray]] = []
     for name, curve in curves.items():
         grown = np.full(points + 1, np.inf)
         picks = np.zeros(points + 1, np.int64)
         for index, (loss, cost) in enumerate(zip(curve.losses, curve.costs)):
             shift = -(-int(cost - curve.costs[0]) // grid)
-            if shift > points:
+            if shift > points:  # costs ascend: no larger size fits either
                 break
             candidate = best[:points + 1 - shift] + loss
             better = candidate < grown[shift:]
@@ -64,7 +65,7 @@ def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> Dic
             picks[shift:][better] = index
         best = grown
         chosen.append((name, picks))
-    sizes, place = {}, points
+    sizes, place = {}, points  # traced back from the whole room, last site first
     for name, picks in reversed(chosen):
         index, curve = int(picks[place]), curves[name]
         sizes[name] = int(curve.sizes[index])

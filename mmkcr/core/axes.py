@@ -1,8 +1,7 @@
-"""The tensor axes that a site's units lie along: sliced together, scaled together.
+"""The tensor axes along which a site's units lie, sliced together and scaled together.
 
-A site lists its axes, and nothing else is needed to slice it (weights and
-optimizer moments), to fold a mask into the weights, to count its MACs or to
-build a subnet.
+A site lists its axes. Nothing else is needed to slice it (weights and optimizer
+moments), to fold a mask into the weights, to count its MACs or to build a subnet.
 """
 
 from typing import Iterable, NamedTuple, Optional, Tuple, Union
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 
 from .slicing import slice_parameter
 
-# State of torch's optimizers that is linear, or quadratic, in the gradient.
+# Names of optimizer state that is linear, or quadratic, in the gradient.
 _LINEAR = ('exp_avg', 'momentum_buffer')
 _QUADRATIC = ('exp_avg_sq', 'max_exp_avg_sq', 'sum', 'square_avg')
 
@@ -23,25 +22,28 @@ _QUADRATIC = ('exp_avg_sq', 'max_exp_avg_sq', 'sum', 'square_avg')
 class Axis(NamedTuple):
     """One axis of one parameter or buffer along which a site's units lie.
 
-    With ``repeats`` r and ``inner`` k the axis is r blocks (queries, keys and
-    values: 3), each of all units, each unit of k consecutive entries (unfolded
-    2 x 2 neighbours: 4).
+    The axis consists of ``repeats`` blocks (3 for fused queries, keys and values). Each
+    block holds all units, and each unit has ``inner`` consecutive entries (4 for unfolded
+    2 x 2 neighbours).
 
     Args:
         module (nn.Module): Owner of the parameter.
-        name (str): Attribute name; an absent or ``None`` one is left alone.
+        name (str): Attribute name. An absent or ``None`` attribute is left alone.
         dim (int): The axis. Defaults to 0.
         folds (bool): Whether a scale of the units can be multiplied into this
             parameter, so that the unit's value is scaled. Defaults to False.
-        repeats (int): r. Defaults to 1.
-        inner (int): k. Defaults to 1.
-        per (int): Units that share an entry (a head's channels one position
-            bias): then unit u lies at entry u // per. Defaults to 1.
-        before (tuple[int | nn.Module, ...], optional): The axis reads several
-            layers one after the other: entries, or layers whose outputs these
-            are, in front of the units'. Such an axis is listed before those of
-            its own writers. Defaults to None: all of the axis is the units'.
-        writer (nn.Module, optional): Then the layer that writes the units.
+        repeats (int): Number of blocks. Defaults to 1.
+        inner (int): Entries per unit. Defaults to 1.
+        per (int): Number of units that share an entry, such as the channels of a
+            head that share one position bias. Unit u then lies at entry u // per.
+            Defaults to 1.
+        before (tuple[int | nn.Module, ...], optional): For an axis that reads the
+            concatenated outputs of several layers: what stands in front of the units,
+            as numbers of entries or as the layers that write them. Such an axis must be
+            listed before the axes of these writers. Defaults to None: the whole axis
+            belongs to the units.
+        writer (nn.Module, optional): The layer that writes the units. Needed with
+            ``before``.
     """
 
     module: nn.Module
@@ -61,24 +63,25 @@ class Axis(NamedTuple):
 
     @property
     def span(self) -> Tuple[int, int]:
-        """Where on the axis the units present begin and end."""
+        """First position of the present units on the axis, and the position after the last."""
         if self.before is None:
             return 0, self.value.shape[self.dim]
         start = sum(layer if isinstance(layer, int) else _outputs(layer) for layer in self.before)
         return start, start + _outputs(self.writer)
 
     def entries(self, units: Tensor) -> Tensor:
-        """Positions on the axis of some of the units present, in the units' order."""
+        """Positions on the axis of some of the present units, block by block, in their order."""
         if self.per > 1:
             return torch.unique(units // self.per)
         start, end = self.span
         block = (end - start) // self.repeats
         offsets = torch.arange(self.repeats, device=units.device) * block + start
         inner = torch.arange(self.inner, device=units.device)
+        # (repeats, units, inner): block offset + unit * inner + entry within the unit
         return (offsets[:, None, None] + units[None, :, None] * self.inner + inner).flatten()
 
     def kept_entries(self, units: Tensor) -> Tensor:
-        """All positions that are left where some of the units present are kept, ascending parts."""
+        """Positions on the axis that stay: those of kept units, and all outside the units' span."""
         (start, end), length = self.span, self.value.shape[self.dim]
         sides = [torch.arange(*side, device=units.device) for side in ((0, start), (end, length))]
         return torch.cat([sides[0], self.entries(units), sides[1]])
@@ -86,12 +89,12 @@ class Axis(NamedTuple):
 
 def slice_axes(axes: Iterable[Axis], units: Tensor,
                   optimizer: Optional[Optimizer] = None) -> None:
-    """Keep some of the units present of a site in all its parameters.
+    """Keep some of a site's present units in all its parameters.
 
     Args:
-        axes (Iterable[Axis]): The site's.
-        units (Tensor): Positions among the units present, int64, ascending.
-        optimizer (Optimizer, optional): Whose moments are sliced alike, see
+        axes (Iterable[Axis]): Axes of the site.
+        units (Tensor): Positions among the present units, int64, ascending.
+        optimizer (Optimizer, optional): Its moments are sliced in the same way, see
             :func:`~mmkcr.core.slice_parameter`.
     """
     for axis in axes:
@@ -105,13 +108,13 @@ def scale_axes(axes: Iterable[Axis], scale: Tensor,
                   optimizer: Optional[Optimizer] = None) -> None:
     """Multiply a scale of the units into the parameters that take it.
 
-    The gradient of a parameter that holds the product is the old one over the
-    scale, and so are, by their power of the gradient, the optimizer's moments.
+    If a parameter is multiplied by s, its gradient is divided by s. The optimizer's
+    moments follow: first moments are divided by s, second moments by s^2.
 
     Args:
-        axes (Iterable[Axis]): The site's; those that do not fold are left alone.
-        scale (Tensor): Of the units present, none 0, shape (units,).
-        optimizer (Optimizer, optional): Whose moments follow.
+        axes (Iterable[Axis]): Axes of the site. Those that do not fold are left alone.
+        scale (Tensor): Scale of every present unit, never 0, shape (units,).
+        optimizer (Optimizer, optional): Its moments are divided.
     """
     for axis in axes:
         value = axis.value
@@ -119,6 +122,7 @@ def scale_axes(axes: Iterable[Axis], scale: Tensor,
             continue
         shape = [1] * value.ndim
         shape[axis.dim] = -1
+        # in the layout of the axis: blocks of all units, `inner` entries per unit
         factor = scale.detach().to(value).repeat_interleave(axis.inner).repeat(axis.repeats)
         factor = factor.view(shape)
         value.data.mul_(factor)
@@ -138,26 +142,25 @@ def _outputs(layer: nn.Module) -> int:
 
 
 def sync_sizes(module: nn.Module) -> None:
-    """Set a layer's own record of its sizes from its weight.
+    """Set a layer's size attributes from the shape of its weight.
 
     Args:
-        module (nn.Module): A linear layer, convolution (dense or depthwise),
-            BatchNorm, LayerNorm or GroupNorm (whole groups of channels); any other is left
-            alone.
+        module (nn.Module): A linear layer, convolution (dense or depthwise), BatchNorm, LayerNorm
+            or GroupNorm (sliced by whole groups). Any other module is left alone.
     """
     weight = getattr(module, 'weight', None)
-    if hasattr(module, 'sync_size'):  # it knows better
+    if hasattr(module, 'sync_size'):  # a layer of ours, whose weight does not show all its sizes
         module.sync_size()
     elif isinstance(module, nn.Linear):
         module.out_features, module.in_features = weight.shape
     elif isinstance(module, _ConvNd) and not module.transposed:
-        if module.groups > 1:
+        if module.groups > 1:  # depthwise: as many groups as channels
             module.groups = len(weight)
         module.out_channels, module.in_channels = len(weight), weight.shape[1] * module.groups
     elif isinstance(module, _ConvNd):
         module.in_channels, module.out_channels = weight.shape[:2]
     elif isinstance(module, nn.GroupNorm) and weight is not None:
-        width = module.num_channels // module.num_groups
+        width = module.num_channels // module.num_groups  # channels per group, which stays
         module.num_channels, module.num_groups = len(weight), len(weight) // width
     elif isinstance(module, _BatchNorm):
         size = weight if weight is not None else module.running_mean

@@ -15,7 +15,7 @@ def parse_target(target: Target, dense: int) -> int:
 
     Args:
         target (str | int | float): MACs (``12600000000``, ``'12.6G'``,
-            ``'450M'``), or a share of the dense model (``0.8``, ``'80%'``): a
+            ``'450M'``), or a share of the dense model (``0.8``, ``'80%'``). A
             number of at most 1 is a share.
         dense (int): MACs of the dense model.
 
@@ -23,28 +23,28 @@ def parse_target(target: Target, dense: int) -> int:
         int: The target in MACs.
 
     Raises:
-        ValueError: Anything else.
+        ValueError: The target is anything else.
     """
     return CostModel.read_target(target, dense)
 
 
 class _Group(NamedTuple):
-    """Channels of a site that enter a selection together."""
+    """Units of a site that enter a selection together."""
 
-    key: float
+    key: float  # mean score
     site: str
-    rank: int
-    size: int
+    rank: int  # position among the groups of the site
+    size: int  # of the site once this group is in
 
 
 def allowed_sizes(total: int, min_size: int, divisor: int) -> List[int]:
-    """Sizes that a site may have: multiples of the divisor, and the full one."""
+    """Sizes that a site may have: multiples of the divisor from ``min_size`` on, and the full."""
     first = min(-(-min_size // divisor) * divisor, total)
     return sorted({*range(first, total + 1, divisor), total})
 
 
 def _groups(site: str, ordered: Tensor, sizes: List[int]) -> List[_Group]:
-    """Steps between allowed sizes, keyed by the mean score of what they add."""
+    """Steps between allowed sizes, keyed by the mean score of the units that each adds."""
     return [
         _Group(float(ordered[low:high].mean()), site, rank, high)
         for rank, (low, high) in enumerate(zip(sizes, sizes[1:]))
@@ -52,7 +52,7 @@ def _groups(site: str, ordered: Tensor, sizes: List[int]) -> List[_Group]:
 
 
 def nearest_size(count: int, total: int, min_size: int, divisor: int) -> int:
-    """The allowed size of a site nearest to ``count``, the larger of two."""
+    """The allowed size of a site nearest to ``count``; of two equally near ones, the larger."""
     return min(allowed_sizes(total, min_size, divisor), key=lambda size: (abs(size - count),
                                                                           -size))
 
@@ -64,20 +64,18 @@ def solve_budget(scores: Mapping[str, Tensor],
                  min_sizes: Optional[Mapping[str, int]] = None) -> Dict[str, Tensor]:
     """Choose the units of every site under one global threshold.
 
-    Units enter in descending order of score, in groups of ``divisor`` that are
-    ranked over all sites by their mean score; the longest prefix of that order
-    that costs at most ``target`` is found by bisection, then single groups of
-    later rank fill what room is left. So no site can grow by one more group
-    without exceeding the target.
+    The units of a site enter in descending order of score, in groups of ``divisor``. The
+    groups of all sites are ranked by their mean score. Bisection finds the longest prefix
+    of this order that costs at most ``target``. Then single groups of later rank fill the
+    room that is left. So no site can grow by one more group without exceeding the target.
 
     Args:
-        scores (Mapping[str, Tensor]): Preference of every unit by site, shape
-            (total,) each.
-        macs (Callable): MACs of the subnet from the sizes of its sites, such
-            as :class:`~mmkcr.core.macs.MacsModel`; must not fall when a
-            size grows.
+        scores (Mapping[str, Tensor]): Score of every unit by site, shape (total,)
+            each. Units of higher score are kept first.
+        macs (Callable): MACs of the subnet from the sizes of its sites, such as
+            :class:`~mmkcr.core.macs.MacsModel`. It must not fall when a size grows.
         target (int, optional): Most MACs. ``None`` keeps the units of positive
-            score, with the divisor's nearest size.
+            score, rounded to the nearest allowed size.
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
         min_sizes (Mapping[str, int], optional): Fewest units by site.
             Defaults to 1 each.
@@ -96,7 +94,7 @@ def solve_budget(scores: Mapping[str, Tensor],
     scores = {site: score.detach().double().cpu() for site, score in scores.items()}
     order = {site: torch.sort(score, descending=True, stable=True)
              for site, score in scores.items()}
-    if target is None:
+    if target is None:  # no budget: the units of positive score
         sizes = {site: nearest_size(int((score > 0).sum()), len(score), min_sizes.get(site, 1),
                                     divisor) for site, score in scores.items()}
     else:
@@ -104,6 +102,8 @@ def solve_budget(scores: Mapping[str, Tensor],
                    for site, score in scores.items()}
         groups = [group for site, sizes in allowed.items()
                   for group in _groups(site, order[site].values, sizes)]
+        # scores descend within a site, and ties go by rank: a site's groups stay in their order
+        # (the means of equal fp32 scores are exact in fp64, so that these are ties too)
         sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()},
                                 sorted(groups, key=lambda g: (-g.key, g.rank)), macs, target)
     return {site: order[site].indices[:size].sort().values for site, size in sizes.items()}
@@ -111,13 +111,13 @@ def solve_budget(scores: Mapping[str, Tensor],
 
 def _largest_within(smallest: Dict[str, int], groups: List[_Group],
                     macs: Callable[[Mapping[str, int]], int], target: int) -> Dict[str, int]:
-    def prefix(count: int) -> Dict[str, int]:
+    def prefix(count: int) -> Dict[str, int]:  # a later group of a site overrides an earlier one
         return {**smallest, **{group.site: group.size for group in groups[:count]}}
 
     low, high = 0, len(groups)
     lowest, highest = macs(prefix(low)), macs(prefix(high))
     check_range(macs, target, lowest, highest)
-    while low < high:
+    while low < high:  # macs(prefix(low)) <= target, and every prefix beyond `high` costs more
         middle = (low + high + 1) // 2
         if macs(prefix(middle)) <= target:
             low = middle
@@ -126,7 +126,7 @@ def _largest_within(smallest: Dict[str, int], groups: List[_Group],
     sizes, full = prefix(low), set()
     for group in groups[low:]:
         grown = {**sizes, group.site: group.size}
-        if group.site in full or macs(grown) > target:
+        if group.site in full or macs(grown) > target:  # the site's later groups are out too
             full.add(group.site)
         else:
             sizes = grown

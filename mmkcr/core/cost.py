@@ -1,4 +1,4 @@
-"""What a network costs, as a function of the sizes of its sites: one face for every unit."""
+"""Cost of a network as a function of the sizes of its sites: one interface for every cost."""
 
 import re
 from typing import Any, ClassVar, Dict, Mapping
@@ -10,17 +10,17 @@ _MULTIPLES = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 
 
 class CostModel:
-    """A cost that does not fall when a site grows: of MACs, time, parameters, bytes.
+    """A cost that does not fall when a site grows: MACs, time, parameters or bytes.
 
-    The class itself speaks of MACs.
+    The texts of the base class are those for MACs.
     """
 
     #: Name of the cost in configs and files.
     name: ClassVar[str] = 'macs'
-    #: What one is called in messages about targets, and what stands behind a number.
+    #: Noun in messages about targets, and the unit that follows a number.
     noun: ClassVar[str] = 'MACs'
     suffix: ClassVar[str] = ''
-    #: Multiple that messages and logs use: its letter and its value.
+    #: Multiple that messages and logs use: its prefix letter and its value.
     multiple: ClassVar[str] = 'G'
     scale: ClassVar[int] = 10**9
     #: Cost of the dense network.
@@ -43,13 +43,14 @@ class CostModel:
 
         Args:
             target (str | int | float): Such as ``12600000000``, ``'12.6G'``, ``'450M'`` (bytes:
-                ``'40MB'``), or a share of the dense network's cost (``0.8``, ``'80%'``): a number
+                ``'40MB'``), or a share of the dense network's cost (``0.8``, ``'80%'``). A number
                 of at most 1 is a share.
             dense (int): Cost of the dense network.
 
         Raises:
-            ValueError: Anything else.
+            ValueError: The target is anything else.
         """
+        # a number, then '%' or a multiple, with the suffix of the cost or without
         match = re.fullmatch(rf'\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[KMGT]?(?:{cls.suffix})?)\s*',
                              str(target), re.IGNORECASE)
         value, unit = (float(match[1]), match[2].upper()) if match else (0., '')
@@ -61,39 +62,39 @@ class CostModel:
         return int(value * _MULTIPLES[unit.removesuffix(cls.suffix)])
 
     def parse_target(self, target: Target) -> int:
-        """A target beside this dense network, see :meth:`read_target`."""
+        """Read a target relative to this model's dense network, see :meth:`read_target`."""
         return self.read_target(target, self.dense)
 
     @classmethod
     def said(cls, value: float) -> str:
-        """A cost in a message, without the noun."""
+        """A cost as text, without the noun, such as ``'12.6G'``."""
         return f'{value / cls.scale:.6g}{cls.multiple}{cls.suffix}'
 
     @classmethod
     def range_said(cls, lowest: float, highest: float) -> str:
-        """Two costs in a message, such as ``'0.5G to 1.2G MACs'``."""
+        """A range of costs as text, such as ``'0.5G to 1.2G MACs'``."""
         noun = '' if cls.suffix else f' {cls.noun}'
         return f'{cls.said(lowest)} to {cls.said(highest)}{noun}'
 
     def check_target(self, target: int, least: Mapping[str, int]) -> None:
-        """Refuse what no sizes reach.
+        """Refuse a target that no sizes reach.
 
         Args:
-            target (int): Most cost.
+            target (int): Largest cost.
             least (Mapping[str, int]): Smallest sizes by site.
 
         Raises:
-            ValueError: It is below the cost of the smallest sizes or above that of the dense
-                network.
+            ValueError: The target is below the cost of the smallest sizes or above that of the
+                dense network.
         """
         check_range(self, target, self(least), self.dense)
 
     def describe(self, sizes: Mapping[str, int]) -> Dict[str, Any]:
-        """What a subnet's structure says of its cost."""
+        """The entry about this cost in the structure file of a subnet."""
         return dict(dense=self.dense, subnet=self(sizes))
 
     def beside(self, sizes: Mapping[str, int]) -> 'CostModel':
-        """The cost of some sites where the others have these sizes."""
+        """The cost as a function of some sites only, while the others have these sizes."""
         return _Beside(self, sizes)
 
 
@@ -102,6 +103,7 @@ class _Beside(CostModel):
 
     def __init__(self, cost: CostModel, sizes: Mapping[str, int]) -> None:
         self.cost, self.sizes, self.dense = cost, dict(sizes), cost.dense
+        # messages are those of the cost itself
         self.noun, self.said, self.range_said = cost.noun, cost.said, cost.range_said
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
@@ -110,7 +112,7 @@ class _Beside(CostModel):
 
 
 def speaking(cost: Any) -> Any:
-    """What words the messages about a cost: itself, or MACs of a plain function."""
+    """The class or object that words messages about a cost; a plain function counts MACs."""
     return cost if isinstance(cost, CostModel) else CostModel
 
 
@@ -119,14 +121,14 @@ def check_range(cost: Any, target: float, lowest: float, highest: float,
     """Refuse a target out of reach.
 
     Args:
-        cost (CostModel | Callable): Of which the target is.
-        target (int): Most cost.
-        lowest (int): Of the smallest sizes.
-        highest (int): Of the largest.
-        what (str): Of the message. Defaults to ``'a target'``.
+        cost (CostModel | Callable): The cost that the target limits.
+        target (int): Largest cost.
+        lowest (int): Cost of the smallest sizes.
+        highest (int): Cost of the largest sizes.
+        what (str): Name of the target in the message. Defaults to ``'a target'``.
 
     Raises:
-        ValueError: The message gives the range.
+        ValueError: The target is out of range; the message gives the range.
     """
     if not lowest <= target <= highest:
         words = speaking(cost)

@@ -1,4 +1,4 @@
-"""Numbers that must be numbers."""
+"""Checks that losses, gates and weights are finite."""
 
 from typing import Mapping, Optional
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class NonFiniteError(ValueError):
-    """A loss, a gate or a weight is no number."""
+    """A loss, a gate or a weight is not finite."""
 
 
 def check_finite(values: Mapping[str, Tensor], what: str) -> None:
@@ -15,10 +15,10 @@ def check_finite(values: Mapping[str, Tensor], what: str) -> None:
 
     Args:
         values (Mapping[str, Tensor]): Tensors by name.
-        what (str): What they are, for the message.
+        what (str): What the values are, for the message.
 
     Raises:
-        NonFiniteError: The first that holds a NaN or an infinity, by its name.
+        NonFiniteError: A tensor holds a NaN or an infinity; the message names the first one.
     """
     for name, value in values.items():
         wrong = value.detach()[~torch.isfinite(value.detach())]
@@ -31,10 +31,10 @@ def check_finite_gates(gates: Mapping[str, nn.Module], where: str = '') -> None:
 
     Args:
         gates (Mapping[str, nn.Module]): By site.
-        where (str): Added to the message. Defaults to none.
+        where (str): Appended to the word "gates" in the message. Defaults to ''.
 
     Raises:
-        NonFiniteError: With the first such parameter's name.
+        NonFiniteError: A parameter is not finite; the message names the first one.
     """
     check_finite({f'{site}.gate.{name}': parameter for site, gate in gates.items()
                   for name, parameter in gate.named_parameters()}, f'gates{where}')
@@ -47,11 +47,13 @@ def check_finite_state(state: Mapping[str, Tensor], path: str,
     Args:
         state (Mapping[str, Tensor]): Weights and buffers.
         path (str): Where they come from, for the message.
-        own (Mapping[str, Tensor], optional): Of a model as it is built: entries that are not
-            finite there either are not looked at. Defaults to None: all are.
+        own (Mapping[str, Tensor], optional): State of the freshly built model. Entries that it
+            lacks, or that are not finite there, are not checked. Defaults to None: all entries
+            are checked.
 
     Raises:
-        NonFiniteError: There are some; the message names the first entry and how many values.
+        NonFiniteError: Some weights are not finite; the message names the first entry and the
+            number of such values.
     """
     for name, value in state.items():
         given = value if own is None else own.get(name)

@@ -1,4 +1,4 @@
-"""What every gate offers, whatever its relaxation."""
+"""The interface of all gates, whatever their relaxation."""
 
 from abc import ABCMeta, abstractmethod
 from typing import List, Optional, Sequence, Tuple
@@ -15,13 +15,14 @@ class NoisyGate(nn.Module, metaclass=ABCMeta):
         """Draw the noise of one training step.
 
         Args:
-            generator (torch.Generator, optional): A CPU generator; its state alone decides the
+            generator (torch.Generator, optional): A CPU generator. Its state alone determines the
                 noise, on every device and rank.
         """
 
 
 def logistic_noise(shape: Sequence[int], generator: Optional[torch.Generator]) -> Tensor:
     """Differences of two independent Gumbel(0, 1) variables, on the CPU, in fp32."""
+    # such a difference is Logistic(0, 1), whose inverse CDF is the logit
     uniform = torch.rand(*shape, generator=generator, dtype=torch.float64)
     return torch.logit(uniform, eps=1e-12).float()
 
@@ -31,7 +32,7 @@ class BaseGate(NoisyGate):
 
     A gate knows neither MACs nor the layer that it masks. In training mode
     its forward gives a soft mask that depends on the noise drawn last by
-    :meth:`resample`; in eval mode the hard mask of :meth:`selection`.
+    :meth:`resample`. In eval mode it gives the hard mask of :meth:`selection`.
 
     Args:
         total (int): Number of units.
@@ -41,9 +42,9 @@ class BaseGate(NoisyGate):
         ValueError: ``min_size`` is not within [1, total].
     """
 
-    #: Whether the gate itself says how many units are kept, so that no budget may.
+    #: Whether the gate itself decides how many units are kept, so that no budget is applied.
     decided: bool = False
-    #: The smallest ``min_size``.
+    #: The smallest ``min_size`` that the class accepts.
     lowest: int = 1
 
     def __init__(self, total: int, min_size: int = 1) -> None:
@@ -55,38 +56,38 @@ class BaseGate(NoisyGate):
         self.total = total
         self.min_size = min_size
         self.noise: Optional[Tensor] = None
-        self._leader: Tuple['BaseGate', ...] = ()  # in a tuple: no sub-module
+        self._leader: Tuple['BaseGate', ...] = ()  # a tuple, so that it is not a sub-module
 
     def follow(self, leader: 'BaseGate') -> None:
-        """Mask as another gate does, from now on: that of the network whose copy this one is in.
+        """Give the mask of another gate from now on, such as that of the copied network.
 
         Args:
-            leader (BaseGate): Of as many units.
+            leader (BaseGate): A gate of as many units.
         """
         self._leader = (leader, )
 
     @property
     def present(self) -> int:
-        """Units that are physically there: all, unless the search slices as it goes."""
+        """Units that are physically there: all, unless the search slices while it trains."""
         return self.total
 
     def join(self, gates: Sequence['BaseGate']) -> None:
-        """Meet all gates of the backbone, once they are built: for choices made together."""
+        """Called once with all gates of the backbone, for choices that gates make together."""
 
     def refresh(self) -> None:
-        """Begin a forward of the backbone: forget what was computed for the last one."""
+        """Called before each forward of the backbone: drop what was computed for the last one."""
 
     def resample(self, generator: Optional[torch.Generator] = None) -> None:
         """Draw the noise of one training step.
 
-        Drawn once per step and kept, so that a block recomputed by gradient
-        checkpointing sees the same mask; drawn on the CPU, so that every
-        device and rank with the same generator state gets the same numbers.
+        The noise is drawn once per step and kept, so that a block recomputed by
+        gradient checkpointing sees the same mask. It is drawn on the CPU, so that
+        every device and rank with the same generator state gets the same numbers.
 
         Args:
             generator (torch.Generator, optional): A CPU generator.
         """
-        if not self._leader:  # what follows uses up no noise
+        if not self._leader:  # a follower must not advance the generator
             self.noise = self._draw(generator).to(self.scores().device)
 
     @abstractmethod
@@ -95,16 +96,16 @@ class BaseGate(NoisyGate):
 
     @abstractmethod
     def scores(self) -> Tensor:
-        """Preference for each unit, shape (total,), higher is kept first."""
+        """Preference for each unit, shape (total,); units of higher score are kept first."""
 
     def start(self, logits: Tensor) -> None:
-        """Begin a search with a preference for units.
+        """Initialise the gate for a search from logits of its units.
 
         Args:
-            logits (Tensor): Of every unit to be kept, shape (total,).
+            logits (Tensor): Logit of keeping each unit, shape (total,).
 
         Raises:
-            ValueError: The gate has no such start.
+            ValueError: The gate does not support this.
         """
         raise ValueError(f'expected gates that can begin with scores of units, found '
                          f'`{type(self).__name__}`')
@@ -115,7 +116,7 @@ class BaseGate(NoisyGate):
 
     @abstractmethod
     def expected_size(self) -> Tensor:
-        """Expected number of units that the hard gate keeps, over its noise.
+        """Expected number of units that the hard gate keeps; the expectation is over its noise.
 
         Returns:
             Tensor: A differentiable scalar, at least ``min_size``.
@@ -134,7 +135,7 @@ class BaseGate(NoisyGate):
         return torch.tensor(len(self.selection()), device=self.scores().device)
 
     def options(self) -> Optional[List[Tuple[int, float]]]:
-        """Sizes on offer with their logits, of a gate that may not keep any number of units.
+        """Possible sizes with their logits, of a gate that chooses among a few sizes.
 
         Returns:
             list[tuple[int, float]] | None: None if every size is possible.
@@ -142,10 +143,10 @@ class BaseGate(NoisyGate):
         return None
 
     def support(self) -> Optional[Tensor]:
-        """Weights of the units present in statistics over them, shape (present,).
+        """Weights of the present units in statistics over them (norms), shape (present,).
 
         Returns:
-            Tensor | None: 0 for units that cannot be kept; None if all count alike.
+            Tensor | None: 0 for units that cannot be kept; None if all units count alike.
         """
         return None if self.held_open else self()
 

@@ -16,17 +16,17 @@ _PART, _DAY = '.part-', 24 * 3600.
 
 @contextmanager
 def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
-    """Give a temporary path beside ``path`` that is renamed to it on success.
+    """Yield a temporary path beside ``path`` that is renamed to it on success.
 
-    At any moment the file is the old one or the new one, whole, also after a crash of the machine.
-    The temporary name is of this process alone.
+    At any moment ``path`` is the complete old file or the complete new one, even after a crash of
+    the machine. The temporary name belongs to this process alone.
 
     Args:
-        path (str | Path): The final file; its folder is made.
+        path (str | Path): The final file. Its folder is created.
 
     Yields:
-        Path: Where to write. It is removed if the block raises, and the file
-        that was at ``path`` before stays as it was.
+        Path: Where to write. If the block raises, it is removed, and the file
+        at ``path`` stays as it was.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,12 +34,12 @@ def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
     handle, name = tempfile.mkstemp(prefix=prefix, suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
-    umask = os.umask(0)
+    umask = os.umask(0)  # it can only be read by setting it
     os.umask(umask)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~umask)
-        with open(temporary, 'rb+') as file:
+        temporary.chmod(0o666 & ~umask)  # `mkstemp` gives 0600
+        with open(temporary, 'rb+') as file:  # a crash after the rename must not lose the content
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
@@ -47,16 +47,19 @@ def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
 
 
 def remove_stale(folder: Union[str, Path]) -> List[Path]:
-    """Remove what :func:`atomic_write` could not, because its process was killed.
+    """Remove the temporary files of :func:`atomic_write` whose process was killed.
+
+    Files of living processes stay. Files of other machines stay for a day.
 
     Args:
-        folder (str | Path): Files of living processes stay, and those of other machines for a day.
+        folder (str | Path): Where to look, without sub-folders.
 
     Returns:
-        list[Path]: What was removed.
+        list[Path]: The removed files.
     """
     host, removed = socket.gethostname(), []
     for path in Path(folder).glob(f'{_PART}*'):
+        # `.part-HOST-PID-…`; only processes of this machine can be looked up
         own = path.name.startswith(f'{_PART}{host}-')
         writer = path.name.removeprefix(f'{_PART}{host}-').split('-')[0]
         if own and writer.isdigit():
@@ -71,26 +74,26 @@ def remove_stale(folder: Union[str, Path]) -> List[Path]:
 
 def _alive(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        os.kill(process, 0)  # signal 0 only checks
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # it lives, under another user
         pass
     return True
 
 
 @contextmanager
 def locked(folder: Union[str, Path]) -> Iterator[None]:
-    """Let no other run write to a folder.
+    """Lock a folder, so that no other run writes to it.
 
-    The system takes the lock from a process that ends, however it ends: the file that is left then
-    locks nobody out. Files that a killed run left half written are removed.
+    The operating system releases the lock when the process ends, however it ends. So a lock file
+    that is left behind locks nobody out. Temporary files of a killed run are removed.
 
     Args:
-        folder (str | Path): Made if it is not there, and removed if it is still empty in the end.
+        folder (str | Path): Created if it does not exist, and removed if it is empty at the end.
 
     Raises:
-        ValueError: Another run has it; the message names process and machine.
+        ValueError: Another run holds the lock; the message names its process and machine.
     """
     folder = Path(folder)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -102,7 +105,7 @@ def locked(folder: Union[str, Path]) -> Iterator[None]:
         remove_stale(folder)
         yield
     finally:
-        (folder / LOCK).unlink(missing_ok=True)
+        (folder / LOCK).unlink(missing_ok=True)  # while still locked, see the check in `_acquire`
         file.close()
         for path in missing:  # from the innermost
             if path.is_dir() and not any(path.iterdir()):
@@ -111,6 +114,7 @@ def locked(folder: Union[str, Path]) -> Iterator[None]:
 
 def _acquire(path: Path) -> IO:
     while True:
+        # 'a+' does not truncate: the file may hold the owner's record
         file = open(path, 'a+', encoding='utf8')  # noqa: SIM115  (held until the run ends)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,7 +126,8 @@ def _acquire(path: Path) -> IO:
                              'writes to it: wait, or give another `--work-dir`') from None
         except OSError:  # a file system without locks
             pass
-        if _inode(path) != os.fstat(file.fileno()).st_ino:  # its owner removed it meanwhile
+        # its owner removed the file between our `open` and our lock: this lock guards nothing
+        if _inode(path) != os.fstat(file.fileno()).st_ino:
             file.close()
             continue
         file.truncate(0)

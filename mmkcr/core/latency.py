@@ -1,4 +1,4 @@
-"""Time as a function of the sizes of sites, from a table that was measured."""
+"""Latency as a function of the sizes of sites, from a measured table."""
 
 import bisect
 import json
@@ -26,9 +26,11 @@ class LatencyTable:
         machine (dict): Hardware and versions.
         settings (dict): ``runtime``, ``threads``, ``batch``, ``input_shape`` (C, H, W), ``part``.
         dense (int): Nanoseconds of the dense network; 0 before it was measured.
-        classes (list[dict]): Sites that cost the same: their names, their ``total``, and by kept
-            size the ``changes``, the nanoseconds that one of them adds to the dense network's. A
-            size that was not measured yet is not there.
+        classes (list[dict]): Groups of sites that cost the same. Each has the names of its
+            ``sites``, their ``total``, and the ``changes``: by kept size the nanoseconds that
+            one such site adds to the time of the dense network. Sizes that were not measured yet
+            are absent.
+        format_version (int): Version of the file format. Defaults to 1.
     """
 
     machine: Dict[str, Any]
@@ -45,8 +47,8 @@ class LatencyTable:
             path (str | Path): The file.
 
         Raises:
-            FileNotFoundError: There is none.
-            ValueError: It is none of ours.
+            FileNotFoundError: There is no such file.
+            ValueError: The file is not a table of latencies, or of another format.
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
@@ -61,12 +63,12 @@ class LatencyTable:
         return table
 
     def save(self, path: Union[str, Path]) -> None:
-        """Write the table, whole or not at all."""
+        """Write the table, by a temporary file and a rename."""
         with atomic_write(Path(path)) as target:
             target.write_text(json.dumps(asdict(self), indent=1) + '\n')
 
     def curves(self) -> Dict[str, Tuple[int, List[int], List[int]]]:
-        """By site its units, the measured sizes ascending, and the nanoseconds that they add."""
+        """By site: its units, the measured sizes (ascending), and the nanoseconds they add."""
         found = {}
         for entry in self.classes:
             points = {**{int(size): change for size, change in entry['changes'].items()},
@@ -80,16 +82,16 @@ class LatencyTable:
 class LatencyModel(CostModel):
     """Time of the subnet from the sizes of its sites, like :class:`~mmkcr.core.MacsModel`.
 
-    A site adds to the dense network's time what was measured, linear between measured sizes. Where
-    several sites lie along one product, what a site saves there shrinks with the sizes of the
-    others as its MACs do.
+    Each site adds its measured change to the time of the dense network; between measured sizes
+    the change is linear. If several sites lie along one product, the saving of one site shrinks
+    with the sizes of the others, in proportion to its MACs.
 
     Args:
-        macs (MacsModel): Of the network.
-        table (LatencyTable): Of the same sites.
+        macs (MacsModel): MACs of the network.
+        table (LatencyTable): Measurements of the same sites.
 
     Raises:
-        ValueError: A site that the table does not have, or of another size.
+        ValueError: The table lacks a site, or has it with another number of units.
     """
 
     name, noun, suffix, scale = 'latency', 'time', 'ms', 10**6
@@ -103,6 +105,7 @@ class LatencyModel(CostModel):
                 raise ValueError(f'expected site `{name}` of {site.total} units in the table of '
                                  f'latencies, found {found}')
         self.full = {name: site.total for name, site in self.sites.items()}
+        # sites with a product that another site lies along too
         self.shared = {name for name in self.sites if any(
             name in term.sites and len(set(term.sites)) > 1 for term in macs.terms)}
         self.dense = table.dense
@@ -116,7 +119,7 @@ class LatencyModel(CostModel):
         Returns:
             int | Tensor: An integer for integers, a differentiable scalar for tensors.
         """
-        # one site after the other: along a shared product a site saves beside what is left by then
+        # one site after the other: each saves in a shared product only what its predecessors left
         total, others = self.table.dense, dict(self.full)
         for name in self.sites:
             change = interpolate(*self.curves[name][1:], sizes[name])
@@ -128,15 +131,15 @@ class LatencyModel(CostModel):
         return max(round(total), 1)
 
     def _scale(self, name: str, others: Mapping[str, Cost], size: Cost) -> Cost:
-        """MACs that a site saves beside the others' sizes, over those beside full sizes."""
+        """MACs that a site saves given the others' sizes, over those that it saves alone."""
         alone, here = (self.macs.site_macs(name, sizes) - self.macs.site_macs(
             name, {**sizes, name: size}) for sizes in (self.full, others))
-        if isinstance(alone, Tensor):
+        if isinstance(alone, Tensor):  # the inner `where` keeps the gradient finite
             return torch.where(alone == 0, 1., here / torch.where(alone == 0, 1., alone))
         return here / alone if alone else 1.
 
     def describe(self, sizes: Mapping[str, int]) -> Dict[str, Any]:
-        """What a subnet's structure says of its time: nanoseconds, and what they belong to."""
+        """The entry in a structure file: nanoseconds, and the settings and machine they are for."""
         return dict(dense=self.dense, subnet=self(sizes), **self.table.settings,
                     **self.table.machine)
 
@@ -153,7 +156,7 @@ class LatencyModel(CostModel):
             int: Nanoseconds.
 
         Raises:
-            ValueError: Anything else.
+            ValueError: The target is anything else.
         """
         match = re.fullmatch(r'\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|ns|%?)\s*', str(target))
         value, unit = (float(match[1]), match[2]) if match else (0., '')
@@ -166,36 +169,38 @@ class LatencyModel(CostModel):
 
     @classmethod
     def said(cls, value: float) -> str:
-        """Such as ``'12.3 ms'``."""
+        """A time as text, such as ``'12.3 ms'``."""
         return milliseconds(value)
 
 
 def milliseconds(nanoseconds: float) -> str:
-    """Such as ``'12.3 ms'``."""
+    """A time as text, such as ``'12.3 ms'``."""
     return f'{nanoseconds / 1e6:.4g} ms'
 
 
 def interpolate(sizes: Sequence[int], values: Sequence[float], size: Cost) -> Cost:
-    """Value at a size, linear between the given sizes and beyond the smallest.
+    """Value at a size: linear between the given sizes, and extrapolated linearly beyond them.
 
     Args:
         sizes (Sequence[int]): Ascending, two or more.
-        values (Sequence[float]): At these.
-        size (int | float | Tensor): Where; a tensor gets a differentiable answer.
+        values (Sequence[float]): Values at these sizes.
+        size (int | float | Tensor): Size to evaluate at. A tensor gives a differentiable result.
     """
     where = float(size.detach()) if isinstance(size, Tensor) else size
+    # the segment [place - 1, place] that holds the size, or the nearest one
     place = min(max(bisect.bisect_left(sizes, where), 1), len(sizes) - 1)
     (low, high), (start, end) = sizes[place - 1:place + 1], values[place - 1:place + 1]
     return start + (end - start) * ((size - low) / (high - low))
 
 
 def useful_sizes(costs: Sequence[int]) -> List[int]:
-    """Places of the sizes that cost less than every larger one.
+    """Positions of the sizes that cost less than every larger size.
 
-    Where a selection begins, a unit less may cost more: a full site needs none.
+    A size just below the full one may cost more than the full one, because only it needs a
+    selection of channels.
 
     Args:
-        costs (Sequence[int]): At ascending sizes.
+        costs (Sequence[int]): Costs at ascending sizes.
     """
     return [place for place, cost in enumerate(costs)
             if all(cost < other for other in costs[place + 1:])]

@@ -24,12 +24,13 @@ class MacsReport(NamedTuple):
     """MACs of one forward.
 
     Args:
-        total (int): Of the whole model.
-        modules (dict[str, int]): By module path; a module includes its
-            children. Only modules that do matrix products appear.
-        operators (dict[str, int]): By operator name.
-        own (dict[str, int]): By the path of the innermost module that runs: without children, and
-            without modules of other places that it calls. '' is the model itself.
+        total (int): MACs of the whole model.
+        modules (dict[str, int]): MACs by module path. A module includes its
+            children. Only modules with matrix products appear.
+        operators (dict[str, int]): MACs by operator name.
+        own (dict[str, int]): MACs by the path of the innermost running module: a module's own
+            products, without those of its children or of other modules that it calls. '' is the
+            model itself.
     """
 
     total: int
@@ -41,7 +42,7 @@ class MacsReport(NamedTuple):
 def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsReport:
     """Count the MACs of a forward call, in eval mode and without gradients.
 
-    A count is a function of shapes: matrix products and convolutions are not computed, their
+    The count depends on shapes alone. So matrix products and convolutions are not computed; their
     outputs are zeros.
 
     Args:
@@ -54,12 +55,13 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     modes = {module: module.training for module in model.modules()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.eval()
-    for parameter in trained:  # the counter's tracker fails on one that a module is called with
+    # the counter's module tracker fails if a module is called with a parameter that needs gradients
+    for parameter in trained:
         parameter.requires_grad_(False)
     counter = FlopCounterMode(display=False)
     call, products = _Call(model, forward), _ShapesOnly(model)
     try:
-        # the counter knows matrix products, and not every device's fused attention
+        # the counter does not know every device's fused attention, but it knows matrix products
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products, counter:
             call()
     finally:
@@ -68,6 +70,7 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
             module.training = mode
         for parameter in trained:
             parameter.requires_grad_(True)
+    # two FLOPs per MAC
     by_module = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items()}
     by_operator = {str(op): flops // 2
                    for op, flops in counter.get_flop_counts().get('Global', {}).items()}
@@ -78,16 +81,16 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
 
 
 class _ShapesOnly(TorchDispatchMode):
-    """Gives zeros in the place of products: their shapes are what is counted.
+    """Replaces the results of products by zeros, and counts the products by running module.
 
     Args:
-        model (nn.Module): Whose modules the products are counted by.
+        model (nn.Module): The counts are by its modules.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.own: Dict[str, int] = {}
-        self._running = ['']
+        self._running = ['']  # stack of module paths, the innermost last
         self._handles = []
         for path, module in model.named_modules():
             if path:
@@ -100,7 +103,7 @@ class _ShapesOnly(TorchDispatchMode):
         self._running.pop()
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -111,6 +114,7 @@ class _ShapesOnly(TorchDispatchMode):
         if count is None:
             return func(*args, **kwargs)
         device = next(value.device for value in args if isinstance(value, Tensor))
+        # run on the meta device, which infers the shape of the output alone
         shapes = [value.to('meta') if isinstance(value, Tensor) else value for value in args]
         out = torch.zeros_like(func(*shapes, **kwargs), device=device)
         macs = count(*args, **kwargs, out_val=out) // 2
@@ -119,7 +123,7 @@ class _ShapesOnly(TorchDispatchMode):
 
 
 class _Call(nn.Module):
-    """Names the modules of a model from the model on, whatever of it a forward calls first."""
+    """A root module, so that paths start at the model whichever of its modules is called first."""
 
     def __init__(self, model: nn.Module, forward: Callable[[], Any]) -> None:
         super().__init__()
@@ -139,8 +143,9 @@ class Term(NamedTuple):
     """MACs that are proportional to the sizes of some sites.
 
     Args:
-        macs (int): At the sites' full sizes.
-        sites (tuple[str, ...]): A site counts once for each axis of a product that it lies along.
+        macs (int): MACs at the sites' full sizes.
+        sites (tuple[str, ...]): Names of the sites. A site appears once for each axis of the
+            product that it lies along.
     """
 
     macs: int
@@ -150,28 +155,30 @@ class Term(NamedTuple):
 class MacsModel(CostModel):
     """MACs of the subnet as a closed form of the sizes of its sites.
 
-    One forward gives the count of every module as it is. The MACs of a linear layer or a
-    convolution are positions times the sides of its weight, so they are proportional to the size
-    of every site that lies along a side; those of an attention product are proportional to the
-    width that it sums over. So the sites' axes say all: ``macs = sum_i m_i prod_s (k_s / K_s)``
-    over modules i and the sites s along them, k_s of K_s units kept. A kind whose cost is no such
-    product (operators in the place of heads) gives a closed form of its own.
+    One forward counts every module as it is. The MACs of a linear layer or a convolution are the
+    number of positions times the sides of its weight. So they are proportional to the size of
+    every site that lies along a side. The MACs of an attention product are proportional to the
+    channels of all heads. Hence the sites' axes determine the count:
+    ``macs = sum_i m_i prod_s (k_s / K_s)`` over modules i and the sites s along them, where k_s of
+    K_s units are kept. A kind whose cost is not such a product (operators in place of heads) gives
+    a closed form of its own.
 
-    Calling the object with integers gives exactly the count of the built subnet, with tensors a
-    differentiable expectation (exact where choices are independent and no site meets itself in a
-    product). A supernet that was sliced while it trains keeps the formula.
+    Called with integers, the object gives exactly the count of the built subnet. Called with
+    tensors, it gives a differentiable expectation, which is exact if choices are independent and no
+    site occurs twice in a product. The formula stays valid for a supernet that is sliced while it
+    trains.
 
     Args:
         model (nn.Module): The supernet or dense host, or a task model around it.
-        root (nn.Module): The host network; ``model`` or a descendant of it.
+        root (nn.Module): The host network: ``model`` or a descendant of it.
         sites (Mapping[str, Site]): Its sites by name: those with gates, or all of a dense host.
         forward (Callable): Runs ``model`` once on a batch of one.
 
-    ``dense`` is the count of the full sizes without the layers that a method adds and that the
-    dense parent lacks; ``added`` is the count of these.
+    ``dense`` is the count at full sizes without the layers that a method adds and that the
+    dense parent lacks. ``added`` is the count of those layers.
 
     Raises:
-        ValueError: There is no site, or one that the forward does not reach.
+        ValueError: There is no site, or the forward does not reach one.
     """
 
     def __init__(self, model: nn.Module, root: nn.Module, sites: Mapping[str, Site],
@@ -186,7 +193,7 @@ class MacsModel(CostModel):
                 handle = site.owner.register_forward_pre_hook(self._recorder(name),
                                                               with_kwargs=True)
                 stack.callback(handle.remove)
-                if site.gate is not None:
+                if site.gate is not None:  # open gates, and the old state restored afterwards
                     stack.callback(setattr, site.gate, 'held_open', site.gate.held_open)
                     site.gate.held_open = True
             report = count_forward_macs(model, forward)
@@ -195,8 +202,8 @@ class MacsModel(CostModel):
             raise ValueError(f'expected the forward to reach every site, found that site '
                              f'`{missed[0]}` was not')
         own = _below(report.own, model, root)
-        # a list: the order of a sum of floats decides its last bits, and that of a set of names is
-        # another one in every process
+        # a list, not a set: sums of floats depend on their order in the last bits, and the order of
+        # a set of names differs between processes
         self._forms = [name for name, site in self.sites.items() if site.has_own_macs]
         self.terms, variable = self._terms(own, root)
         self.fixed = report.total - variable
@@ -211,15 +218,17 @@ class MacsModel(CostModel):
         return record
 
     def _terms(self, own: Mapping[str, int], root: nn.Module) -> Tuple[List[Term], int]:
-        """MACs at full sizes of all that sites change, and what they are now in all."""
+        """Terms of all products that sites change, at full sizes, and their MACs as of now."""
         paths = {module: path for path, module in root.named_modules()}
-        along: Dict[Tuple[str, str], List[str]] = {}  # sites by module path and part
-        segments: Dict[str, List[Tuple[str, int, int]]] = {}  # of an axis of several sites
+        # sites by module path and part: '' for products with the weight, else half of attention
+        along: Dict[Tuple[str, str], List[str]] = {}
+        # by path: site, its entries and all entries of an axis that concatenates several sites
+        segments: Dict[str, List[Tuple[str, int, int]]] = {}
         for name, site in self.sites.items():
             if name in self._forms:
                 continue
             for axis in site.axes():
-                if axis.name != 'weight':
+                if axis.name != 'weight':  # no products (a norm's weight has none: 0 MACs)
                     continue
                 path = paths[axis.module]
                 if axis.before is None:
@@ -231,18 +240,21 @@ class MacsModel(CostModel):
             for path, parts in site.products().items():
                 for part in parts:
                     along.setdefault((path, part), []).append(name)
-        merged: Dict[Tuple[str, ...], int] = {}
+        merged: Dict[Tuple[str, ...], int] = {}  # products along the same sites are one term
         variable = 0
-        for path in segments:
+        for path in segments:  # also where no site lies along the layer's other axis
             along.setdefault((path, ''), [])
         for (path, part), names in along.items():
+            # the two attention products have equal MACs
             macs = own.get(path, 0) // (2 if part else 1)
             variable += macs
             others = [] if part else segments.get(path, [])
+            # a segment of a concatenated axis takes its share; what no site owns is the last one
             shares = [([*names, name], macs * size // length) for name, size, length in others]
             shares.append((names, macs - sum(share for _, share in shares)))
             for sites, share in shares:
-                for name in sites:  # a supernet may have been sliced already
+                # counted at the present sizes, which are smaller if the supernet was sliced already
+                for name in sites:
                     share = share * self.sites[name].total // self.sites[name].present
                 key = tuple(sorted(sites))
                 merged[key] = merged.get(key, 0) + share
@@ -253,7 +265,7 @@ class MacsModel(CostModel):
         return [Term(macs, names) for names, macs in merged.items()], variable
 
     def site_macs(self, name: str, sizes: Mapping[str, Cost]) -> Cost:
-        """MACs of everything that a site changes.
+        """MACs of all products that a site's size changes.
 
         Args:
             name (str): The site.
@@ -269,7 +281,7 @@ class MacsModel(CostModel):
         macs, names = term
         if all(isinstance(sizes[name], int) for name in names):
             full = math.prod(self.sites[name].total for name in names)
-            return macs * math.prod(sizes[name] for name in names) // full  # exact
+            return macs * math.prod(sizes[name] for name in names) // full  # exact: no floats
         for name in names:
             macs = macs * (sizes[name] / self.sites[name].total)
         return macs

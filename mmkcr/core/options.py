@@ -1,4 +1,4 @@
-"""One size per site out of a few, so that the network lands in a window of MACs."""
+"""Choice of one size per site out of a few, so that the network lands in a window of MACs."""
 
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -17,19 +17,20 @@ def choose_options(options: Options,
     r"""Choose an option at every site so that ``low <= MACs <= high``.
 
     The sites' distributions :math:`p_k \propto e^{s_k}` are tilted to
-    :math:`p_k e^{-\lambda c_k}` with the one :math:`\lambda` that puts the
-    expected MACs into the window's middle, c_k being the option's marginal
-    cost: among all distributions with that expectation (to first order) the
-    nearest. Sites are then decided one after another, the costliest first,
-    each for its likeliest option, and the rest is tilted anew, so that what
-    one decision is off is spread over all that follow. Where no completion
-    can reach the window the search turns back: it is complete.
+    :math:`p_k e^{-\lambda c_k}`, where c_k is the option's marginal cost. One
+    :math:`\lambda` for all sites puts the expected MACs into the middle of the
+    window. To first order this is the nearest distribution with that expectation.
+    Sites are then decided one after another, the costliest first, each for its
+    likeliest option. After each decision the rest is tilted anew, so that the
+    deviation of one decision is spread over all that follow. If no completion can
+    reach the window, the search backtracks. It is complete: it finds a choice if
+    there is one.
 
     Args:
         options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
-        scores (Mapping[str, Sequence[float]]): Their logits.
+        scores (Mapping[str, Sequence[float]]): Logits of the options, by site.
         macs (Callable): MACs from the sizes of all sites, which may be
-            fractional; must not fall when a size grows.
+            fractional. It must not fall when a size grows.
         low (int): Fewest MACs.
         high (int): Most MACs.
 
@@ -41,6 +42,7 @@ def choose_options(options: Options,
     """
     smallest, largest = (macs({site: end(sizes) for site, sizes in options.items()})
                          for end in (min, max))
+    # no search if the window is out of reach: the error gives the range in both cases
     if smallest <= high and largest >= low:
         search = _Search(options, scores, macs, low, high)
         found = search.run({}, search.order)
@@ -54,22 +56,23 @@ def choose_options(options: Options,
 
 def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: int,
              high: int) -> bool:
-    """Whether some choice of options has ``low <= MACs <= high``: quick, and never wrongly yes.
+    """Whether some choice of options has ``low <= MACs <= high``: fast, with no false positives.
 
-    Networks grow from the smallest to the largest, one option of one site at a time, so their
-    MACs rise, and bisection finds the last one within ``high``. If the next step would leap over
-    the window, the steps of the other sites fill what room is left. This is tried site by site,
-    the costliest steps first and last, and with all sites in turn.
+    The network grows from the smallest to the largest, one option of one site at a time. So its
+    MACs rise, and bisection finds the last network within ``high``. If the next step would jump
+    over the window, steps of other sites fill the room that is left. Three orders of growth are
+    tried: site by site with the costliest steps first, site by site with the costliest steps last,
+    and all sites in turn.
 
     Args:
         options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
-        macs (Callable): MACs from the sizes of all sites; must not fall when a size grows.
+        macs (Callable): MACs from the sizes of all sites. It must not fall when a size grows.
         low (int): Fewest MACs.
         high (int): Most MACs.
 
     Returns:
-        bool: True if a choice was found. False if there is none, or if the search for it would
-        take long, which :func:`choose_options` does.
+        bool: True if a choice was found. False if there is none, or if only the full search of
+        :func:`choose_options` would find it.
     """
     sizes = {site: sorted(set(found)) for site, found in options.items()}
     smallest = {site: found[0] for site, found in sizes.items()}
@@ -77,6 +80,7 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
     if lowest > high or highest < low:
         return False
     cost = {site: macs({**smallest, site: found[-1]}) for site, found in sizes.items()}
+    # (rank of the option, MACs with only its site full over the number of its options, site, size)
     steps = [(rank, cost[site] / len(found), site, size) for site, found in sizes.items()
              for rank, size in enumerate(found[1:])]
     orders = (sorted(steps, key=lambda step: (-step[1], step[2], step[0])),
@@ -90,7 +94,7 @@ def _grown(smallest: Mapping[str, int], steps: Sequence[Tuple[str, int]],
            macs: Callable[[Mapping[str, int]], int], high: int) -> int:
     """MACs of a network grown by ``steps`` as far as ``high`` allows."""
     first, last = 0, len(steps)
-    while first < last:
+    while first < last:  # the first `first` steps fit within `high`
         middle = (first + last + 1) // 2
         if macs({**smallest, **dict(steps[:middle])}) <= high:
             first = middle
@@ -98,7 +102,7 @@ def _grown(smallest: Mapping[str, int], steps: Sequence[Tuple[str, int]],
             last = middle - 1
     grown, full = {**smallest, **dict(steps[:first])}, set()
     found = macs(grown)
-    for site, size in steps[first:]:
+    for site, size in steps[first:]:  # a site whose step does not fit grows no more
         larger = {**grown, site: size}
         cost = high + 1 if site in full else macs(larger)
         if cost > high:
@@ -119,17 +123,18 @@ class _Search:
         self.logits = {site: np.asarray(scores[site], float) for site in options}
         means = {site: sizes.mean() for site, sizes in self.sizes.items()}
         base = macs(means)
-        # marginal cost of a unit, in shares of the whole
+        # marginal cost of a unit at mean sizes, as a share of the MACs there
         self.cost = {site: (macs({**means, site: mean + 1}) - base) / base
                      for site, mean in means.items()}
         self.order = sorted(options, key=lambda site: -self.cost[site] * np.ptp(self.sizes[site]))
 
     def run(self, chosen: Dict[str, int], rest: List[str]) -> Optional[Dict[str, int]]:
-        """A choice that goes on from a partial one, if there is one in the window."""
+        """A choice in the window that completes a partial one, or None if there is none."""
         if not self._reachable(chosen, rest):
             return None
         if not rest:
             return chosen
+        # the likeliest option first; if no completion of it is reachable, the next one
         for index in np.argsort(-self._tilted(chosen, rest)[rest[0]], kind='stable'):
             found = self.run({**chosen, rest[0]: int(index)}, rest[1:])
             if found is not None:
@@ -140,6 +145,7 @@ class _Search:
         return {site: self.integers[site][index] for site, index in chosen.items()}
 
     def _reachable(self, chosen: Mapping[str, int], rest: Sequence[str]) -> bool:
+        # MACs rise with every size, so the two extreme completions bound all others
         fixed = self._fixed(chosen)
         smallest = self.macs({**fixed, **{site: min(self.integers[site]) for site in rest}})
         if smallest > self.high:
@@ -147,9 +153,9 @@ class _Search:
         return self.macs({**fixed, **{site: max(self.integers[site]) for site in rest}}) >= self.low
 
     def _tilted(self, chosen: Mapping[str, int], rest: Sequence[str]) -> Dict[str, np.ndarray]:
-        """Probabilities of the open sites that put the expectation into the window's middle."""
+        """Probabilities of the open sites that put the expected MACs into the window's middle."""
         fixed, target = self._fixed(chosen), (self.low + self.high) / 2
-        low, high = -1e4, 1e4
+        low, high = -1e4, 1e4  # bisection for lambda: MACs fall as it grows
         for _ in range(40):
             middle = (low + high) / 2
             probs = {site: self._softmax(site, middle) for site in rest}
@@ -167,15 +173,15 @@ class _Search:
 
 
 def allowed_ratio_sizes(total: int, start: float, step: float) -> Tuple[int, ...]:
-    """Sizes from ``start`` to 1 in steps of ``step``, as shares of ``total``.
+    """Sizes whose shares of ``total`` go from ``start`` to 1 in steps of ``step``.
 
     Args:
         total (int): Units.
-        start (float): The smallest share, within (0, 1].
-        step (float): Positive.
+        start (float): Smallest share, within (0, 1].
+        step (float): Step of the shares, positive.
 
     Returns:
-        tuple[int, ...]: Ascending, distinct, at least 1; the last is ``total``.
+        tuple[int, ...]: Sizes, ascending, distinct, at least 1; the last is ``total``.
 
     Raises:
         ValueError: A share is out of range.
@@ -183,6 +189,6 @@ def allowed_ratio_sizes(total: int, start: float, step: float) -> Tuple[int, ...
     if not 0 < start <= 1 or step <= 0:
         raise ValueError(f'expected options from a share within (0, 1] in positive steps, found '
                          f'start {start} and step {step}')
-    count = int((1 - start) / step + 1e-6) + 1
+    count = int((1 - start) / step + 1e-6) + 1  # 1e-6: the quotient may round below an integer
     sizes = {max(1, round(total * (start + step * k))) for k in range(count)}
     return tuple(sorted({*sizes, total}))

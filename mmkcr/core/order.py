@@ -1,8 +1,8 @@
-"""Many budgets of one network in one file: which units go first, and what every budget keeps.
+"""Order files: the subnets of one network for many budgets, in one file.
 
-Units of a site have one order: of any two networks in the file a site keeps the same units, or
-those of the one and some more. A few budgets are *rungs*: their weights are refitted for them. A
-network between two rungs takes some of its blocks from the one and the others from the next.
+The units of a site have one order. So at each site the units that any two networks keep are
+nested. A few budgets are *rungs*: weights are refitted for them. A network between two rungs takes
+some of its blocks from the one rung and the others from the next.
 """
 
 import json
@@ -21,8 +21,8 @@ class Step(NamedTuple):
     """One network of an order.
 
     Args:
-        macs (int): Of the whole network.
-        rungs (list[int]): Where each block comes from; 0 is the dense network.
+        macs (int): MACs of the whole network.
+        rungs (list[int]): Rung that each block comes from; 0 is the dense network.
     """
 
     macs: int
@@ -31,21 +31,21 @@ class Step(NamedTuple):
 
 @dataclass
 class Order:
-    """What an order file says.
+    """Content of an order file.
 
     Args:
-        backbone (dict): As of :class:`Structure`.
+        backbone (dict): As in :class:`Structure`.
         orders (dict[str, list[int]]): All units of every site, the most important first.
         blocks (dict[str, list[str]]): Sites by the block that they belong to.
-        rungs (list[dict[str, int]]): Sizes of the sites, from the dense network down.
+        rungs (list[dict[str, int]]): Sizes of the sites at each rung, from the dense network down.
         steps (list[Step]): The networks, from the dense one down.
-        macs (dict): ``dense``, ``input_shape`` and ``part`` as of :class:`Structure`; without
-            ``part`` the MACs of what is no backbone are ``rest``.
-        method (str): As of :class:`Structure`. Defaults to ''.
+        macs (dict): ``dense``, ``input_shape`` and ``part`` as in :class:`Structure`. If ``part``
+            is absent, ``rest`` has the MACs outside the backbone.
+        method (str): As in :class:`Structure`. Defaults to ''.
         provenance (dict): As there.
-        format_version (int): Of this file format.
-        operators (dict[str, str]): What computes the units that are not kept, by site; such a site
-            may keep none. Defaults to none: they are removed.
+        format_version (int): Version of this file format.
+        operators (dict[str, str]): Operator that computes the units that are not kept, by site.
+            Such a site may keep no unit. Defaults to none: units are removed.
     """
 
     backbone: Dict[str, Any]
@@ -65,10 +65,11 @@ class Order:
 
         Raises:
             FileNotFoundError: No such file.
-            ValueError: It is no order; the message says what is wrong.
+            ValueError: The file is not a valid order; the message says what is wrong.
         """
         data, where = read_json(Path(path), 'an order'), f'`{path}`'
         names = list(cls.__dataclass_fields__)
+        # every key but `operators` is required
         if not isinstance(data, Mapping) or set(data) | {'operators'} != set(names):
             found = sorted(data) if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(f'expected an order with the keys {sorted(names)}, found '
@@ -86,7 +87,7 @@ class Order:
         return order
 
     def _check(self) -> None:
-        """Refuse what no network can be built of."""
+        """Refuse an order that no network can be built from."""
         for name, units in self.orders.items():
             if sorted(units) != list(range(len(units))):
                 raise ValueError(f'the order of `{name}` is none of its units')
@@ -95,6 +96,7 @@ class Order:
         if not self.rungs or not self.steps:
             raise ValueError('there is no network in it')
         for sizes in self.rungs:
+            # at least one unit, or none where an operator computes the rest
             if set(sizes) != set(self.orders) or any(
                     not isinstance(size, int)
                     or not (name not in self.operators) <= size <= len(self.orders[name])
@@ -105,10 +107,10 @@ class Order:
                     not isinstance(rung, int) or rung not in range(len(self.rungs))
                     for rung in step.rungs):
                 raise ValueError('a step does not fit the blocks')
-        self.structure(self.steps[-1])
+        self.structure(self.steps[-1])  # the smallest one: a structure has checks of its own
 
     def save(self, path: Union[str, Path]) -> None:
-        """Write the file, by a temporary file and a rename; a line a site, rung or step."""
+        """Write the file, by a temporary file and a rename, one line per site, rung and step."""
         lines = []
         for key in self.__dataclass_fields__:
             value = getattr(self, key)
@@ -128,10 +130,11 @@ class Order:
         """The largest network within a budget.
 
         Args:
-            target (str | int | float): Most MACs, as of :func:`~mmkcr.core.parse_target`.
+            target (str | int | float): Most MACs, as in :func:`~mmkcr.core.parse_target`.
 
         Raises:
-            ValueError: No target, or one below the smallest network; the message has the range.
+            ValueError: The target cannot be read, or is below the smallest network; the message
+                gives the range.
         """
         most = parse_target(target, self.macs['dense'])
         fitting = [step for step in self.steps if step.macs <= most]
@@ -142,16 +145,16 @@ class Order:
         return max(fitting, key=lambda step: step.macs)
 
     def origins(self, step: Step) -> Dict[str, int]:
-        """Rung of every block of a network."""
+        """Rung that every block of a network comes from."""
         return dict(zip(self.blocks, step.rungs))
 
     def sizes(self, rungs: Sequence[int]) -> Dict[str, int]:
-        """Units by site of the network whose blocks are from these rungs."""
+        """Sizes by site of the network whose blocks come from these rungs."""
         return {name: self.rungs[rung][name] for names, rung in zip(self.blocks.values(), rungs)
                 for name in names}
 
     def structure(self, step: Step) -> Structure:
-        """What a network of the file keeps."""
+        """The structure of a network of the file."""
         sizes = self.sizes(step.rungs)
         macs = dict(dense=self.macs['dense'], subnet=step.macs,
                     input_shape=self.macs['input_shape'])
@@ -159,6 +162,7 @@ class Order:
             macs['part'] = self.macs['part']
         elif 'rest' in self.macs:
             macs['backbone'] = step.macs - self.macs['rest']
+        # no operator where nothing is left for it to compute
         sites = {name: dict(total=len(units), kept=sorted(units[:sizes[name]]), operator=None
                             if sizes[name] == len(units) else self.operators.get(name))
                  for name, units in self.orders.items()}
@@ -172,18 +176,19 @@ def _block(brackets: str, lines: Sequence[str]) -> str:
 
 
 def chosen_structure(source: Any) -> Tuple[Structure, Dict[str, int]]:
-    """The structure that a config asks for, and where its weights come from.
+    """The structure that a config asks for, and the rungs that its weights come from.
 
     Args:
-        source (str | dict | Structure): As of :meth:`Structure.load`; or
+        source (str | dict | Structure): As in :meth:`Structure.load`; or
             ``dict(order=<file>, target_macs=...)``.
 
     Returns:
-        tuple[Structure, dict[str, int]]: With an order, also the rung of every block.
+        tuple[Structure, dict[str, int]]: The structure, and with an order the rung of every block
+        (else an empty dict).
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: As of :class:`Structure` or :class:`Order`.
+        ValueError: As in :class:`Structure` or :class:`Order`.
     """
     if not isinstance(source, Mapping) or 'order' not in source:
         return Structure.load(source), {}
@@ -198,17 +203,17 @@ def chosen_structure(source: Any) -> Tuple[Structure, Dict[str, int]]:
 def steps_between(blocks: Mapping[str, Sequence[str]], rungs: Sequence[Mapping[str, int]],
                   targets: Sequence[int], losses: Mapping[str, Sequence[float]],
                   macs: Callable[[Mapping[str, int]], int], shared: str = '') -> List[Step]:
-    """Networks from rung to rung, one block after the other, the least loss for its MACs first.
+    """Networks from rung to rung: blocks move down one by one, least loss per saved MAC first.
 
     Args:
         blocks (Mapping[str, Sequence[str]]): Sites by block.
         rungs (Sequence[Mapping[str, int]]): Sizes of the sites, from the dense network down.
-        targets (Sequence[int]): Most MACs of every rung. What is between two rungs is above the
-            lower one's, so that this target gives this rung.
-        losses (Mapping[str, Sequence[float]]): Of every site with its first k units.
-        macs (Callable): Of the sizes of all sites.
-        shared (str): The block of what all others share. Between rungs in which it has other sizes
-            there is nothing. Defaults to ''.
+        targets (Sequence[int]): Most MACs of every rung. A network between two rungs costs more
+            than the target of the lower one, so that this target selects the lower rung itself.
+        losses (Mapping[str, Sequence[float]]): Loss of every site with its first k units, by k.
+        macs (Callable): MACs from the sizes of all sites.
+        shared (str): The block that all others share. If its sizes differ between two rungs, there
+            are no networks between them. Defaults to ''.
     """
     steps = [Step(int(macs(rungs[0])), [0] * len(blocks))]
     for rung in range(1, len(rungs)):
@@ -218,7 +223,7 @@ def steps_between(blocks: Mapping[str, Sequence[str]], rungs: Sequence[Mapping[s
             saved = start - macs({**high, **{name: low[name] for name in names}})
             lost = sum(losses[name][low[name]] - losses[name][high[name]] for name in names)
             ratios[block] = float(lost) / saved if saved > 0 else float('inf')
-        # every prefix of the blocks that move down is a network of its own
+        # every prefix of the sorted blocks, moved down to the lower rung, is a network of its own
         moved: List[str] = []
         alike = all(high[name] == low[name] for name in blocks.get(shared, ()))
         for block in sorted(blocks, key=ratios.get) if alike else ():
@@ -226,6 +231,7 @@ def steps_between(blocks: Mapping[str, Sequence[str]], rungs: Sequence[Mapping[s
             sizes = {**high, **{name: low[name] for own in moved for name in blocks[own]}}
             cost = int(macs(sizes))
             if targets[rung] < cost < start:
+                # blocks that have not moved are still at the rung above
                 steps.append(Step(cost, [rung - (own not in moved) for own in blocks]))
         steps.append(Step(int(macs(low)), [rung] * len(blocks)))
     return steps

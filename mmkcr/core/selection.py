@@ -1,4 +1,4 @@
-"""What the gates of a supernet keep, under a budget or not."""
+"""The units that the gates of a supernet keep, with a budget or without."""
 
 from typing import Dict, Mapping, Optional
 
@@ -9,7 +9,7 @@ from .cost import CostModel
 from .gate import BaseGate
 from .options import choose_options
 
-#: A network of options meets its target within this share below it.
+#: A network whose gates choose among options costs at most this share less than its target.
 TOLERANCE = 0.03
 Gates = Mapping[str, BaseGate]
 
@@ -19,19 +19,20 @@ def select_units(gates: Gates, macs: CostModel, target: Optional[int] = None,
     """Units that every gate keeps.
 
     Args:
-        gates (Mapping[str, BaseGate]): By site; of free size, with options, or of both sorts.
+        gates (Mapping[str, BaseGate]): By site. They may be free (any size), have options, or be
+            of both sorts.
         macs (CostModel): Cost of the sizes of the gates' sites.
-        target (int, optional): Most cost. Defaults to None: what the hard gates keep.
+        target (int, optional): Largest cost. Defaults to None: what the hard gates keep.
         divisor (int): Sizes of free gates are multiples of it. Defaults to 1.
 
     Returns:
         dict[str, Tensor]: Kept units of every site, int64, ascending.
 
     Raises:
-        ValueError: The target is out of reach, or there is a ``divisor`` for gates that all have
-            options, whose sizes are given.
+        ValueError: The target is out of reach, or a ``divisor`` is given although all gates have
+            options, whose sizes are fixed.
     """
-    if not gates:
+    if not gates:  # the search has sliced and folded every site: the cost is what it is
         if target is not None and macs({}) > target:
             raise ValueError(f'expected a target of at least the {macs.said(macs({}))} of '
                              f'{macs.noun} that the search decided on, found {macs.said(target)}')
@@ -66,16 +67,17 @@ def _select_options(gates: Gates, macs: CostModel, target: Optional[int]) -> Dic
 
 def _select_both(free: Gates, given: Gates, macs: CostModel, target: Optional[int],
                  divisor: int) -> Dict[str, Tensor]:
-    """Options first, as they were learned if the free sites can make up for them.
+    """Options first: those that were learned, if the free sites can then meet the target.
 
-    Where they cannot, options are chosen for free sites of a middle size; the free sites then fill
-    what is left of the budget.
+    Otherwise options are chosen as if the free sites had a middle size. In both cases the free
+    sites fill what is left of the budget.
     """
     kept = _select_options(given, macs, None)
     if target is not None:
         smallest, largest = ({site: size(gate) for site, gate in free.items()}
                              for size in (lambda gate: gate.min_size, lambda gate: gate.total))
         sizes = {site: len(units) for site, units in kept.items()}
+        # out of reach of the free sites alone: other options are needed
         if not macs({**sizes, **smallest}) <= target <= macs({**sizes, **largest}):
             middle = {site: (smallest[site] + largest[site]) // 2 for site in free}
             kept = _select_options(given, macs.beside(middle), target)

@@ -1,9 +1,8 @@
 """Sites: the searchable dimensions of a network.
 
-A *kind* of site is written once (``mlp_hidden``, ``heads`` ...) and finds its sites in any host
-network for which there is an adapter. A site knows which axes of which tensors belong to one of
-its units and where a mask on its units acts. Gates, budget, slicing and the structure file need
-nothing else.
+A *kind* of site (``mlp_hidden``, ``heads`` ...) is written once and finds its sites in any host
+network that has an adapter. A site knows which axes of which tensors its units lie along, and
+where a mask on its units acts. Gates, budget, slicing and the structure file need nothing else.
 """
 
 from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -19,11 +18,11 @@ Cost = Any  # an int for ints, a differentiable scalar for tensors
 
 
 class SiteHolder(nn.Module):
-    """What a site adds to the host module that it belongs to, under the name of its kind.
+    """The sub-module that a site adds to its host module, under the name of its kind.
 
-    It holds the ``gate`` of a supernet, or the ``kept`` units of a subnet (int64, in the
-    checkpoint, so that weights of another structure are refused even where the shapes agree).
-    Called as a module it is the identity.
+    It holds the ``gate`` of a supernet, or the ``kept`` units of a subnet (int64). These are in
+    the checkpoint, so that weights of another structure can be refused even if the shapes agree.
+    Called as a module, it is the identity.
     """
 
     def __init__(self, gate: Optional[BaseGate] = None, kept: Optional[Tensor] = None) -> None:
@@ -42,10 +41,10 @@ class UnitMask:
     """Multiplies inputs or outputs of a module by a gate's mask, as a forward hook.
 
     Args:
-        gate (BaseGate): Gives the mask of the units present.
-        dim (int): Of the units in the tensor. Defaults to -1.
-        repeats (int): Times that all units follow each other along it (queries, keys and values:
-            3). Defaults to 1.
+        gate (BaseGate): Gives the mask of the present units.
+        dim (int): Dimension of the units in the tensor. Defaults to -1.
+        repeats (int): Number of blocks along ``dim`` that each hold all units (3 for fused queries,
+            keys and values). Defaults to 1.
         inner (int): Consecutive entries of one unit (the channels of a head). Defaults to 1.
     """
 
@@ -55,7 +54,7 @@ class UnitMask:
     def __call__(self, x: Tensor) -> Tensor:
         """``x`` times the mask."""
         mask = self.gate().to(x.dtype)
-        mask = mask.repeat_interleave(self.inner).repeat(self.repeats)
+        mask = mask.repeat_interleave(self.inner).repeat(self.repeats)  # the layout of `Axis`
         trailing = x.ndim - 1 - self.dim if self.dim >= 0 else -1 - self.dim
         return x * mask.view(-1, *[1] * trailing)
 
@@ -72,11 +71,11 @@ class MaskPoint(NamedTuple):
     """Where a site's mask acts.
 
     Args:
-        module (nn.Module): Whose tensor is masked.
+        module (nn.Module): Module whose input or output is masked.
         side (str): ``'input'`` or ``'output'``.
-        dim (int): See :class:`UnitMask`, as the rest. Defaults to -1.
-        repeats (int): Defaults to 1.
-        inner (int): Defaults to 1.
+        dim (int): See :class:`UnitMask`. Defaults to -1.
+        repeats (int): See :class:`UnitMask`. Defaults to 1.
+        inner (int): See :class:`UnitMask`. Defaults to 1.
     """
 
     module: nn.Module
@@ -102,9 +101,9 @@ class Site:
 
     Args:
         host (nn.Module): The network.
-        path (str): Path of the module within ``host`` that the site belongs to.
+        path (str): Path within ``host`` of the module that the site belongs to.
         total (int): Units of the dense dimension.
-        groups (int): Groups that the units lie in, one after the other (heads). Defaults to 1.
+        groups (int): Number of consecutive groups of units (heads). Defaults to 1.
     """
 
     #: Name of the kind, as in configs and as the last part of a site's name.
@@ -129,17 +128,17 @@ class Site:
 
     @property
     def holder(self) -> Optional[SiteHolder]:
-        """What a supernet or a subnet has at the site."""
+        """The site's holder in a supernet or a subnet; None in a dense network."""
         return self.owner._modules.get(self.kind)
 
     @property
     def gate(self) -> Optional[BaseGate]:
-        """The gate of a supernet."""
+        """The gate of a supernet, else None."""
         return getattr(self.holder, 'gate', None)
 
     @property
     def kept(self) -> Optional[Tensor]:
-        """Kept units of a subnet, or of a supernet that was sliced while it trained."""
+        """Kept units of a subnet, or of a supernet that was sliced while it trained, else None."""
         if self.holder is None:  # dense, or a tool (quantisation) has exchanged the owner
             return self._kept
         return getattr(self.holder if self.gate is None else self.gate, 'kept', None)
@@ -154,28 +153,28 @@ class Site:
     # ---- what a kind says -----------------------------------------------------------------------
 
     def axes(self) -> List[Axis]:
-        """The axes that the units present lie along, whatever the state of the network."""
+        """The axes that the present units lie along, in a dense net, supernet or subnet."""
         raise NotImplementedError
 
     def mask_points(self) -> List[MaskPoint]:
-        """Where the mask acts; together they must scale the value of a unit exactly once."""
+        """Where the mask acts; together the points must scale the value of a unit exactly once."""
         raise NotImplementedError
 
     def products(self) -> Mapping[str, Tuple[str, ...]]:
         """Modules whose own products, not those of their children, grow with the size.
 
         Returns:
-            Mapping[str, tuple[str, ...]]: By module path, which halves of these do: ``'scores'``
-            (queries and keys) and ``'values'`` (attention weights and values).
+            Mapping[str, tuple[str, ...]]: By module path, the products that grow: ``'scores'``
+            (queries times keys) and ``'values'`` (attention weights times values).
         """
         return {}
 
-    #: Whether the cost does not follow from axes and products: then :meth:`macs` gives all MACs
+    #: Whether the cost does not follow from axes and products. Then :meth:`macs` gives all MACs
     #: of the module at :attr:`path`, and no other kind may lie along its axes.
     has_own_macs: ClassVar[bool] = False
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """MACs of the module at :attr:`path`, of a kind with ``has_own_macs``.
+        """MACs of the module at :attr:`path`; only for kinds with ``has_own_macs``.
 
         Args:
             size (int | Tensor): Units kept.
@@ -184,7 +183,7 @@ class Site:
         raise NotImplementedError
 
     def params(self, size: Cost) -> Cost:
-        """Parameters of the module at :attr:`path`, of a kind with ``has_own_macs``.
+        """Parameters of the module at :attr:`path`; only for kinds with ``has_own_macs``.
 
         Args:
             size (int | Tensor): Units kept.
@@ -192,7 +191,7 @@ class Site:
         raise NotImplementedError
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """The method's own cost term (KCR section 3.3, DCS section 3.4); arguments as there.
+        """The method's own cost term (KCR section 3.3, DCS section 3.4); arguments of :meth:`macs`.
 
         Raises:
             ValueError: The kind has none.
@@ -201,29 +200,29 @@ class Site:
                          f'cost of a paper, found `cost="paper"` at `{self.name}`')
 
     def resized(self, units: int) -> None:
-        """Set what no weight shows after slicing to ``units`` units."""
+        """Set the host's attributes that no weight's shape implies, after slicing to ``units``."""
 
     def lost_outputs(self) -> Tuple[str, ...]:
-        """Layers whose outputs at dropped units are lost, because nothing reads them any more."""
+        """Paths of layers whose outputs at dropped units are lost: nothing reads them any more."""
         return ()
 
     def operators(self) -> Tuple[str, ...]:
-        """What may compute the units of a site that are not kept, the default first."""
+        """Names of operators that may compute the units that are not kept, the default first."""
         return ()
 
     # ---- gating and slicing ---------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make the owner one whose layers hooks can see; it computes what it did."""
+        """Exchange the owner for an equal module whose layers call hooks, where that is needed."""
 
     def attach(self, gate: BaseGate) -> None:
-        """Make the site that of a supernet."""
+        """Put a gate and its masks on the site, as in a supernet."""
         gate.site = self.name
         self.owner.add_module(self.kind, SiteHolder(gate=gate))
         self._handles = [point.attach(gate) for point in self.mask_points()]
 
     def detach(self) -> None:
-        """Take the gate away, and its masks."""
+        """Remove the holder and the gate's masks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -233,7 +232,7 @@ class Site:
         """Refuse a selection that the site cannot have.
 
         Raises:
-            ValueError: Units that are not equally many in every group that keeps any.
+            ValueError: The groups that keep units do not all keep equally many.
         """
         counts = self.group_counts(kept)
         if len(counts) == 0 or not bool((counts == counts[0]).all()):
@@ -242,31 +241,32 @@ class Site:
 
     @property
     def rows(self) -> int:
-        """Groups that keep equally many units; 1 where a group is a unit, or there are none."""
+        """Number of groups that must keep equally many units; 1 if each unit is a group itself."""
         return 1 if self.groups == self.total else self.groups
 
     def group_counts(self, kept: Tensor) -> Tensor:
-        """Kept units of every group that keeps any."""
+        """Number of kept units of every group that keeps any, int64."""
         return torch.unique(kept // (self.total // self.groups), return_counts=True)[1]
 
     def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
-        """Slice weights and moments to some of the units present.
+        """Slice weights and moments to some of the present units.
 
         Args:
-            units (Tensor): Positions among the units present, int64, ascending.
-            optimizer (Optimizer, optional): Whose moments are sliced alike.
+            units (Tensor): Positions among the present units, int64, ascending.
+            optimizer (Optimizer, optional): Its moments are sliced in the same way.
         """
         slice_axes(self.axes(), units, optimizer)
 
     def slice_to(self, kept: Tensor, operator: Optional[str] = None) -> None:
-        """Become the subnet's: slice to the kept units, without a gate.
+        """Make the site that of a subnet: slice to the kept units, and remove the gate.
 
         Args:
             kept (Tensor): Units of the dense dimension, int64, ascending.
-            operator (str, optional): What computes the others, of :meth:`operators`.
+            operator (str, optional): Operator that computes the others, one of :meth:`operators`.
         """
         self.check(kept)
         present = self.kept
+        # original indices to positions among the present units
         units = kept if present is None else \
             torch.isin(present, kept.to(present.device)).nonzero().flatten()
         if len(units) < (self.total if present is None else len(present)):
@@ -276,12 +276,12 @@ class Site:
         self.hold(kept)
 
     def hold(self, kept: Tensor) -> None:
-        """Record what a subnet keeps."""
+        """Record the units that a subnet keeps."""
         self._kept = kept
         self.owner.add_module(self.kind, SiteHolder(kept=kept).train(self.owner.training))
 
 
 def holders(root: nn.Module) -> Dict[str, SiteHolder]:
-    """The holders of gates below ``root`` by site, in the order of the modules."""
+    """The holders that have a gate, below ``root``, by site, in the order of the modules."""
     return {name: module for name, module in root.named_modules()
             if isinstance(module, SiteHolder) and hasattr(module, 'gate')}

@@ -1,7 +1,7 @@
 """Physical slicing of parameters, layers and optimizer state.
 
-Everything is built on one rule: keep ``index[d]`` along dimension ``d`` of a
-parameter, and the same entries of every optimizer moment of its shape.
+One rule is behind everything here: keep ``index[d]`` along dimension ``d`` of a
+parameter, and the same entries of every optimizer moment of the same shape.
 """
 
 from typing import Dict, Mapping, Optional
@@ -28,6 +28,7 @@ def take(tensor: Tensor, index: Mapping[int, Index]) -> Tensor:
     for dim, keep in index.items():
         if keep is not None:
             out = out.index_select(dim, keep.to(out.device))
+    # with nothing to select, `out` is still a view of the input
     return out.clone() if out.data_ptr() == tensor.data_ptr() else out
 
 
@@ -39,12 +40,12 @@ def slice_parameter(module: nn.Module,
 
     Args:
         module (nn.Module): Owner of the parameter.
-        name (str): Attribute name; an absent or ``None`` one is left alone.
+        name (str): Attribute name. An absent or ``None`` attribute is left alone.
         index (Mapping[int, Tensor | None]): As in :func:`take`.
-        optimizer (Optimizer, optional): Its parameter groups are pointed to
-            the new parameter, and every state tensor of the old parameter's
-            shape (Adam's moments, momentum buffers) is sliced alike, so that
-            the next step is the one the kept entries would have taken.
+        optimizer (Optimizer, optional): Its parameter groups then hold the new
+            parameter. Every state tensor of the old parameter's shape (Adam's
+            moments, momentum buffers) is sliced in the same way. So the kept
+            entries take the same next step as without slicing.
     """
     old = getattr(module, name, None)
     if old is None:
@@ -64,7 +65,7 @@ def _swap_in_optimizer(optimizer: Optimizer, old: nn.Parameter, new: nn.Paramete
                        index: Mapping[int, Index]) -> None:
     for group in optimizer.param_groups:
         group['params'] = [new if p is old else p for p in group['params']]
-    if old in optimizer.state:
+    if old in optimizer.state:  # state of another shape, such as the step count, stays
         state: Dict = optimizer.state.pop(old)
         optimizer.state[new] = {
             key: take(value, index)

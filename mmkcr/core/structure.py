@@ -1,7 +1,7 @@
 """The structure file: which units of which dimension a subnet keeps.
 
-One JSON dialect for every method, readable, editable and diffable: a line a
-site. A subnet is such a file and a plain state_dict.
+It is one JSON format for all methods, with one line per site, so that it can be
+read, edited and diffed. A subnet is such a file and a plain state_dict.
 """
 
 import json
@@ -14,31 +14,31 @@ import torch
 from .io import atomic_write
 
 FORMAT_VERSION = 1
-#: Bounds of what a file may ask for; the largest networks known have 1.5 million units.
+#: Limits on what a file may demand. The largest networks known have 1.5 million units.
 MOST_UNITS, MOST_BYTES, MOST_LEVELS = 2**22, 2**26, 64
 _COUNTS = dict(macs={'dense', 'subnet', 'input_shape'}, params={'dense', 'subnet'})
 
 
 def _published_structure(path: Path) -> Any:
-    """What ``tools/publish.py`` has put beside the weights."""
+    """The structure that ``tools/publish.py`` has stored beside the weights."""
     try:
         content = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
         return content['meta']['structure']
-    except Exception as error:  # pickle, zip and torch each have their own
+    except Exception as error:  # pickle, zip and torch each raise their own types
         raise ValueError(f'expected a structure file, or one of `tools/publish.py`, at `{path}`, '
                          f'found neither ({type(error).__name__})') from error
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Content of a JSON file of somebody else.
+    """Content of a JSON file that is not trusted.
 
     Args:
         path (Path): The file.
         what (str): What it holds, with an article, for messages.
 
     Raises:
-        FileNotFoundError: No such file.
-        ValueError: It is too large, no JSON, or a key comes twice.
+        FileNotFoundError: There is no such file.
+        ValueError: The file is too large or not JSON, or a key occurs twice.
     """
     if not path.is_file():
         raise FileNotFoundError(f'expected {what} file at `{path}`, found none')
@@ -48,7 +48,7 @@ def read_json(path: Path, what: str) -> Any:
     try:
         return json.loads(path.read_text(encoding='utf8'), object_pairs_hook=_without_repeats,
                           parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:  # also of huge integers and of bytes
+    except (ValueError, RecursionError) as error:  # huge integers and bad UTF-8 are ValueErrors
         raise ValueError(f'expected {what} file of JSON, found `{path}` that does not parse '
                          f'({error})') from error
 
@@ -58,7 +58,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _without_repeats(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-    """A JSON object none of whose keys comes twice: the last one would win."""
+    """A JSON object; refuses repeated keys, of which `json` would silently take the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -72,7 +72,8 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _check_levels(data: Mapping[str, Any], where: str) -> None:
-    """Refuse nesting that no copy of a model with this structure would survive."""
+    """Refuse nesting so deep that copying a model with this structure would fail."""
+    # level by level, not recursively: the input decides the depth
     level, nodes = 0, [data]
     while nodes:
         level += 1
@@ -85,8 +86,9 @@ def _check_levels(data: Mapping[str, Any], where: str) -> None:
 
 
 def _check_counts(data: Mapping[str, Any], where: str) -> None:
-    """Refuse ``macs`` and ``params`` that are no counts, or not all of them."""
+    """Refuse ``macs`` and ``params`` that are incomplete or whose values are not counts."""
     for part, required in _COUNTS.items():
+        # `part` is a word and `input_shape` a triple; everything else is a count
         for key, value in (data.get(part) or {}).items():
             if key == 'part':
                 good, wanted = value in ('model', 'backbone'), '`model` or `backbone`'
@@ -106,6 +108,7 @@ def _check_counts(data: Mapping[str, Any], where: str) -> None:
                              f'{f" (and of {sorted(optional)})" if optional else ""}, or none, '
                              f'found {str(sorted(map(str, found))):.80} in {where}')
     macs = data.get('macs') or {}
+    # `backbone` is a part of `subnet`
     if macs.get('backbone', 0) > macs.get('subnet', 0):
         raise ValueError(f'expected a `backbone` of at most the {macs["subnet"]} MACs of the '
                          f'subnet in a structure, found {str(macs["backbone"]):.40} in {where}')
@@ -113,13 +116,14 @@ def _check_counts(data: Mapping[str, Any], where: str) -> None:
 
 @dataclass
 class SiteEntry:
-    """What is kept of a site.
+    """The units that a subnet keeps of a site.
 
     Args:
         total (int): Units of the dense dimension.
         kept (list[int]): Kept units, ascending.
-        operator (str, optional): What computes the units that are not kept;
-            then none need be kept. Defaults to None: they are removed.
+        operator (str, optional): Operator that computes the units that are not
+            kept. With one, ``kept`` may be empty. Defaults to None: the other
+            units are removed.
     """
 
     total: int
@@ -132,12 +136,11 @@ class SiteEntry:
 
         Args:
             name (str): The site's name, for the message.
-            data (dict): ``total``, ``kept`` and optionally ``operator``;
-                ``kept`` may be a count, which stands for the first that many
-                units.
+            data (dict): ``total``, ``kept`` and optionally ``operator``.
+                ``kept`` may be a count n, which stands for the first n units.
 
         Raises:
-            ValueError: Another key, another type, or units that are not
+            ValueError: A key or a type is wrong, or the units are not
                 ascending within [0, total).
         """
         if not isinstance(data, Mapping) or set(data) - {'operator'} != {'total', 'kept'}:
@@ -151,7 +154,9 @@ class SiteEntry:
         if not _is_count(total) or not 1 <= total <= MOST_UNITS:
             raise ValueError(f'expected an integer `total` within [1, {MOST_UNITS}] at site '
                              f'`{name}`, found {str(total):.40}')
+        # bounded by `total` before the list is made: a file must not fill the memory
         kept = list(range(found)) if _is_count(found) and found <= total else found
+        # only with an operator may no unit be kept
         valid = (isinstance(kept, (list, tuple)) and len(kept) + (operator is not None) > 0
                  and all(_is_count(unit) and 0 <= unit < total for unit in kept)
                  and all(a < b for a, b in zip(kept, kept[1:])))
@@ -161,7 +166,7 @@ class SiteEntry:
         return cls(total, list(kept), operator)
 
     def to_dict(self) -> Dict[str, Any]:
-        """The site as plain JSON types, without an operator where there is none."""
+        """The entry as plain JSON types; ``operator`` is left out if there is none."""
         return {key: value for key, value in vars(self).items() if value is not None}
 
 
@@ -172,15 +177,16 @@ class Structure:
     Args:
         backbone (dict): ``type`` (registered name) and the arguments that the
             searched backbone was built with.
-        sites (dict[str, SiteEntry]): Kept units by site; a site's name is the
-            module path of its layer within the backbone.
+        sites (dict[str, SiteEntry]): Kept units by site. A site's name is the
+            module path of its holder within the backbone, ``<module path>.<kind>``.
         method (str): Name of the method. Defaults to ''.
-        macs (dict): Multiply-accumulates for one image, ``dense``, ``subnet``
-            and the ``input_shape`` (C, H, W) of the count; ``part`` if that is of the
-            ``'backbone'``, else ``backbone``, the subnet's backbone alone.
+        macs (dict): MACs for one image: ``dense``, ``subnet`` and the
+            ``input_shape`` (C, H, W) of the count. ``part`` is ``'backbone'`` if the
+            backbone alone was counted. Otherwise ``backbone`` has the MACs of the
+            subnet's backbone.
         params (dict): Parameters, ``dense`` and ``subnet``.
         provenance (dict): Config, checkpoint hash, seed, epoch, versions.
-        format_version (int): Of this file format.
+        format_version (int): Version of this file format.
     """
 
     backbone: Dict[str, Any]
@@ -201,9 +207,9 @@ class Structure:
                 returned as it is.
 
         Raises:
-            FileNotFoundError: No such file.
-            ValueError: The file is no JSON, or its content is no structure;
-                the message names the site.
+            FileNotFoundError: There is no such file.
+            ValueError: The file is not JSON, or its content is not a structure. If a
+                site is wrong, the message names it.
         """
         if isinstance(source, cls):
             return source
@@ -223,6 +229,7 @@ class Structure:
         if not required <= found <= names:
             raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
                              f'{sorted(names - required)}), found {sorted(found)} in {where}')
+        # `_is_count` first: True == 1
         if not _is_count(data['format_version']) or data['format_version'] != FORMAT_VERSION:
             raise ValueError(f'expected structure `format_version` {FORMAT_VERSION}, found '
                              f'{data["format_version"]!r} in {where}')
@@ -238,6 +245,7 @@ class Structure:
                              f'{len(data["sites"])} sites in {where}')
         _check_levels({key: value for key, value in data.items() if key != 'sites'}, where)
         _check_counts(data, where)
+        # before any site is expanded, see `SiteEntry.from_dict`
         units = sum(site['total'] for site in data['sites'].values()
                     if isinstance(site, Mapping) and _is_count(site.get('total')))
         if units > MOST_UNITS:
@@ -253,7 +261,7 @@ class Structure:
         return {'format_version': data.pop('format_version'), **data}
 
     def dumps(self) -> str:
-        """The file's text: a line a key, and within ``sites`` a line a site."""
+        """The file's text, with one line per key and, within ``sites``, one line per site."""
         lines = []
         for key, value in self.to_dict().items():
             if key == 'sites':
@@ -276,16 +284,16 @@ class Structure:
             temporary.write_text(self.dumps(), encoding='utf8')
 
     def renamed(self, sites: Iterable[str]) -> 'Structure':
-        """With today's names of sites where the file is of version 0.1.
+        """The structure with today's site names, if its file was written by version 0.1.
 
         Args:
-            sites (Iterable[str]): Names of the backbone's sites, ``<module path>.<kind>``; in 0.1
-                they were the module paths.
+            sites (Iterable[str]): Names of the backbone's sites, ``<module path>.<kind>``. In
+                version 0.1 the names were the module paths.
 
         Returns:
-            Structure: Itself where no name is a module path of exactly one site.
+            Structure: Itself if no name is the module path of exactly one site.
         """
-        owners: Dict[str, List[str]] = {}
+        owners: Dict[str, List[str]] = {}  # site names by module path
         for name in sites:
             owners.setdefault(name.rpartition('.')[0], []).append(name)
         known = {name for names in owners.values() for name in names}
@@ -304,10 +312,10 @@ class Structure:
             backbone (str, optional): The backbone's registered type name.
 
         Raises:
-            ValueError: Another backbone type, a site that the backbone does
-                not have or that the structure lacks, or another width.
+            ValueError: The backbone type differs, the backbone or the structure
+                lacks a site of the other, or a width differs.
         """
-        found = self.backbone['type'].split('.')[-1]
+        found = self.backbone['type'].split('.')[-1]  # without the scope, such as `mmkcr.`
         if backbone is not None and found != backbone:
             raise ValueError(f'expected a structure for `{backbone}`, found one for `{found}`')
         for name in sorted(set(widths) | set(self.sites)):
@@ -325,12 +333,12 @@ class Structure:
         return {name: len(site.kept) for name, site in self.sites.items()}
 
     def diff(self, other: 'Structure') -> Dict[str, Dict[str, List[int]]]:
-        """Units kept by only one of two structures.
+        """Units that only one of two structures keeps.
 
         Returns:
-            dict: By site, the units ``removed`` (kept here only) and
-            ``added`` (kept in ``other`` only); sites that keep the same are
-            left out, whatever their operator.
+            dict: By site, the units ``removed`` (kept here only) and ``added``
+            (kept in ``other`` only). Sites that keep the same units are left
+            out, whatever their operators are.
         """
         result = {}
         for name in sorted(set(self.sites) | set(other.sites)):

@@ -10,7 +10,7 @@ from .cost import CostModel
 from .macs import MacsModel
 from .sites import Cost, Site
 
-#: Length of a side of a tensor: what is always there, and entries by unit of some sites.
+#: Length of a side of a tensor: a constant part, and by site the entries per unit.
 Side = Tuple[int, Tuple[Tuple[str, int], ...]]
 
 
@@ -18,9 +18,9 @@ class _Sized(NamedTuple):
     """A tensor along some of whose sides sites lie.
 
     Args:
-        value (Tensor): As it is now.
-        sides (dict[int, list[tuple[str, int, int]]]): By dimension the sites, their entries, and
-            entries by unit.
+        value (Tensor): The tensor as it is now.
+        sides (dict[int, list[tuple[str, int, int]]]): By dimension, for each site along it: its
+            name, its present entries, and its entries per unit.
     """
 
     value: Tensor
@@ -30,16 +30,16 @@ class _Sized(NamedTuple):
 class ParamsModel(CostModel):
     """Parameters of the subnet as a closed form of the sizes of its sites.
 
-    A site's axes say which sides of which tensors have its units, so every tensor is a product of
-    sides, and each side is what is always there and some entries by unit. Integers give exactly
-    the count of the built subnet; but where an entry belongs to a head, and whole heads may go
-    with their channels, all heads are counted.
+    A site's axes tell which sides of which tensors hold its units. So the size of a tensor is the
+    product of its sides, and each side is a constant plus some entries per unit. Integer sizes
+    give exactly the count of the built subnet, with one exception: tensors with one entry per
+    head are counted with all heads, although whole heads may be removed with their channels.
 
-    Gates do not count. Layers that a method adds count for the subnet and not for ``dense``.
+    Gates do not count. Layers that a method adds count for the subnet, but not for ``dense``.
 
     Args:
         model (nn.Module): The supernet or dense host, or a task model around it.
-        sites (Mapping[str, Site]): As of :class:`~mmkcr.core.MacsModel`.
+        sites (Mapping[str, Site]): As in :class:`~mmkcr.core.MacsModel`.
         without (Sequence[nn.Module]): Modules that do not count. Defaults to none.
     """
 
@@ -48,12 +48,14 @@ class ParamsModel(CostModel):
     def __init__(self, model: nn.Module, sites: Mapping[str, Site],
                  without: Sequence[nn.Module] = ()) -> None:
         self.sites = dict(sites)
+        # kinds with a closed form of their own, and the cost of one of their numbers
         self._forms = {name: self._unit(next(site.owner.parameters()))
                        for name, site in self.sites.items() if site.has_own_macs}
         apart = [site.gate for site in self.sites.values() if site.gate is not None]
         apart += [site.owner for site in self.sites.values() if site.has_own_macs]
         left_out = self._ids(*apart, *without)
         added_ids = self._ids(*added_layers(model).values()) - left_out
+        # every tensor is a term of sizes or part of the constant; by id, as tensors may be shared
         sized, added = self._sized(), 0
         self.fixed = 0
         self.terms: Dict[Tuple[Side, ...], int] = {}
@@ -70,25 +72,25 @@ class ParamsModel(CostModel):
         return {id(value) for module in modules for value in self._tensors(module)}
 
     def _tensors(self, module: nn.Module) -> List[Tensor]:
-        """What counts of a module."""
+        """The tensors of a module that count."""
         return list(module.parameters())
 
     def _unit(self, value: Tensor) -> int:
-        """Cost of a number of a tensor."""
+        """Cost of one number of a tensor."""
         return 1
 
     def _recorded(self, sizes: Mapping[str, Cost]) -> Cost:
-        """Cost of what a subnet says of its units, which the dense network does without."""
+        """Cost of a subnet's record of its kept units, which the dense network does not have."""
         return 0
 
     def _sized(self) -> Dict[int, _Sized]:
-        """Tensors along which sites lie."""
+        """Tensors along which sites lie, by id."""
         found: Dict[int, _Sized] = {}
         for name, site in self.sites.items():
             if site.has_own_macs:
                 continue
             for axis in site.axes():
-                if axis.value is None or axis.per > 1:
+                if axis.value is None or axis.per > 1:  # `per`: shared entries, see the class
                     continue
                 start, end = axis.span
                 entries = found.setdefault(id(axis.value), _Sized(axis.value, {}))
@@ -97,7 +99,7 @@ class ParamsModel(CostModel):
         return found
 
     def _add(self, tensor: _Sized) -> None:
-        """Count a tensor as a term: tensors of the same sides are one."""
+        """Add a tensor to the terms; tensors with the same sides share one term."""
         sides = []
         for dim, parts in sorted(tensor.sides.items()):
             always = tensor.value.shape[dim] - sum(entries for _, entries, _ in parts)
@@ -119,13 +121,13 @@ class ParamsModel(CostModel):
 
 
 class BytesModel(ParamsModel):
-    """Bytes of the subnet's ``state_dict``: parameters and buffers, and what records the units.
+    """Bytes of the subnet's ``state_dict``: parameters, buffers and the record of kept units.
 
-    A file adds a few kilobytes. Arguments and attributes as of :class:`ParamsModel`.
+    A checkpoint file adds a few kilobytes. Arguments and attributes as in :class:`ParamsModel`.
     """
 
     name, noun, suffix = 'bytes', 'bytes', 'B'
-    #: Of a kept unit, which a subnet records in 64 bits.
+    #: Bytes per kept unit, which a subnet records as int64.
     _RECORD = 8
 
     def _tensors(self, module: nn.Module) -> List[Tensor]:
@@ -139,5 +141,5 @@ class BytesModel(ParamsModel):
         return self._RECORD * sum(sizes[name] for name in self.sites)
 
 
-#: What a budget may be of without a table of latencies.
+#: Costs that can be counted, so that a budget of them needs no table of latencies.
 COUNTED = {cls.name: cls for cls in (MacsModel, ParamsModel, BytesModel)}

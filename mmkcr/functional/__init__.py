@@ -1,1 +1,1 @@
-"""Mathematics without models: torch only."""
+"""Mathematics and statistics, without models."""

@@ -1,22 +1,23 @@
 """Attention with narrower heads, or with convolutions for heads, in closed form (SPEC 9).
 
-*Queries and keys.* The logits are ``q_i . k_j``. With ``Mq = E q q^T`` and K the covariance of
-the keys, a bilinear form P in the place of the identity changes them by
-``||Mq^(1/2) (I - P) K^(1/2)||_F^2`` in the mean over independent i and j. Of rank r the best is
-the truncated SVD ``Mq^(1/2) K^(1/2) = U S V^T`` (Eckart and Young), and the error is the sum of
-the squared singular values that it leaves out. In the bases ``Tk = S^(-1/2) U^T Mq^(1/2)`` and
-``Tq = Tk^(-T)`` these are the first r channels.
+*Queries and keys.* The logits are ``q_i . k_j = q_i^T I k_j``. Let ``Mq = E q q^T``, and let K be
+the covariance of the keys. If a bilinear form P replaces the identity, the mean squared change of
+a logit is ``||Mq^(1/2) (I - P) K^(1/2)||_F^2`` for independent i and j. The best P of rank r comes
+from the truncated SVD ``Mq^(1/2) K^(1/2) = U S V^T`` (Eckart and Young); its error is the sum of
+the squared singular values that are left out. In the bases ``Tk = S^(-1/2) U^T Mq^(1/2)`` and
+``Tq = Tk^(-T)`` this P keeps the first r channels.
 
-The softmax does not see what is the same for all keys, so keys may be centred; queries may not.
+A term that is the same for all keys cancels in the softmax. So keys may be centred, but queries
+may not.
 
-*Values.* Rows of attention maps sum to 1, so any linear map of a head's values, and their mean,
-commute with attention: values and output projection are one product, reduced in rank.
+*Values.* The rows of an attention map sum to 1, so attention commutes with any affine map of a
+head's values. Hence values and output projection form one matrix product, whose rank is reduced.
 
-*Rotary positions* rotate pairs of channels, each by angles of its own. What commutes with them
-is a scaled rotation of every pair, so pairs are selected, and those that stay are refitted by
-two numbers each: least squares of the logits on ``q_p . k_p`` and ``q_p . J k_p``.
+*Rotary positions* rotate pairs of channels, each pair by its own angles. Only a scaled rotation
+of each pair commutes with them. So whole pairs are selected, and each remaining pair is refitted
+with two numbers: least squares of the logits on ``q_p . k_p`` and ``q_p . J k_p``.
 
-Shapes: H heads of d channels, D channels of the stream, r new channels of a head.
+Shapes: H heads of d channels, D channels of the stream, r new channels per head.
 """
 
 from typing import Any, Optional, Tuple
@@ -40,10 +41,10 @@ def singular_tails(values: Tensor) -> Tensor:
 
 def logit_bases(query_moment: Tensor, key_moment: Tensor,
                 rho: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
-    """Bases of queries and keys in which the first r channels are the best rank-r logits.
+    """Bases of queries and keys whose first r channels give the best rank-r logits, for every r.
 
-    All logits stay as they are: ``Tq^T Tk = I``. Moments get a ridge, so that both are regular.
-    The scale of the softmax stays that of the old width.
+    With all channels the logits do not change: ``Tq^T Tk = I``. Both moments get a ridge, so that
+    they are invertible. The scale of the softmax stays that of the old width.
 
     Args:
         query_moment (Tensor): ``E q q^T`` with biases, not centred, shape (H, d, d).
@@ -57,18 +58,18 @@ def logit_bases(query_moment: Tensor, key_moment: Tensor,
     query_root = _root(_with_ridge(query_moment.double(), rho))
     key_root = _root(_with_ridge(key_moment.double(), rho))
     left, values, _ = torch.linalg.svd(query_root @ key_root)
-    # S^(-1/2): queries and keys share the singular values alike, so both keep their scale
-    key = values.rsqrt().unsqueeze(-1) * (left.mT @ query_root)
+    # S^(-1/2) balances the two sides: the new queries and the new keys both have the moment S
+    key = values.rsqrt().unsqueeze(-1) * (left.mT @ query_root)  # Tk, (H, d, d)
     return torch.linalg.inv(key).mT, key, values
 
 
 def value_bases(columns: Tensor, covariance: Tensor,
                 rho: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
-    """Bases of values in which the first r channels are the best rank-r output of a head.
+    """Bases of values whose first r channels give the best rank-r output of a head, for every r.
 
     Args:
-        columns (Tensor): Of the output projection, a head each, (H, m, d) with m >= d.
-        covariance (Tensor): Of every head's output, (H, d, d).
+        columns (Tensor): Columns of the output projection by head, (H, m, d) with m >= d.
+        covariance (Tensor): Covariance of every head's output, (H, d, d).
         rho (float): Relative ridge. Defaults to 1e-3.
 
     Returns:
@@ -77,16 +78,16 @@ def value_bases(columns: Tensor, covariance: Tensor,
     """
     root = _root(_with_ridge(covariance.double(), rho))
     _, values, right = torch.linalg.svd(columns.double() @ root, full_matrices=False)
-    # T = V^T C^(-1/2): new channels are white, so neither side grows with the other
+    # T = V^T C^(-1/2): the new channels are white, and columns T^-1 = U S holds all of the scale
     mixing = right @ torch.linalg.inv(root)
-    # times the head's mean size, so that numbers in half precision stay what they were
+    # times the head's RMS deviation: values stay in the range that half precision had before
     scale = covariance.double().diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-30).sqrt()
     mixing = mixing * scale[:, None, None]
     return mixing, columns.double() @ torch.linalg.inv(mixing), values
 
 
 def _with_ridge(moment: Tensor, rho: float) -> Tensor:
-    """A moment with rho times its mean variance on the diagonal."""
+    """A moment plus ``rho`` times its mean diagonal entry on the diagonal."""
     size = moment.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-30)
     same = torch.eye(moment.shape[-1]).to(moment)
     return moment + (rho * size)[..., None, None] * same
@@ -94,7 +95,7 @@ def _with_ridge(moment: Tensor, rho: float) -> Tensor:
 
 def fold_heads(weight: Tensor, bias: Optional[Tensor],
                mixing: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
-    """A projection to heads whose channels are mixed: ``T_h (W_h x + b_h)``.
+    """Weights of a projection whose heads are mixed afterwards: ``T_h (W_h x + b_h)``.
 
     Args:
         weight (Tensor): Shape (H * d, D).
@@ -105,23 +106,23 @@ def fold_heads(weight: Tensor, bias: Optional[Tensor],
         tuple[Tensor, Tensor | None]: Shapes (H * r, D) and (H * r,), of the weight's dtype.
     """
     heads = mixing.double() @ weight.to(mixing.device, torch.float64).unflatten(
-        0, (len(mixing), mixing.shape[-1]))
+        0, (len(mixing), mixing.shape[-1]))  # (H, r, d) @ (H, d, D)
     folded = heads.flatten(0, 1).to(weight)
     if bias is None:
         return folded, None
-    split = bias.to(mixing.device, torch.float64).unflatten(0, (len(mixing), -1, 1))
+    split = bias.to(mixing.device, torch.float64).unflatten(0, (len(mixing), -1, 1))  # (H, d, 1)
     return folded, (mixing.double() @ split).flatten().to(bias)
 
 
 def rotary_pairs(width: int, layout: str) -> Tensor:
-    """Channels of every pair, int64 (d / 2, 2).
+    """The two channels of every rotary pair, int64 (d / 2, 2).
 
     Args:
         width (int): d, even.
         layout (str): 'half' for pairs (i, i + d / 2), 'interleaved' for (2 i, 2 i + 1).
 
     Raises:
-        ValueError: The width is odd or the layout another.
+        ValueError: The width is odd, or the layout is unknown.
     """
     if layout not in ROTARY_LAYOUTS or width % 2:
         raise ValueError(f'expected an even head width and a layout of {ROTARY_LAYOUTS}, found '
@@ -131,11 +132,11 @@ def rotary_pairs(width: int, layout: str) -> Tensor:
 
 
 def channels_of_pairs(pairs: Tensor, width: int, layout: str) -> Tensor:
-    """Channels of some pairs in the layout of the narrower head, int64 (2 k,).
+    """Channels of some pairs, in the order that the narrower head has them, int64 (2 k,).
 
     Args:
         pairs (Tensor): Indices of the pairs, ascending, (k,).
-        width (int): Of the wide head.
+        width (int): Channels d of the wide head.
         layout (str): See :func:`rotary_pairs`.
     """
     found = rotary_pairs(width, layout).to(pairs.device)[pairs]
@@ -146,8 +147,8 @@ def rotary_logits(query_moment: Tensor, key_moment: Tensor,
                   layout: str = 'half') -> Tuple[Tensor, Tensor]:
     """Second moments of the logits' parts, for :func:`pivot_order` and :func:`rotary_refit`.
 
-    Every pair p has two parts, ``q_p . k_p`` and ``q_p . J k_p`` with J a turn by 90 degrees; the
-    logit is the sum of the first ones.
+    Every pair p has two parts, ``q_p . k_p`` and ``q_p . J k_p``, where J rotates by 90 degrees.
+    The logit is the sum of the first parts over all pairs.
 
     Args:
         query_moment (Tensor): ``E q q^T`` of the *rotated* queries, shape (H, d, d).
@@ -161,31 +162,33 @@ def rotary_logits(query_moment: Tensor, key_moment: Tensor,
     pairs = rotary_pairs(query_moment.shape[-1], layout).to(query_moment.device)
     n = len(pairs)
 
-    def split(moment: Tensor) -> Tensor:
+    def split(moment: Tensor) -> Tensor:  # (H, pair, channel, pair, channel)
         channels = pairs.flatten()
         return moment.double()[:, channels][:, :, channels].view(-1, n, 2, n, 2)
 
+    # the forms X of a part q_p' X k_p: the identity and J
     kinds = torch.tensor([[[1., 0.], [0., 1.]], [[0., -1.], [1., 0.]]]).to(split(query_moment))
-    # E (q_p' X k_p) (q_q' Y k_q) = tr(X K_pq Y' M_qp); x, y: kind; p, q: pair; others: channel
+    # E (q_p' X k_p) (q_q' Y k_q) = tr(X K_pq Y' M_qp) for independent queries and keys;
+    # x, y: kind of part; p, q: pair; a, b, i, j: channel within a pair
     moments = torch.einsum('xia,hpaqb,yjb,hqjpi->hpxqy', kinds, split(key_moment), kinds,
                            split(query_moment)).reshape(-1, 2 * n, 2 * n)
-    sums = torch.tensor([1., 0.]).to(moments).repeat(n)
+    sums = torch.tensor([1., 0.]).to(moments).repeat(n)  # (d,): the logit is sums . parts
     return moments, torch.outer(sums, sums).expand_as(moments)
 
 
 def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
                  rho: float = 1e-3, **kwargs: Any) -> UnitOrder:
-    """Order rotary pairs, the same for all heads, by the squared error of the logits.
+    """Order the rotary pairs by the squared error of the logits, one order for all heads.
 
     Args:
-        query_moment (Tensor): As :func:`rotary_logits`.
-        key_moment (Tensor): As :func:`rotary_logits`.
+        query_moment (Tensor): See :func:`rotary_logits`.
+        key_moment (Tensor): See :func:`rotary_logits`.
         layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
         rho (float): Relative ridge. Defaults to 1e-3.
-        **kwargs: Of :func:`pivot_order`.
+        **kwargs: Further arguments of :func:`pivot_order`.
 
     Returns:
-        UnitOrder: Of d / 2 units.
+        UnitOrder: Order of the d / 2 pairs.
     """
     moments, sums = rotary_logits(query_moment, key_moment, layout)
     return pivot_order(moments, sums, groups=2, rho=rho, **kwargs)
@@ -193,42 +196,44 @@ def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
 
 def rotary_refit(query_moment: Tensor, key_moment: Tensor, kept: Tensor, layout: str = 'half',
                  rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
-    """What queries are multiplied with when only some rotary pairs are kept.
+    """Matrix that the queries are multiplied by when only some rotary pairs are kept.
 
     Args:
-        query_moment (Tensor): As :func:`rotary_logits`.
-        key_moment (Tensor): As :func:`rotary_logits`.
+        query_moment (Tensor): See :func:`rotary_logits`.
+        key_moment (Tensor): See :func:`rotary_logits`.
         kept (Tensor): Indices of the kept pairs, ascending, (k,).
         layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
         rho (float): Relative ridge. Defaults to 1e-3.
 
     Returns:
         tuple[Tensor, Tensor]: Channels of the kept pairs in the layout of the narrower head,
-        int64 (2 k,), which keys are sliced to; and T (H, 2 k, d), fp64, which
-        :func:`fold_heads` takes for the queries.
+        int64 (2 k,), to which the keys are sliced; and T (H, 2 k, d), fp64, for the queries, as
+        :func:`fold_heads` takes it.
     """
     width = query_moment.shape[-1]
     pairs = rotary_pairs(width, layout).to(query_moment.device)[kept]
     channels = channels_of_pairs(kept, width, layout)
     moments, sums = rotary_logits(query_moment, key_moment, layout)
     parts = torch.stack([2 * kept, 2 * kept + 1], 1).flatten()
-    logit = sums[0, :1]  # (1, d)
+    logit = sums[0, :1]  # (1, d): the dense logit as a consumer of the parts
     mixing = []
     for moment in moments:
+        # the moments are not centred, so the mean is 0 and the new bias with it
         shares, _ = refit(logit, None, moment, torch.zeros_like(moment[0]), parts, rho)
-        a, b = shares[0].view(-1, 2).T
-        # q . (a I + b J) k = (a I - b J) q . k
+        a, b = shares[0].view(-1, 2).T  # (k,) each: weights of q_p . k_p and of q_p . J k_p
+        # all goes into the queries, as J^T = -J: q . (a I + b J) k = (a I - b J) q . k
         turned = torch.stack([torch.stack([a, b], 1), torch.stack([-b, a], 1)], 1)  # (k, 2, 2)
         rows = torch.zeros(len(kept), 2, width).to(turned)
-        for side in range(2):
+        for side in range(2):  # column `side` of each 2 x 2 block lies at the pair's channel
             rows.scatter_(2, pairs[:, None, side:side + 1].expand(-1, 2, 1),
                           turned[:, :, side:side + 1])
+        # rows in the order of `channels_of_pairs`
         mixing.append((rows.transpose(0, 1) if layout == 'half' else rows).flatten(0, 1))
     return channels, torch.stack(mixing)
 
 
 def tap_moments(channels: int, kernel_size: int = 3, **kwargs: Any) -> Moments:
-    """An accumulator for :func:`add_maps`: taps of every channel and what they shall give.
+    """An accumulator for :func:`add_maps`: by channel the taps' inputs and the target.
 
     Args:
         channels (int): Channels of the maps.
@@ -239,10 +244,10 @@ def tap_moments(channels: int, kernel_size: int = 3, **kwargs: Any) -> Moments:
 
 
 def add_maps(moments: Moments, values: Tensor, targets: Tensor) -> None:
-    """Add maps of values and of attention's output on them, patches only, zeros around.
+    """Add maps of values and of attention's outputs, patches only; the border is padded with 0.
 
     Args:
-        moments (Moments): Of :func:`tap_moments`.
+        moments (Moments): Accumulator of :func:`tap_moments`.
         values (Tensor): Shape (B, C, h, w). Maps may differ in size from call to call.
         targets (Tensor): ``A v`` of the same shape.
     """
@@ -254,24 +259,25 @@ def add_maps(moments: Moments, values: Tensor, targets: Tensor) -> None:
 
 def fit_taps(moments: Moments, prior: Optional[Tensor] = None,
              rho: float = 1e-6) -> Tuple[Tensor, Tensor]:
-    """Depthwise taps and biases nearest to attention, a system of k k + 1 equations a channel.
+    """Depthwise taps and biases that fit attention best, by k k + 1 equations per channel.
 
     Args:
-        moments (Moments): Of :func:`tap_moments`.
-        prior (Tensor, optional): Taps that the ridge pulls to, shape (C, k, k). Defaults to
+        moments (Moments): Accumulator of :func:`tap_moments`.
+        prior (Tensor, optional): Taps that the ridge pulls towards, shape (C, k, k). Defaults to
             zeros.
         rho (float): Ridge, relative to the channel's variance. Defaults to 1e-6.
 
     Returns:
-        tuple[Tensor, Tensor]: Taps (C, k, k) and biases (C,), of the prior's dtype; fp64 without.
+        tuple[Tensor, Tensor]: Taps (C, k, k) and biases (C,), of the prior's dtype; fp64 if there
+        is no prior.
     """
     side = round(moments.num_features**0.5)
-    start = None if prior is None else prior.flatten(1).unsqueeze(1)
+    start = None if prior is None else prior.flatten(1).unsqueeze(1)  # (C, 1, k k)
     taps, bias = refit_output(moments, start, rho)
     return taps.squeeze(1).unflatten(1, (side, side)), bias.squeeze(1)
 
 
 def _root(matrix: Tensor) -> Tensor:
-    """Symmetric root of positive semidefinite matrices (*batch, d, d)."""
+    """Symmetric square root of positive semidefinite matrices (*batch, d, d)."""
     values, vectors = torch.linalg.eigh(matrix)
     return vectors * values.clamp(min=0).sqrt().unsqueeze(-2) @ vectors.mT

@@ -1,9 +1,9 @@
 """Mutual information of features with inputs and labels (SPEC 2.4; DCS section 3.3).
 
-Features, and inputs, are spread softly over clusters:
-``phi(x, a) = softmax_a(-beta |x - c_a|^2)``. Everything here is a sum over samples, so it
-streams over a data set and merges over ranks in O(A B + A C) numbers, whatever n is:
-24 MB in fp64 at A = B = C = 1000. In nats, in fp64.
+Features and inputs are assigned softly to clusters:
+``phi(x, a) = softmax_a(-beta |x - c_a|^2)``. Everything here is a sum over samples. So it
+streams over a data set and merges over ranks in O(A B + A C) numbers, whatever n is: 16 MB at
+A = B = C = 1000. All values are in nats and in fp64.
 
 Shapes: n samples, A clusters of features, B clusters of inputs, C classes, d feature width.
 """
@@ -28,8 +28,8 @@ def log_assignments(features: Tensor, centroids: Tensor, beta: float = 1.0,
         features (Tensor): (B, d), floating.
         centroids (Tensor): (A, d).
         beta (float): Inverse temperature. Defaults to 1.
-        normalize (bool): Bring the features to unit length first, as the
-            authors' later public code does. Defaults to True.
+        normalize (bool): Bring the features to unit length first, as the authors' later
+            public code does. The centroids stay as they are. Defaults to True.
 
     Returns:
         Tensor: (B, A), fp64 for fp64 features and fp32 otherwise.
@@ -44,10 +44,10 @@ def log_assignments(features: Tensor, centroids: Tensor, beta: float = 1.0,
 
 
 def one_hot_scores(labels: Tensor, num_classes: int) -> Tensor:
-    """Labels (B,), or scores (B, C) of mixed images, as scores (B, C) in fp64.
+    """Labels (B,) as one-hot scores (B, C) in fp64; scores (B, C) of mixed images stay.
 
     Raises:
-        ValueError: Another number of classes, or a label outside of them.
+        ValueError: The scores have another number of classes, or a label is out of range.
     """
     if labels.ndim == 2 and labels.shape[1] == num_classes:
         return labels.double()
@@ -66,7 +66,7 @@ class InformationAccumulator:
         clusters (int): A.
         num_classes (int): C.
         input_clusters (int): B; 0 leaves the inputs out. Defaults to 0.
-        device (str | torch.device): Defaults to 'cpu'.
+        device (str | torch.device): Where the sums are kept. Defaults to 'cpu'.
     """
 
     def __init__(self, clusters: int, num_classes: int, input_clusters: int = 0,
@@ -74,12 +74,11 @@ class InformationAccumulator:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.float64, device=device)
 
-        #: sums over samples: phi(X~, a) y (A, C); phi(X~, a) phi(X, b) (A, B);
-        #: log phi(X, b) (B); sum_b phi(X, b) log phi(X, b); 1
-        self.labels = zeros(clusters, num_classes)
-        self.inputs = zeros(clusters, input_clusters)
-        self.log_inputs = zeros(input_clusters)
-        self.negentropy, self.count = zeros(()), zeros(())
+        # all are sums over samples; X~ is the features, X the inputs, y the scores
+        self.labels = zeros(clusters, num_classes)  # phi(X~, a) y_c, (A, C)
+        self.inputs = zeros(clusters, input_clusters)  # phi(X~, a) phi(X, b), (A, B)
+        self.log_inputs = zeros(input_clusters)  # log phi(X, b), (B,)
+        self.negentropy, self.count = zeros(()), zeros(())  # sum_b phi(X, b) log phi(X, b); 1
 
     @torch.no_grad()
     def add(self, log_phi: Tensor, labels: Tensor,
@@ -87,11 +86,12 @@ class InformationAccumulator:
         """Add a batch.
 
         Args:
-            log_phi (Tensor): Of the features (B, A), see :func:`log_assignments`.
-            labels (Tensor): (B,), or scores (B, C).
-            log_phi_inputs (Tensor, optional): Of the inputs (B, B').
+            log_phi (Tensor): Log assignments of the features, (samples, A), see
+                :func:`log_assignments`.
+            labels (Tensor): (samples,), or scores (samples, C).
+            log_phi_inputs (Tensor, optional): Log assignments of the inputs, (samples, B).
         """
-        phi = log_phi.to(self.labels).exp()
+        phi = log_phi.to(self.labels).exp()  # (samples, A), fp64
         self.labels += phi.T @ one_hot_scores(labels, self.labels.shape[1]).to(phi)
         self.count += len(phi)
         if self.inputs.shape[1]:
@@ -111,11 +111,12 @@ class InformationAccumulator:
         r"""Log of the variational distribution Q(a | y), (C, A) (equation 8, fact 4).
 
         Args:
-            smoothing (float): Pseudo-count of every (a, y):
-                ``Q(a | y) = (sum_i phi(X~_i, a) 1[y_i = y] + s) / (n_y + s A)``, uniform
-                for a class without samples. With 0 an empty (a, y) is -inf.
+            smoothing (float): Pseudo-count s of every (a, y):
+                ``Q(a | y) = (sum_i phi(X~_i, a) 1[y_i = y] + s) / (n_y + s A)``. A class without
+                samples gets the uniform distribution. With s = 0 the log of an empty (a, y) is
+                -inf. Defaults to 1e-3.
         """
-        counts = self.labels.T + smoothing
+        counts = self.labels.T + smoothing  # (C, A)
         return (counts / counts.sum(1, keepdim=True)).log()
 
     def values(self, log_q: Optional[Tensor] = None, smoothing: float = 1e-3) -> Dict[str, float]:
@@ -123,12 +124,13 @@ class InformationAccumulator:
 
         Args:
             log_q (Tensor, optional): (C, A). Defaults to :meth:`log_q`.
-            smoothing (float): As there.
+            smoothing (float): See :meth:`log_q`. Not used if ``log_q`` is given.
 
         Returns:
-            dict[str, float]: ``i_labels``, I(X~, Y), and ``n``; with inputs ``i_inputs``,
-            I(X~, X), their difference ``ib``, ``ibb_printed`` (theorem 3.1 as printed, no
-            bound) and ``ibb``, with the lemma's term that it drops (fact 2).
+            dict[str, float]: ``i_labels``, which is I(X~, Y), and ``n``. With inputs also
+            ``i_inputs``, which is I(X~, X); ``ib``, which is I(X~, X) - I(X~, Y);
+            ``ibb_printed``, theorem 3.1 as printed, which is no bound; and ``ibb``, which adds
+            the lemma's term that the theorem drops (fact 2).
 
         Raises:
             ValueError: Nothing was added, or the features were not finite.
@@ -138,20 +140,22 @@ class InformationAccumulator:
             raise ValueError('expected finite features of at least one sample, found '
                              f'`{what}` in the mutual information')
         log_q = self.log_q(smoothing) if log_q is None else log_q.to(self.labels)
-        labels, inputs = self.labels / self.count, self.inputs / self.count
+        labels, inputs = self.labels / self.count, self.inputs / self.count  # joint distributions
         found = dict(i_labels=mutual_information(labels), n=float(self.count))
         if self.inputs.shape[1]:
             found['i_inputs'] = mutual_information(inputs)
             found['ib'] = found['i_inputs'] - found['i_labels']
+            # -(1/n) sum_i sum_a phi(X~_i, a) log Q(a | y_i), with 0 log 0 = 0
             variational = -torch.where(labels > 0, labels * log_q.T, 0.).sum()
             found['ibb_printed'] = float(self.negentropy / self.count + variational)
+            # -sum_b E[phi(X, b)] E[log phi(X, b)]; the sum over a of `inputs` is E[phi(X, b)]
             dropped = -(inputs.sum(0) * self.log_inputs / self.count).sum()
             found['ibb'] = found['ibb_printed'] + float(dropped)
         return {key: float(value) for key, value in found.items()}
 
 
 def mutual_information(joint: Tensor) -> float:
-    """Mutual information of a joint distribution (A, B) that sums to 1, in nats, not below 0."""
+    """Mutual information in nats of a joint distribution (A, B) that sums to 1; never below 0."""
     independent = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
     terms = torch.where(joint > 0, joint * (joint / independent).log(), 0.)
     return float(terms.sum().clamp(min=0))

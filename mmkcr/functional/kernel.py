@@ -1,10 +1,10 @@
 """Kernel complexity of a set of features, exact and streaming (SPEC 1.4, 1.5; KCR section 3.2).
 
-The kernel of the KCR paper is linear: ``K = F F^T`` for features ``F`` (n, d). The
+The kernel of the KCR paper is linear: ``K = F F^T`` for features ``F`` (n, d). So the
 non-zero eigenvalues of ``K / n`` are those of the second moment ``S = F^T F / n``
-(d, d), and the Nystrom eigenvectors from landmarks ``F_I`` are ``F V`` with V the
-eigenvectors of ``F_I^T F_I``. So nothing here is larger than (d, d), whatever n and
-m are; everything is computed in fp64.
+(d, d), and the Nystrom eigenvectors from landmarks ``F_I`` are ``F V``, where V are the
+eigenvectors of ``F_I^T F_I``. Nothing here is larger than (d, d), whatever n and m are.
+Everything is computed in fp64.
 
 Shapes: n samples, m landmarks, d feature width, r rank of the truncation.
 """
@@ -63,7 +63,7 @@ class MomentAccumulator:
         return self
 
     def all_reduce(self) -> 'MomentAccumulator':
-        """Sums over ranks, in place: afterwards every rank holds bit for bit the same."""
+        """Sums over ranks, in place: afterwards all ranks hold the same sums, bit for bit."""
         count = self.total.new_tensor([float(self.count)])
         all_reduce(self.total)
         all_reduce(count)
@@ -104,23 +104,24 @@ def truncation_rank(n: int, d: int, ratio: float) -> int:
     if not 0 < ratio <= 1:
         raise ValueError(f'expected a rank ratio in (0, 1], found `{ratio}`: the rank would '
                          f'be outside 1 to min(n, d) = `{min(n, d)}`')
+    # 1e-9: a product that should be an integer may be rounded up (0.07 * 100 > 7)
     return max(1, math.ceil(ratio * min(n, d) - 1e-9))
 
 
 def spectrum(moment: Tensor) -> Tuple[Tensor, Tensor]:
     """Eigenvalues (d,) in descending order, not below zero, and eigenvectors (d, d), fp64.
 
-    The sign of an eigenvector is fixed (its largest entry is positive), so that two
-    runs whose sums differ in the last bit have the same basis.
+    The sign of an eigenvector is fixed: its entry of largest magnitude is positive. So two
+    runs whose sums differ in the last bit get the same signs.
     """
     values, vectors = torch.linalg.eigh(moment.double())
-    values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
-    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+    values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)  # `eigh` sorts ascending
+    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))  # (1, d)
     return values, vectors * torch.where(largest < 0, -1.0, 1.0)
 
 
 def leading_basis(moment: Tensor, rank: int) -> Tensor:
-    """Top eigenvectors of a second moment: the V of fact 1 when it is the landmarks'.
+    """Leading eigenvectors of a second moment; that of the landmarks gives the V of fact 1.
 
     Args:
         moment (Tensor): (d, d), symmetric; its scale does not matter.
@@ -145,7 +146,8 @@ def orthonormalise(matrix: Tensor) -> Tensor:
 
 
 def tails(energies: Tensor) -> Tensor:
-    """What is left after h leading terms: ``sum_{i>h} energies_i`` for h = 0 … d, (d + 1,)."""
+    """Tail sums after h leading terms: ``sum_{i>h} energies_i`` for h = 0 … d, (d + 1,)."""
+    # summed from the smallest term on, so that small tails keep their digits
     return torch.cat([energies.flip(0).cumsum(0).flip(0), energies.new_zeros(1)])
 
 
@@ -157,10 +159,10 @@ def tnn(eigenvalues: Tensor, rank: int) -> Tensor:
 def approximate_tnn(moment: Tensor, landmark_moment: Tensor, form: str = 'projection') -> Tensor:
     """Approximate TNN at every truncation h = 0 … d from a landmark basis (KCR section 3.2).
 
-    'projection' is ``tr S - tr(V_h^T S V_h)``, what the loss minimises. 'sample' is the
-    paper's ``tr K_n - tr(U_h^T K_n U_h)`` with ``U_h = F V_h`` made orthonormal. Bases
-    nest in both (the second by Gram-Schmidt, a QR decomposition), so all d + 1 values
-    are one cumulative sum. Both are upper bounds of the TNN (Ky Fan).
+    'projection' is ``tr S - tr(V_h^T S V_h)``, which the loss minimises. 'sample' is the
+    paper's ``tr K_n - tr(U_h^T K_n U_h)`` with ``U_h = F V_h`` made orthonormal. The bases
+    of both forms nest (those of the second by Gram-Schmidt, a QR decomposition). So one
+    cumulative sum gives all d + 1 values. Both are upper bounds of the TNN (Ky Fan).
 
     Args:
         moment (Tensor): ``F^T F / n`` (d, d) of all samples.
@@ -173,12 +175,14 @@ def approximate_tnn(moment: Tensor, landmark_moment: Tensor, form: str = 'projec
     basis = spectrum(landmark_moment)[1]
     moment = moment.double()
     if form == 'sample':
+        # F = sqrt(n) P S^(1/2) with P^T P = I, and P^T K_n P = S: so P need not be formed, and
+        # the columns of F V are represented by those of S^(1/2) V
         values, vectors = spectrum(moment)
         basis = torch.linalg.qr(vectors * values.sqrt() @ (vectors.T @ basis))[0]
     elif form != 'projection':
         raise ValueError(f"expected form 'projection' or 'sample', found `{form}` in "
                          'approximate_tnn')
-    return tails(((moment @ basis) * basis).sum(0).clamp(min=0))
+    return tails(((moment @ basis) * basis).sum(0).clamp(min=0))  # energies v_i^T S v_i, (d,)
 
 
 def kernel_complexity(tail_sums: Tensor, n: int, r0: Optional[int] = None) -> Tuple[float, int]:
@@ -191,7 +195,7 @@ def kernel_complexity(tail_sums: Tensor, n: int, r0: Optional[int] = None) -> Tu
         r0 (int, optional): Largest h. Defaults to ``min(n, d)``.
 
     Returns:
-        tuple[float, int]: The value, and the h where it is reached.
+        tuple[float, int]: The value, and the h that attains it.
     """
     r0 = min(n, len(tail_sums) - 1) if r0 is None else r0
     h = torch.arange(r0 + 1, dtype=torch.float64, device=tail_sums.device)

@@ -19,20 +19,20 @@ _SUMS = ('mean', 'scatter', 'target_mean', 'target_scatter', 'cross_scatter')
 
 
 class Moments:
-    """Mean and covariance of features, and their covariance with targets, while they stream by.
+    """Streaming mean and covariance of features, and their cross-covariance with targets.
 
-    Every chunk is centred on its own mean before it is multiplied out and merged by the formula
-    of Chan, Golub and LeVeque, so a large mean costs no digits. Memory is O(d (d + p)) whatever
-    the length of the stream.
+    Every chunk is centred on its own mean and then merged by the formula of Chan, Golub and
+    LeVeque. So a large mean costs no digits. Memory is O(d (d + p)), whatever the length of the
+    stream.
 
     Args:
         num_features (int): d.
-        num_targets (int): p, width of a second stream that comes with the first, row by row.
+        num_targets (int): p, the width of a second stream that comes row by row with the first.
             Defaults to 0: none.
-        batch (Sequence[int]): Leading shape of independent streams, such as the heads: each has
+        batch (Sequence[int]): Leading shape of independent streams, such as the heads. Each has
             moments of its own. Defaults to ().
         device (str | torch.device): Where sums live and products are computed. Defaults to 'cpu'.
-        name (str): What errors call the stream. Defaults to 'Moments'.
+        name (str): Name of the stream in error messages. Defaults to 'Moments'.
 
     Examples:
         >>> moments = Moments(3072, name='layers.0.ffn hidden')
@@ -50,26 +50,28 @@ class Moments:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*self.batch, *shape, dtype=torch.float64, device=device)
 
+        # scatters are sums of centred products; of the first only the lower triangle is valid
         self._mean, self._scatter = zeros(num_features), zeros(num_features, num_features)
         self._target_mean, self._target_scatter = zeros(num_targets), zeros(num_targets)
         self._cross_scatter = zeros(num_targets, num_features)
 
     @torch.no_grad()
     def add(self, features: Tensor, targets: Optional[Tensor] = None) -> 'Moments':
-        """Take in some rows.
+        """Add some rows.
 
         Args:
-            features (Tensor): Shape (*batch, n, d); without ``batch`` any (..., d), whose leading
-                axes are rows. Any floating dtype and device.
-            targets (Tensor, optional): The same with p in the place of d. Needed where
+            features (Tensor): Shape (*batch, n, d). Without ``batch`` any (..., d), whose leading
+                axes are all rows. Any floating dtype and device.
+            targets (Tensor, optional): The same with p in the place of d. Needed if
                 ``num_targets`` is not 0.
 
         Returns:
             Moments: Itself.
 
         Raises:
-            ValueError: A shape is another, or a value is not finite. Nothing was added then.
+            ValueError: A shape is wrong, or a value is not finite. Then nothing was added.
         """
+        # all checks come before anything is added
         features = self._rows(features, self.num_features, 'features')
         if (targets is None) != (self.num_targets == 0):
             raise ValueError(f'expected {"no " if self.num_targets == 0 else ""}targets with the '
@@ -108,17 +110,18 @@ class Moments:
         self._shift(**part)
         _add_lower(self._scatter, features)
         if targets is not None:
-            self._cross_scatter += targets.mT @ features
+            self._cross_scatter += targets.mT @ features  # (*batch, p, d)
             self._target_scatter += targets.square().sum(-2)
 
     def _shift(self, count: int, mean: Tensor, target_mean: Optional[Tensor] = None) -> None:
-        """Means of the union with another set, and what their distance adds to the scatters."""
+        """Move the means to those of the union with another set; add the scatter between both."""
         total = self.count + count
         if count == 0:
             return
         weight = self.count * count / total
         step = mean - self._mean
-        # S = S1 + S2 + (n1 n2 / n) step step^T (Chan, Golub and LeVeque); as one more row
+        # S = S1 + S2 + (n1 n2 / n) step step^T (Chan, Golub and LeVeque); the last term is
+        # added as one more row, sqrt(n1 n2 / n) step
         _add_lower(self._scatter, math.sqrt(weight) * step.unsqueeze(-2))
         self._mean += step * (count / total)
         if target_mean is not None:
@@ -132,7 +135,7 @@ class Moments:
         """Add what another accumulator of the same widths has seen, in place.
 
         Raises:
-            ValueError: It has other widths.
+            ValueError: The widths differ.
         """
         self._check_shapes(other.state_dict())
         self._shift(other.count, other._mean.to(self._mean),
@@ -142,10 +145,13 @@ class Moments:
         return self
 
     def mixed(self, mixing: Tensor) -> 'Moments':
-        """Moments of mixtures ``T h`` of the features, of streams without targets.
+        """Moments of linear mixtures ``T h`` of the features, without the targets.
 
         Args:
             mixing (Tensor): T, shape (*batch, k, d).
+
+        Returns:
+            Moments: Of k features, under the same name.
         """
         mixing = mixing.to(self._mean)
         found = Moments(mixing.shape[-2], 0, self.batch, self._mean.device, self.name)
@@ -153,16 +159,19 @@ class Moments:
         if self.count:
             values, vectors = torch.linalg.eigh(self.covariance * self.count)
             least = torch.finfo(values.dtype).eps * values[..., -1:]
-            # through a root, so that the product has no negative eigenvalues
+            # T S T^T by way of a root of S, so that rounding gives no negative eigenvalues
             root = mixing @ vectors * torch.where(values > least, values, 0.).sqrt().unsqueeze(-2)
             found._scatter = root @ root.mT
         return found
 
     @torch.no_grad()
     def all_reduce(self, group: Optional[dist.ProcessGroup] = None) -> 'Moments':
-        """Merge over the ranks, in place; every rank then holds bit for bit the same.
+        """Merge over the ranks, in place; afterwards all ranks hold the same, bit for bit.
 
         Without an initialised process group nothing happens.
+
+        Args:
+            group (ProcessGroup, optional): Ranks to merge over. Defaults to None: all.
         """
         if not (dist.is_available() and dist.is_initialized()):
             return self
@@ -172,7 +181,8 @@ class Moments:
             dist.all_reduce(value, group=group)
         if (total := round(float(count))) == 0:
             return self
-        # every rank moves its sums to the mean of all, about which scatters simply add up
+        # scatters about one common point simply add up: every rank first moves its own to the
+        # mean of all, by n_rank step step^T
         mean, target_mean = means[0] / total, means[1] / total
         step, target_step = self._mean - mean, self._target_mean - target_mean
         _add_lower(self._scatter, math.sqrt(self.count) * step.unsqueeze(-2))
@@ -224,15 +234,15 @@ class Moments:
             raise ValueError(f'expected at least one row of `{self.name}`, found 0')
 
     def state_dict(self) -> Dict[str, Tensor]:
-        """Everything seen so far, as tensors that are shared with this object."""
+        """Everything seen so far, as tensors that share their memory with this object."""
         return dict({name: getattr(self, f'_{name}') for name in _SUMS},
                     count=torch.tensor(self.count))
 
     def load_state_dict(self, state: Dict[str, Tensor]) -> 'Moments':
-        """Go on from a :meth:`state_dict`, which is copied.
+        """Continue from a :meth:`state_dict`, which is copied.
 
         Raises:
-            ValueError: Keys or shapes are others. Nothing was loaded then.
+            ValueError: Keys or shapes differ. Then nothing was loaded.
         """
         self._check_shapes(state)
         for name in _SUMS:
@@ -249,7 +259,7 @@ class Moments:
 
 
 def _centred(rows: Tensor) -> Tuple[Tensor, Tensor]:
-    """Rows without their mean, and the mean."""
+    """Rows (*batch, n, d) without their mean, and the mean (*batch, d)."""
     mean = rows.mean(-2)
     return rows - mean.unsqueeze(-2), mean
 
@@ -257,9 +267,11 @@ def _centred(rows: Tensor) -> Tuple[Tensor, Tensor]:
 def _add_lower(scatter: Tensor, rows: Tensor) -> None:
     """Add ``rows^T rows`` to the lower triangle of the scatter, block by block.
 
+    This takes about half of the full product's arithmetic.
+
     Args:
-        scatter (Tensor): Shape (*batch, d, d); beyond the blocks of the diagonal nothing is
-            written above it.
+        scatter (Tensor): Shape (*batch, d, d). Above the diagonal only the blocks on the diagonal
+            are written.
         rows (Tensor): Shape (*batch, n, d).
     """
     for start, stop in _blocks(rows.shape[-1]):

@@ -1,20 +1,21 @@
 """Which units of a site to keep: greedy orders and their error curves (SPEC 9).
 
-A consumer reads units h with covariance C through W. Every unit is taken to carry noise of
-variance rho besides, which is what a ridge of rho means: ``C' = C + rho I``. Units K are kept,
-the others are reconstructed, and what the outputs lose is
+A consumer reads units h with covariance C through W. A ridge of rho means that every unit also
+carries independent noise of variance rho: ``C' = C + rho I``. The units K are kept, and the others
+are reconstructed from them. The squared error of the outputs is then
 
     error(K) = tr(W (C' - C'[:, K] C'[K, K]^-1 C'[K, :]) W^T) = tr(G R),   G = W^T W,
 
-with R the Schur complement of the kept units. It is 0 with all units, never grows with a further
-one, and is an upper bound of the error without the noise (:func:`reconstruction_error`).
+where R is the Schur complement of the kept units. The error is 0 if all units are kept, never
+grows when a unit is added, and bounds the error without the noise from above
+(:func:`reconstruction_error`).
 
-*Forward selection* adds the unit that removes most of it: with ``Q = R G R`` unit j removes
+*Forward selection* adds the unit that removes most of the error: with ``Q = R G R`` unit j removes
 ``Q_jj / R_jj``. It is pivoted Cholesky, weighted by G.
 *Backward elimination* drops the unit that adds least: with ``P = C'[K, K]^-1`` and G the Gram
-matrix of the refitted weights, unit j adds ``G_jj / P_jj``. It is optimal brain surgeon with a
-refit after every step. Both look at all units in every step, and cost O(d^3) in total, in O(d^2)
-memory (:mod:`mmkcr.functional.sweep`). For a unit of several channels scalars are blocks.
+matrix of the refitted weights, unit j adds ``G_jj / P_jj``. It is Optimal Brain Surgeon with a
+refit after every step. Both look at all units in every step. They cost O(d^3) in total and O(d^2)
+memory (:mod:`mmkcr.functional.sweep`). For units of several channels the scalars become blocks.
 
 Shapes: L consumers that share the units, d channels, n units of s channels.
 """
@@ -36,16 +37,16 @@ Groups = Union[None, int, Sequence[Sequence[int]]]
 def gram_matrix(*weights: Tensor) -> Tensor:
     """``sum_i W_i^T W_i`` (d, d) in fp64 of consumers W_i (m_i, d) of the same units.
 
-    What stands between a consumer and the residual stream, such as a layer scale, is multiplied
-    into its rows before.
+    A factor between a consumer and the residual stream, such as a layer scale, must already be
+    multiplied into the consumer's rows.
     """
     return sum(weight.double().T @ weight.double() for weight in weights)
 
 
 def ridge(covariance: Tensor, rho: float) -> Tensor:
-    """Ridge that ``rho`` stands for: times the mean of the diagonal, shape (*batch,), fp64.
+    """Absolute ridge: ``rho`` times the mean of the diagonal, shape (*batch,), fp64.
 
-    Where all variances are 0 the mean counts as 1.
+    Where all variances are 0, the mean counts as 1, so that the ridge is not 0.
 
     Args:
         covariance (Tensor): Shape (*batch, d, d).
@@ -67,7 +68,7 @@ class UnitOrder:
     Attributes:
         order (Tensor): Units, the most important first, int64 (n,).
         errors (Tensor): Error with the first k units kept, k = 0 … n, fp64 (n + 1,). It never
-            grows and ends with 0.
+            grows with k and ends with 0.
         groups (tuple[Tensor, ...]): Channels of every unit, int64.
     """
 
@@ -91,16 +92,17 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = None,
 
     Args:
         covariance (Tensor): C of the units' channels, shape (d, d); or (L, d, d), one for each of
-            L consumers, each with its own view of the same units: their errors are summed.
-        gram (Tensor): G of the consumers, shape as C. Its scale is the consumer's weight.
+            L consumers, each with its own view of the same units. Their errors are summed.
+        gram (Tensor): G of the consumers, shape as C. Its scale is the consumer's weight in the
+            sum.
         groups (int | Sequence[Sequence[int]], optional): Channels that make a unit: a number of
-            contiguous ones (the last unit may have fewer), or a list for each unit, together a
+            contiguous channels (the last unit may have fewer), or one list per unit, together a
             partition of the channels. Defaults to None: every channel is a unit.
         fixed (Sequence[int]): Units that come first, in this order. Defaults to ().
-        rho (float): Ridge, relative to the mean variance of every consumer; at least
-            :data:`MIN_RHO` is taken. Defaults to 1e-3.
-        extra (Tensor, optional): Error that losing a unit means besides, shape (n,), not
-            negative. Defaults to None.
+        rho (float): Ridge, relative to the mean variance of every consumer. Values below
+            :data:`MIN_RHO` are raised to it. Defaults to 1e-3.
+        extra (Tensor, optional): Additional error of losing a unit, shape (n,), not negative.
+            Defaults to None.
         method (str): 'forward' or 'backward'. Defaults to 'backward'.
 
     Returns:
@@ -119,9 +121,10 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = None,
     sweep = Sweep(after_choosing(noisy, gram) if forward else after_dropping(noisy, gram),
                   members, extra, -1. if forward else 1.)
     units, changes = sweep.run(fixed)
-    if not forward:
+    if not forward:  # the unit that was dropped last is the most important
         units, changes = units[::-1], changes.flip(0)
-    # summed from the end, so that small errors keep their digits
+    # error(k) is the sum of the changes from unit k on; summed from the end, so that small errors
+    # keep their digits
     errors = torch.cat([changes.flip(0).cumsum(0).flip(0), changes.new_zeros(1)])
     groups = tuple(torch.tensor(group, device=noisy.device) for group in members)
     return UnitOrder(torch.tensor(units, device=noisy.device), errors, groups)
@@ -129,10 +132,11 @@ def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = None,
 
 def reconstruction_error(covariance: Tensor, gram: Tensor, kept: Tensor,
                          rho: float = 1e-3) -> float:
-    """Squared error of the outputs, summed, when ``kept`` channels stand for all.
+    """Summed squared error of the outputs when all channels are reconstructed from ``kept``.
 
-    That is ``tr(W (I - A) C (I - A)^T W^T)`` with the A of :func:`mmkcr.functional.refit.refit`:
-    the error on the calibration tokens, without the noise that the curve of an order adds.
+    That is ``tr(W (I - A) C (I - A)^T W^T)`` with the A of :func:`mmkcr.functional.refit.refit`.
+    It is the error on the calibration tokens, without the noise that the error curve of an order
+    includes.
 
     Args:
         covariance (Tensor): C, shape (d, d).
@@ -146,12 +150,13 @@ def reconstruction_error(covariance: Tensor, gram: Tensor, kept: Tensor,
     ridged = given + ridge(covariance, rho) * torch.eye(len(kept)).to(given)
     shares = solve_psd(ridged, covariance[kept][:, rest])  # A[rest]^T, (k, d - k)
     cross = shares.T @ covariance[kept][:, rest]
+    # (I - A) C (I - A)^T of the removed channels; A copies the kept ones, whose rows are 0
     left = covariance[rest][:, rest] - cross - cross.T + shares.T @ given @ shares
     return float((gram[rest][:, rest] * left).sum().clamp(min=0))
 
 
 def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:
-    """``X`` of ``matrix X = right``, least squares of least norm where the matrix is singular.
+    """Solve ``matrix X = right``; the least-squares X of least norm if the matrix is singular.
 
     Args:
         matrix (Tensor): Positive semidefinite, shape (*batch, k, k), fp64.
@@ -159,18 +164,19 @@ def solve_psd(matrix: Tensor, right: Tensor) -> Tensor:
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     diagonal = factor.diagonal(dim1=-2, dim2=-1)
-    # a pivot that lost all but some digits makes the factor useless, though it is positive
+    # a pivot below 1e-12 of its diagonal entry is mostly rounding: the factor is useless, even if
+    # the Cholesky factorisation did not fail
     poor = (diagonal.square() < 1e-12 * matrix.diagonal(dim1=-2, dim2=-1)).any(-1) | (failed > 0)
     if not poor.any():
         return torch.cholesky_solve(right, factor)
     values, vectors = torch.linalg.eigh(matrix)
-    floor = 1e-13 * values[..., -1:].clamp(min=0)
+    floor = 1e-13 * values[..., -1:].clamp(min=0)  # pseudo-inverse: smaller eigenvalues count as 0
     inverse = torch.where(values > floor, 1 / values, 0.)
     return vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ right))
 
 
 def others(kept: Tensor, width: int) -> Tensor:
-    """Channels that are not kept, ascending."""
+    """Channels of ``width`` that are not in ``kept``, ascending, int64."""
     mask = torch.ones(width, dtype=torch.bool, device=kept.device)
     mask[kept] = False
     return mask.nonzero()[:, 0]
@@ -187,7 +193,7 @@ def _check(covariance: Tensor, gram: Tensor, rho: float) -> Tuple[Tensor, Tensor
     if not (torch.isfinite(covariance).all() and torch.isfinite(gram).all()):
         raise ValueError('expected finite values in the covariance and the Gram matrix of the '
                          'units, found `nan` or `inf`')
-    noise = torch.maximum(ridge(covariance, rho), ridge(covariance, MIN_RHO))
+    noise = torch.maximum(ridge(covariance, rho), ridge(covariance, MIN_RHO))  # (L,)
     noisy = covariance.clone()
     noisy.diagonal(dim1=-2, dim2=-1).add_(noise.unsqueeze(-1))
     return noisy, gram

@@ -1,17 +1,17 @@
-"""Weights for what is left of a layer's units, in closed form (SPEC 9).
+"""Closed-form weights of a layer that reads only what is left of its units (SPEC 9).
 
-Every refit is one ridge regression towards a prior. A consumer reads new inputs h' in the place
-of old ones and shall give the targets y:
+Every refit is one ridge regression towards a prior. A consumer reads new inputs h' in place of
+the old ones and should reproduce the targets y:
 
     W' = argmin  E ||W' h' + b' - y||^2 + rho ||W' - W0||^2
        = W0 + (cov(y, h') - W0 cov(h')) (cov(h') + rho I)^-1,    b' = E y - W' E h'
 
 At W0 the ridge costs nothing, so **the refit's error is never above that of the prior with its
-best bias, for any rho**. The prior is plain selection, or what was there before: directions
-without data keep their old weights. SPEC's ``W' = W A`` is this with ``y = W h`` and the prior
-W[:, K]; its A has ``C[:, K] (C[K, K] + rho I)^-1`` in the rows of the removed units and the
-identity in those of the kept ones, which are known exactly: with all units kept the layer does
-not change.
+best bias, for any rho**. The prior is plain selection, or the weights from before: directions
+without data keep their old weights. SPEC's ``W' = W A`` is this regression with ``y = W h`` and
+the prior W[:, K]. Its A has ``C[:, K] (C[K, K] + rho I)^-1`` in the rows of the removed units and
+the identity in the rows of the kept units, which are known exactly. So a layer that keeps all
+units does not change.
 
 Shapes: d old units, k new ones, m outputs; ``*batch`` independent problems.
 """
@@ -32,8 +32,8 @@ def refit(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean: Tens
           rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
     """Weights of a consumer that reads only some of its units.
 
-    Removed units are replaced by their best linear prediction from the kept ones, and the biases
-    take the means. Without loss where removed units depend on kept ones linearly (rho 0).
+    Removed units are replaced by their best linear prediction from the kept ones, and the bias
+    absorbs the means. Nothing is lost where removed units depend linearly on kept ones (rho 0).
 
     Args:
         weight (Tensor): W, shape (m, d).
@@ -55,7 +55,8 @@ def refit(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean: Tens
     kept = kept.to(covariance.device)
     old, rest = weight.to(covariance), others(kept, len(covariance))
     given = covariance[kept][:, kept]
-    lost = old[:, rest] @ covariance[rest][:, kept]  # covariance of lost outputs and kept units
+    # W[:, R] C[R, K] (m, k): covariance of what the removed units R contributed, and kept units
+    lost = old[:, rest] @ covariance[rest][:, kept]
     new = old[:, kept] + _solve_right(lost, given, ridge(covariance, rho))
     return _like(weight, new, _bias(bias, old @ mean - new @ mean[kept]))
 
@@ -82,22 +83,22 @@ def refit_mixed(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean
     _check_consumer(weight, covariance, mean)
     covariance = covariance.double()
     mean, old, mixing, prior = (x.to(covariance) for x in (mean, weight, mixing, prior))
-    mixed = mixing @ covariance @ mixing.T
-    cross = old @ covariance @ mixing.T
+    mixed = mixing @ covariance @ mixing.T  # cov(T h), (k, k)
+    cross = old @ covariance @ mixing.T  # cov(W h, T h), (m, k)
     new = prior + _solve_right(cross - prior @ mixed, mixed, ridge(mixed, rho))
     return _like(weight, new, _bias(bias, old @ mean - new @ (mixing @ mean)))
 
 
 def refit_output(moments: Moments, prior: Optional[Tensor] = None, rho: float = 1e-3,
                  biased: bool = True) -> Tuple[Tensor, Tensor]:
-    """Weights that bring new inputs nearest to given targets, such as the dense layer's outputs.
+    """Weights that map new inputs closest to given targets, such as the dense layer's outputs.
 
     Args:
-        moments (Moments): Of the new inputs, (*batch, k), with the targets, (*batch, m).
-        prior (Tensor, optional): W0, shape (*batch, m, k): the weights before, at the inputs that
+        moments (Moments): Moments of the new inputs, (*batch, k), with the targets, (*batch, m).
+        prior (Tensor, optional): W0, shape (*batch, m, k): the old weights of the inputs that
             are left. Defaults to zeros.
         rho (float): Ridge, relative to the mean variance of the inputs. Defaults to 1e-3.
-        biased (bool): Whether there is a bias; without one moments about 0 count, and b' is 0.
+        biased (bool): Whether there is a bias. Without one, moments about 0 are used, and b' is 0.
             Defaults to True.
 
     Returns:
@@ -105,7 +106,7 @@ def refit_output(moments: Moments, prior: Optional[Tensor] = None, rho: float = 
         device; fp64 without one.
 
     Raises:
-        ValueError: The moments have no targets, or the prior another shape.
+        ValueError: The moments have no targets, or the prior has the wrong shape.
     """
     shape = (*moments.batch, moments.num_targets, moments.num_features)
     if moments.num_targets == 0:
@@ -114,7 +115,7 @@ def refit_output(moments: Moments, prior: Optional[Tensor] = None, rho: float = 
         raise ValueError(f'expected a prior of shape {shape} for `{moments.name}`, found '
                          f'{tuple(prior.shape)}')
     covariance, cross = moments.covariance, moments.cross_covariance
-    if not biased:
+    if not biased:  # moments about 0: E h h^T (k, k) and E y h^T (m, k)
         covariance = moments.second_moment
         cross = cross + moments.target_mean.unsqueeze(-1) * moments.mean.unsqueeze(-2)
     start = torch.zeros_like(cross) if prior is None else prior.to(cross)
@@ -125,14 +126,15 @@ def refit_output(moments: Moments, prior: Optional[Tensor] = None, rho: float = 
 
 
 def output_error(moments: Moments, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """Mean of ``||W h + b - y||^2`` over the rows that some moments have seen, (*batch,), fp64.
+    """Mean of ``||W h + b - y||^2`` over the rows that the moments have seen, (*batch,), fp64.
 
     Args:
-        moments (Moments): Of inputs h, (*batch, k), with targets y, (*batch, m).
+        moments (Moments): Moments of inputs h, (*batch, k), with targets y, (*batch, m).
         weight (Tensor): W, shape (*batch, m, k).
         bias (Tensor, optional): b, shape (*batch, m). Defaults to the best one.
     """
     weight = weight.to(moments.covariance)
+    # tr cov(y) + tr(W cov(h) W^T) - 2 tr(W cov(h, y)), plus the squared mean of W h + b - y
     error = moments.target_variance.sum(-1) + \
         (weight * (weight @ moments.covariance - 2 * moments.cross_covariance)).sum((-2, -1))
     if bias is not None:
@@ -143,23 +145,24 @@ def output_error(moments: Moments, weight: Tensor, bias: Optional[Tensor] = None
 
 def unfold_patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0,
                    dilation: Size = 1) -> Tensor:
-    """What a convolution multiplies with its kernels, as rows for :class:`Moments`.
+    """The patches that a convolution multiplies by its kernels, as rows for :class:`Moments`.
 
     Args:
         maps (Tensor): Inputs, shape (B, C, H, W).
-        kernel_size (int | Sequence[int]): kh and kw. The rest as of ``nn.Conv2d``, zero padding.
+        kernel_size (int | Sequence[int]): kh and kw. The other arguments are those of
+            ``nn.Conv2d`` with zero padding.
 
     Returns:
-        Tensor: Shape (B * positions, C * kh * kw), the taps of a channel side by side: a unit of
-        ``pivot_order(..., groups=kh * kw)`` is an input channel. A depthwise convolution needs no
-        refit: its channels leave with the units, and the consumer behind it is refitted.
+        Tensor: Shape (B * positions, C * kh * kw), with the taps of a channel side by side. So a
+        unit of ``pivot_order(..., groups=kh * kw)`` is an input channel. A depthwise convolution
+        needs no refit: its channels leave with the units, and the consumer behind it is refitted.
     """
     columns = F.unfold(maps, kernel_size, dilation, padding, stride)
     return columns.mT.flatten(0, 1)
 
 
 def _solve_right(right: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
-    """``right (matrix + noise I)^-1`` of symmetric matrices (*batch, k, k)."""
+    """``right (matrix + noise I)^-1`` of right (*batch, m, k) and symmetric (*batch, k, k)."""
     matrix = matrix.clone()
     matrix.diagonal(dim1=-2, dim2=-1).add_(noise.unsqueeze(-1))
     return solve_psd(matrix, right.mT).mT

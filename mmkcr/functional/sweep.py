@@ -1,14 +1,14 @@
 """Greedy choice of units, one after the other, on a pair of symmetric matrices.
 
-Both orders of :mod:`mmkcr.functional.pivots` are this sweep: forward selection of the pair (R, Q),
-backward elimination of (P, G). When unit S leaves, with the Cholesky factor ``A_SS = T T^T``,
-``u = T^-1 A_S:`` and ``v = T^-1 B_S:``, the pair becomes
+Both orders of :mod:`mmkcr.functional.pivots` are this sweep over a pair (A, B): forward selection
+over (R, Q), backward elimination over (P, G). A step chooses a unit S, with the Cholesky factor
+``A_SS = T T^T``, ``u = T^-1 A_S:`` and ``v = T^-1 B_S:``. The pair becomes
 
     A <- A - u^T u,   B <- B - u^T w - w^T u,   w = v - (v_S T^-T) u / 2
 
-and ``tr(A_SS^-1 B_SS)`` is what the sum of errors changes by. Only rows of chosen units are
-needed, so a panel of u and w is held back and multiplied out at once; chosen units leave the
-matrices now and then.
+and the summed error changes by ``tr(A_SS^-1 B_SS)``. A step needs only the rows of the chosen
+unit. So the updates u and w are collected in a panel and applied by one matrix product, and chosen
+units are removed from the matrices from time to time.
 
 Shapes: L pairs that share the units, m channels left, units of s channels.
 """
@@ -31,7 +31,7 @@ def after_choosing(noisy: Tensor, gram: Tensor) -> Restart:
     """(R, Q) of the channels that are left when others were chosen, exact."""
     def restart(left: Tensor, chosen: Tensor) -> Tuple[Tensor, Tensor]:
         residual = _block(noisy, left, left)
-        if len(chosen):
+        if len(chosen):  # R: the Schur complement C'[l, l] - C'[l, K] C'[K, K]^-1 C'[K, l]
             factor = torch.linalg.cholesky(_block(noisy, chosen, chosen))
             half = torch.linalg.solve_triangular(factor, _block(noisy, chosen, left), upper=False)
             residual = residual - half.mT @ half
@@ -44,7 +44,7 @@ def after_dropping(noisy: Tensor, gram: Tensor) -> Restart:
     def restart(left: Tensor, chosen: Tensor) -> Tuple[Tensor, Tensor]:
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(_block(noisy, left, left)))
         refitted = _block(gram, left, left)
-        if len(chosen):  # A^T G A with A = [I; B], B the reconstruction of what was dropped
+        if len(chosen):  # E^T G E with E = [I; shares], which reconstructs the dropped channels
             shares = _block(noisy, chosen, left) @ inverse
             mixed = _block(gram, left, chosen) @ shares
             refitted = refitted + mixed + mixed.mT + \
@@ -54,12 +54,13 @@ def after_dropping(noisy: Tensor, gram: Tensor) -> Restart:
 
 
 class Sweep:
-    """Chooses units one after the other by ``sign * (tr(A_SS^-1 B_SS) + extra)``, least first.
+    """Chooses units greedily by the smallest ``sign * (tr(A_SS^-1 B_SS) + extra)`` per channel.
 
     ``first`` and ``second`` are A and B (L, m, m) as of the last flush, for the units in
-    ``alive``: laid out one behind the other and padded to s channels each by dummies that are
-    coupled to nothing. ``panel`` (L, 2 PANEL, m) holds what changed since, s rows of u and s of w
-    by turns. ``a`` and ``b`` are the diagonal blocks as of now (L, m / s, s, s).
+    ``alive``. The units are laid out one after the other; dummy channels that are coupled to
+    nothing pad each unit to s channels. ``panel`` (L, about 2 PANEL, m) holds the updates since,
+    alternately s rows of u and s rows of w. ``a`` and ``b`` (L, m / s, s, s) are the diagonal
+    blocks, always up to date.
     """
 
     def __init__(self, restart: Restart, members: List[List[int]], extra: Tensor,
@@ -72,15 +73,16 @@ class Sweep:
         self.changes: List[Tensor] = []
 
     def run(self, fixed: List[int]) -> Tuple[List[int], Tensor]:
-        """Units in the order of choice, and what each changes, (n,)."""
+        """Units in the order of choice, and the change of error by each, (n,)."""
         n = len(self.members)
-        # fixed units are chosen first, or dropped last
+        # unit by step: fixed units are chosen first, or, when dropping, last in reverse order
         forced = {step if self.sign < 0 else n - 1 - step: unit
                   for step, unit in enumerate(fixed)}
         self.held = torch.zeros(n, dtype=torch.bool, device=self.extra.device)
         self.held[fixed] = self.sign > 0
         self._start()
         while len(self.chosen) < n:
+            # the downdates cancel digits as the diagonals shrink; exact matrices restore them
             if (self._largest() < LOST * self.scales).any():
                 self._start()
             self._step(forced.get(len(self.chosen)))
@@ -89,16 +91,18 @@ class Sweep:
         return self.chosen, torch.stack(self.changes)
 
     def _start(self) -> None:
-        """Exact matrices of the units that are left."""
+        """Compute the exact matrices of the units that are left."""
         chosen = set(self.chosen)
         self.alive = [unit for unit in self.alive if unit not in chosen]
         self.first, self.second = self.restart(self._channels(self.alive),
                                                self._channels(self.chosen))
         if any(len(self.members[unit]) < self.size for unit in self.alive):
+            # real channels of unit i are at i s, i s + 1, …; the rest of its s places is dummies
             places = torch.tensor([i * self.size + j for i, unit in enumerate(self.alive)
                                    for j in range(len(self.members[unit]))])
             width = len(self.alive) * self.size
-            least = self.first.diagonal(dim1=-2, dim2=-1).amin(-1)  # as no largest one hides
+            # dummies take the least diagonal entry, so that `_largest` sees the real channels
+            least = self.first.diagonal(dim1=-2, dim2=-1).amin(-1)
             self.first = _put(least[:, None, None] * torch.eye(width).to(least), places, self.first)
             self.second = _put(torch.zeros_like(self.first), places, self.second)
         self.open = torch.ones(len(self.alive), dtype=torch.bool, device=self.first.device)
@@ -118,29 +122,29 @@ class Sweep:
         self.rows = 0  # of the panel that are in use
 
     def _close(self, units: Union[Tensor, int]) -> None:
-        """Blocks of chosen units are of no use; they must not spoil what is done to all."""
+        """Neutralise the blocks of chosen units, so that batched operations stay finite."""
         self.a[:, units] = torch.eye(self.size).to(self.a)
         self.b[:, units] = 0
 
     def _largest(self) -> Tensor:
-        """Largest diagonal entries of A and B, (2, L), of the units that are open."""
+        """Largest diagonal entries of A and of B over the open units, (2, L)."""
         return torch.stack([
             blocks.diagonal(dim1=-2, dim2=-1).amax(-1).masked_fill(~self.open, 0).amax(-1)
             for blocks in (self.a, self.b)])
 
     def _changes_now(self) -> Tensor:
-        """What every unit would change, (units alive,)."""
+        """Change of error by every unit, ``tr(A_SS^-1 B_SS) + extra``, (units alive,)."""
         if self.size == 1:
-            change = (self.b / self.a).sum(0)[:, 0, 0]
+            change = (self.b / self.a).sum(0)[:, 0, 0]  # summed over the L pairs
         else:
             inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.a))
             change = (inverse * self.b).sum((0, 2, 3))
         return change.clamp(min=0) + self.extra[self.units]
 
     def _step(self, forced: Optional[int]) -> None:
-        """Choose one unit and hold back what it changes."""
+        """Choose one unit, and append its update to the panel."""
         s, change = self.size, self._changes_now()
-        if forced is None:
+        if forced is None:  # per channel: units may have different numbers of them
             score = self.sign * change / self.lengths[self.units]
             at = int(score.masked_fill(~self.open | self.held[self.units], float('inf')).argmin())
         else:
@@ -149,37 +153,39 @@ class Sweep:
         self.changes.append(change[at])
         self.open[at] = False
 
-        # columns of the unit as of now (as rows: matrices are symmetric), less the panel's part:
-        # A_S: -= u_S^T u and B_S: -= w_S^T u + u_S^T w
+        # rows A_S: and B_S: as of now, which are those of the last flush minus the panel's part,
+        # u_S^T u and w_S^T u + u_S^T w
         here = slice(at * s, at * s + s)
-        panel = self.panel[:, :self.rows]
+        panel = self.panel[:, :self.rows]  # (L, rows, m)
         swapped = _swap(panel[:, :, here], s)
         only_u = panel[:, :, here].clone()
-        only_u.unflatten(1, (-1, 2, s))[:, :, 1] = 0
-        columns = torch.cat([self.first[:, here], self.second[:, here]], 1)
+        only_u.unflatten(1, (-1, 2, s))[:, :, 1] = 0  # the w rows have no part in A
+        columns = torch.cat([self.first[:, here], self.second[:, here]], 1)  # (L, 2 s, m)
         columns -= torch.cat([only_u, swapped], 2).mT @ panel
         a_here, b_here = columns[:, :s], columns[:, s:]
         root = torch.linalg.cholesky(self.a[:, at])
         u, v = (torch.linalg.solve_triangular(root, x, upper=False) for x in (a_here, b_here))
+        # T^-1 v_S^T = T^-1 B_SS T^-T = v_S T^-T, because B_SS is symmetric
         inner = torch.linalg.solve_triangular(root, v[:, :, here].mT, upper=False)
         w = v - inner @ u / 2
         self.panel[:, self.rows:self.rows + s] = u
         self.panel[:, self.rows + s:self.rows + 2 * s] = w
         self.rows += 2 * s
 
-        u, w = (x.mT.unflatten(1, (-1, s)) for x in (u, w))  # (L, m / s, s, s)
+        # the diagonal blocks are updated at once: the next choice needs them
+        u, w = (x.mT.unflatten(1, (-1, s)) for x in (u, w))  # u_S^T by unit, (L, m / s, s, s)
         mixed = u @ w.mT
         self.a -= u @ u.mT
         self.b -= mixed + mixed.mT
         self._close(at)
 
     def _flush(self) -> None:
-        """Multiply the panel out."""
+        """Apply the panel to A and B, and empty it."""
         panel = self.panel[:, :self.rows]
         us = panel.unflatten(1, (-1, 2, self.size))[:, :, 0].flatten(1, 2)
         self.first.baddbmm_(us.mT, us, alpha=-1)
-        self.second.baddbmm_(panel.mT, _swap(panel, self.size), alpha=-1)
-        # chosen units leave when they are a tenth: copying costs O(m^2)
+        self.second.baddbmm_(panel.mT, _swap(panel, self.size), alpha=-1)  # u^T w + w^T u
+        # chosen units are removed once they are a tenth of all: the copy costs O(m^2)
         left = self.open.nonzero()[:, 0]
         if len(left) < 0.9 * len(self.alive):
             self.alive = [self.alive[at] for at in left.tolist()]
@@ -192,7 +198,7 @@ class Sweep:
 
 
 def _swap(panel: Tensor, size: int) -> Tensor:
-    """Rows of u and w (L, 2 s steps, m) exchanged."""
+    """The panel (L, 2 s steps, m) with the rows of u and of w exchanged."""
     return panel.unflatten(1, (-1, 2, size)).flip(2).flatten(1, 3)
 
 

@@ -1,4 +1,4 @@
-"""Bi-mask of Once-for-Both: importance and sparsity of units in one mask."""
+"""Bi-mask gate of Once for Both: importance and sparsity of units in one mask."""
 
 from typing import List, Mapping, Optional, Tuple
 
@@ -12,45 +12,46 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class BiMaskGate(BaseGate):
-    r"""Choice of one size out of a few, of the most important units (OFB, section 3.2).
+    r"""Choice of one size out of a few, with the most important units (OFB, section 3.2).
 
     The mask is :math:`m = w\,\sigma(S) + (1 - w)\,V(\alpha)` (equation 3). S is
-    the importance, one per unit. The sizes on offer have the probabilities
-    :math:`p = \mathrm{softmax}(\alpha)` over the options still alive, and the
-    sparsity :math:`V = \sum_k p_k\,\mathrm{prefix}_k` (equation 4), which does
-    not increase, is handed to the units in descending order of S. In eval mode
-    p is one-hot at its largest entry and units out of that option get 0.
+    the importance score, one per unit. The possible sizes have the probabilities
+    :math:`p = \mathrm{softmax}(\alpha)` over the options still alive. The sparsity
+    :math:`V = \sum_k p_k\,\mathrm{prefix}_k` (equation 4) is non-increasing and is
+    assigned to the units in descending order of S. In eval mode p is one-hot at its
+    largest entry, and units outside that option get 0.
 
-    Units may form ``groups`` (attention heads) of equal width. The options are
-    then a grid, groups x channels in a group: the most important groups, by
-    the sum of :math:`\sigma(S)`, with the most important channels of each.
+    Units may form ``groups`` (attention heads) of equal width. The options are then
+    a grid of groups x channels per group: the most important groups, by the sum of
+    :math:`\sigma(S)`, with the most important channels of each.
 
-    A gate is sliced while it trains: ``kept`` are the original indices of the
-    units that are still there, and all masks are over these. Once decided it
-    is folded into the weights and gives ones. All of this is in buffers.
+    A gate is sliced while it trains: ``kept`` has the original indices of the units
+    that are still present, and all masks are over these. Once it is decided, the gate
+    is folded into the weights and gives ones. All of this state is in buffers.
 
     Args:
-        total (int): Units.
-        groups (int): Heads, or 1. Defaults to 1.
+        total (int): Number of units.
+        groups (int): Number of heads, or 1. Defaults to 1.
         start (float): Smallest option, as a share of a group. Defaults to 0.25.
-        step (float): Step of the options, alike. Defaults to 0.125.
-        group_step (int): Step of the number of groups; all of them are always
+        step (float): Step of the options, as a share of a group. Defaults to 0.125.
+        group_step (int): Step of the number of groups. The full number is always
             an option. Defaults to 2.
         init (str): ``'random'``, alpha from U[0, 1), or ``'uniform'``, alpha 0
             (worse: the paper's table A.2). Defaults to ``'random'``.
         order (str): ``'importance'``, or ``'ordinal'``: sparsity by index, the
             weight sharing of earlier searches (table 5a). Defaults to
             ``'importance'``.
-        std (float): Of the truncated normal that S starts from. Defaults to 0.2.
+        std (float): Standard deviation of the truncated normal that S is drawn from.
+            Defaults to 0.2.
 
     Raises:
-        ValueError: Unknown ``init`` or ``order``, or groups that do not divide
-            the units.
+        ValueError: ``init`` or ``order`` is unknown, or ``groups`` does not divide
+            ``total``.
     """
 
-    #: The gate takes ``groups``.
+    #: The gate takes the argument ``groups``.
     grouped = True
-    #: Options of every kind of site (SPEC 3, table 1 of the paper).
+    #: Search space by kind of site (SPEC 3, table 1 of the paper).
     space: Mapping[str, Mapping[str, float]] = dict(
         embedding=dict(start=1 / 2, step=1 / 32),
         head_channels=dict(start=1 / 4, step=1 / 8, group_step=2),
@@ -71,6 +72,7 @@ class BiMaskGate(BaseGate):
                              f"'ordinal' of a gate, found {init!r} and {order!r}")
         if total % groups:
             raise ValueError(f'expected `groups` that divide {total} units, found {groups}')
+        # the options: numbers of groups times numbers of channels per group
         self.group_sizes = tuple(sorted({*range(group_step, groups, group_step), groups}))
         self.channel_sizes = allowed_ratio_sizes(total // groups, start, step)
         super().__init__(total, self.group_sizes[0] * self.channel_sizes[0])
@@ -81,7 +83,7 @@ class BiMaskGate(BaseGate):
         self.register_buffer('alive', torch.ones(shape, dtype=torch.bool))
         self.register_buffer('kept', torch.arange(total))
         self.register_buffer('folded', torch.tensor(False))
-        self.register_buffer('importance_weight', torch.tensor(0.99))
+        self.register_buffer('importance_weight', torch.tensor(0.99))  # w of the bi-mask
 
     # ---- options -------------------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ class BiMaskGate(BaseGate):
 
     @property
     def decided(self) -> bool:
-        """Whether one option is left."""
+        """Whether only one option is left."""
         return int(self.alive.sum()) == 1
 
     @property
@@ -108,18 +110,18 @@ class BiMaskGate(BaseGate):
 
     @property
     def present_shape(self) -> Tuple[int, int]:
-        """Groups, and channels a group, that are physically there."""
+        """Groups, and channels per group, that are physically there."""
         groups = len(torch.unique(self.kept // self.width))
         return groups, len(self.kept) // groups
 
     def restrict(self, alive: Tensor) -> None:
-        """Let only some of the options live on.
+        """Keep only some of the live options.
 
         Args:
             alive (Tensor): Boolean, shape (group options, channel options).
 
         Raises:
-            ValueError: None would be left, or a dead one would rise.
+            ValueError: No option would be left, or a dead option would be revived.
         """
         if not alive.any() or (alive & ~self.alive).any():
             raise ValueError('expected some of the options that are alive to stay so, found '
@@ -127,7 +129,7 @@ class BiMaskGate(BaseGate):
         self.alive.copy_(alive)
 
     def fold(self) -> None:
-        """Give ones from now on: the mask went into the weights."""
+        """Give ones from now on, because the mask was folded into the weights."""
         self.folded.fill_(True)
         for parameter in self.parameters():
             parameter.requires_grad_(False)
@@ -136,12 +138,12 @@ class BiMaskGate(BaseGate):
     # ---- masks over the units present -----------------------------------------------------------
 
     def ranks(self) -> Tuple[Tensor, Tensor]:
-        """Rank of every group, shape (G,), and of channels in their group, shape (G, C).
+        """Rank of every group, shape (G,), and of the channels in their group, shape (G, C).
 
-        A group counts by the channels that it can still keep, so that slicing
-        the others away changes no rank.
+        A group is scored by the channels that it can still keep. So slicing the other
+        channels away changes no rank.
         """
-        # sums of many: the same ranks whatever type the gate has
+        # at least fp32: sums in half precision could rank groups differently
         importance = self.importance.detach().view(self.present_shape)
         importance = importance.to(torch.promote_types(importance.dtype, torch.float32))
         if self.order == 'ordinal':
@@ -155,19 +157,20 @@ class BiMaskGate(BaseGate):
     def sparsity(self, probabilities: Tensor) -> Tensor:
         """V by equation 4 for given p, shape (present,)."""
         groups, channels = self.present_shape
-        by_group = _prefixes(self.group_sizes, groups, probabilities)
+        by_group = _prefixes(self.group_sizes, groups, probabilities)  # (group options, G)
         by_channel = _prefixes(self.channel_sizes, channels, probabilities)
-        # sums and no matrix products, which would count as MACs of the network
-        values = (probabilities[:, :, None] * by_channel).sum(1)
-        values = (by_group[:, :, None] * values[:, None]).sum(0)
+        # V[g, c] = sum_{a, b} p[a, b] 1[g < groups of a] 1[c < channels of b], for ranks g and c;
+        # sums instead of matrix products, which would count as MACs of the network
+        values = (probabilities[:, :, None] * by_channel).sum(1)  # (group options, C)
+        values = (by_group[:, :, None] * values[:, None]).sum(0)  # (G, C)
         group_rank, channel_rank = self.ranks()
         return values[group_rank[:, None], channel_rank].flatten()
 
     def supported(self) -> Optional[Tensor]:
-        """Units that some option can still keep, or the hard gate's in eval mode.
+        """Units that some live option can keep; in eval mode those that the hard gate keeps.
 
         Returns:
-            Tensor | None: Boolean, shape (present,); None if all are.
+            Tensor | None: Boolean, shape (present,); None if it holds for all units.
         """
         if self.folded:
             return None
@@ -176,17 +179,17 @@ class BiMaskGate(BaseGate):
         else:
             row, column = self._hardest().tolist()
             groups, channels = self.group_sizes[row], self.channel_sizes[column]
-        if (groups, channels) == self.present_shape:
+        if (groups, channels) == self.present_shape:  # nothing beyond it is present
             return None
         group_rank, channel_rank = self.ranks()
         return ((group_rank[:, None] < groups) & (channel_rank < channels)).flatten()
 
     def support(self) -> Optional[Tensor]:
-        """As :meth:`supported`, for norms over the units."""
+        """The mask of :meth:`supported`, as weights for norms over the units."""
         return self.supported()
 
     def _largest(self, axis: int) -> int:
-        """Groups, or channels of a group, of the largest option alive."""
+        """Groups (axis 0) or channels per group (axis 1) of the largest live option."""
         sizes = (self.group_sizes, self.channel_sizes)[axis]
         return sizes[int(self.alive.any(1 - axis).nonzero()[-1])]
 
@@ -195,7 +198,7 @@ class BiMaskGate(BaseGate):
         return self._mask(self.probabilities())
 
     def hard_mask(self) -> Tensor:
-        """The mask with p one-hot, and 0 for units out of that option, shape (present,)."""
+        """The mask with one-hot p, and 0 for units outside that option, shape (present,)."""
         hard = torch.zeros_like(self.alpha)
         hard[tuple(self._hardest())] = 1.
         return self._mask(hard)
@@ -209,34 +212,36 @@ class BiMaskGate(BaseGate):
         return mask if supported is None else mask * supported
 
     def scale(self) -> Tensor:
-        """What a unit's mask is once its option is decided, shape (present,), never 0."""
+        """A kept unit's mask once the option is decided, shape (present,), never 0."""
         if self.folded:
             return torch.ones_like(self.importance)
+        # w sigmoid(S) + (1 - w) V with V = 1
         return 1 + self.importance_weight * (self.importance.sigmoid() - 1)
 
     # ---- contract of all gates ------------------------------------------------------------------
 
     def _hardest(self) -> Tensor:
-        # by the logits: probabilities may be equal where these are not, by rounding
+        # by the logits: rounding may make probabilities equal although the logits differ
         position = int(self.alpha.detach().masked_fill(~self.alive, -torch.inf).argmax())
         return torch.tensor(divmod(position, self.alpha.shape[1]))
 
     def resample(self, generator: Optional[torch.Generator] = None) -> None:
-        """Nothing: the relaxation has no noise."""
+        """Do nothing: the relaxation has no noise."""
 
     def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
         return torch.zeros(self.total)
 
     def scores(self) -> Tensor:
-        """The sparsity V of every original unit, 0 for those that are gone, shape (total,)."""
+        """The sparsity V of every original unit, 0 for removed units, shape (total,)."""
         present = self.sparsity(self.probabilities()).detach()
         return present.new_zeros(self.total).index_copy(0, self.kept, present)
 
     def start(self, logits: Tensor) -> None:
-        """Importance in the order of the logits, at its initial scale; sizes near their sum.
+        """Initialise importance and alpha from the logits of the units.
 
-        Options have the probabilities of a normal around the number of units that the logits keep,
-        as wide as the widest step between two options.
+        The importance is the centred logits at the initial scale ``std``. The options get the
+        density of a normal around the number of units that the logits keep. Its standard deviation
+        is the widest step between two sizes.
         """
         logits = logits.to(self.importance)
         centred = logits - logits.mean()
@@ -247,7 +252,7 @@ class BiMaskGate(BaseGate):
         self.alpha.data.copy_(-((sizes - logits.sigmoid().sum()) / width).square() / 2)
 
     def expected_size(self) -> Tensor:
-        """Differentiable number of units kept, the sum of V."""
+        """Expected number of kept units, the sum of V; differentiable."""
         return (self.probabilities() * self.option_sizes()).sum()
 
     def entropy(self) -> Tensor:
@@ -260,7 +265,7 @@ class BiMaskGate(BaseGate):
         return list(zip(sizes.tolist(), logits.tolist()))
 
     def only(self, option: int) -> Tensor:
-        """All options dead but one, in the form of ``alive``.
+        """The mask of live options in which only one option is alive, in the form of ``alive``.
 
         Args:
             option (int): Position in :meth:`options`.
@@ -270,11 +275,11 @@ class BiMaskGate(BaseGate):
         return alive
 
     def selection(self, option: Optional[int] = None) -> Tensor:
-        """Original indices of an option's units, int64, ascending.
+        """Original indices of the units that an option keeps, int64, ascending.
 
         Args:
             option (int, optional): Position in :meth:`options`. Defaults to
-                None: the likeliest.
+                None: the most probable option.
         """
         hardest = self._hardest() if option is None else self.alive.nonzero()[option]
         row, column = hardest.tolist()
@@ -293,17 +298,17 @@ class BiMaskGate(BaseGate):
 
 
 def entropy_of(probabilities: Tensor) -> Tensor:
-    """Entropy along the last axis, in nats, with a finite gradient where a probability is 0."""
+    """Entropy along the last axis in nats; its gradient is finite where a probability is 0."""
     smallest = torch.finfo(probabilities.dtype).tiny
     return -(probabilities * probabilities.clamp(min=smallest).log()).sum(-1)
 
 
 def _rank(values: Tensor) -> Tensor:
-    """Rank of every entry along the last axis, 0 for the largest."""
+    """Rank of every entry along the last axis, 0 for the largest; ties in order of the index."""
     return values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
 
 
 def _prefixes(sizes: Tuple[int, ...], length: int, like: Tensor) -> Tensor:
-    """1 for the first ``size`` ranks, by option; shape (options, length)."""
+    """By option, 1 for the first ``size`` ranks and 0 for the rest; shape (options, length)."""
     ranks = torch.arange(length, device=like.device)
     return (ranks < torch.tensor(sizes, device=like.device)[:, None]).to(like.dtype)

@@ -16,19 +16,19 @@ class GumbelChannelGate(BaseGate):
 
     Training: :math:`\hat g = \sigma((\alpha + \epsilon_1 - \epsilon_2)/\tau)`
     with independent Gumbel(0, 1) noise, whose difference is Logistic(0, 1).
-    Eval: :math:`g = 1[\alpha > 0]`, and the ``min_size`` largest
-    :math:`\alpha` where fewer are positive.
+    Eval: :math:`g = 1[\alpha > 0]`. If fewer than ``min_size`` are positive,
+    the ``min_size`` largest :math:`\alpha` are kept.
 
     Args:
         total (int): Number of channels D.
-        init (float): Initial value of every :math:`\alpha`; positive, so that
-            the search starts from the whole network. Defaults to 2.0.
+        init (float): Initial value of every :math:`\alpha`. A positive value
+            starts the search from the whole network. Defaults to 2.0.
         temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``.
             Defaults to 4.5.
         min_size (int): Fewest channels kept. Defaults to 8.
     """
 
-    #: Defaults for kinds of site whose units are few.
+    #: Defaults for kinds of site that have few units.
     space: Mapping[str, Mapping[str, Any]] = dict(heads=dict(min_size=1))
 
     def __init__(self,
@@ -46,7 +46,7 @@ class GumbelChannelGate(BaseGate):
         return logistic_noise((self.total, ), generator)
 
     def scores(self) -> Tensor:
-        """The detached sampling parameters alpha, shape (D,)."""
+        """The sampling parameters alpha, detached, shape (D,)."""
         return self.alpha.detach()
 
     def start(self, logits: Tensor) -> None:
@@ -59,21 +59,22 @@ class GumbelChannelGate(BaseGate):
         return torch.sigmoid(logits / self.temperature)
 
     def expected_size(self) -> Tensor:
-        r"""Expected number of channels that noise leaves open, at least ``min_size``.
+        r"""Expected number of channels that the noise leaves open, at least ``min_size``.
 
-        Under the noise a channel is open, :math:`\alpha + \epsilon_1 - \epsilon_2 > 0`, with the
-        probability :math:`\sigma(\alpha)`, whatever the temperature; the sampled relaxed mask
-        has this mean as :math:`\tau` falls. The noise-free relaxation
-        :math:`\sigma(\alpha/\tau)` has not: it saturates, and its gradient dies with
-        :math:`\tau`. The number of open channels N is taken as normal, for
-        :math:`E[\max(N, \mathrm{min\_size})]`.
+        A channel is open if :math:`\alpha + \epsilon_1 - \epsilon_2 > 0`. This has the
+        probability :math:`\sigma(\alpha)` at every temperature, and the mean of the sampled
+        relaxed mask tends to it as :math:`\tau` falls. The noise-free relaxation
+        :math:`\sigma(\alpha/\tau)` does not: it saturates, and its gradient vanishes with
+        :math:`\tau`. The number N of open channels is treated as normal, which gives
+        :math:`E[\max(N, \mathrm{min\_size})]` in closed form.
         """
         keep = torch.sigmoid(self.alpha)
         above = keep.sum() - self.min_size
-        # at least 1e-3, so that the root has a gradient where all gates are saturated
+        # standard deviation of N; the clamp keeps the root's gradient finite if all gates saturate
         spread = (keep * (1 - keep)).sum().clamp(min=1e-6).sqrt()
         share = above / spread
         density = torch.exp(-share.square() / 2) / math.sqrt(2 * math.pi)
+        # E[max(N, m)] = m + (mu - m) Phi(z) + sigma phi(z) with z = (mu - m) / sigma
         return self.min_size + above * torch.special.ndtr(share) + spread * density
 
     def entropy(self) -> Tensor:
@@ -89,5 +90,5 @@ class GumbelChannelGate(BaseGate):
         return order[:count].sort().values
 
     def hard_size(self) -> Tensor:
-        """Number of positive alphas, at least ``min_size``; without waiting for the device."""
+        """Number of positive alphas, at least ``min_size``, without a device synchronisation."""
         return (self.scores() > 0).sum().clamp(min=self.min_size)

@@ -13,18 +13,18 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class QKMask(NoisyGate, AddedLayer):
-    r"""Selects channels of queries and keys, position by position (DCS, section 3.1).
+    r"""Input-dependent selection of query and key channels at each position (DCS, section 3.1).
 
     :math:`\theta = \mathrm{Linear}(x)`, :math:`M = 1[\sigma((\theta + \epsilon_1 -
-    \epsilon_2)/\tau) > 0.5]`, and the attention weights are those of :math:`Q \odot M` and
-    :math:`K \odot M`. Backward, the gradient of :math:`M` is that of the sigmoid
-    (straight-through). In eval mode the noise is 0: :math:`M = 1[\theta > 0]`.
+    \epsilon_2)/\tau) > 0.5]`, and attention uses :math:`Q \odot M` and :math:`K \odot M`. In the
+    backward pass the gradient of :math:`M` is that of the sigmoid (straight-through). In eval
+    mode the noise is 0: :math:`M = 1[\theta > 0]`.
 
-    The noise is drawn by position and channel, :math:`\epsilon_{id}` as printed, and the same
-    for all images of a batch: so it does not depend on how a batch is spread over ranks.
+    The noise is drawn per position and channel, :math:`\epsilon_{id}` as printed, and is the same
+    for all images of a batch. So it does not depend on how a batch is spread over ranks.
 
-    The weights are parameters of the gate itself, not of a ``Linear`` or ``Conv2d``, so that a
-    host's initialisation by layer type does not close the mask.
+    The weights are parameters of the gate itself, not of a ``Linear`` or ``Conv2d``. So a host
+    that initialises its layers by type does not close the mask.
 
     Args:
         in_channels (int): Channels C of the attention's input x.
@@ -33,13 +33,14 @@ class QKMask(NoisyGate, AddedLayer):
         maps (bool): Whether x has the shape (B, C, H, W) instead of (B, N, C). Defaults to False.
         separate (bool): One mask for queries and another for keys, the paper's ablation
             "QK-Mask". Defaults to False.
-        share_heads (bool): One mask of D / num_heads channels for all heads, whose linear layer
-            costs as much less. Ours. Defaults to False.
-        rank (int, optional): Of the linear layer, as a product of two, where :math:`C D` is much
-            more than :math:`r (C + D)`. Ours. Defaults to None: full.
-        init (float): Initial bias of :math:`\theta`; positive, so that the mask starts open.
+        share_heads (bool): One mask of D / num_heads channels for all heads. Its linear layer
+            costs 1 / num_heads. Our addition. Defaults to False.
+        rank (int, optional): Rank r of the linear layer, which is then a product of two. It pays
+            where :math:`r (C + D)` is much less than :math:`C D`. Our addition. Defaults to None:
+            full rank.
+        init (float): Initial bias of :math:`\theta`. A positive value starts with an open mask.
             Defaults to 2.0.
-        temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``; it scales gradients
+        temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``. It scales gradients
             and does not change :math:`M`. Defaults to 1.0.
 
     Raises:
@@ -70,6 +71,7 @@ class QKMask(NoisyGate, AddedLayer):
         rows = channels // self.repeats * (2 if separate else 1)
         if rank is not None and not 1 <= rank <= rows:
             raise ValueError(f'expected a mask `rank` within [1, {rows}], found {rank}')
+        # with a rank, entries of weight @ down have the same standard deviation 0.02
         inner, std = (in_channels, .02) if rank is None else (rank, .02 * (in_channels / rank)**.5)
         self.down = None if rank is None else nn.Parameter(
             nn.init.trunc_normal_(torch.empty(rank, in_channels), std=in_channels**-.5))
@@ -79,12 +81,12 @@ class QKMask(NoisyGate, AddedLayer):
         self._noise: Optional[Tensor] = None
 
     def resample(self, generator: Optional[torch.Generator] = None) -> None:
-        """Draw the seed of one training step's noise; the shape is known in the forward only."""
+        """Draw the seed of one training step's noise; the forward draws it once it has a shape."""
         self._seed = int(torch.randint(2**62, (), generator=generator))
         self._noise = None
 
     def noise_like(self, theta: Tensor) -> Tensor:
-        """Logistic noise of the step for every image of a batch, of ``theta``'s shape but 1."""
+        """Logistic noise of the step, shape ``theta.shape[1:]``, for every image of the batch."""
         if self._noise is None or self._noise.shape != theta.shape[1:]:
             generator = torch.Generator().manual_seed(self._seed)
             self._noise = logistic_noise(theta.shape[1:], generator)
@@ -106,7 +108,7 @@ class QKMask(NoisyGate, AddedLayer):
             x = self._linear(x, self.down)
         theta = self._linear(x, self.weight, self.bias)
         theta = theta.unflatten(dim, (-1, self.channels // self.repeats))
-        if self.repeats > 1:
+        if self.repeats > 1:  # the same channels for every head
             theta = torch.cat([theta] * self.repeats, 2 if self.maps else -1)
         return theta
 
@@ -119,16 +121,16 @@ class QKMask(NoisyGate, AddedLayer):
         """M of zeros and ones with the step's noise in training, and the sigmoid's gradient.
 
         Args:
-            theta (Tensor): Of :meth:`forward`, in any shape that begins with the batch.
+            theta (Tensor): Output of :meth:`forward`, in any shape that begins with the batch.
         """
         if self.held_open:
             return torch.ones_like(theta)
         if self.training and self._seed is not None:
             theta = theta + self.noise_like(theta)
-        mask = (theta > 0).to(theta.dtype)
+        mask = (theta > 0).to(theta.dtype)  # sigmoid(theta / tau) > 0.5 at every tau
         if torch.is_grad_enabled() and theta.requires_grad:
             soft = torch.sigmoid(theta.float() / self.temperature).to(theta.dtype)
-            mask = mask + (soft - soft.detach())
+            mask = mask + (soft - soft.detach())  # adds 0, with the gradient of `soft`
         return mask
 
     def extra_repr(self) -> str:

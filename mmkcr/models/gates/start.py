@@ -1,9 +1,9 @@
-"""Gates that begin with what calibration images say about their units (`mmkcr compress`).
+"""Initial gates from scores of units on calibration images (`mmkcr compress`).
 
-A unit's score is the loss that it spares for its MACs, beside the units that come before it. Units
-of all sites are ranked together; a gate's logit is the normal quantile of the rank. Then all logits
-are shifted by one number, so that the search begins at the expected MACs that it would have begun
-at without scores: what is new is the order alone.
+A unit's score is the loss that it avoids per MAC, given the units that come before it. The units
+of all sites are ranked together, and a unit's logit is the normal quantile of its rank. Then one
+number is added to all logits, so that the search starts at the same expected MACs as without
+scores. Only the order of the units is new.
 """
 
 from pathlib import Path
@@ -20,11 +20,11 @@ Scores = Dict[str, Tuple[np.ndarray, np.ndarray]]
 
 
 def load_scores(path: Union[str, Path]) -> Scores:
-    """Order of units and losses of sizes by site, of a ``sensitivity.json``.
+    """Order of the units and loss at each size, by site, from a ``sensitivity.json``.
 
     Raises:
-        FileNotFoundError: No such file.
-        ValueError: It is no such file; the message names the site.
+        FileNotFoundError: There is no such file.
+        ValueError: The file is not valid; the message names the site.
     """
     data = read_json(Path(path), 'a sensitivity')
     if not isinstance(data, Mapping) or not data:
@@ -35,6 +35,7 @@ def load_scores(path: Union[str, Path]) -> Scores:
 def _site(name: str, entry: Any, path: Any) -> Tuple[np.ndarray, np.ndarray]:
     try:
         order, losses = np.asarray(entry['order']), np.asarray(entry['losses'], float)
+        # a permutation of the units, and the losses with 0 to n units kept
         good = np.array_equal(np.sort(order), np.arange(len(order))) and \
             losses.shape == (len(order) + 1, ) and np.isfinite(losses).all()
     except (KeyError, TypeError, ValueError, IndexError):
@@ -47,22 +48,22 @@ def _site(name: str, entry: Any, path: Any) -> Tuple[np.ndarray, np.ndarray]:
 
 def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsModel,
                       spread: float = 1.) -> Dict[str, Tensor]:
-    """Set gates to the scores of their units, in place.
+    """Initialise gates from the scores of their units, in place.
 
-    Sites without scores keep their gates; so do channels of heads and of residual streams, whose
-    scores are about other bases than the network's.
+    Sites without scores keep their gates. So do the channels of heads and of residual streams,
+    because their scores refer to other bases than the network's.
 
     Args:
-        gates (Mapping[str, BaseGate]): Of a supernet, by site.
+        gates (Mapping[str, BaseGate]): Gates of a supernet, by site.
         scores (Scores): See :func:`load_scores`.
-        macs (MacsModel): Of the sites' sizes.
+        macs (MacsModel): MACs from the sites' sizes.
         spread (float): Standard deviation of the logits. Defaults to 1.
 
     Returns:
         dict[str, Tensor]: The logits by site.
 
     Raises:
-        ValueError: No site has scores, or one has others than its gate has units.
+        ValueError: No site has scores, or a site's scores do not fit the units of its gate.
     """
     known = {name: scores[name] for name in gates
              if name in scores and not name.endswith(('.head_channels', '.embedding'))}
@@ -75,9 +76,9 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsM
             raise ValueError(f'expected scores of {gates[name].total} units at site `{name}`, '
                              f'found {len(order)}')
     with torch.no_grad():
-        wanted = _expected(gates, macs)
+        wanted = _expected(gates, macs)  # before any gate changes
         logits = _quantiles(known, gates, macs, spread)
-        low, high = -20., 20.
+        low, high = -20., 20.  # bisection for the shift: expected MACs rise with it
         for _ in range(40):
             middle = (low + high) / 2
             for name, values in logits.items():
@@ -92,19 +93,19 @@ def _expected(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
 
 def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
                spread: float) -> Dict[str, Tensor]:
-    """Normal quantiles of the units' ranks over all sites, by site and unit."""
+    """Normal quantiles of the units' ranks over all sites, by site, in the order of the units."""
     totals = {name: gate.total for name, gate in gates.items()}
     values, places, sites = [], [], []
     for site, (name, (order, losses)) in enumerate(known.items()):
-        saved = float(macs.dense - macs({**totals, name: 1})) / max(len(order) - 1, 1)
-        # never more than what a unit before it spares: ranks keep the order
+        saved = float(macs.dense - macs({**totals, name: 1})) / max(len(order) - 1, 1)  # per unit
+        # a unit gains no more than those before it, so that the ranks keep the site's order
         gains = np.minimum.accumulate(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.)
         values.append(gains)
         places.append(np.arange(len(order)) / len(order))
         sites.append(np.full(len(order), site))
     values, places, sites = (np.concatenate(found) for found in (values, places, sites))
     ranked = np.lexsort((places, -values))  # the largest gain first, then the earlier unit
-    shares = np.empty(len(values))
+    shares = np.empty(len(values))  # of units that rank below, in (0, 1)
     shares[ranked] = 1 - (np.arange(len(values)) + 0.5) / len(values)
     quantiles = torch.special.ndtri(torch.from_numpy(shares)) * spread
     found = {}

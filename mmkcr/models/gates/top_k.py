@@ -22,14 +22,15 @@ def relaxed_top_k(logits: Tensor, count: int, temperature: float) -> Tensor:
         temperature (float): :math:`\tau`.
 
     Returns:
-        Tensor: Shape (n,), k in sum, not negative. It tends to the k largest as the temperature
-        falls; at a high one, single entries can exceed 1.
+        Tensor: Shape (n,), not negative, with the sum k. As the temperature falls, it tends to the
+        k-hot vector of the k largest logits. At a high temperature single entries can exceed 1.
     """
     weights = torch.zeros_like(logits)
     tiny = torch.finfo(logits.dtype).tiny
     for _ in range(count):
         chosen = torch.softmax(logits / temperature, 0)
         weights = weights + chosen
+        # a sure choice has the probability 1: the clamp keeps its logit finite
         logits = logits + torch.log((1 - chosen).clamp_min(tiny))
     return weights
 
@@ -42,6 +43,7 @@ class _Choice:
         self.relaxed: Dict[bool, Tensor] = {}  # with noise, and without; of the current step
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> '_Choice':
+        # in the memo before the members are copied, because they refer back to this object
         memo[id(self)] = copied = _Choice([])
         copied.members = copy.deepcopy(self.members, memo)
         return copied
@@ -51,15 +53,15 @@ class _Choice:
 class RelaxedTopKGate(BaseGate):
     """Chooses the k units of a whole backbone that are *not* kept (DSP, section 3.3.2).
 
-    The choice is one over all sites. Training: the relaxed top-k of the logits with Gumbel noise;
-    a mask is 1 minus what :func:`relaxed_top_k` gives. Eval: the k largest logits. Before
-    :meth:`join` a gate is alone.
+    All sites share one choice. In training it is the relaxed top-k of the logits with Gumbel noise,
+    and the mask is 1 minus the result of :func:`relaxed_top_k`. In eval mode it is the k largest
+    logits. Before :meth:`join` a gate chooses alone.
 
     Args:
         total (int): Units of the site.
         count (int): k, in blocks or in single units, over all sites. Defaults to 1.
-        blockwise (bool): All units of a site together, with one logit; else a logit a unit.
-            Defaults to True.
+        blockwise (bool): Choose all units of a site together, with one logit per site; otherwise
+            one logit per unit. Defaults to True.
         temperature (float): Set by ``TemperatureDecayHook``. Defaults to 1.
 
     Raises:
@@ -96,17 +98,18 @@ class RelaxedTopKGate(BaseGate):
                              f'{self.count}')
 
     def refresh(self) -> None:
-        """Compute the choice of a forward, once, and outside of what may be checkpointed."""
+        """Compute the choice once per forward, outside of blocks that may be checkpointed."""
         if self is self._choice.members[0]:
             self._choice.relaxed.clear()
             self._relaxed(True)
 
     def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
+        # Gumbel(0, 1), by its inverse CDF
         uniform = torch.rand(len(self.alpha), generator=generator, dtype=torch.float64)
         return -torch.log(-torch.log(uniform.clamp(1e-12, 1 - 1e-12))).float()
 
     def _mine(self, over_all: Tensor) -> Tensor:
-        """This site's part of a vector over all units, one number a unit of the site."""
+        """This site's part of a vector over all logits, shape (total,)."""
         lengths = [len(gate.alpha) for gate in self._choice.members]
         part = over_all.split(lengths)[self._choice.members.index(self)]
         return part.expand(self.total) if self.blockwise else part
@@ -120,7 +123,7 @@ class RelaxedTopKGate(BaseGate):
         return 1 - self._mine(found[noisy])
 
     def soft_mask(self) -> Tensor:
-        """1 minus the relaxed choice, shape (total,); computed once for all sites and forward."""
+        """1 minus the relaxed choice, shape (total,); computed once per forward for all sites."""
         return self._relaxed(True)
 
     def expected_size(self) -> Tensor:
@@ -133,12 +136,13 @@ class RelaxedTopKGate(BaseGate):
         return -(keep * keep.log() + (1 - keep) * (1 - keep).log()).mean()
 
     def scores(self) -> Tensor:
-        """Detached: how far a unit's logit lies below the threshold of the choice."""
+        """How far each unit's logit lies below the threshold of the choice, detached."""
         logits = torch.cat([gate.alpha.detach() for gate in self._choice.members])
         order = logits.sort(descending=True).values
+        # halfway between the last logit that is chosen and the first that is not
         low, high = max(self.count - 1, 0), min(self.count, len(order) - 1)
         threshold = (order[low] + order[high]) / 2
-        if self.count in (0, len(order)):  # all on one side
+        if self.count in (0, len(order)):  # then beyond all logits, on either side
             threshold = threshold + (1. if self.count == 0 else -1.)
         return self._mine(threshold - logits)
 

@@ -1,9 +1,11 @@
-"""Operators that stand in for attention heads (drop-in depthwise convolution, section 3.2).
+"""Operators that replace attention heads (drop-in depthwise convolution, section 3.2).
 
-An operator has parameters of its own; the values' weights and the columns of the output
-projection stay those of the attention. Shapes: B images, N tokens of which E are extra (class
-and register tokens) and P = h * w are patches, D channels, s heads of d channels each, C output
-channels: s * d, or d where the heads are ensembled into one.
+An operator has its own parameters. The weights of the values and the columns of the output
+projection stay those of the attention.
+
+Shapes: B images, N tokens, of which E are extra tokens (class and registers) and P = h * w are
+patches; D channels, s heads of d channels each; C output channels, which are s * d, or d if the
+heads are ensembled into one.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -29,27 +31,28 @@ def gaussian_taps(sigma: float = 1.) -> Tensor:
 
 
 def border_sums(taps: Tensor, hw: Tuple[int, int]) -> Tensor:
-    """What 3 x 3 kernels give on a map of ones with zeros around it.
+    """Output of 3 x 3 kernels on a map of ones that is padded with zeros.
 
     Args:
         taps (Tensor): Kernels, shape (C, 3, 3).
         hw (tuple[int, int]): Size of the map.
 
     Returns:
-        Tensor: Shape (1, C, h, w): the sum of a kernel, less at the border.
+        Tensor: Shape (1, C, h, w): the sum of a kernel's taps that lie within the map.
     """
     height, width = hw
+    # a sum over shifts of the map, and no convolution that a count of MACs would see
     inside = F.pad(taps.new_ones(1, 1, height, width), (1, 1, 1, 1))
     return sum(inside[..., y:y + height, x:x + width] * taps[None, :, y, x, None, None]
                for y in range(3) for x in range(3))
 
 
 class TokenExchange(nn.Module):
-    """Two learned scalars a head between each extra token and the patches.
+    """Exchange between extra tokens and patches, by two learned scalars per token and head.
 
-    An extra token takes the mean of the patches' values, times the first; the patches take
-    the extra token's value, times the second, before the convolution. The public code has this
-    for the class token; register tokens are treated alike.
+    An extra token adds the mean of the patches' values, times the first scalar. Before the
+    convolution each patch adds the extra token's value, times the second scalar. The public code
+    has this for the class token; here register tokens are treated in the same way.
 
     Args:
         extra (int): E.
@@ -58,12 +61,13 @@ class TokenExchange(nn.Module):
 
     def __init__(self, extra: int, heads: int) -> None:
         super().__init__()
-        # an extra token starts with the mean, as of an even attention; the patches ignore it
+        # at the start an extra token adds the patches' mean, as if from uniform attention, and the
+        # patches add nothing
         self.from_patches = nn.Parameter(torch.ones(extra, heads))
         self.to_patches = nn.Parameter(torch.zeros(extra, heads))
 
     def forward(self, extra: Tensor, mean: Tensor) -> Tuple[Tensor, Tensor]:
-        """New extra tokens, and what each patch takes from the old ones.
+        """New extra tokens, and what each patch adds from the old ones.
 
         Args:
             extra (Tensor): Values of the extra tokens, shape (B, E, C).
@@ -72,7 +76,7 @@ class TokenExchange(nn.Module):
         Returns:
             tuple[Tensor, Tensor]: Shapes (B, E, C) and (B, 1, C).
         """
-        repeat = extra.shape[-1] // self.from_patches.shape[1]
+        repeat = extra.shape[-1] // self.from_patches.shape[1]  # channels of a head
         taken = self.from_patches.repeat_interleave(repeat, 1) * mean
         given = (self.to_patches.repeat_interleave(repeat, 1) * extra).sum(1, keepdim=True)
         return extra + taken, given
@@ -91,7 +95,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     ensembled: bool = False
     #: Whether it works on the heads' values, by ``mix(values, hw)``, and not on their weights.
     reads_values: bool = False
-    #: Taps that each head's logits are about.
+    #: Shape of each head's ensemble logits: () for one logit, (9,) for one per tap.
     logits_shape: Tuple[int, ...] = ()
 
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
@@ -109,18 +113,18 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     @abstractmethod
     def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
                chosen: Optional[Tensor] = None) -> Derived:
-        """Weights that do not depend on the image.
+        """Compute the weights that do not depend on the image.
 
         Args:
-            weight (Tensor): Of the values, shape (s * d, D).
-            bias (Tensor, optional): Of the values, shape (s * d,).
-            columns (Tensor): Of the output projection, shape (D, s * d).
-            chosen (Tensor, optional): How far each head is replaced, in [0, 1], shape (s,):
-                an ensemble is over those. Defaults to all.
+            weight (Tensor): Weight of the values, shape (s * d, D).
+            bias (Tensor, optional): Bias of the values, shape (s * d,).
+            columns (Tensor): Columns of the output projection, shape (D, s * d).
+            chosen (Tensor, optional): How far each head is replaced, in [0, 1], shape (s,).
+                An ensemble is over the replaced heads. Defaults to all.
 
         Returns:
             dict[str, Tensor]: ``value``, ``bias``, ``columns`` (D, C) and, for full
-            convolutions, ``kernel`` (C, D, 3, 3) and ``taps``.
+            convolutions, ``kernel`` (C, D, 3, 3), ``taps`` and ``bias_taps`` (C, 3, 3).
         """
 
     @abstractmethod
@@ -128,27 +132,34 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
         """Output of the heads before the projection, shape (B, N, C).
 
         Args:
-            x (Tensor): Tokens, extra ones first, shape (B, N, D).
-            derived (dict): Of :meth:`derive`.
+            x (Tensor): Tokens, with the extra tokens first, shape (B, N, D).
+            derived (dict): Result of :meth:`derive`.
             hw (tuple[int, int]): h and w.
         """
 
     @abstractmethod
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
-        """Multiply-accumulates of one output head, without the projection."""
+        """MACs of one output head, without the output projection.
+
+        Args:
+            dims (int): D.
+            tokens (int): N.
+            patches (int): P.
+        """
 
     def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
-        """Multiply-accumulates for so many replaced heads, without the projection."""
+        """MACs if ``heads`` heads are replaced, without the output projection."""
         return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
 
     def params(self, heads: Cost) -> Cost:
-        """Parameters for so many replaced heads."""
+        """Parameters of the operator if ``heads`` heads are replaced."""
+        # ensemble logits grow with the replaced heads, all else with the output heads
         mixed = self.logits.numel() if self.ensembled else 0
         own = sum(parameter.numel() for parameter in self.parameters()) - mixed
         return self.count_out(heads) * (own // self.out_heads) + heads * (mixed // self.heads)
 
     def count_out(self, heads: Cost) -> Cost:
-        """Output heads for so many replaced ones."""
+        """Number of output heads if ``heads`` heads are replaced."""
         if not self.ensembled:
             return heads
         return heads.clamp(max=1) if isinstance(heads, Tensor) else min(heads, 1)
@@ -156,7 +167,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def select(self, index: Tensor) -> 'HeadOperator':
         """Keep only the given heads, int64 of shape (s',), in place."""
         self.heads = len(index)
-        if self.ensembled:
+        if self.ensembled:  # one output head: only the logits exist once per replaced head
             slice_parameter(self, 'logits', {0: index})
         else:
             self._select(index)
@@ -166,13 +177,15 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
         return self
 
     def _select(self, index: Tensor) -> None:
-        """Slice what is there once a head."""
+        """Slice the parameters that exist once per head."""
 
     def shares(self, chosen: Optional[Tensor]) -> Tensor:
-        """Share of every head in the ensemble, shape (s, ...), 1 in sum over the heads."""
+        """Share of every head in the ensemble, shape (s, *logits_shape), with sum 1 over heads."""
         logits = self.logits / ENSEMBLE_TEMPERATURE
         if chosen is not None:
-            used = (chosen > 0) | (chosen <= 0).all()  # none at all is no ensemble to mask
+            # softmax(logits + log(chosen)) weights every head by how far it is replaced; with no
+            # head chosen all are used, as a softmax over -inf alone would be nan
+            used = (chosen > 0) | (chosen <= 0).all()
             log = torch.log(torch.where(chosen > 0, chosen, torch.ones_like(chosen)))
             log = torch.where(used, log, torch.full_like(log, -torch.inf))
             logits = logits + log.reshape(-1, *[1] * (logits.ndim - 1))
@@ -184,15 +197,15 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
 
 
 def _to_map(patches: Tensor, hw: Tuple[int, int]) -> Tensor:
-    """(B, P, C) to (B, C, h, w), a view with the channels last in memory."""
+    """(B, P, C) to (B, C, h, w), as a view with channels last in memory."""
     return patches.reshape(patches.shape[0], hw[0], hw[1], patches.shape[-1]).permute(0, 3, 1, 2)
 
 
 class DepthwiseHeads(HeadOperator):
     """DW[all]: a depthwise 3 x 3 convolution of the values (equation 11).
 
-    Stride 1, zero padding, bias; no activation, norm or scale. It starts as a normalised
-    Gaussian of sigma 1 with bias 0. Arguments as :class:`HeadOperator`.
+    It has stride 1, zero padding and a bias, but no activation, norm or scale. It starts as a
+    normalised Gaussian of sigma 1 with bias 0. Arguments as in :class:`HeadOperator`.
     """
 
     reads_values = True
@@ -211,15 +224,15 @@ class DepthwiseHeads(HeadOperator):
 
     def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
                chosen: Optional[Tensor] = None) -> Derived:
-        """As they are."""
+        """The weights as they are."""
         return dict(value=weight, bias=bias, columns=columns)
 
     def run(self, x: Tensor, derived: Derived, hw: Tuple[int, int]) -> Tensor:
-        """Values, exchange with the extra tokens, convolution."""
+        """Compute the values, exchange with the extra tokens, and convolve."""
         return self.mix(F.linear(x, derived['value'], derived['bias']), hw)
 
     def mix(self, v: Tensor, hw: Tuple[int, int]) -> Tensor:
-        """Values (B, N, C) to the same shape."""
+        """Exchange and convolution of values (B, N, C), to the same shape."""
         if self.exchange is None:
             return self.conv(_to_map(v, hw)).flatten(2).transpose(1, 2)
         extra, patches = self._split(v)
@@ -228,14 +241,14 @@ class DepthwiseHeads(HeadOperator):
         return torch.cat([extra, patches], 1)
 
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
-        """``d (D N + 9 P)``."""
+        """``d (D N + 9 P)``: values of all tokens, and nine taps on the patches."""
         return self.head_dims * (dims * tokens + 9 * patches)
 
 
 class EnsembledDepthwiseHeads(DepthwiseHeads):
-    """Ensembled DW: one head, mixed of the values and projections of all (equation 13).
+    """Ensembled DW: one head that mixes the values and projections of all heads (equation 13).
 
-    The mixture is a softmax over the heads at temperature 0.01, even at the start.
+    The mixture is a softmax over the heads at temperature 0.01, uniform at the start.
     """
 
     ensembled, reads_values = True, False
@@ -251,9 +264,9 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
 class ConvHeads(HeadOperator):
     """Conv[all]: the values' weights folded into full 3 x 3 kernels (equation 9).
 
-    The kernel of a head is the outer product of nine taps, which are learned and start as a
-    Gaussian, and its value weights. The values' bias is zero outside of the map, as the values
-    are in :class:`DepthwiseHeads`, which has the same output if its kernels are these taps.
+    The kernel of a head is the outer product of its value weights and nine learned taps, which
+    start as a Gaussian. The values' bias is zero outside the map, like the values in
+    :class:`DepthwiseHeads`. So that class has the same output if its kernels are these taps.
     """
 
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
@@ -265,21 +278,23 @@ class ConvHeads(HeadOperator):
 
     def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
                chosen: Optional[Tensor] = None) -> Derived:
-        """Kernels, and the taps of each output channel."""
-        taps = self.taps.repeat_interleave(self.head_dims, 0)
+        """The folded kernels, and the taps of each output channel."""
+        taps = self.taps.repeat_interleave(self.head_dims, 0)  # (C, 3, 3)
         return dict(value=weight, bias=bias, columns=columns, taps=taps,
                     kernel=weight[..., None, None] * taps[:, None],
                     bias_taps=None if bias is None else bias[:, None, None] * taps)
 
     def run(self, x: Tensor, derived: Derived, hw: Tuple[int, int]) -> Tensor:
-        """Convolution of the tokens, exchange with the extra ones."""
+        """Convolve the patches, and exchange with the extra tokens."""
         extra = given = None
         if self.exchange is not None:
             extra, x = self._split(x)
-            mean = x.mean(1, keepdim=True)
+            mean = x.mean(1, keepdim=True)  # values are affine in x: the mean commutes with them
             values = F.linear(torch.cat([extra, mean], 1), derived['value'], derived['bias'])
             extra, given = self.exchange(values[:, :-1], values[:, -1:])
         maps = F.conv2d(_to_map(x, hw), derived['kernel'], padding=1)
+        # constants that every patch's value would have added before the convolution: the bias, and
+        # `given` of the extra tokens; the zero padding lacks them
         if derived['bias_taps'] is not None:
             maps = maps + border_sums(derived['bias_taps'], hw)
         if given is not None:
@@ -288,11 +303,11 @@ class ConvHeads(HeadOperator):
         return patches if extra is None else torch.cat([extra, patches], 1)
 
     def activate(self, maps: Tensor) -> Tensor:
-        """Nothing."""
+        """The identity; a subclass may have an activation."""
         return maps
 
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
-        """``d D (9 P + E + 1)``, without the last two where there are no extra tokens."""
+        """``d D (9 P + E + 1)``; without extra tokens (E = 0) it is ``9 d D P``."""
         extra = tokens - patches
         return self.head_dims * dims * (9 * patches + (extra + 1 if extra else 0))
 
@@ -301,9 +316,9 @@ class SPViTHeads(ConvHeads):
     """SPViT-style: a full convolution, ensembled over the heads tap by tap, then ReLU.
 
     Every tap has its own softmax over the heads at temperature 0.01. The public code adds up
-    taps and projections without weights, which scales the output by 81; here the taps start as a
-    Gaussian and the projection is the mean over the taps, so that one head everywhere is that
-    head of :class:`ConvHeads` behind a ReLU.
+    taps and projections without weights, which scales the output by 81. Here the taps start as a
+    Gaussian, and the projection is the mean over the taps. So if all taps choose the same head,
+    the result is that head of :class:`ConvHeads`, followed by a ReLU.
     """
 
     ensembled = True
@@ -312,9 +327,9 @@ class SPViTHeads(ConvHeads):
     def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
                chosen: Optional[Tensor] = None) -> Derived:
         """One head's kernel, tap by tap."""
-        shares = self.shares(chosen)
+        shares = self.shares(chosen)  # (s, 9)
         taps = self.taps.flatten()
-        mean = shares.mean(1)
+        mean = shares.mean(1)  # for what has no taps: exchanged values and the projection
         kernel = torch.stack([tap * _mix(share, weight, 0)
                               for tap, share in zip(taps, shares.T)], -1)
         derived = dict(value=_mix(mean, weight, 0), columns=_mix(mean, columns, 1), bias=None,
@@ -332,17 +347,17 @@ class SPViTHeads(ConvHeads):
 
 
 def _mix(shares: Tensor, weight: Tensor, dim: int) -> Tensor:
-    """Sum of the heads' parts along a dimension, with their shares (s,); no matrix product."""
+    """Weighted sum of the heads' parts along ``dim``, with shares (s,); not a matrix product."""
     parts = weight.unflatten(dim, (len(shares), -1))
     return (parts * shares.reshape(-1, *[1] * (parts.ndim - 1 - dim))).sum(dim)
 
 
 def _channels(heads: Tensor, head_dims: int) -> Tensor:
-    """Channels of some heads, in the order of the heads."""
+    """Channels of the given heads, in the order of the heads."""
     return (heads[:, None] * head_dims + torch.arange(head_dims, device=heads.device)).flatten()
 
 
-#: By the names that structure files use.
+#: Operators by the names that structure files use.
 OPERATORS: Dict[str, Type[HeadOperator]] = {
     'dwconv': DepthwiseHeads,
     'conv': ConvHeads,
@@ -352,10 +367,10 @@ OPERATORS: Dict[str, Type[HeadOperator]] = {
 
 
 def head_operator(name: str) -> Type[HeadOperator]:
-    """The operator of a name.
+    """The operator class of a name.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: No operator has this name.
     """
     if name not in OPERATORS:
         raise ValueError(f'expected an operator for heads among {sorted(OPERATORS)}, found '

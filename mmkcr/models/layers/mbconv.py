@@ -1,6 +1,6 @@
 """Inverted bottlenecks of EfficientViT.
 
-B batch, C channels, H x W positions.
+Shapes: B batch, C channels, H x W positions.
 """
 
 from typing import Mapping, Optional
@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 
 class DSConv(BaseModule):
-    """Depthwise and point convolution, with identity where the shape stays.
+    """Depthwise separable convolution, with an optional residual connection.
 
     Args:
         in_channels (int): Input channels.
         out_channels (int): Output channels.
-        stride (int): Of the depthwise convolution. Defaults to 1.
-        residual (bool): Add the input. Defaults to False.
-        norm_cfg (dict): Defaults to batch norm.
-        act_cfg (dict): After the depthwise convolution. Defaults to Hardswish.
+        stride (int): Stride of the depthwise convolution. Defaults to 1.
+        residual (bool): Add the input; only where the shape stays. Defaults to False.
+        norm_cfg (dict): Norm after each convolution. Defaults to batch norm.
+        act_cfg (dict): Activation after the depthwise convolution. Defaults to Hardswish.
     """
 
     def __init__(self,
@@ -43,18 +43,20 @@ class DSConv(BaseModule):
 
 
 class MBConv(BaseModule):
-    """Inverted, depthwise and point convolution (EfficientViT's local module).
+    """Inverted bottleneck: expanding, depthwise and pointwise convolution.
+
+    It is EfficientViT's local module.
 
     Args:
         in_channels (int): Input channels.
         out_channels (int): Output channels.
-        expand_ratio (float): Hidden over input channels. Defaults to 4.
-        stride (int): Of the depthwise convolution. Defaults to 1.
+        expand_ratio (float): Ratio of hidden to input channels. Defaults to 4.
+        stride (int): Stride of the depthwise convolution. Defaults to 1.
         fewer_norm (bool): Biases instead of norms after the first two convolutions, as in the
             stages with attention. Defaults to False.
-        residual (bool): Add the input. Defaults to False.
-        norm_cfg (dict): Defaults to batch norm.
-        act_cfg (dict): After the first two convolutions. Defaults to Hardswish.
+        residual (bool): Add the input; only where the shape stays. Defaults to False.
+        norm_cfg (dict): Norm after each convolution. Defaults to batch norm.
+        act_cfg (dict): Activation after the first two convolutions. Defaults to Hardswish.
     """
 
     def __init__(self,
@@ -73,7 +75,7 @@ class MBConv(BaseModule):
         self.inverted_conv = ConvModule(in_channels, hidden, 1, **inner)
         self.depth_conv = ConvModule(hidden, hidden, 3, stride, 1, groups=hidden, **inner)
         self.point_conv = ConvModule(hidden, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None)
-        # a subnet takes channels of the stream here, and puts them back at their places
+        # in a subnet: take the kept channels of the stream, and put them back at their positions
         self.before, self.after = nn.Identity(), nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layer norms over a part of the channels."""
+"""Layer norms whose output, or whose statistics, cover only some of the channels."""
 
 from typing import Tuple
 
@@ -11,16 +11,16 @@ from .selection import take
 
 
 class SlicedLayerNorm(nn.LayerNorm):
-    """Layer norm with statistics of all D channels that gives only the kept ones.
+    """Layer norm with the statistics of all D channels that returns only the kept ones.
 
-    Made by :meth:`convert_from`; the affine parameters are sliced as those of any layer.
+    It is made by :meth:`convert_from`. Its affine parameters are sliced as those of any layer.
     """
 
     total: int
 
     @classmethod
     def convert_from(cls, norm: nn.LayerNorm, kept: Tensor) -> 'SlicedLayerNorm':
-        """Take over a norm whose parameters are sliced already, or will be.
+        """Take over a norm whose affine parameters are already sliced, or will be.
 
         Args:
             norm (nn.LayerNorm): Over D channels.
@@ -29,11 +29,12 @@ class SlicedLayerNorm(nn.LayerNorm):
         new = cls(norm.normalized_shape, norm.eps, norm.elementwise_affine)
         new.total = norm.normalized_shape[0]
         new.weight, new.bias, new.training = norm.weight, norm.bias, norm.training
-        new.register_buffer('kept', kept.clone(), persistent=False)  # that of the site is saved
+        # not in the state_dict: the site's holder saves the kept units
+        new.register_buffer('kept', kept.clone(), persistent=False)
         return new
 
     def sync_size(self) -> None:
-        """Nothing: the statistics stay those of all channels."""
+        """Do nothing: the statistics stay those of all channels."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (..., D) and return the kept channels (..., K)."""
@@ -46,13 +47,13 @@ class SlicedLayerNorm(nn.LayerNorm):
 class MaskedLayerNorm(nn.LayerNorm):
     """Layer norm of a supernet, over the channels that a gate supports.
 
-    The statistics are weighted by the support, and what is not supported comes out as 0: so
-    nothing changes when it is sliced away.
+    The statistics are weighted by the gate's support, and unsupported channels give 0. So slicing
+    them away changes nothing.
     """
 
-    #: The gate, in a tuple: it belongs to a site.
+    #: The gate, in a tuple so that it is not a sub-module: it belongs to a site.
     shared: Tuple[BaseGate]
-    #: Consecutive channels a unit (4 where 2 x 2 neighbours were unfolded).
+    #: Consecutive channels per unit (4 where 2 x 2 neighbours were unfolded).
     inner: int = 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ class MaskedLayerNorm(nn.LayerNorm):
         support = self.shared[0].support()
         if support is None:
             return super().forward(x)
-        # as the host's norm: fp32 inside, and fp32 out under autocast alone
+        # as torch's layer norm: computed in fp32, and only under autocast also returned in fp32
         precise = torch.promote_types(x.dtype, torch.float32)
         dtype = precise if torch.is_autocast_enabled(x.device.type) else x.dtype
         x = x.to(precise)

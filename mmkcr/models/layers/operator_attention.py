@@ -1,7 +1,9 @@
-"""Attention some of whose heads are, or may be, computed by an operator (section 3.2).
+"""Attention some of whose heads are, or may be, computed by an operator.
 
-Blockwise: all heads of a block. Scattered: any heads; attention for the rest. Both are one
-module here. Shapes as in :mod:`mmkcr.models.layers.head_operators`.
+This is section 3.2 of the paper on drop-in depthwise convolution.
+Blockwise replacement takes all heads of a block. Scattered replacement takes any heads, and the
+others stay attention. One module does both here. Shapes as in
+:mod:`mmkcr.models.layers.head_operators`; a is the number of heads that stay attention.
 """
 
 from contextlib import contextmanager
@@ -18,12 +20,12 @@ from .head_operators import Derived, HeadOperator, _channels, head_operator
 
 
 class TokenGrid:
-    """How the tokens of the running batch lie, for modules that only see a sequence.
+    """Layout of the current batch's tokens, for modules that only see a sequence.
 
     Args:
         extra (int): E, tokens before the patches. Defaults to 0.
-        hw (tuple[int, int], optional): h and w. Defaults to None: the patch embedding's hook
-            :meth:`record` sets them for every batch.
+        hw (tuple[int, int], optional): h and w. Defaults to None: :meth:`record`, a hook on the
+            patch embedding, sets them for every batch.
     """
 
     def __init__(self, extra: int = 0, hw: Optional[Tuple[int, int]] = None) -> None:
@@ -34,7 +36,7 @@ class TokenGrid:
         """Height and width in patches.
 
         Raises:
-            RuntimeError: Nothing has set them.
+            RuntimeError: They have not been set.
         """
         if self._hw is None:
             raise RuntimeError('expected the patch embedding to run before the attention, found '
@@ -47,7 +49,7 @@ class TokenGrid:
 
     @contextmanager
     def at(self, hw: Tuple[int, int]) -> Iterator[None]:
-        """Within the block the grid has this size: for what is computed again later."""
+        """Set the grid's size within the block, to recompute something from an earlier batch."""
         before, self._hw = self._hw, hw
         try:
             yield
@@ -63,6 +65,7 @@ class _AttentionParts(BaseModule):
         if not isinstance(attn, (MultiheadAttention, MixedAttention)) or attn.v_shortcut:
             raise TypeError('expected a `MultiheadAttention` of mmpretrain without a shortcut to '
                             f'replace heads of, found `{attn.__class__.__name__}`')
+        # attributes and children have the host's names, so that its keys and callers stay valid
         self.embed_dims, self.num_heads = attn.embed_dims, attn.num_heads
         self.head_dims, self.v_shortcut = attn.head_dims, False
         self.scaled_dot_product_attention = attn.scaled_dot_product_attention
@@ -74,11 +77,12 @@ class _AttentionParts(BaseModule):
 
     def _new_operator(self, name: str, heads: int) -> HeadOperator:
         operator = head_operator(name)(heads, self.head_dims, self.grid.extra)
-        weight = self.proj.weight  # the operator is new: it learns in frozen stages too
+        weight = self.proj.weight  # for device and dtype; the new operator is never frozen
         return operator.to(weight.device, weight.dtype).train(self.training)
 
     def _attend(self, qkv: Tensor) -> Tensor:
-        """Softmax attention of a heads, (B, N, 3 * a * d) to (B, N, a * d)."""
+        """Softmax attention of some a heads, (B, N, 3 * a * d) to (B, N, a * d)."""
+        # (B, N, 3, a, d) to (3, B, a, N, d)
         q, k, v = qkv.unflatten(-1, (3, -1, self.head_dims)).permute(2, 0, 3, 1, 4)
         out = self.scaled_dot_product_attention(
             q, k, v, dropout_p=self.attn_drop if self.training else 0.)
@@ -89,22 +93,22 @@ class _AttentionParts(BaseModule):
 
 
 class OperatorAttention(_AttentionParts):
-    """Attention of the kept heads beside an operator for the others, with inherited weights.
+    """Attention for the kept heads and an operator for the others, with inherited weights.
 
-    Rows of ``qkv`` are q, k and v of the kept heads, then v of the replaced ones; columns of
-    ``proj`` are those of the kept heads, then of the replaced ones. Built by
+    The rows of ``qkv`` are q, k and v of the kept heads, then v of the replaced heads. The columns
+    of ``proj`` are those of the kept heads, then those of the replaced heads. It is built by
     :meth:`convert_from`.
 
     Args:
-        attn (MultiheadAttention | MixedAttention): H heads; its tensors are taken over.
-        kept (Tensor): Heads that stay attention, int64, ascending, shape (a,), maybe none.
-        operator (str): Of the others, see
+        attn (MultiheadAttention | MixedAttention): Has H heads. Its tensors are taken over.
+        kept (Tensor): Heads that stay attention, int64, ascending, shape (a,); may be empty.
+        operator (str): Operator of the other heads, see
             :data:`~mmkcr.models.layers.head_operators.OPERATORS`.
-        grid (TokenGrid): Of the backbone.
+        grid (TokenGrid): Token grid of the backbone.
 
     Raises:
         TypeError: ``attn`` is another module.
-        ValueError: Unknown operator, or another than that of a ``MixedAttention``.
+        ValueError: The operator is unknown, or is not that of the ``MixedAttention``.
     """
 
     def __init__(self, attn: nn.Module, kept: Tensor, operator: str, grid: TokenGrid) -> None:
@@ -114,6 +118,7 @@ class OperatorAttention(_AttentionParts):
         self.attended = kept.tolist()
         self._folded: Optional[Derived] = None
         self.operator = None
+        # a searched operator was trained and is taken over; that of a dense attention is new
         if len(replaced) and isinstance(attn, MixedAttention):
             if operator != attn.operator_name:
                 raise ValueError(f'expected heads computed by `{attn.operator_name}`, as in the '
@@ -123,10 +128,11 @@ class OperatorAttention(_AttentionParts):
             self.operator = self._new_operator(operator, len(replaced))
         stay, leave = (_channels(heads, self.head_dims) for heads in (kept, replaced))
         both = torch.cat([stay, leave])
+        # rows of the dense qkv: q at 0, k at D, v at 2 D; only v is left of the replaced heads
         slice_axes([Axis(self.qkv, 'weight'), Axis(self.qkv, 'bias')], torch.cat(
             [stay, stay + self.embed_dims, both + 2 * self.embed_dims]))
         slice_axes([Axis(self.proj, 'weight', 1)], both)
-        self._attended = 3 * len(stay)
+        self._attended = 3 * len(stay)  # rows of qkv, 3 a d, that attention uses
 
     @classmethod
     def convert_from(cls, module: nn.Module, kept: Sequence[int], operator: str = 'dwconv',
@@ -134,11 +140,13 @@ class OperatorAttention(_AttentionParts):
         """Replace the heads of a dense or gated attention, with its weights.
 
         Args:
-            module (MultiheadAttention | MixedAttention): Used up: its tensors are taken over.
-            kept (Sequence[int]): Heads that stay attention; none is blockwise replacement.
-            operator (str): Of the others. Defaults to ``'dwconv'``.
-            grid (TokenGrid, optional): Defaults to one without extra tokens, whose size is
-                still to be set.
+            module (MultiheadAttention | MixedAttention): Its tensors are taken over; do not use it
+                afterwards.
+            kept (Sequence[int]): Heads that stay attention. An empty one is blockwise
+                replacement.
+            operator (str): Operator of the other heads. Defaults to ``'dwconv'``.
+            grid (TokenGrid, optional): Defaults to a grid without extra tokens, whose size must
+                still be set.
         """
         kept = torch.tensor(sorted(kept), device=module.proj.weight.device).long()
         return cls(module, kept, operator, TokenGrid() if grid is None else grid)
@@ -149,10 +157,10 @@ class OperatorAttention(_AttentionParts):
                                     self.proj.weight[:, self._attended // 3:])
 
     def fold(self) -> 'OperatorAttention':
-        """Compute once what is derived from weights: kernels and ensembled weights.
+        """Compute the derived kernels and ensembled weights once, and keep them.
 
-        Until the module trains or loads weights, as an exporter's constant folding does. For
-        timing; outputs stay the same.
+        They are dropped when the module trains or loads weights. Outputs stay the same. This is
+        for timing: an exporter's constant folding does the same.
         """
         if self.operator is not None and not self.operator.reads_values:
             with torch.no_grad():
@@ -172,7 +180,8 @@ class OperatorAttention(_AttentionParts):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, D) to (B, N, D)."""
         rows = self._attended
-        if self.operator is None or self.operator.reads_values:  # layers are called as such
+        # qkv and proj are called as modules where that is possible, so that hooks on them run
+        if self.operator is None or self.operator.reads_values:
             qkv = self.qkv(x)
             parts = [self._attend(qkv[..., :rows])] if rows else []
             if self.operator is not None:
@@ -182,7 +191,7 @@ class OperatorAttention(_AttentionParts):
         parts = [self._attend(F.linear(x, self.qkv.weight[:rows],
                                        None if bias is None else bias[:rows]))] if rows else []
         parts.append(self.operator.run(x, derived, self.grid.hw))
-        if self.operator.ensembled:
+        if self.operator.ensembled:  # its d columns replace those of all replaced heads
             weight = torch.cat([weight[:, :rows // 3], derived['columns']], 1)
         return self._finish(F.linear(_joined(parts), weight, self.proj.bias))
 
@@ -198,19 +207,19 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 class MixedAttention(_AttentionParts):
     """Supernet attention: every head is a mixture of attention and operator (equation 18).
 
-    With the gate's mask m, which is 1 where a head stays attention, the heads' outputs
-    ``m * attention + (1 - m) * operator`` are mixed before the projection. An ensembled operator
-    has a projection of its own; it ensembles the heads as far as they are replaced, and enters
-    with the largest 1 - m. The gate is that of the layer's site, ``head_operator.gate``.
+    The gate's mask m is 1 where a head stays attention. The heads' outputs are mixed before the
+    projection: ``m * attention + (1 - m) * operator``. An ensembled operator has a projection of
+    its own. It ensembles the heads as far as they are replaced, and its output is weighted by the
+    largest 1 - m. The gate is that of the layer's site, ``head_operator.gate``.
 
     Args:
         attn (MultiheadAttention): Its parameters keep their keys.
         operator (str): See :data:`~mmkcr.models.layers.head_operators.OPERATORS`.
-        grid (TokenGrid): Of the backbone.
+        grid (TokenGrid): Token grid of the backbone.
 
     Raises:
         TypeError: ``attn`` is another module.
-        ValueError: Unknown operator.
+        ValueError: The operator is unknown.
     """
 
     def __init__(self, attn: nn.Module, operator: str, grid: TokenGrid) -> None:
@@ -222,6 +231,7 @@ class MixedAttention(_AttentionParts):
         """Tokens (B, N, D) to (B, N, D)."""
         keep = self.head_operator.gate().to(x.dtype)
         attended = self._attend(self.qkv(x))
+        # nothing is replaced; in training the gate still needs the gradient of the operator's part
         if not self.training and bool((keep == 1).all()):
             return self._finish(self.proj(attended))
         rows, bias = 2 * self.embed_dims, self.qkv.bias
@@ -229,7 +239,7 @@ class MixedAttention(_AttentionParts):
                                        None if bias is None else bias[rows:], self.proj.weight,
                                        1 - keep)
         replaced = self.operator.run(x, derived, self.grid.hw)
-        mask = keep.repeat_interleave(self.head_dims)
+        mask = keep.repeat_interleave(self.head_dims)  # (D,)
         if not self.operator.ensembled:
             return self._finish(self.proj(mask * attended + (1 - mask) * replaced))
         strength = (1 - keep).max()

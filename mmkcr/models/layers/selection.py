@@ -1,15 +1,15 @@
-"""Channels taken out of a tensor, and put back at their places.
+"""Layers that take channels out of a tensor, and put them back at their positions.
 
-What is fastest depends on what computes, so :class:`Take` and :class:`Put` have a *form*:
+The fastest implementation depends on the runtime. So :class:`Take` and :class:`Put` have a *form*:
 
-- ``'scatter'``: ``index_select`` and ``index_copy``, as PyTorch runs it fastest; the default.
-- ``'gather'``: both gather, the second from channels that a zero was padded to. Runtimes gather
-  faster than they scatter.
-- ``'elements'``: the same with an index for every number. For runtimes that gather slices of one
-  number as slices, by a copy each.
-- ``'grouped'``: rows of ``group`` neighbours are gathered. For selections of whole groups.
+- ``'scatter'``: ``index_select`` and ``index_copy``, the fastest form in PyTorch; the default.
+- ``'gather'``: both gather; ``Put`` gathers from channels that are padded with one zero. Runtimes
+  gather faster than they scatter.
+- ``'elements'``: as ``'gather'``, with an index for every number. This is for runtimes that copy
+  each gathered slice on its own, even if it is one number.
+- ``'grouped'``: rows of ``group`` neighbours are gathered, for selections of whole groups.
 
-Contiguous channels are sliced and padded, whatever the form.
+Contiguous channels are sliced and padded in every form.
 """
 
 import torch
@@ -25,12 +25,12 @@ def exporting() -> bool:
 
 
 def take(x: Tensor, kept: Tensor, dim: int = -1) -> Tensor:
-    """The kept channels.
+    """The kept channels of a tensor.
 
     Args:
-        x (Tensor): With all channels along ``dim``.
-        kept (Tensor): Their places, int64, ascending, shape (K,).
-        dim (int): Of the channels. Defaults to -1.
+        x (Tensor): Has all channels along ``dim``.
+        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
+        dim (int): Dimension of the channels. Defaults to -1.
 
     Returns:
         Tensor: With K channels along ``dim``.
@@ -39,13 +39,13 @@ def take(x: Tensor, kept: Tensor, dim: int = -1) -> Tensor:
 
 
 def put(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
-    """Kept channels at their places among all channels, zero elsewhere.
+    """Kept channels at their positions among all channels, and zeros elsewhere.
 
     Args:
-        x (Tensor): With K channels along ``dim``.
-        kept (Tensor): Their places, int64, ascending, shape (K,).
-        total (int): All channels.
-        dim (int): Of the channels. Defaults to -1.
+        x (Tensor): Has K channels along ``dim``.
+        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
+        total (int): Number of all channels.
+        dim (int): Dimension of the channels. Defaults to -1.
 
     Returns:
         Tensor: With ``total`` channels along ``dim``.
@@ -64,32 +64,34 @@ def add(x: Tensor, kept: Tensor, out: Tensor, dim: int = -1) -> Tensor:
 
 
 def _sources(kept: Tensor, total: int) -> Tensor:
-    """Place of every channel among the kept ones; K, where a zero is padded on, if it is none."""
+    """Position of every channel among the K kept ones; K, the padded zero, for a dropped one."""
     sources = torch.full((total, ), len(kept), device=kept.device)
     sources[kept] = torch.arange(len(kept), device=kept.device)
     return sources
 
 
 def _padded(x: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """Zeros before and after the entries along a dimension."""
+    """A tensor with ``before`` and ``after`` zeros at the ends of a dimension."""
+    # `F.pad` lists the last dimension first
     return F.pad(x, (0, 0) * (x.ndim - 1 - dim % x.ndim) + (before, after))
 
 
 def largest_group(kept: Tensor, total: int) -> int:
-    """The most neighbours that are kept or dropped together, a power of two.
+    """The largest power of two such that aligned groups of channels are kept or dropped as one.
 
     Args:
-        kept (Tensor): Places of kept channels, int64, ascending.
-        total (int): All channels.
+        kept (Tensor): Positions of the kept channels, int64, ascending.
+        total (int): Number of all channels.
 
     Returns:
-        int: g, such that all channels from a multiple of g to the next are kept, or none is.
+        int: g, such that of the channels from one multiple of g to the next all are kept, or none.
     """
     mask = torch.zeros(total, dtype=torch.bool)
     mask[kept.cpu()] = True
     group = 1
     while total % (2 * group) == 0:
         rows = mask.view(-1, 2 * group)
+        # smaller groups are all pure; go on while the doubled ones are too
         if not bool((rows.all(1) | ~rows.any(1)).all()):
             break
         group *= 2
@@ -97,12 +99,12 @@ def largest_group(kept: Tensor, total: int) -> int:
 
 
 class _Selection(nn.Module):
-    """What :class:`Take` and :class:`Put` share.
+    """Base class of :class:`Take` and :class:`Put`.
 
     Args:
-        kept (Tensor): Places of the kept channels, int64, ascending, shape (K,).
-        total (int): All channels.
-        dim (int): Of the channels. Defaults to -1.
+        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
+        total (int): Number of all channels.
+        dim (int): Dimension of the channels. Defaults to -1.
     """
 
     form: str = 'scatter'
@@ -110,21 +112,23 @@ class _Selection(nn.Module):
     def __init__(self, kept: Tensor, total: int, dim: int = -1) -> None:
         super().__init__()
         self.total, self.dim = total, dim
-        self.register_buffer('kept', kept.clone(), persistent=False)  # that of the site is saved
+        # not in the state_dict: the site's holder saves the kept units
+        self.register_buffer('kept', kept.clone(), persistent=False)
         first, last = (int(kept[0]), int(kept[-1])) if len(kept) else (0, -1)
         self.contiguous = last + 1 - first == len(kept)
         self.first, self.count = first, len(kept)
 
     def set_form(self, form: str, group: int = 1) -> None:
-        """Compute in another form, with the same result.
+        """Compute in another form from now on, with the same result.
 
         Args:
-            form (str): Among :data:`FORMS`.
-            group (int): Of the form ``'grouped'``: channels of a row, see :func:`largest_group`.
+            form (str): One of :data:`FORMS`.
+            group (int): For the form ``'grouped'``: channels per row, see :func:`largest_group`.
                 Defaults to 1.
 
         Raises:
-            ValueError: Another form, or a group that is not kept or dropped as one.
+            ValueError: The form is unknown, or the channels of a group are not all kept or all
+                dropped.
         """
         if form not in FORMS:
             raise ValueError(f'expected a form of selection among {FORMS}, found {form!r}')
@@ -132,15 +136,16 @@ class _Selection(nn.Module):
             raise ValueError(f'expected a `group` of channels that are kept or dropped together, '
                              f'found {group}')
         self.form, self.group = form, group
+        # whole groups are kept, so every group-th kept channel begins a row
         self.register_buffer('index', self._index(self.kept[::group] // group,
                                                   self.total // group), persistent=False)
 
     def _index(self, kept: Tensor, total: int) -> Tensor:
-        """What is gathered, in rows of the group."""
+        """The index to gather, counted in rows of ``group`` channels."""
         raise NotImplementedError
 
     def _gather(self, x: Tensor) -> Tensor:
-        """The entries of the index along the dimension, or of a zero that is padded on."""
+        """Gather the entries of the index along the dimension."""
         dim = self.dim % x.ndim
         if self.form == 'grouped':
             rows = self._with_zero(x.unflatten(dim, (-1, self.group)), dim)
@@ -152,7 +157,7 @@ class _Selection(nn.Module):
         return self._with_zero(x, dim).index_select(dim, self.index)
 
     def _with_zero(self, x: Tensor, dim: int) -> Tensor:
-        """What is gathered from."""
+        """The tensor to gather from; :class:`Put` pads it with a zero."""
         return x
 
     def extra_repr(self) -> str:
@@ -161,12 +166,12 @@ class _Selection(nn.Module):
 
 
 class Take(_Selection):
-    """The kept channels of a tensor.
+    """The kept channels of a tensor, as a layer.
 
     Args:
-        kept (Tensor): Their places, int64, ascending, shape (K,).
-        total (int): All channels.
-        dim (int): Of the channels. Defaults to -1.
+        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
+        total (int): Number of all channels.
+        dim (int): Dimension of the channels. Defaults to -1.
     """
 
     def _index(self, kept: Tensor, total: int) -> Tensor:
@@ -182,12 +187,12 @@ class Take(_Selection):
 
 
 class Put(_Selection):
-    """Channels at their places among all channels, zero elsewhere.
+    """Channels at their positions among all channels, and zeros elsewhere, as a layer.
 
     Args:
-        kept (Tensor): Their places, int64, ascending, shape (K,).
-        total (int): All channels.
-        dim (int): Of the channels. Defaults to -1.
+        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
+        total (int): Number of all channels.
+        dim (int): Dimension of the channels. Defaults to -1.
     """
 
     def _index(self, kept: Tensor, total: int) -> Tensor:

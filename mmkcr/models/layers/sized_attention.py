@@ -1,8 +1,9 @@
-"""Attention of hosts that reshape to the width of their input, for any number of heads.
+"""Attention layers for any number and width of heads, for hosts that assume ``H d = C``.
 
-Each class takes the parts of its host's layer under their own keys
+Each class takes over the parts of its host's layer under their own keys
 (:func:`~mmkcr.models.layers.take_over.take_over`) and computes the same function.
-Shapes: B images (times windows), N tokens, H heads that are left, d channels of a head.
+Shapes: B images (times windows), N tokens, C channels of the input and output, H remaining heads,
+d channels per head.
 """
 
 from typing import Any, Optional, Tuple
@@ -19,14 +20,14 @@ from mmkcr.functional.attention_refit import channels_of_pairs
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
-    """Channels (B, N, H d) by head, (B, H, N, d)."""
+    """Split channels by head, (B, N, H d) to (B, H, N, d)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 class SizedAttention(nn.Module):
-    """Attention from a fused ``qkv`` with a bias on the scores, whatever its heads.
+    """Attention with a fused ``qkv`` and a bias on the scores, for any number of heads.
 
-    A subclass gives what its host adds: :meth:`_bias`, :meth:`_scores`.
+    Subclasses override what differs in their host, such as :meth:`_bias` and :meth:`_scores`.
     """
 
     def _qkv(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
@@ -39,11 +40,11 @@ class SizedAttention(nn.Module):
         return qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """Products of queries and keys with their scale, (B, H, N, N)."""
+        """Scaled products of queries and keys, (B, H, N, N)."""
         return (q * self.scale) @ k.transpose(-2, -1)
 
     def _bias(self, tokens: int) -> Optional[Tensor]:
-        """Of the scores, (H, N, N)."""
+        """Bias of the scores by relative position, (H, N, N), or None."""
         if self.relative_position_bias_table is None:
             return None
         table = self.relative_position_bias_table[self.relative_position_index.view(-1)]
@@ -59,14 +60,15 @@ class SizedAttention(nn.Module):
         Args:
             x (Tensor): Tokens.
             added (Tensor, optional): Added to the scores, (H, N, N).
-            mask (Tensor, optional): Of windows that take turns, (windows, N, N), in (-inf, 0].
+            mask (Tensor, optional): Added to the scores of each window, (windows, N, N), within
+                (-inf, 0]. The windows of an image follow each other along B.
         """
         q, k, v = self._qkv(x)
         scores, bias = self._scores(q, k), self._bias(x.shape[1])
         for term in (bias, added):
             scores = scores if term is None else scores + term
         if mask is not None:
-            # `mask.shape`, not `len`: exporters follow the one and freeze the other
+            # (images, windows, H, N, N); `mask.shape`, not `len`, which exporters freeze
             scores = scores.view(-1, mask.shape[0], *scores.shape[1:]) + mask[:, None]
             scores = scores.flatten(0, 1)
         out = self.attn_drop(self._weights(scores)) @ v
@@ -85,10 +87,10 @@ class SizedWindowMSA(SizedAttention, WindowMSA):
 
 
 class _Cosine(SizedAttention):
-    """Swin V2: cosine products with a learned temperature, positions from a small network."""
+    """Swin V2: cosine attention with a learned temperature; an MLP gives the position bias."""
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        scale = self.logit_scale.clamp(max=4.605170185988092).exp()  # at most 1 / 0.01
+        scale = self.logit_scale.clamp(max=4.605170185988092).exp()  # at most 100: log(100)
         return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * scale
 
     def _bias(self, tokens: int) -> Tensor:
@@ -117,7 +119,7 @@ class SizedBEiTAttention(SizedAttention, BEiTAttention):
     """mmpretrain's ``BEiTAttention``."""
 
     def forward(self, x: Tensor, rel_pos_bias: Optional[Tensor] = None) -> Tensor:
-        """Attend among tokens (B, N, C), with a shared bias (H, N, N) on the scores or without."""
+        """Attend among tokens (B, N, C), optionally with a shared bias (H, N, N) on the scores."""
         return self._attend(x, rel_pos_bias)
 
 
@@ -126,7 +128,7 @@ class SizedTimmBEiTAttention(SizedAttention):
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Optional[Tensor] = None,
                 **_: Any) -> Tensor:
-        """Attend among tokens (B, N, C), with a shared bias on the scores or without."""
+        """Attend among tokens (B, N, C), optionally with a shared bias on the scores."""
         return self._attend(x, shared_rel_pos_bias)
 
 
@@ -147,7 +149,7 @@ class SizedHuggingFaceAttention(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Turns pairs of channels of queries or keys by the angles of their tokens.
+    """Rotates pairs of query or key channels by the angles of their tokens.
 
     Args:
         layout (str): See :func:`~mmkcr.functional.attention_refit.rotary_pairs`.
@@ -159,17 +161,17 @@ class Rotary(nn.Module):
         self.register_buffer('channels', None, persistent=False)
 
     def keep(self, pairs: Tensor, width: int) -> None:
-        """Leave some of the pairs of a head that had ``width`` channels."""
+        """Keep only some pairs of a head that had ``width`` channels."""
         self.channels = channels_of_pairs(pairs, width, self.layout)
 
     def forward(self, x: Tensor, sin: Optional[Tensor] = None,
                 cos: Optional[Tensor] = None) -> Tensor:
-        """Turn the last tokens of (B, H, N, d), as many as the tables (..., n, D) have."""
+        """Rotate the last n tokens of (B, H, N, d) by the tables (..., n, dense d), if given."""
         if sin is None:
             return x
-        if self.channels is not None:
+        if self.channels is not None:  # the tables are still those of the dense head
             sin, cos = (table.index_select(-1, self.channels) for table in (sin, cos))
-        first = x.shape[-2] - sin.shape[-2]
+        first = x.shape[-2] - sin.shape[-2]  # class and register tokens have no position
         prefix, rest = x[..., :first, :], x[..., first:, :]
         if self.layout == 'half':
             one, two = rest.chunk(2, -1)
@@ -221,13 +223,13 @@ class SizedHuggingFaceRotaryAttention(nn.Module):
 class SizedMultiheadAttention(nn.MultiheadAttention):
     """PyTorch's ``nn.MultiheadAttention``, with any number of heads of the dense width.
 
-    Masks are taken to be alike for all heads, as those of the hosts are.
+    It assumes that a mask is the same for all heads, as it is in the hosts.
     """
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor,
                 key_padding_mask: Optional[Tensor] = None, need_weights: bool = True,
                 attn_mask: Optional[Tensor] = None, **_: Any) -> Tuple[Tensor, None]:
-        """Attend: queries (L, B, C), keys and values (S, B, C); the weights are not returned."""
+        """Attend from queries (L, B, C) to keys (S, B, C); the weights are not returned."""
         batch, parts = query.shape[1], self.in_proj_weight.chunk(3)
         biases = (None, ) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         q, k, v = (F.linear(x, weight, bias).unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
@@ -235,7 +237,7 @@ class SizedMultiheadAttention(nn.MultiheadAttention):
         mask = None
         if attn_mask is not None:
             mask = _added(attn_mask, q)
-            if mask.ndim == 3:  # of every head
+            if mask.ndim == 3:  # (B dense heads, L, S), repeated by head: any H of them will do
                 mask = mask.view(batch, -1, *mask.shape[1:])[:, :self.num_heads]
         if key_padding_mask is not None:
             padding = _added(key_padding_mask, q)[:, None, None]
@@ -245,20 +247,20 @@ class SizedMultiheadAttention(nn.MultiheadAttention):
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask as what is added to the scores; True is -inf."""
+    """A mask in the additive form; True becomes -inf."""
     if mask.dtype != torch.bool:
         return mask.to(like)
     return like.new_zeros(mask.shape).masked_fill(mask, float('-inf'))
 
 
 class SizedReducedAttention(nn.Module):
-    """Attention to a map of fewer tokens: Twins' ``GlobalSubsampledAttention``, timm's PVT v2."""
+    """Attention to a subsampled map: Twins' ``GlobalSubsampledAttention`` and timm's PVT v2."""
 
     def forward(self, x: Tensor, size: Tuple[int, int]) -> Tensor:
         """Attend among tokens (B, N, C) of a map of ``size`` (height, width)."""
         q, reduction = _split(self.q(x), self.num_heads), getattr(self, 'sr', None)
         if reduction is not None:
-            maps = x.transpose(1, 2).unflatten(2, tuple(size))
+            maps = x.transpose(1, 2).unflatten(2, tuple(size))  # (B, C, height, width)
             if getattr(self, 'pool', None) is not None:
                 maps = self.pool(maps)
             x = self.norm(reduction(maps).flatten(2).transpose(1, 2))
@@ -280,18 +282,20 @@ class SizedGroupedAttention(SizedAttention, LocallyGroupedSelfAttention):
         """Attend within windows among tokens (B, N, C) of a map of ``hw_shape``."""
         height, width = hw_shape
         side, x = self.window_size, x.unflatten(1, (height, width))
-        right, below = -width % side, -height % side
+        right, below = -width % side, -height % side  # padding to whole windows
         x = F.pad(x, (0, 0, 0, right, 0, below))
         padded = F.pad(x.new_zeros(1, height, width, 1), (0, 0, 0, right, 0, below), value=1.)
-        mask = self._windows(padded).squeeze(-1)  # (windows, side^2)
+        mask = self._windows(padded).squeeze(-1)  # (windows, side^2): 1 where padded
+        # real tokens and padding do not attend to each other
         mask = -1000. * (mask[:, :, None] != mask[:, None, :]).to(x.dtype)
         windows = self._attend(self._windows(x), mask=mask)
         windows = windows.view(len(x), x.shape[1] // side, -1, side, side, windows.shape[-1])
+        # (B, rows of windows, columns, side, side, C): back to a map
         out = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, H, W, C)
         return out[:, :height, :width].flatten(1, 2)
 
     def _windows(self, x: Tensor) -> Tensor:
-        """Maps (B, H, W, C) as windows (B windows, side^2, C)."""
+        """Split maps (B, height, width, C) into windows (B * windows, side^2, C)."""
         side = self.window_size
         x = x.unflatten(2, (-1, side)).unflatten(1, (-1, side))
         return x.transpose(2, 3).flatten(0, 2).flatten(1, 2)
@@ -301,7 +305,7 @@ class SizedClassAttention(ClassAttntion):
     """XCiT's attention of the class token."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend from the first of tokens (B, N, C) to all, (B, 1, C)."""
+        """Attend from the first of the tokens (B, N, C) to all; returns (B, 1, C)."""
         q, k, v = (_split(layer(tokens), self.num_heads) for layer, tokens in (
             (self.q, x[:, :1]), (self.k, x), (self.v, x)))
         weights = self.attn_drop(((q * self.scale) @ k.transpose(-2, -1)).softmax(-1))
@@ -313,6 +317,7 @@ class SizedCrossCovariance(XCA):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) to (B, N, C)."""
+        # (B, H, d, N) each: the scores are (d, d), between channels
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 4, 1)
         scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
         out = self.attn_drop((scores * self.temperature).softmax(-1)) @ v  # (B, H, d, N)

@@ -1,4 +1,4 @@
-"""A layer of another class with the parts of a given one."""
+"""Conversion of a layer to another class that takes over its parts."""
 
 from typing import Any, Sequence, Type, TypeVar
 
@@ -9,19 +9,20 @@ Layer = TypeVar('Layer', bound=nn.Module)
 
 def take_over(cls: Type[Layer], module: nn.Module, without: Sequence[str] = (),
               **attributes: Any) -> Layer:
-    """A layer of another class with the parts of a given one, under their own names.
+    """A layer of another class that takes over the parts of a given one, under their own names.
 
     Args:
         cls (type): The new layer's class.
-        module (nn.Module): Gives parameters, buffers, children, hooks and plain attributes; not
-            to be used any more.
-        without (Sequence[str]): Children and attributes that are left out.
+        module (nn.Module): Gives its parameters, buffers, children, hooks and plain attributes. Do
+            not use it afterwards.
+        without (Sequence[str]): Children and attributes that are left out. Defaults to none.
         **attributes: Children and plain attributes that are added.
 
     Returns:
         nn.Module: The new layer.
     """
-    new = cls.__new__(cls)
+    new = cls.__new__(cls)  # not `__init__`, which would make new parameters
+    # copies of the dicts of parameters, children and hooks, so that the layers do not share them
     new.__dict__ = {key: value.copy() if isinstance(value, dict) else value
                     for key, value in module.__dict__.items() if key not in without}
     for name in without:

@@ -13,10 +13,10 @@ from .take_over import take_over
 class FusedWindowMSA(WindowMSA):
     """mmpretrain's ``WindowMSA`` by ``scaled_dot_product_attention``, with the bias as its mask.
 
-    An export computes as the host does.
+    In an export the host's own forward is used.
     """
 
-    #: Whether the fused kernel is used; without it the weights can be read from ``softmax``.
+    #: Whether the fused kernel is used. Without it, hooks on ``softmax`` can read the weights.
     fused: bool = True
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
@@ -33,7 +33,7 @@ class FusedWindowMSA(WindowMSA):
         table = self.relative_position_bias_table[self.relative_position_index.view(-1)]
         bias = table.to(qkv.dtype).view(tokens, tokens, -1).permute(2, 0, 1).contiguous()[None]
         if mask is not None:
-            bias = bias + mask.to(bias.dtype)[:, None]
+            bias = bias + mask.to(bias.dtype)[:, None]  # (windows, H, N, N)
             bias = bias.repeat(len(x) // len(bias), 1, 1, 1)
         out = F.scaled_dot_product_attention(
             *qkv, bias, self.attn_drop.p if self.training else 0., scale=self.scale)
@@ -41,12 +41,12 @@ class FusedWindowMSA(WindowMSA):
 
 
 def fuse_window_attention(module: nn.Module) -> None:
-    """Exchange all of the host's window attention inside a module.
+    """Exchange every ``WindowMSA`` inside a module for a :class:`FusedWindowMSA`.
 
     Args:
-        module (nn.Module): Changed in place; keys stay.
+        module (nn.Module): Changed in place. The keys of its state_dict stay.
     """
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is WindowMSA:
+            if type(child) is WindowMSA:  # not a subclass, which may compute something else
                 setattr(parent, name, take_over(FusedWindowMSA, child))

@@ -19,30 +19,31 @@ _PRESETS = dict(
                   balance=0.5, per_option=True),
     paper=dict(one_hot=0.5, budget=1e2, importance=2e-5, growth=0., balance=None,
                per_option=False),
-    # one loop over the units adds H, the tangent and S, then all of it is halved
+    # the public code adds H, the tangent and S, and then halves the sum: hence 0.5 on S too
     reference=dict(one_hot=0.5, budget=5., importance=dict(attn=0.5 * 4e-4, other=0.5 * 1e-4),
                    growth=0., balance=None, per_option=True))
 
 
 def one_hot_terms(probabilities: Tensor, options: Tensor,
                   eps: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
-    r"""Entropy and tangent term of the p of sites, over their D options alive.
+    r"""Entropy and tangent term of the probabilities p of each site over its D live options.
 
     :math:`H(p) = -\sum p \ln p` and :math:`\tan(\pi/2 - \pi\omega)` with
     :math:`\omega = \mathrm{var}(p) / \mathrm{var}_{max}`,
     :math:`\mathrm{var}_{max} = (D - 1)/D^2` (equation 5). The tangent is
-    unbounded at both ends, uniform and one-hot p: :math:`\omega` is clamped.
+    unbounded for uniform and for one-hot p. So :math:`\omega` is clamped.
 
     Args:
         probabilities (Tensor): Shape (sites, K), 0 for dead options.
         options (Tensor): D of every site, above 1, shape (sites,).
-        eps (float): :math:`\omega` is clamped to [eps, 1 - eps], the term thus
-            to about :math:`\pm 1/(\pi\,\mathrm{eps})`. Defaults to 1e-3.
+        eps (float): :math:`\omega` is clamped to [eps, 1 - eps], and thus the
+            tangent to about :math:`\pm 1/(\pi\,\mathrm{eps})`. Defaults to 1e-3.
 
     Returns:
         tuple[Tensor, Tensor, Tensor]: Entropy in nats, tangent, :math:`\omega`, of shape
         (sites,) each.
     """
+    # var(p) = (sum p^2 - 1 / D) / D, and var_max = (1 - 1 / D) / D
     share = (probabilities.square().sum(1) - 1 / options) / (1 - 1 / options)
     tangent = torch.tan(math.pi / 2 - math.pi * share.clamp(eps, 1 - eps))
     return entropy_of(probabilities), tangent, share
@@ -55,28 +56,28 @@ class AdaptiveOneHotLoss(nn.Module):
     .. math:: \mu_1 \sum_i \left[H(p_i) + \tan(\pi/2 - \pi\omega_i)\right]
         + \mu_2\, d(g(V), \tau) + \mu_3 \sum \sigma(S)
 
-    over the sites that have more than one option left; g is the exact count of
-    the multiply-accumulates at the expected sizes. It takes the place of the
-    price in a :class:`~mmkcr.models.wrappers.SearchModel`.
+    over the sites that have more than one option left. g is the exact count of
+    the MACs at the expected sizes. This loss takes the place of the price in a
+    :class:`~mmkcr.models.wrappers.SearchModel`.
 
-    With the published weights the tangent pulls alpha a thousand times as hard
-    as the budget at the start of a search on DeiT-S, every site ends at the
-    option that was drawn largest, and a cut that no gradient knows of makes
-    the budget. So there are three presets:
+    With the published weights, at the start of a search on DeiT-S, the gradient of
+    the tangent on alpha is a thousand times that of the budget. Every site then
+    ends at the option whose alpha was drawn largest, and a final forced cut, which
+    no gradient takes into account, meets the budget. So there are three presets:
 
     - ``'balanced'``: d is :math:`|\ln(g/\tau)|`, quadratic within ``band`` of
-      0; :math:`\mu_2` starts at 1 and grows by ``growth`` times the distance
-      in every step of training; the one-hot term of a site is scaled so that
-      its gradient on alpha is ``balance`` times as long as that of
-      :math:`\mu_2 \ln g`, but :math:`\mu_1` is its largest weight. So the
-      budget outweighs it at every site where the network is ``band`` off.
-    - ``'paper'``: :math:`\mu` 0.5, 1e2, 2e-5; d the distance in G.
-    - ``'reference'``, as the public code multiplies them: :math:`\mu` 0.5, 5,
-      2e-4 for attention and 5e-5 elsewhere; d the squared distance as a share
-      of the dense network; the tangent divided by the number of options, as
-      in ``'balanced'``.
+      0. :math:`\mu_2` starts at 1 and grows by ``growth`` times the distance
+      in every training step. The one-hot term of a site is scaled so that the
+      norm of its gradient on alpha is ``balance`` times that of
+      :math:`\mu_2 \ln g`, with a weight of at most :math:`\mu_1`. So the budget
+      outweighs it at every site while the network is more than ``band`` off.
+    - ``'paper'``: :math:`\mu` is 0.5, 1e2 and 2e-5; d is the distance in G.
+    - ``'reference'``, with the products that the public code has: :math:`\mu` is
+      0.5, 5, and 2e-4 for attention or 5e-5 elsewhere; d is the squared distance
+      as a share of the dense network. The tangent is divided by the number of
+      options, as in ``'balanced'``.
 
-    Any of the numbers can be given.
+    Each of these numbers can be overridden.
 
     Args:
         target (str | int | float): :math:`\tau`, see
@@ -143,28 +144,28 @@ class AdaptiveOneHotLoss(nn.Module):
         self.importance, self.per_option = dict(chosen['importance']), chosen['per_option']
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.cost = cost
-        # a buffer: where it has grown to is in the checkpoint
+        # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('budget', torch.tensor(float(chosen['budget'])), self.growth > 0)
 
     def forward(self, macs: MacsModel) -> Dict[str, Tensor]:
         """Price the gates as they are.
 
         Args:
-            macs (MacsModel): Of the supernet.
+            macs (MacsModel): MACs of the supernet.
 
         Returns:
             dict[str, Tensor]: ``loss_one_hot``, ``loss_budget`` and
             ``loss_importance``; for the log ``macs`` (G, expected), ``macs_present``
-            (G, of the tensors that are there), ``options`` (alive, a site), ``one_hot``
-            (mean :math:`\\omega`, 1 when all is decided), ``one_hot_weight`` (mean over the open
-            sites) and ``budget_weight``.
+            (G, of the present tensors), ``options`` (mean number of live options per site),
+            ``one_hot`` (mean :math:`\\omega`, 1 when all sites are decided), ``one_hot_weight``
+            (mean over the open sites) and ``budget_weight``.
         """
         gates: Dict[str, BiMaskGate] = {name: site.gate for name, site in macs.sites.items()}
         probabilities, options, sizes = self._options(list(gates.values()))
         kept = dict(zip(gates, (probabilities * sizes).sum(1)))
         cost = self.cost_model(macs)
         expected = cost(kept)
-        undecided = options > 1
+        undecided = options > 1  # with one option var_max is 0
         entropy, tangent, share = one_hot_terms(probabilities[undecided], options[undecided],
                                                 self.eps)
         if self.per_option:
@@ -177,7 +178,7 @@ class AdaptiveOneHotLoss(nn.Module):
                           for name, gate in gates.items() if not gate.decided),
                          start=expected.new_zeros(()))
         present = macs({name: gate.present for name, gate in gates.items()})
-        decided = len(gates) - len(open_gates)
+        decided = len(gates) - len(open_gates)  # each counts as omega 1 in the mean
         return dict(loss_one_hot=(weights * terms).sum(), loss_budget=budget,
                     loss_importance=importance, macs=macs(kept).detach() / 1e9,
                     macs_present=expected.new_tensor(present / 1e9), options=options.mean(),
@@ -188,6 +189,7 @@ class AdaptiveOneHotLoss(nn.Module):
     @staticmethod
     def _options(gates: Sequence[BiMaskGate]) -> Tuple[Tensor, Tensor, Tensor]:
         """p (sites, K), D (sites,) and the options' sizes (sites, K), for all sites at once."""
+        # padding is False in `alive`, and so gets the probability 0
         logits = pad_sequence([gate.alpha.flatten() for gate in gates], True)
         alive = pad_sequence([gate.alive.flatten() for gate in gates], True)
         sizes = pad_sequence([gate.option_sizes().flatten() for gate in gates], True)
@@ -201,7 +203,8 @@ class AdaptiveOneHotLoss(nn.Module):
         if self.balance is None or not gates or not terms.requires_grad:
             return highest
         alphas = [gate.alpha for gate in gates]
-        # a site's term depends on its own alpha alone: one gradient of the sum gives all
+        # a site's term depends on its own alpha alone, so the gradient of the sum gives them all;
+        # norms by site of the gradients of the one-hot terms, and of ln g
         pulls = [torch.stack([gradient.norm() for gradient in torch.autograd.grad(
             value, alphas, retain_graph=True)]) for value in (terms.sum(), expected.log())]
         tiny = torch.finfo(terms.dtype).tiny
@@ -209,20 +212,20 @@ class AdaptiveOneHotLoss(nn.Module):
                              / pulls[0].clamp(min=tiny))
 
     def cost_model(self, macs: MacsModel) -> CostModel:
-        """What the target is of, see :meth:`~mmkcr.models.losses.MacsPrice.cost_model`."""
+        """The cost of the target, see :meth:`~mmkcr.models.losses.MacsPrice.cost_model`."""
         return cost_model(self.cost, macs)
 
     def _budget(self, expected: Tensor, cost: CostModel) -> Tensor:
         """The budget's term, whose weight grows in training."""
         target, dense = cost.parse_target(self.target), cost.dense
-        if self.preset == 'balanced':
+        if self.preset == 'balanced':  # slope 1 outside of the band
             ratio = torch.log(expected / target)
             distance = F.huber_loss(ratio, torch.zeros_like(ratio), delta=self.band) / self.band
         elif self.preset == 'reference':
             distance = ((expected - target) / dense).square()
         else:
             distance = (expected - target).abs() / cost.scale
-        term = self.budget.clone() * distance
+        term = self.budget.clone() * distance  # a clone: autograd saves it, and it changes in place
         if self.training:
             self.budget += self.growth * distance.detach()
         return term

@@ -12,16 +12,15 @@ from mmkcr.registry import MODELS
 
 
 class Teacher:
-    """A frozen classifier outside of the modules that hold it.
+    """A frozen classifier that is not a sub-module of its holder.
 
-    It is built and loaded when it is first asked for, is in no state_dict, and
-    an averaged copy of the model that it teaches shares it.
+    It is built and loaded on first use. It is in no state_dict, and an averaged copy (EMA) of the
+    student shares it.
 
     Args:
-        config (str | dict): Config file (``library::path`` too), or the
-            ``model`` of one with its ``data_preprocessor``.
-        checkpoint (str, optional): File or URL; None only for a model without
-            weights to load.
+        config (str | dict): Config file (also ``library::path``), or the ``model`` of a config
+            with its ``data_preprocessor``.
+        checkpoint (str, optional): File or URL. None only for a model that has no weights to load.
     """
 
     def __init__(self, config: Union[str, Mapping[str, Any]], checkpoint: Optional[str]) -> None:
@@ -49,28 +48,28 @@ class Teacher:
 
 @MODELS.register_module()
 class DistillationLoss(nn.Module):
-    r"""Distillation of any mmpretrain classifier into the one that is trained (DCS, C).
+    r"""Distillation of any mmpretrain classifier into the trained one (DCS, appendix C).
 
     .. math:: w\, T^2\, \mathrm{KL}(\operatorname{softmax}(z^t / T) \,\|\,
               \operatorname{softmax}(z^s / T))
 
-    A regulariser of :class:`mmkcr.RegularizedModel`: it adds to the loss on the labels, and
-    stands beside other regularisers. The teacher sees the images of the student, mixed ones
-    included (mixing is linear, so it can be undone and redone with the normalisation),
-    through its own data preprocessor. The paper names the teacher, EfficientNet-B5, and
-    neither T nor w.
+    It is a regulariser of :class:`mmkcr.RegularizedModel`: it is added to the loss on the labels
+    and can be combined with other regularisers. The teacher sees the student's images through its
+    own data preprocessor. This includes mixed images: mixing commutes with the normalisation,
+    which is affine, so the student's normalisation can be undone. The paper names the teacher,
+    EfficientNet-B5, but neither T nor w.
 
     Args:
         teacher (str | dict): See :class:`Teacher`.
-        checkpoint (str, optional): As there. Defaults to None.
+        checkpoint (str, optional): See :class:`Teacher`. Defaults to None.
         temperature (float): T. Defaults to 1.
         weight (float): w. Defaults to 1.
-        input_size (int, optional): Images are resized for the teacher. Defaults to None:
-            as they are.
+        input_size (int, optional): Side that images are resized to for the teacher. Defaults to
+            None: as they are.
 
     Attributes:
         active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
-        feature_layer (str): The student's logits.
+        feature_layer (str): Layer whose output the wrapper passes: the student's logits.
         needs_inputs (bool): ``forward`` takes the student's inputs.
 
     Raises:
@@ -97,7 +96,7 @@ class DistillationLoss(nn.Module):
         self._agreement: Optional[Tensor] = None
 
     def bind(self, student: nn.Module) -> None:
-        """Note how the student's images were normalised; the wrapper calls it.
+        """Note how the student's images are normalised; the wrapper calls it.
 
         Args:
             student (BaseModel): The task model.
@@ -110,14 +109,14 @@ class DistillationLoss(nn.Module):
         """Computes the weighted loss of a batch.
 
         Args:
-            logits (Tensor): The student's (B, C), with gradient.
-            inputs (Tensor): The student's (B, 3, H, W), normalised.
+            logits (Tensor): The student's logits (B, C), with gradient.
+            inputs (Tensor): The student's inputs (B, 3, H, W), normalised.
 
         Returns:
             Tensor: Scalar, fp32 or fp64.
 
         Raises:
-            ValueError: Student and teacher have other numbers of classes.
+            ValueError: Student and teacher have different numbers of classes.
         """
         target = self.teacher_logits(inputs)
         if target.shape != logits.shape:
@@ -130,11 +129,12 @@ class DistillationLoss(nn.Module):
             divergence = F.kl_div((logits / self.temperature).log_softmax(1),
                                   (target / self.temperature).log_softmax(1),
                                   reduction='batchmean', log_target=True)
+        # T^2: the gradients of softened logits scale with 1 / T^2
         return self.weight * self.temperature**2 * divergence
 
     @torch.no_grad()
     def teacher_logits(self, inputs: Tensor) -> Tensor:
-        """The teacher's logits (B, C) of the student's inputs."""
+        """The teacher's logits (B, C) for the student's inputs."""
         teacher = self.teacher.model(inputs.device)
         data = teacher.data_preprocessor(dict(inputs=self.pixels(inputs)), False)
         return teacher(data['inputs'], mode='tensor')
@@ -146,6 +146,7 @@ class DistillationLoss(nn.Module):
             inputs (Tensor): Normalised by the student's data preprocessor.
         """
         mean, std = self._scale
+        # the preprocessor's steps, undone in reverse: normalisation, then the channel order
         if mean is not None:
             inputs = inputs * std.to(inputs) + mean.to(inputs)
         if self._to_rgb:
@@ -156,5 +157,5 @@ class DistillationLoss(nn.Module):
         return inputs
 
     def log_vars(self) -> Dict[str, Tensor]:
-        """dict[str, Tensor]: Share of the last batch where both name the same class."""
+        """dict[str, Tensor]: Share of the last batch on which both predict the same class."""
         return {} if self._agreement is None else dict(agreement=self._agreement)

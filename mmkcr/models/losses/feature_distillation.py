@@ -1,4 +1,4 @@
-"""Distillation of a backbone's maps from the network that it was made of."""
+"""Distillation of a backbone's feature maps from the network that it was made from."""
 
 from contextlib import contextmanager
 from typing import Any, Iterator, List, Mapping, Optional, Union
@@ -14,21 +14,22 @@ from .distillation import Teacher
 
 @MODELS.register_module()
 class FeatureDistillationLoss(nn.Module):
-    r"""Relative squared distance of a backbone's outputs from a teacher's of the same shapes.
+    r"""Relative squared distance between the outputs of a backbone and those of its teacher.
 
     .. math:: w \, \frac{1}{L} \sum_l \frac{\|f^s_l - f^t_l\|^2}{\|f^t_l\|^2}
 
-    A regulariser of :class:`mmkcr.RegularizedModel` for any task: it asks for no labels and no
-    head. The teacher is the dense network of the same config, so both see the same images.
+    It is a regulariser of :class:`mmkcr.RegularizedModel` for any task: it needs neither labels
+    nor a head. The teacher is the dense network of the same config, so both see the same images
+    and their L outputs have the same shapes.
 
     Args:
         teacher (str | dict): See :class:`~mmkcr.models.losses.distillation.Teacher`.
-        checkpoint (str, optional): As there. Defaults to None.
+        checkpoint (str, optional): See there. Defaults to None.
         weight (float): w. Defaults to 1.
 
     Attributes:
         active (bool): Whether the term is on.
-        feature_layer (str): What the wrapper watches.
+        feature_layer (str): Layer whose output the wrapper passes.
         needs_inputs (bool): ``forward`` takes the student's inputs.
 
     Raises:
@@ -45,7 +46,7 @@ class FeatureDistillationLoss(nn.Module):
             raise ValueError('expected a non-negative `weight` in FeatureDistillationLoss, found '
                              f'{weight}')
         self.teacher, self.weight, self.active = Teacher(teacher, checkpoint), weight, True
-        self._student: List[nn.Module] = []  # in a list, so that it is no module of this one
+        self._student: List[nn.Module] = []  # a list, so that it is not a sub-module
         self._maps: List[Tensor] = []
 
     def bind(self, student: nn.Module) -> None:
@@ -58,7 +59,7 @@ class FeatureDistillationLoss(nn.Module):
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Within the block the maps of the student's backbone are kept."""
+        """Record the outputs of the student's backbone within the block."""
         def keep(_: nn.Module, __: tuple, out: Any) -> None:
             self._maps = flat_tensors(out)
 
@@ -73,15 +74,15 @@ class FeatureDistillationLoss(nn.Module):
 
         Args:
             _ (Tensor): The pooled features, which are not needed.
-            inputs (Tensor): The student's (B, 3, H, W), normalised.
+            inputs (Tensor): The student's inputs (B, 3, H, W), normalised.
 
         Returns:
             Tensor: Scalar, fp32 or fp64.
 
         Raises:
-            ValueError: Student and teacher give maps of other shapes.
+            ValueError: The outputs of student and teacher differ in shape.
         """
-        maps, self._maps = self._maps, []
+        maps, self._maps = self._maps, []  # emptied, so that no graph outlives its step
         with torch.no_grad():
             wanted = flat_tensors(self.teacher.model(inputs.device).backbone(inputs))
         shapes = [[tuple(out.shape) for out in outputs] for outputs in (wanted, maps)]
@@ -90,6 +91,7 @@ class FeatureDistillationLoss(nn.Module):
                              f"student's backbone, found {shapes[1]}")
         distances = []
         for out, target in zip(maps, wanted):
+            # at least fp32: sums of squares overflow in half precision
             target = target.to(torch.promote_types(target.dtype, torch.float32))
             distances.append((out.to(target) - target).square().sum() /
                              target.square().sum().clamp(min=1e-12))

@@ -19,27 +19,27 @@ class InformationBottleneckLoss(nn.Module):
 
     The printed loss has a first term of the inputs,
     :math:`\sum_a \sum_b \phi(\tilde X_i, a) \phi(X_i, b) \log \phi(X_i, b)`. As
-    :math:`\sum_a \phi(\tilde X_i, a) = 1`, it does not depend on the network, and is not
-    computed; nor is the lemma's term that the theorem drops. Both are in the values that
-    :class:`mmkcr.InformationBottleneckMetric` reports.
+    :math:`\sum_a \phi(\tilde X_i, a) = 1`, it does not depend on the network and is not
+    computed. Nor is the lemma's term that the theorem drops. Both are included in the values
+    that :class:`mmkcr.InformationBottleneckMetric` reports.
 
-    Centroids and Q are those before the epoch (:class:`mmkcr.InformationBottleneckHook`),
-    constant in the gradient. Images mixed by mixup or CutMix count with the scores of
-    their classes. All arithmetic is in fp32 (fp64 for fp64 features) with autocast
+    Centroids and Q are computed before each epoch (:class:`mmkcr.InformationBottleneckHook`)
+    and are constant in the gradient. Images mixed by mixup or CutMix count with the scores
+    of their classes. All arithmetic is in fp32 (fp64 for fp64 features) with autocast
     switched off.
 
     Args:
         num_features (int): Feature width d.
         num_classes (int): C.
         num_clusters (int, optional): A. Defaults to None: C, as in the paper.
-        weight (float): eta. Defaults to 50.
-        beta (float): Defaults to 1.
-        normalize (bool): Features and centroids of unit length, as in the authors' later
-            public code. The paper has raw features, whose phi is nearly one-hot. Defaults
-            to True.
+        weight (float): eta, the loss weight. Defaults to 50.
+        beta (float): Inverse temperature of phi. Defaults to 1.
+        normalize (bool): Bring features and centroids to unit length, as in the authors'
+            later public code. The paper uses raw features, whose phi is nearly one-hot.
+            Defaults to True.
         smoothing (float): Pseudo-count of every (a, y) in Q. Defaults to 1e-3.
-        input_features (int, optional): Width of the flattened inputs, if the hook is to
-            report the IB value: their centroids are then kept here. Defaults to None.
+        input_features (int, optional): Width of the flattened inputs, if the hook should
+            report the IB value. Their centroids are then buffers here. Defaults to None.
 
     Attributes:
         active (bool): Whether the term is on; :class:`mmkcr.WarmupSwitchHook` sets it.
@@ -71,9 +71,10 @@ class InformationBottleneckLoss(nn.Module):
         self._value: Optional[Tensor] = None
         self.register_buffer('centroids', torch.zeros(self.num_clusters, num_features))
         self.register_buffer('log_q', torch.zeros(num_classes, self.num_clusters))
+        # epoch of the last refresh, and whether there was one
         self.register_buffer('refresh_step', torch.full((), -1, dtype=torch.long))
         self.register_buffer('refreshed', torch.zeros((), dtype=torch.long))
-        if input_features is not None:
+        if input_features is not None:  # B = C clusters of the inputs
             self.register_buffer('input_centroids', torch.zeros(num_classes, input_features))
             self.register_buffer('input_refreshed', torch.zeros((), dtype=torch.long))
         self.input_features = input_features
@@ -96,7 +97,7 @@ class InformationBottleneckLoss(nn.Module):
 
         Raises:
             RuntimeError: There are no clusters yet.
-            ValueError: Features of another width.
+            ValueError: The features have another width.
         """
         if features.ndim != 2 or features.shape[1] != self.num_features:
             raise ValueError(f'expected features of shape (B, {self.num_features}), found '
@@ -108,6 +109,7 @@ class InformationBottleneckLoss(nn.Module):
         log_phi = self.log_phi(features)
         with torch.autocast(features.device.type, enabled=False):
             log_q = self.log_q.to(log_phi)
+            # (B, A): log Q(. | y_i), or its mean under the scores of a mixed image
             rows = log_q[labels] if labels.ndim == 1 else labels.to(log_phi) @ log_q
             value = -(log_phi.exp() * rows).sum(1).mean()
         self._value = value.detach()
@@ -146,4 +148,4 @@ class InformationBottleneckLoss(nn.Module):
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._ready = bool(self.refreshed)
+        self._ready = bool(self.refreshed)  # read once here: no device wait in every forward

@@ -13,26 +13,26 @@ from mmkcr.registry import MODELS
 class KernelComplexityLoss(nn.Module):
     r"""KCR regulariser (KCR section 3.2, equation 2; SPEC 1.4, docs/kernel_complexity.md).
 
-    'projection' needs the feature-space basis V (d, r) alone:
+    The form 'projection' needs only the feature-space basis V (d, r):
 
     .. math:: \text{KCR}_i = \|(I - V V^\top) F_i\|^2
 
     It is never negative, its mean over the training set bounds the TNN from above
-    (Ky Fan), and its gradient is the objective's with the subspace frozen. 'sample' is
-    the paper's form made right: with orthonormal ``U = U~ (U~^T U~)^{-1/2}`` (n, r) and
-    ``G = F^T U`` of the last refresh,
+    (Ky Fan), and its gradient is the objective's with the subspace frozen. The form
+    'sample' is the paper's, corrected: with orthonormal ``U = U~ (U~^T U~)^{-1/2}`` (n, r)
+    and ``G = F^T U`` of the last refresh,
 
     .. math:: \text{KCR}_i = \|F_i\|^2 - U_i G^\top F_i
 
-    with the gradient ``2 (F_i - G U_i)`` of ``tr(K_n) - tr(U^T K_n U)`` (the printed
-    form, with the other samples' features in ``[K_n]_{ik}`` frozen, loses half of the
-    second term). It stores
-    n x r numbers and needs every sample's index: for tests and ablation on small sets.
-    The two agree at a refresh whose landmarks are all n samples.
+    with the gradient ``2 (F_i - G U_i)`` of ``tr(K_n) - tr(U^T K_n U)``. (The printed
+    form freezes the other samples' features in ``[K_n]_{ik}`` and loses half of the
+    second term's gradient.) 'sample' stores n x r numbers and needs the index of every
+    sample. It is meant for tests and ablations on small sets. Both forms agree at a
+    refresh whose landmarks are all n samples.
 
     All arithmetic is in fp32 (fp64 for fp64 features) with autocast switched off. The
-    basis is a buffer of fixed shape, zero before the first refresh and in columns
-    beyond the rank, so that checkpoints load strictly at any time.
+    basis is a buffer of fixed shape, so that checkpoints always load strictly. It is zero
+    before the first refresh, and in the columns beyond the rank.
 
     Args:
         num_features (int): Feature width d.
@@ -69,13 +69,14 @@ class KernelComplexityLoss(nn.Module):
         self.needs_indices = form == 'sample'
         self._ready = False
         self._energy_outside = None
+        # the largest rank that a refresh may have; 'projection' does not know n yet
         rank = truncation_rank(num_samples or num_features, num_features, rank_ratio)
-        self.register_buffer('basis', torch.zeros(num_features, rank))
+        self.register_buffer('basis', torch.zeros(num_features, rank))  # V
         self.register_buffer('basis_rank', torch.zeros((), dtype=torch.long))
         self.register_buffer('basis_epoch', torch.full((), -1, dtype=torch.long))
         if self.needs_indices:
-            self.register_buffer('coordinates', torch.zeros(num_samples, rank))
-            self.register_buffer('loadings', torch.zeros(num_features, rank))
+            self.register_buffer('coordinates', torch.zeros(num_samples, rank))  # U
+            self.register_buffer('loadings', torch.zeros(num_features, rank))  # G = F^T U
 
     @property
     def ready(self) -> bool:
@@ -99,12 +100,13 @@ class KernelComplexityLoss(nn.Module):
 
         Raises:
             RuntimeError: There is no basis yet.
-            ValueError: Features of another width, or indices missing.
+            ValueError: The features have another width, or indices are missing.
         """
         self._check(features, indices)
         with torch.autocast(features.device.type, enabled=False):
             features = features if features.dtype == torch.float64 else features.float()
             energy = features.square().sum()
+            # sum_i KCR_i over the batch
             residual = self._sample(features, indices) if self.needs_indices else \
                 self._projection(features)
             share = residual / energy.clamp(min=torch.finfo(energy.dtype).tiny)
@@ -114,7 +116,7 @@ class KernelComplexityLoss(nn.Module):
     def log_vars(self) -> Dict[str, Tensor]:
         """dict[str, Tensor]: Share of the last batch's energy outside the subspace.
 
-        A scalar on the features' device, so that logging does not make a GPU wait.
+        It is a scalar on the features' device, so that logging does not synchronise a GPU.
         """
         return {} if self._energy_outside is None else dict(energy_outside=self._energy_outside)
 
@@ -124,6 +126,7 @@ class KernelComplexityLoss(nn.Module):
 
     def _sample(self, features: Tensor, indices: Tensor) -> Tensor:
         coordinates = self.coordinates[indices.to(self.coordinates.device)].to(features.dtype)
+        # sum_i U_i G^T F_i with U_i (r,) and G (d, r) constant
         inside = (coordinates * (features @ self.loadings.to(features.dtype))).sum()
         # The value of `inside` with twice its gradient: both factors of U^T F F^T U move.
         return features.square().sum() - (2 * inside - inside.detach())
@@ -145,11 +148,12 @@ class KernelComplexityLoss(nn.Module):
 
         Args:
             basis (Tensor): V (d, r), orthonormal columns.
-            epoch (int): Epoch, or iteration in an iteration-based run, (from 0) before
-                which it was computed. Defaults to -1.
+            epoch (int): Epoch (from 0) before which it was computed, or iteration in an
+                iteration-based run. Defaults to -1.
 
         Raises:
-            ValueError: Another width, or more columns than ``ceil(gamma0 d)``.
+            ValueError: The basis has another width or too many columns: at most
+                ``ceil(gamma0 min(n, d))``, with d in the place of n for 'projection'.
         """
         width, most = self.basis.shape
         if basis.ndim != 2 or len(basis) != width or not 1 <= basis.shape[1] <= most:
@@ -189,7 +193,7 @@ class KernelComplexityLoss(nn.Module):
         rank = truncation_rank(len(features), self.num_features, self.rank_ratio)
         basis = leading_basis(moment_of(chosen), rank)
         if self.needs_indices:
-            u = orthonormalise(features @ basis)
+            u = orthonormalise(features @ basis)  # U (n, r) from U~ = F V (fact 2)
             if len(u) != self.num_samples:
                 raise ValueError(f'expected features of `{self.num_samples}` samples, found '
                                  f'`{len(u)}` in KernelComplexityLoss.refresh_from_features')
@@ -199,4 +203,4 @@ class KernelComplexityLoss(nn.Module):
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._ready = bool(self.basis_rank > 0)
+        self._ready = bool(self.basis_rank > 0)  # read once here: no device wait in every forward

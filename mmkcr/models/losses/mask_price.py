@@ -12,23 +12,23 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class MaskPrice(nn.Module):
-    r"""Pulls channels of queries and keys shut that are shut nearly everywhere.
+    r"""Pulls those query and key channels shut that are shut almost everywhere.
 
-    A channel that is shut at every position of every image is a constant: a static fold takes
-    its rows out of the projections of queries and keys and of the mask, and out of their product.
-    Nothing is saved while any position is open. So the price is a group lasso on the
-    probabilities :math:`\sigma(\theta)` that the noise leaves a position open,
+    A channel that is shut at every position of every image is constant. A static fold then removes
+    its rows from the projections of queries and keys and from the mask, and removes it from the
+    product of queries and keys. Nothing is saved while any position is open. So the price is a
+    group lasso on :math:`\sigma(\theta)`, the probability that the noise leaves a position open:
 
     .. math:: \lambda \sum_l c_l \frac{1}{D_l} \sum_d
         \sqrt{\mathrm{mean}_{i}\, \sigma(\theta_{l,i,d})^2} \Big/ \sum_l c_l
 
-    over the positions i of the batch, with :math:`c_l` the multiply-accumulates that the fold of
-    all channels of mask l would save: 1 if all is open, 0 if all is shut.
+    over the positions i of the batch. :math:`c_l` are the MACs that folding all channels of mask l
+    would save. Apart from :math:`\lambda` the price is 1 if all is open and 0 if all is shut.
 
     It is one of the ``regularizers`` of a :class:`~mmkcr.models.wrappers.RegularizedModel`. For
-    every mask the log has the share of entries that are ``open`` without noise, and the shares of
-    channels that are constantly open or constantly ``shut`` over the batch; with ``weight=0``
-    this is all that it does.
+    every mask it logs the share of entries that are ``open`` without noise, and the shares of
+    channels that are ``always`` or ``never`` open over the batch. With ``weight=0`` it does
+    nothing else.
 
     Args:
         weight (float): :math:`\lambda`. Defaults to 0: the log alone.
@@ -47,15 +47,15 @@ class MaskPrice(nn.Module):
         self._logged: Dict[str, Tensor] = {}
 
     def bind(self, architecture: nn.Module) -> None:
-        """Find the masks.
+        """Find the masks of the task model.
 
         Args:
             architecture (nn.Module): The task model.
 
         Raises:
-            ValueError: It has none, and there is a weight.
+            ValueError: It has no masks, although ``weight`` is not 0.
         """
-        # in a tuple: the masks belong to the task model
+        # a tuple, so that they are not sub-modules: the masks belong to the task model
         self._masks = tuple(
             (name.removeprefix('backbone.').removesuffix('.mask'), module)
             for name, module in architecture.named_modules() if isinstance(module, QKMask))
@@ -65,8 +65,8 @@ class MaskPrice(nn.Module):
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """See what the masks give in the forward within the block."""
-        def record(name: str) -> None:
+        """Record the outputs of the masks in the forward within the block."""
+        def record(name: str) -> None:  # a function of its own, so that each hook has its name
             def hook(mask: QKMask, args: Tuple[Tensor], theta: Tensor) -> None:
                 self._seen[name] = (theta, foldable_macs(mask, args[0])[0])
 
@@ -83,7 +83,7 @@ class MaskPrice(nn.Module):
         """The price of the forward that was watched.
 
         Args:
-            features (Tensor): Those of the regularisers; not used.
+            features (Tensor): The regularisers' features; only their device and dtype are used.
 
         Returns:
             Tensor: A scalar.
@@ -94,10 +94,10 @@ class MaskPrice(nn.Module):
             channels = channels_last(masks[name], theta).float()
             if self.weight:
                 openness = torch.sigmoid(channels).square().mean(0)
-                # the root of 0 has no gradient
+                # clamped: the gradient of the root at 0 is infinite
                 price = price + macs * openness.clamp(min=1e-12).sqrt().mean()
                 total += macs
-            opened = (channels.detach() > 0).float().mean(0)
+            opened = (channels.detach() > 0).float().mean(0)  # share of positions, by channel
             self._logged.update({f'{name}.open': opened.mean(),
                                  f'{name}.always': (opened == 1).float().mean(),
                                  f'{name}.never': (opened == 0).float().mean()})
@@ -110,11 +110,11 @@ class MaskPrice(nn.Module):
 
 
 def channels_last(mask: QKMask, theta: Tensor) -> Tensor:
-    """What a mask gives, a row a position of an image.
+    """A mask's output as a matrix, with one row per position of an image.
 
     Args:
         mask (QKMask): The mask.
-        theta (Tensor): Of its forward.
+        theta (Tensor): Output of its forward.
 
     Returns:
         Tensor: Shape (positions of all images, R * D).
@@ -125,16 +125,18 @@ def channels_last(mask: QKMask, theta: Tensor) -> Tensor:
 
 
 def foldable_macs(mask: QKMask, x: Tensor) -> Tuple[float, float]:
-    """MACs of one sequence that a static fold of constant channels saves.
+    """MACs per sequence that a static fold of constant channels saves.
 
     Args:
         mask (QKMask): The mask.
         x (Tensor): Its input.
 
     Returns:
-        tuple[float, float]: If all channels are shut: the rows of queries, keys and mask, and in
-        softmax attention the product of queries and keys. If all are open: the mask's rows.
+        tuple[float, float]: First the MACs that are saved if all channels are shut: the rows of
+        queries, keys and mask, and in softmax attention the product of queries and keys. Second
+        those that are saved if all channels are open: the mask's rows.
     """
+    # per position: 2 C D for queries and keys, and the weights of the mask's linear layer
     own = sum(p.numel() for p in (mask.weight, mask.down) if p is not None)
     positions, channels = (x[0, 0].numel(), x.shape[1]) if mask.maps else x.shape[-2:]
     product = 0 if mask.maps else positions**2 * mask.channels

@@ -16,7 +16,7 @@ class PaperCost(CostModel):
     """The sum of the sites' own cost terms, see :meth:`~mmkcr.core.Site.paper_cost`.
 
     Args:
-        macs (MacsModel): Of the supernet.
+        macs (MacsModel): MACs of the supernet.
     """
 
     name, noun, multiple, scale = 'paper', "units of the paper's cost", '', 1
@@ -35,37 +35,41 @@ class PaperCost(CostModel):
 class MacsPrice(nn.Module):
     r"""Price of what the gates keep: :math:`\lambda \log(c / c_{dense})`.
 
-    The paper's term is :math:`\lambda \log c`; dividing by the dense cost
-    changes the value by a constant and no gradient. It has no floor: its pull
-    grows relatively as the cost falls.
+    The paper's term is :math:`\lambda \log c`. Dividing by the dense cost
+    changes the value by a constant and does not change the gradient. The price
+    has no floor: its relative pull grows as the cost falls.
 
     With a target the price is :math:`\lambda |\log(c_{open} / c_{target})|`.
-    Its value, and so the direction in which it pulls, is that of the network
-    of the open gates, the one that slimming without a target builds; its
-    gradient is that of the expected cost. (The two costs differ as long as
-    many :math:`\alpha` are near 0.) No :math:`\lambda` is right for all
-    networks, since the task loss pulls too: so it grows by ``growth`` times
-    the distance from the target in every step.
+    Its value, and so the direction of its pull, is computed for the network of
+    the open gates, which slimming without a target would build. Its gradient
+    is that of the expected cost. (The two costs differ as long as many
+    :math:`\alpha` are near 0.) No fixed :math:`\lambda` suits all networks,
+    because the task loss pulls too. So in every training step :math:`\lambda`
+    grows by ``growth`` times the distance from the target.
 
     Args:
-        weight (float): :math:`\lambda`, with a target that of the first step.
+        weight (float): :math:`\lambda`; with a target its initial value.
             Defaults to 0.2.
-        cost (str): ``'macs'``, the exact count of the whole network's
-            multiply-accumulates at the expected sizes, or ``'paper'``,
-            :math:`\sum_j l_j (2 \tilde D_j^2 + \tilde D_j)` over the blocks
-            with the sampled masks (at least ``min_size`` channels of each),
-            which ignores tokens and hidden width; or of the expected sizes the
-            time in ``table``, ``'latency'``, or the count of ``'params'`` or of
-            the ``'bytes'`` of the ``state_dict``. Defaults to ``'macs'``.
+        cost (str): One of
+
+            - ``'macs'``: the exact MACs of the whole network at the expected sizes;
+            - ``'params'`` or ``'bytes'``: the parameters, or the bytes of the
+              ``state_dict``, at the expected sizes;
+            - ``'latency'``: the time at the expected sizes, from ``table``;
+            - ``'paper'``: :math:`\sum_j l_j (2 \tilde D_j^2 + \tilde D_j)` over
+              the blocks with the sampled masks (at least ``min_size`` channels
+              of each), which ignores tokens and hidden width.
+
+            Defaults to ``'macs'``.
         target (str | int | float, optional): As in
-            :func:`~mmkcr.core.parse_target`; a share for
-            ``cost='paper'``, a time for ``'latency'``, such as ``'40MB'`` for
-            ``'bytes'``. Defaults to None.
-        growth (float): Of :math:`\lambda` in a step of training, for a distance
+            :func:`~mmkcr.core.parse_target`. A share for ``cost='paper'``, a time
+            for ``'latency'``, a size such as ``'40MB'`` for ``'bytes'``. Defaults
+            to None.
+        growth (float): Growth of :math:`\lambda` per training step at a distance
             :math:`|\log(c_{open} / c_{target})|` of 1. Defaults to 0.01.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch, which is
-            a function of the run only if all batches have one size.
+            reproducible only if all batches have one size.
         part (str, optional): ``'model'`` or ``'backbone'``, whose cost is
             counted, see :func:`~mmkcr.models.utils.counted_part`. Defaults to
             None: the backbone of a detector, else the task model.
@@ -74,8 +78,8 @@ class MacsPrice(nn.Module):
 
     Raises:
         FileNotFoundError: There is no such table.
-        ValueError: Unknown ``cost`` or ``part``, ``cost='latency'`` without a table, or a
-            negative ``weight`` or ``growth``.
+        ValueError: ``cost`` or ``part`` is unknown, ``table`` is given without
+            ``cost='latency'`` or missing with it, or ``weight`` or ``growth`` is negative.
     """
 
     def __init__(self,
@@ -106,16 +110,16 @@ class MacsPrice(nn.Module):
         self.growth = growth
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self._of: Optional[Tuple[MacsModel, CostModel]] = None
-        # a buffer: where it has grown to is in the checkpoint
+        # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('weight', torch.tensor(float(weight)), target is not None)
 
     def cost_model(self, macs: MacsModel) -> CostModel:
-        """What is priced and the target is of.
+        """The cost that is priced, and that the target limits.
 
         Args:
-            macs (MacsModel): Of the supernet.
+            macs (MacsModel): MACs of the supernet.
         """
-        if self._of is None or self._of[0] is not macs:
+        if self._of is None or self._of[0] is not macs:  # rebuilt if the supernet's count was
             cost = 'macs' if self.cost == 'latency' else self.cost
             self._of = macs, PaperCost(macs) if cost == 'paper' else cost_model(
                 cost, macs, self.table)
@@ -125,7 +129,7 @@ class MacsPrice(nn.Module):
         """Price the gates as they are.
 
         Args:
-            macs (MacsModel): Of the supernet.
+            macs (MacsModel): MACs of the supernet.
 
         Returns:
             dict[str, Tensor]: ``loss_price``, and for the log ``macs`` (G, expected),
@@ -146,7 +150,7 @@ class MacsPrice(nn.Module):
             logged[known.name] = cost.detach() / known.scale
             logged[f'{known.name}_open'] = known(kept) / known.scale
         if count.name == 'paper':
-            # all masks of a sample may underflow to 0, whose logarithm has no gradient
+            # clamped: sampled masks may all underflow to 0, where log has no finite gradient
             cost = count({name: gate.soft_mask().sum().clamp(min=gate.min_size)
                           for name, gate in gates.items()})
         if self.target is None:
@@ -155,7 +159,7 @@ class MacsPrice(nn.Module):
         check_range(count, target, *(count({name: getattr(gate, size)
                                             for name, gate in gates.items()})
                                      for size in ('min_size', 'total')), 'a price `target`')
-        # the open gates' cost with the gradient of the expected one
+        # the value of the open gates' cost, with the gradient of the expected cost
         distance = torch.log((cost + (count(kept) - cost).detach()) / target).abs()
         price = self.weight.clone() * distance
         if self.training:

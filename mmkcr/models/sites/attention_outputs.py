@@ -1,4 +1,4 @@
-"""What the output projection of linear attention reads (DCS, appendix A)."""
+"""Inputs of the output projection of linear attention (DCS, appendix A)."""
 
 import math
 from typing import Any, List, Optional, Sequence
@@ -44,7 +44,9 @@ class AttentionOutputs(HostSite):
         self.owner.select = Take(units if present is None else present[units], self.total, 1)
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """``(2 size^2 + size) + (1 + size) H W C'``, C' hidden channels of the local module's
-        first convolution (DCS, appendix A)."""
-        filters = 4 * self.owner.channels
+        """``(2 size^2 + size) + (1 + size) H W C'`` (DCS, appendix A).
+
+        C' are the hidden channels of the local module's first convolution.
+        """
+        filters = 4 * self.owner.channels  # at the `expand_ratio` 4 of B0 to B3
         return 2 * size * size + size + (1 + size) * math.prod(input_shape[-2:]) * filters

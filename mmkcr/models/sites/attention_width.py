@@ -1,4 +1,4 @@
-"""What kinds that slice the width of attention share."""
+"""Base class of the kinds that slice the width of attention."""
 
 from typing import List, Mapping, Optional, Tuple
 
@@ -12,17 +12,18 @@ from .base import AttentionSite
 class AttentionWidth(AttentionSite):
     """Queries, keys, values and the output projection are sliced together."""
 
-    #: Channels of one unit.
+    #: Channels per unit: 1, or the width of a head.
     unit: int = 1
 
     def open(self) -> None:
-        """Exchange a layer that does not call its output projection as a module."""
+        """Exchange a layer that does not call its output projection as a module, as hooks need."""
         if self.view.opened is not None:
             self._exchange(self.view.opened(self.owner))
 
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view, called = self.view, self.view.called
+        # a scale folds where `mask_points` masks: into the projections or into the output's columns
         found = [Axis(self.module(path), name, 0, called, repeats)
                  for path, repeats in zip(view.projections, view.fused)
                  for name in ('weight', 'bias')]
@@ -31,10 +32,10 @@ class AttentionWidth(AttentionSite):
         return [self._of_units(axis) for axis in found]
 
     def _of_units(self, axis: Axis) -> Axis:
-        """An axis of channels as one of this kind's units."""
+        """An axis of channels, converted to one of this kind's units."""
         if self.unit == 1:
             return axis
-        if axis.per > 1:  # one entry a head
+        if axis.per > 1:  # one entry per head, which is one unit
             return axis._replace(per=1)
         return axis._replace(inner=axis.inner * self.unit)
 
@@ -43,7 +44,7 @@ class AttentionWidth(AttentionSite):
         return {self.path: ('scores', 'values')}
 
     def mask_points(self) -> List[MaskPoint]:
-        """Queries, keys and values where they are seen, else what the projection reads."""
+        """Queries, keys and values if hooks can see them, else the output projection's input."""
         view = self.view
         if view.called:
             return [MaskPoint(self.module(path), 'output', -1, repeats, self.unit)
@@ -51,11 +52,11 @@ class AttentionWidth(AttentionSite):
         return [MaskPoint(self.module(view.output), 'input', -1, 1, self.unit)]
 
     def _shape(self, kept: Tensor) -> Tuple[int, int]:
-        """Heads that are left, and their width."""
+        """Number of heads that are left, and their width."""
         raise NotImplementedError
 
     def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
-        """Slice, and let the layer compute with what is left."""
+        """Slice, and resize the layer to the heads and widths that are left."""
         present = self.kept
         kept = units if present is None else present[units]
         super().slice_units(units, optimizer)

@@ -21,20 +21,20 @@ def register_kind(cls: Type['HostSite']) -> Type['HostSite']:
 
 
 class HostSite(Site):
-    """A site that was found by an adapter's view of one module.
+    """A site on an adapter's view of one module.
 
     Args:
         host (nn.Module): The network.
-        view (Any): The adapter's.
-        path (str): Of the module that the site belongs to.
-        total (int): Units.
+        view (Any): The adapter's view.
+        path (str): Path of the module that the site belongs to.
+        total (int): Number of units.
         groups (int): See :class:`~mmkcr.core.Site`. Defaults to 1.
     """
 
-    #: Options that a config of the kind may have beside ``kind`` and ``where``.
+    #: Options that a config of the kind may have besides ``kind`` and ``where``.
     options: Tuple[str, ...] = ()
-    #: Layers behind the host that read its units, by ``/`` and their path in the model, and where
-    #: in their input channels these are.
+    #: Layers behind the host that read its units, by ``/`` plus their path in the model: the layer,
+    #: and the range of its input channels that the units fill.
     outside: Mapping[str, Tuple[nn.Module, Tuple[int, int]]] = {}
 
     def __init__(self, host: nn.Module, view: Any, path: str, total: int, groups: int = 1) -> None:
@@ -46,16 +46,19 @@ class HostSite(Site):
         return self.outside[path][0] if path in self.outside else self.host.get_submodule(path)
 
     def claims(self) -> List[Axis]:
-        """The axes that no other site may lie along: its own."""
+        """The axes that no other site may lie along: by default its own."""
         return self.axes()
 
     def fitted(self) -> Tuple[str, ...]:
-        """Paths of modules that a closed form gives new weights, beside the units' readers."""
+        """Paths of modules that a closed-form refit changes, besides the readers of the units."""
         return ()
 
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
-        """What the kind looks at: views, or :class:`~mmkcr.core.Unsupported` with the reason."""
+        """The views of the modules that the kind looks at.
+
+        An entry may be an :class:`~mmkcr.core.Unsupported` with the reason instead of a view.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -69,7 +72,7 @@ class HostSite(Site):
 
 
 class MLPSite(HostSite):
-    """A kind that looks at MLPs."""
+    """Base class of the kinds that look at MLPs."""
 
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
@@ -78,7 +81,7 @@ class MLPSite(HostSite):
 
 
 class AttentionSite(HostSite):
-    """A kind that looks at attention layers."""
+    """Base class of the kinds that look at attention layers."""
 
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
@@ -91,15 +94,15 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> Dict[str, HostSi
 
     Args:
         host (nn.Module): A backbone.
-        kinds (Sequence[str | dict]): Names of kinds, or dicts with ``kind``, a regular expression
-            ``where`` for the paths of their modules, and options of the kind.
+        kinds (Sequence[str | dict]): Names of kinds, or dicts with ``kind`` and optionally a
+            regular expression ``where`` for the paths of their modules, and options of the kind.
 
     Returns:
-        dict[str, HostSite]: By name.
+        dict[str, HostSite]: The sites by name.
 
     Raises:
-        ValueError: An unknown kind or option, a kind that the host does not have, or two kinds
-            that claim the same axis of a tensor.
+        ValueError: A kind or option is unknown, the host does not have a kind, ``where`` matches
+            no module, or two kinds claim the same axis of a tensor.
     """
     sites: Dict[str, HostSite] = {}
     for config in kinds:
@@ -114,12 +117,13 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> Dict[str, HostSi
                              f'found {where!r}')
         sites.update(matching)
     _check_axes(sites)
+    # hosts register their modules in forward order
     order = {path: place for place, (path, _) in enumerate(host.named_modules())}
     return dict(sorted(sites.items(), key=lambda item: order[item[1].path]))
 
 
 def why_not(host: nn.Module, kind: str) -> str:
-    """Why a host has no site of a kind; '' if it has."""
+    """The reason why a host has no site of a kind; '' if it has one."""
     found, reasons = _sites_of(host, KINDS[kind], {})
     return '' if found else (reasons or [f'no layer of `{type(host).__name__}` that the kind '
                                          'looks at has an adapter'])[0]
@@ -145,7 +149,7 @@ def _sites_of(host: nn.Module, cls: Type[HostSite],
     except Unsupported as reason:
         return {}, [str(reason)]
     for view in views:
-        if isinstance(view, Unsupported):
+        if isinstance(view, Unsupported):  # the adapter already knows why not
             reasons.append(str(view))
             continue
         try:
@@ -168,7 +172,8 @@ def _nothing_found(host: nn.Module, kind: str, reasons: List[str]) -> str:
 
 
 def _check_axes(sites: Mapping[str, HostSite]) -> None:
-    """Refuse two sites along one axis of a tensor, or along one part of it."""
+    """Refuse two sites along the same axis of a tensor, or along the same part of it."""
+    # by tensor and dimension: first position, last position + 1, site
     claimed: Dict[Tuple[int, int], List[Tuple[int, int, str]]] = {}
     for name, site in sites.items():
         for axis in site.claims():
@@ -176,6 +181,7 @@ def _check_axes(sites: Mapping[str, HostSite]) -> None:
                 continue
             start, end = axis.span
             others = claimed.setdefault((id(axis.value), axis.dim), [])
+            # another site with an overlapping range, else the site itself
             first = next((other for low, high, other in others
                           if other != name and low < end and start < high), name)
             if first != name:

@@ -15,8 +15,9 @@ from .base import HostSite, register_kind
 class Channels(HostSite):
     """A unit is a channel that some layers write and others read.
 
-    Behind a ``GroupNorm`` it is a group of channels, which is normed by itself. Between norm and
-    readers nothing but activations that keep 0, pooling, resizing and concatenation may stand.
+    Behind a ``GroupNorm`` a unit is a whole group of channels, because each group is normalised on
+    its own. Between the norm and the readers only activations that map 0 to 0, pooling, resizing
+    and concatenation are allowed.
     """
 
     kind = 'channels'
@@ -31,9 +32,9 @@ class Channels(HostSite):
         """The channels of a view.
 
         Raises:
-            Unsupported: A norm over all channels, or groups that differ.
+            Unsupported: A norm mixes all channels, or the group widths of norms differ.
         """
-        widths = {1}
+        widths = {1}  # channels per unit: 1, and the group width of any `GroupNorm`
         for path in filter(None, view.norms):
             norm = host.get_submodule(path)
             if isinstance(norm, nn.GroupNorm):
@@ -49,7 +50,7 @@ class Channels(HostSite):
         return site
 
     def axes(self) -> List[Axis]:
-        """See :class:`~mmkcr.core.Site`; readers first, see ``before`` of an axis."""
+        """See :class:`~mmkcr.core.Site`; readers come first, see ``before`` of an axis."""
         view, found = self.view, []
         writer = self.module(view.writers[0])
         for reads in view.readers:
@@ -61,6 +62,7 @@ class Channels(HostSite):
                               writer=None if before is None else writer))
         for path, norm in self._written():
             layer = self.module(path)
+            # a scale folds into the norm if there is one: the norm would undo it in the layer
             found += [Axis(layer, name, 1 if name == 'weight' and _transposed(layer) else 0,
                            not norm, inner=self.width) for name in ('weight', 'bias')]
             if norm:
@@ -74,13 +76,13 @@ class Channels(HostSite):
         return list(zip(self.view.writers, norms))
 
     def mask_points(self) -> List[MaskPoint]:
-        """What every writer gives, behind its norm."""
+        """The output of every writer, behind its norm if there is one."""
         return [MaskPoint(self.module(norm or path), 'output',
                           1 if isinstance(self.module(path), _ConvNd) else -1, inner=self.width)
                 for path, norm in self._written()]
 
     def resized(self, units: int) -> None:
-        """Tell the module of the adapter, which may hold the width."""
+        """Let the adapter update a module that records the width."""
         if self.view.resize is not None:
             self.view.resize(self.module(self.view.path), units * self.width)
 

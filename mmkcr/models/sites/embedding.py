@@ -14,10 +14,10 @@ from .base import HostSite, register_kind
 
 @register_kind
 class Embedding(HostSite):
-    """A unit is a channel of a residual stream, in all that writes it and all that reads it.
+    """A unit is a channel of a residual stream, in all layers that write it or read it.
 
-    The mask multiplies what is embedded into the stream. Features that leave the host keep the
-    dense width, with 0 at dropped channels, so that heads and necks are those of the dense model.
+    The mask multiplies the embeddings that start the stream. Features that leave the host keep the
+    dense width, with 0 at dropped channels. So heads and necks stay those of the dense model.
     """
 
     kind = 'embedding'
@@ -41,7 +41,7 @@ class Embedding(HostSite):
         return [MaskPoint(self.module(path), 'output', dim) for path, dim in self.view.masked]
 
     def attach(self, gate: BaseGate) -> None:
-        """As of any site; the norms over the stream follow the mask."""
+        """Attach the gate, and make the norms over the stream follow its mask."""
         super().attach(gate)
         for owner, name, inner in list(self.view.norms(self.host)):
             norm = take_over(MaskedLayerNorm, getattr(owner, name), shared=(gate, ), inner=inner)
@@ -56,24 +56,24 @@ class Embedding(HostSite):
         super().detach()
 
     def resized(self, units: int) -> None:
-        """Record the width where the host does."""
+        """Update the host's own record of the width."""
         self.view.resize(self.host, units)
 
     def fitted(self) -> Tuple[str, ...]:
-        """What writes the stream."""
+        """Paths of the linear layers and convolutions that write the stream."""
         paths = {module: path for path, module in self.host.named_modules()}
         return tuple(paths[axis.module] for axis in self.axes() if axis.dim == 0 and
                      axis.name == 'weight' and isinstance(axis.module, (nn.Linear, nn.Conv2d)))
 
     def widen(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Channels of the stream at their places in the dense width, 0 elsewhere.
+        """Put the channels of the stream at their positions in the dense width, 0 elsewhere.
 
         Args:
-            x (Tensor): With the channels present along ``dim``.
-            dim (int): Of the channels. Defaults to -1.
+            x (Tensor): Has the present channels along ``dim``.
+            dim (int): Dimension of the channels. Defaults to -1.
         """
         kept, support = self.kept, None if self.gate is None else self.gate.support()
-        if support is not None:
+        if support is not None:  # channels that no option keeps leave as 0, as after slicing
             shape = [1] * x.ndim
             shape[dim] = -1
             x = x * (support > 0).to(x.dtype).view(shape)

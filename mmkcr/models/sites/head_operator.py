@@ -14,10 +14,10 @@ from .base import AttentionSite, register_kind
 
 @register_kind
 class HeadOperatorSite(AttentionSite):
-    """A unit is a head; heads that are not kept are computed by an operator.
+    """A unit is a head; an operator computes the heads that are not kept.
 
-    The operator's parameters are new, so they learn in frozen stages too. The host must give
-    tokens with the height and width of their grid, as mmpretrain's ``VisionTransformer`` does.
+    The operator's parameters are new, so they learn in frozen stages too. The patch embedding must
+    return the height and width of the grid, as that of mmpretrain's ``VisionTransformer`` does.
     """
 
     kind = 'head_operator'
@@ -32,8 +32,8 @@ class HeadOperatorSite(AttentionSite):
         Args:
             host (nn.Module): The network.
             view (AttentionView): The layer.
-            operator (str): Of replaced heads in a supernet and in new structures. Defaults to
-                ``'dwconv'``.
+            operator (str): Operator of replaced heads in a supernet and in new structures.
+                Defaults to ``'dwconv'``.
         """
         head_operator(operator)
         if not hasattr(host, 'num_extra_tokens') or not hasattr(host, 'patch_embed'):
@@ -53,7 +53,7 @@ class HeadOperatorSite(AttentionSite):
         return self.host.grid
 
     def axes(self) -> List[Axis]:
-        """What the output projection reads; the units stay there, computed by whatever."""
+        """The input of the output projection: replaced heads stay there, from an operator."""
         return [Axis(self.owner.proj, 'weight', 1, inner=self.view.width)]
 
     def claims(self) -> List[Axis]:
@@ -62,15 +62,15 @@ class HeadOperatorSite(AttentionSite):
                 for dim in (0, 1)]
 
     def mask_points(self) -> List[MaskPoint]:
-        """None: the layer mixes by the gate itself."""
+        """None: :class:`MixedAttention` applies the gate itself."""
         return []
 
     def operators(self) -> Tuple[str, ...]:
-        """All operators, that of the search first."""
+        """All operators, with that of the search first."""
         return (self.operator, *(name for name in OPERATORS if name != self.operator))
 
     def check(self, kept: Tensor) -> None:
-        """Any heads will do, none too."""
+        """Accept any selection of heads, also an empty one."""
 
     def attach(self, gate: BaseGate) -> None:
         """Mix attention and operator by the gate."""
@@ -78,7 +78,7 @@ class HeadOperatorSite(AttentionSite):
         super().attach(gate)
 
     def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
-        """Refused by a ``ValueError``: operators are chosen at the end of a search."""
+        """Raise a ``ValueError``: operators are chosen at the end of a search."""
         raise ValueError(f'expected a gate that chooses at the end of a search at `{self.name}`, '
                          f'found one that slices while it trains')
 
@@ -94,24 +94,24 @@ class HeadOperatorSite(AttentionSite):
         setattr(self.module(parent), name, attention)
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """Of projections, attention products and operator with ``size`` heads of attention."""
+        """MACs of projections, attention products and operator, with ``size`` attention heads."""
         width, operator = self.view.width, self._module()
         _, tokens, dims = input_shape
         patches, replaced = tokens - self.grid.extra, self.total - size
-        attention = size * width * tokens * (3 * dims + 2 * tokens)
-        columns = width * (size + operator.count_out(replaced))
+        attention = size * width * tokens * (3 * dims + 2 * tokens)  # q, k, v, and two products
+        columns = width * (size + operator.count_out(replaced))  # inputs of the output projection
         return attention + operator.macs(replaced, dims, tokens, patches) + columns * dims * tokens
 
     def params(self, size: Cost) -> Cost:
-        """Queries and keys of ``size`` heads, and the operator of the others beside the rest."""
+        """Parameters with queries and keys of ``size`` heads, and an operator for the others."""
         owner, replaced = self.owner, self.total - size
         mixed = (self.holder, owner.operator) if hasattr(owner, 'operator') else ()
-        row = count_params(owner.qkv) // (3 * self.total)  # one part of one head
+        row = count_params(owner.qkv) // (3 * self.total)  # the queries of one head, or its keys
         return (count_params(owner) - sum(map(count_params, mixed)) - 2 * row * replaced
                 + self._module().params(replaced))
 
     def _module(self) -> nn.Module:
-        """The operator: that of the layer or, of a dense one, one like it."""
+        """The layer's operator; for a dense layer, a new one of all heads, to count with."""
         return getattr(self.owner, 'operator', None) or head_operator(self.operator)(
             self.total, self.view.width, self.grid.extra)
 

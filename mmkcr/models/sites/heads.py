@@ -12,14 +12,14 @@ from .rotary_pairs import RotaryPairs
 
 @register_kind
 class Heads(AttentionWidth):
-    """A unit is a head: its queries, keys and values, and what the output projection reads."""
+    """A unit is a head: its queries, keys, values and columns of the output projection."""
 
     kind = 'heads'
 
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'Heads':
         """The heads of an attention layer."""
-        if getattr(host, 'rope_mixed', False):  # of timm
+        if getattr(host, 'rope_mixed', False):  # an attribute of timm's models
             raise Unsupported(f'each head has rotary positions of its own at `{view.path}`')
         site = cls(host, view, view.path, view.heads, view.heads)
         site.unit = view.width
@@ -36,11 +36,11 @@ class Heads(AttentionWidth):
 
 @register_kind
 class HeadChannels(AttentionWidth):
-    """A unit is a channel of a head, unit ``h * width + c``; one mask for queries, keys, values.
+    """A unit is a channel of a head, with one mask for queries, keys and values.
 
-    A selection keeps equally many channels of every head that it keeps. The softmax keeps the
-    scale of the dense head. Where positions turn pairs of channels, the site is one of
-    :class:`~mmkcr.models.sites.rotary_pairs.RotaryPairs`.
+    Unit ``h * width + c`` is channel c of head h. A selection keeps equally many channels of every
+    head that it keeps. The softmax keeps the scale of the dense head. If rotary positions rotate
+    pairs of channels, the site is a :class:`~mmkcr.models.sites.rotary_pairs.RotaryPairs`.
     """
 
     kind = 'head_channels'
@@ -57,5 +57,5 @@ class HeadChannels(AttentionWidth):
         return cls(host, view, view.path, view.heads * view.width, view.heads)
 
     def _shape(self, kept: Tensor) -> Tuple[int, int]:
-        heads = len(self.group_counts(kept))
+        heads = len(self.group_counts(kept))  # heads that keep any channel
         return heads, len(kept) // heads

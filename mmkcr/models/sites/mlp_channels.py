@@ -18,8 +18,9 @@ from .base import MLPSite, register_kind
 class MLPChannels(MLPSite):
     r"""A unit is a channel of the residual stream: :math:`y = x + g \odot MLP(g \odot LN(x))`.
 
-    The norm sees all channels, the hidden width stays. A subnet takes the kept channels out of
-    the norm's output and puts the MLP's back at their places, so its layers are ordinary ones.
+    The norm sees all channels, and the hidden width stays. A subnet takes the kept channels out of
+    the norm's output and puts the MLP's output back at their positions. So the MLP itself consists
+    of ordinary, narrower layers.
     """
 
     kind = 'mlp_channels'
@@ -42,7 +43,7 @@ class MLPChannels(MLPSite):
         output = self.module(view.output)
         found = [Axis(self.module(path), 'weight', 1) for path in view.inputs]
         found += [Axis(output, 'weight', 0), Axis(output, 'bias')]
-        for path in view.scales:
+        for path in view.scales:  # a batch norm, or a layer scale (`weight` or `gamma`)
             scale = self._module_at(path)
             names = ('weight', 'bias', 'running_mean', 'running_var') \
                 if isinstance(scale, _BatchNorm) else ('weight', 'gamma')
@@ -58,7 +59,7 @@ class MLPChannels(MLPSite):
 
     @property
     def _dim(self) -> int:
-        """Channel dimension of the stream: that of the tokens, or 1 of maps."""
+        """Channel dimension of the stream: -1 for tokens, 1 for maps."""
         return 1 if isinstance(self.module(self.view.norm), (nn.Identity, Take)) else -1
 
     def mask_points(self) -> List[MaskPoint]:
@@ -68,7 +69,7 @@ class MLPChannels(MLPSite):
         return [*inputs, MaskPoint(self.module(self.view.after), 'input', self._dim)]
 
     def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
-        """Slice, and select what is read and written."""
+        """Slice, and let the MLP read and write only the kept channels."""
         norm, dim = self.module(self.view.norm), self._dim
         present = getattr(norm, 'kept', None)
         kept = units if present is None else present[units]
@@ -76,8 +77,8 @@ class MLPChannels(MLPSite):
             total = getattr(norm, 'total', self.total)
             super().slice_units(units, optimizer)
             selected = norm
-            if not isinstance(norm, SlicedLayerNorm):
-                norm.normalized_shape = (total, )
+            if not isinstance(norm, SlicedLayerNorm):  # the first time: a dense norm
+                norm.normalized_shape = (total, )  # slicing set it to the kept width
                 selected = SlicedLayerNorm.convert_from(norm, kept)
             selected.kept = kept.clone()
         else:
@@ -85,11 +86,12 @@ class MLPChannels(MLPSite):
             selected = Take(kept, self.total, dim)
         self._set(self.view.norm, selected)
         after = self.module(self.view.after)
+        # a second slicing replaces the `Put` of the first one
         inside = after[0] if isinstance(after, nn.Sequential) else after
         self._set(self.view.after, nn.Sequential(inside, Put(kept, self.total, dim)))
 
     def lost_outputs(self) -> Tuple[str, ...]:
-        """The output projection, whose dropped channels the stream does without."""
+        """The output projection: its dropped channels are missing in the stream."""
         return (self.view.output, )
 
     def _set(self, path: str, module: nn.Module) -> None:
@@ -99,8 +101,8 @@ class MLPChannels(MLPSite):
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """``l (2 size^2 + size)`` with l = 2 layers (KCR, section 3.3).
 
-        In front of MobileViT's convolution the term ``(1 + size) H W C'`` of DCS, section 3.4,
-        comes on top, with the C' filters of that convolution.
+        In MobileViT the term ``(1 + size) H W C'`` of DCS, section 3.4, is added, where C' are the
+        filters of the convolution behind the transformer.
         """
         cost = 2 * (2 * size * size + size)
         stage = self.view.path.partition('.global_rep.')

@@ -14,11 +14,11 @@ from .base import MLPSite, register_kind
 
 @register_kind
 class MLPHidden(MLPSite):
-    """A unit is a hidden unit of an MLP: a row of its input projections, a column of the output.
+    """A unit is a hidden unit of an MLP: a row of each input projection, a column of the output.
 
-    The mask acts before the activation where that is the same as behind it (no gate, no
-    convolution between, an activation that keeps 0), else on the input of the output projection.
-    A layer norm over the hidden layer has the statistics of the kept units.
+    The mask acts before the activation if a 0 there is a 0 behind it: without gating, without a
+    convolution between, and with an activation that maps 0 to 0. Otherwise it acts on the input of
+    the output projection. A layer norm over the hidden layer uses the statistics of the kept units.
     """
 
     kind = 'mlp_hidden'
@@ -40,6 +40,7 @@ class MLPHidden(MLPSite):
 
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
+        # a scale folds into the module that `mask_points` masks, or into the output's columns
         view, masked, found = self.view, self._where(), []
         for path in view.inputs:
             for name in ('weight', 'bias'):
@@ -60,7 +61,7 @@ class MLPHidden(MLPSite):
         return [MaskPoint(self.module(self.view.output), 'input', self.view.dim)]
 
     def attach(self, gate: BaseGate) -> None:
-        """As of any site; a norm over the hidden layer follows the mask."""
+        """Attach the gate, and make a norm over the hidden layer follow its mask."""
         super().attach(gate)
         self._exchange_norm(MaskedLayerNorm, shared=(gate, ))
 
@@ -77,13 +78,14 @@ class MLPHidden(MLPSite):
                     take_over(cls, self.module(self.view.hidden_norm), without, **attributes))
 
     def resized(self, units: int) -> None:
-        """Record the width where the host does."""
+        """Update the host's own record of the width."""
         if self.view.width:
             setattr(self.module(self.view.path), self.view.width, units)
 
 
 def _keeps_zero(module: nn.Module) -> bool:
-    """Whether the activations inside a module map 0 to 0."""
+    """Whether all activations inside a module map 0 to 0."""
+    # leaf modules without parameters, from a module of activations; tried on a 0
     activations = [child for child in module.modules()
                    if not list(child.children()) and not list(child.parameters())
                    and 'activation' in type(child).__module__]

@@ -13,11 +13,11 @@ from .base import AttentionSite, register_kind
 
 
 class MaskHook:
-    """Multiplies queries and keys by the mask of what their projection reads.
+    """Multiplies queries and keys by a mask that is computed from their projection's input.
 
     Args:
-        mask (QKMask): Of D channels; it belongs to the attention layer.
-        parts (tuple[int, ...]): What follows each other in the projection's outputs: 0 for
+        mask (QKMask): Mask of D channels. It belongs to the attention layer.
+        parts (tuple[int | None, ...]): The parts of the projection's output, in order: 0 for
             queries, 1 for keys, None for values, which are not masked.
     """
 
@@ -27,6 +27,7 @@ class MaskHook:
     def __call__(self, _: nn.Module, args: Tuple[Tensor, ...], out: Tensor) -> Tensor:
         """Forward hook of a projection (..., N, C) to (..., N, parts * D)."""
         chosen = self.mask.binarize(self.mask(args[0]))  # (..., N, 1 or 2, D)
+        # with one mask for both, part % 1 is 0
         pieces = [piece if part is None else piece * chosen[..., part % chosen.shape[-2], :]
                   for piece, part in zip(out.unflatten(-1, (len(self.parts), -1)).unbind(-2),
                                          self.parts)]
@@ -37,7 +38,7 @@ class MaskHook:
 class QKMaskSite(AttentionSite):
     """Puts a :class:`~mmkcr.models.gates.QKMask` on an attention layer, under the key ``mask``.
 
-    It has no gate, slices nothing, and stays in the subnet. Options are those of the mask.
+    It has no gate, slices nothing, and stays in the subnet. Its options are those of the mask.
     """
 
     kind = 'qk_mask'
@@ -46,7 +47,7 @@ class QKMaskSite(AttentionSite):
 
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
-        """Attention layers, and EfficientViT's linear attention by its path."""
+        """Views of attention layers, and the paths of EfficientViT's linear attention layers."""
         linear = [path for path, module in host.named_modules() if isinstance(module, LiteMLA)]
         return [*super().views(host), *linear]
 
@@ -54,6 +55,7 @@ class QKMaskSite(AttentionSite):
     def of(cls, host: nn.Module, view: Any, **options: Any) -> 'QKMaskSite':
         """The mask of an attention layer."""
         path = view if isinstance(view, str) else view.path
+        # from here on, `path == view` means linear attention
         if path != view and not view.called:
             raise Unsupported(f'{view.why_uncalled} at `{path}`')
         channels = host.get_submodule(path).channels if path == view else view.heads * view.width
@@ -62,22 +64,22 @@ class QKMaskSite(AttentionSite):
         return site
 
     def axes(self) -> List[Axis]:
-        """None."""
+        """None: the mask slices nothing."""
         return []
 
     def claims(self) -> List[Axis]:
-        """Inputs and outputs of the projections, whose sizes are those of the mask."""
+        """Inputs and outputs of the projections, because the mask has their sizes."""
         return [Axis(projection, 'weight', dim) for projection in self._projections()
                 for dim in (0, 1)]
 
     def _projections(self) -> List[nn.Module]:
-        """That of queries, keys and values, or those of queries and of keys."""
+        """The fused projection of queries, keys and values, or those of queries and of keys."""
         if isinstance(self.owner, LiteMLA):
             return [self.owner.qkv]
         return [self.module(path) for path in self.view.projections[:2]]
 
     def mask_points(self) -> List[MaskPoint]:
-        """None."""
+        """None: the mask is applied by a hook of its own, or by the layer."""
         return []
 
     def prepare(self) -> None:
@@ -88,12 +90,12 @@ class QKMaskSite(AttentionSite):
         heads = self.total // owner.head_dim if linear else self.view.heads
         owner.mask = MODELS.build(dict(self.config, channels=self.total, num_heads=heads,
                                        maps=linear, in_channels=weight.shape[1])).to(weight)
-        if linear:  # it calls the mask itself
+        if linear:  # the layer calls the mask itself
             return
         parts: Tuple[Optional[int], ...] = (0, 1, None)
         for projection, count in zip(projections, self.view.fused):
             projection.register_forward_hook(MaskHook(owner.mask, parts[:count]))
-            parts = parts[count:]
+            parts = parts[count:]  # each projection takes its `count` parts
 
     @staticmethod
     def masks(host: nn.Module) -> Mapping[str, QKMask]:

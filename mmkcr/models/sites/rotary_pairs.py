@@ -1,4 +1,4 @@
-"""Channels of heads whose positions turn pairs of them (SPEC 9)."""
+"""Channels of heads whose rotary positions rotate pairs of them (SPEC 9)."""
 
 from typing import List, Optional, Tuple
 
@@ -10,22 +10,23 @@ from .attention_width import AttentionWidth
 
 
 class RotaryPairs(AttentionWidth):
-    """A unit is a pair of channels, the same of all heads, since heads share the angles.
+    """A unit is a pair of channels, the same pair in all heads, because heads share the angles.
 
-    Queries and keys lose the pair and its angles. Values and the output projection, which no
-    position touches, lose the two channels at the same places.
+    Queries and keys lose the pair and its angles. Values and the output projection, which do not
+    depend on positions, lose the two channels with the same indices.
     """
 
     kind = 'head_channels'
 
     def open(self) -> None:
-        """Exchange the layer for one that turns queries and keys by a module."""
+        """Exchange the layer for one that rotates queries and keys by a module."""
         self._exchange(self.view.rotary.opened(self.owner))
 
     @property
     def _layout(self) -> Tuple[int, int]:
-        """Times that all pairs follow each other in a projection, and channels of one in a row."""
+        """``repeats`` and ``inner`` of an axis over all heads, see :class:`~mmkcr.core.Axis`."""
         heads = self.view.heads
+        # 'half': a head has the first channels of all pairs, then the second; else pair by pair
         return (2 * heads, 1) if self.view.rotary.layout == 'half' else (heads, 2)
 
     def _of_units(self, axis: Axis) -> Axis:
@@ -33,8 +34,8 @@ class RotaryPairs(AttentionWidth):
         return axis._replace(folds=axis.dim == 0, repeats=axis.repeats * repeats, inner=inner)
 
     def mask_points(self) -> List[MaskPoint]:
-        """Queries and keys at their positions, and what the projection reads."""
-        repeats, inner = self._layout
+        """Queries and keys after the rotation, and the input of the output projection."""
+        repeats, inner = self._layout  # the rotation's output has heads apart: one head's repeats
         return [MaskPoint(self.owner.rotary, 'output', -1, repeats // self.view.heads, inner),
                 MaskPoint(self.module(self.view.output), 'input', -1, repeats, inner)]
 
@@ -42,11 +43,11 @@ class RotaryPairs(AttentionWidth):
         return self.view.heads, 2 * len(kept)
 
     def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
-        """Slice, and turn by the angles of what is left."""
+        """Slice, and rotate by the angles of the pairs that are left."""
         kept = units if self.kept is None else self.kept[units]
         super().slice_units(units, optimizer)
         self.owner.rotary.keep(kept, self.view.width)
 
     def fitted(self) -> Tuple[str, ...]:
-        """The layer: its queries are refitted."""
+        """The layer itself, because its queries are refitted."""
         return (self.path, )
