@@ -118,7 +118,8 @@ FAMILIES: Dict[str, Family] = {
         mlp_ratios=[2, 2], sr_ratios=[2, 1]), out_indices=(0, 1), other=(64, 96)),
     'SVT': _mm('mmpretrain', 'SVT', arch=dict(
         embed_dims=[16, 32], depths=[2, 2], num_heads=[2, 4], patch_sizes=[4, 2], strides=[4, 2],
-        mlp_ratios=[2, 2], sr_ratios=[2, 1], window_sizes=[4, 4]), out_indices=(0, 1)),
+        mlp_ratios=[2, 2], sr_ratios=[2, 1], window_sizes=[4, 4]), out_indices=(0, 1),
+        other=(72, 64)),  # windows that do not fit in one direction
     'MViT': _mm('mmpretrain', 'MViT', arch=dict(
         embed_dims=16, num_layers=2, num_heads=1, downscale_indices=[1]), img_size=64),
     'MobileViT': _mm('mmpretrain', 'MobileViT', other=(64, 96), arch=[

@@ -284,10 +284,12 @@ class SizedGroupedAttention(SizedAttention, LocallyGroupedSelfAttention):
         side, x = self.window_size, x.unflatten(1, (height, width))
         right, below = -width % side, -height % side  # padding to whole windows
         x = F.pad(x, (0, 0, 0, right, 0, below))
-        padded = F.pad(x.new_zeros(1, height, width, 1), (0, 0, 0, right, 0, below), value=1.)
-        mask = self._windows(padded).squeeze(-1)  # (windows, side^2): 1 where padded
-        # real tokens and padding do not attend to each other
-        mask = -1000. * (mask[:, :, None] != mask[:, None, :]).to(x.dtype)
+        mask = None
+        if right and below:  # the host does not mask the padding of one side alone
+            padded = F.pad(x.new_zeros(1, height, width, 1), (0, 0, 0, right, 0, below), value=1.)
+            mask = self._windows(padded).squeeze(-1)  # (windows, side^2): 1 where padded
+            # real tokens and padding do not attend to each other
+            mask = -1000. * (mask[:, :, None] != mask[:, None, :]).to(x.dtype)
         windows = self._attend(self._windows(x), mask=mask)
         windows = windows.view(len(x), x.shape[1] // side, -1, side, side, windows.shape[-1])
         # (B, rows of windows, columns, side, side, C): back to a map
