@@ -55,7 +55,7 @@ class EfficientViTClsHead(ClsHead):
         self.fc = nn.Linear(widths[1], num_classes)
 
     def pre_logits(self, feats: Sequence[Tensor]) -> Tensor:
-        """What the classifier reads.
+        """Features that the classifier reads.
 
         Args:
             feats (Sequence[Tensor]): Feature maps; the last one (B, C, H, W) counts.
