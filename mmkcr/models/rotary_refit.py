@@ -27,8 +27,10 @@ class TurnedMoments(NamedTuple):
 
     @property
     def both(self) -> tuple:
-        """Second moment of the queries; covariance of the keys, since the softmax does not see
-        what is the same for all keys."""
+        """Second moment of the queries and covariance of the keys.
+
+        Keys are centred, since the softmax does not see what is the same for all keys.
+        """
         return self.query.second_moment, self.key.covariance
 
 

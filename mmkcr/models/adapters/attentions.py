@@ -50,6 +50,7 @@ def multihead_attention(module: nn.Module) -> Dict[str, Any]:
 
 def _resize_multihead(scale: float, layer: nn.Module, heads: int, width: int) -> nn.Module:
     layer.num_heads, layer.head_dims, layer.embed_dims = heads, width, heads * width
+    # the layer passes no scale: PyTorch would use that of the sliced width, not of the dense head
     if layer.scaled_dot_product_attention is F.scaled_dot_product_attention:
         layer.scaled_dot_product_attention = partial(F.scaled_dot_product_attention, scale=scale)
     return layer
@@ -352,7 +353,6 @@ def _fused(module: nn.Module, width: int = 0) -> Dict[str, Any]:
 
 def _along(names: Sequence[str], table: str, layer: nn.Module) -> List[Axis]:
     """Axes of biases with an entry per channel, and of a table with an entry per head, if any."""
-    # asked when the layer may be sliced already: the width comes from its weights
     width = layer.qkv.out_features // 3 // layer.num_heads if table else 1
     return [*(Axis(layer, name) for name in names),
             *([Axis(layer, table, 1, per=width)] if table else [])]

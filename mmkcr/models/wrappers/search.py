@@ -130,7 +130,7 @@ class SearchModel(RegularizedModel):
         seed, step = self._noise_state
         # a new generator per step: the draw depends on seed and step, not on what ran before
         generator = torch.Generator().manual_seed(seed * 2**31 + step)
-        # all modules, as gates beside the backbone may have noise too
+        # all modules: masks on queries and keys have noise too, but no gated site
         for gate in self.architecture.modules():
             if isinstance(gate, NoisyGate):
                 gate.resample(generator)
