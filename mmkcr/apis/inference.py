@@ -20,8 +20,8 @@ ZOO = 'tools/model_zoo/trained'
 def list_models(pattern: str = '*') -> List[str]:
     """Names of this package's models, from its metafiles.
 
+    Args:
         pattern (str): A pattern as for file names. Defaults to all.
-        pattern (str): As of file names. Defaults to all.
     """
     return [name for name in model_index() if fnmatch(name, pattern)]
 
@@ -115,6 +115,7 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
 def model_index() -> Dict[str, Dict[str, Any]]:
     """Entries of this package's metafiles, and its trained networks, by the models' names.
 
+    Returns:
         dict[str, dict]: ``Config`` is a path that can be opened, ``Metadata`` holds sizes and data,
         ``Results`` what was measured here, or None if nothing was run. For networks that come with
         the package ``Weights`` is a path, too.

@@ -22,11 +22,11 @@ ORDER, ORDER_WEIGHTS = 'order.json', 'order.pth'
 
 
 class OrderFiles(NamedTuple):
-    """What was written.
+    """Written files.
 
     Args:
-        folder (Path): Of the files.
-        result (BudgetsResult): What is in them.
+        folder (Path): Folder of the files.
+        result (BudgetsResult): Their content.
     """
 
     folder: Path
@@ -37,20 +37,20 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
                 seed: int = 0, **settings: Any) -> OrderFiles:
     """Compress a checkpoint for many budgets; writes order, weights, config and sensitivity.
 
-    In the config ``structure=dict(order=..., target_macs=...)`` says which network is built: any
-    target from the least budget to 100 %. The weights are those of all; loading takes what the
-    network has. A call that was killed goes on when it is repeated.
+    In the config, ``structure=dict(order=..., target_macs=...)`` selects the network to build: any
+    target from the smallest budget to 100 %. The weights file holds the weights of all; loading
+    picks those of the network. A killed call continues when it is repeated.
 
     Args:
         task (CompressTask): Config, checkpoint and images.
         targets (Sequence[str]): Budgets that are refitted, see
-            :func:`~mmkcr.apis.budgets.compress_budgets`. The first is that of the config.
-        sites (Sequence, optional): Kinds of site. Defaults to None: as of ``compress``.
-        seed (int): Of everything drawn. Defaults to 0.
+            :func:`~mmkcr.apis.budgets.compress_budgets`. The config selects the first.
+        sites (Sequence, optional): Kinds of site. Defaults to None: as in ``compress``.
+        seed (int): Seed of all random draws. Defaults to 0.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
-        ValueError: As of ``compress_budgets``. Nothing is written then.
+        ValueError: As in ``compress_budgets``. Nothing is written then.
     """
     key = dict(task.key, sites=sites, settings=settings)
     done = [CompressProgress(task.folder / f'{PROGRESS}-{place}', dict(key, target=target))
