@@ -391,8 +391,7 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
         weight, own, deltas = weight_matrix(layer), reader.columns(layer), []
         for units in kept:
             columns = reader.of_units(layer, units.to(weight.device), site.total).flatten()
-            # W' on the kept columns minus W on all: an approximation of outputs with the kept units
-            # alone
+            # W' on the columns of the kept units, minus W on all columns of the site
             delta = torch.zeros_like(weight)
             delta[:, own] -= weight[:, own]
             delta[:, own.start + columns] += refit(

@@ -109,7 +109,7 @@ def epoch_of(checkpoint: Dict[str, Any]) -> Optional[int]:
 
 
 def plot_curve(rows: List[Dict[str, Any]], path: Union[str, Path], title: str = '') -> None:
-    """Draws the loss with the KCR bounds, and KC, over epochs (KCR figure 1).
+    """Draw the loss with the KCR bounds, and KC, over epochs (KCR figure 1).
 
     Args:
         rows (list[dict]): One per checkpoint: ``epoch`` and :func:`kernel_statistics`.
