@@ -162,6 +162,7 @@ def _refusing(filename: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except Exception as error:
+        # the function or class that PyTorch's unpickler refused
         named = re.search(r'(?:GLOBAL|function|class(?:es)?|type \S+ ?|got <class) \W*([\w.]+)',
                           str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if named:

@@ -170,10 +170,11 @@ def _order(results: Sequence[CompressResult], blocks: Mapping[str, List[str]],
            limits: Sequence[int], macs: MacsModel) -> Order:
     first, profiles = results[0].structure, results[0].profiles
     totals = {name: site.total for name, site in first.sites.items()}
-    rungs = [totals, *(result.structure.sizes() for result in results)]
+    rungs = [totals, *(result.structure.sizes() for result in results)]  # rung 0 is dense
     recorded = {key: first.macs[key] for key in ('dense', 'input_shape', 'part')
                 if key in first.macs}
     if 'backbone' in first.macs:
+        # MACs outside the backbone, which no site changes
         recorded['rest'] = first.macs['subnet'] - first.macs['backbone']
     operators = {name: site.operator for result in results
                  for name, site in result.structure.sites.items() if site.operator}

@@ -96,6 +96,7 @@ def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str,
         raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below `{folder}`, '
                          'found none')
     steps = _pipeline(config.test_dataloader.dataset)
+    # plain images have no annotations to load
     transform = Compose([step for step in steps if step['type'].split('.')[-1]
                          not in _WITHOUT_LABELS])
 

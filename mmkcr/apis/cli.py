@@ -145,6 +145,7 @@ def _first_line(error: BaseException) -> str:
 def reader_is_gone() -> bool:
     """Whether nobody reads standard output any more, as after ``| head``."""
     poll = select.poll()
+    # POLLERR needs no request: it reports a pipe without a reader
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 

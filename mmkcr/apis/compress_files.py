@@ -123,10 +123,12 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
                              "(`part='model'`) to compress the whole model, found "
                              f'`{type(model).__name__}` and {part!r}')
         part = 'model'
+    # heads of detectors cost what the proposals make them cost, so their budget is the backbone's
     part = part or (None if classifies else 'backbone')
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
     if scope == 'model' and most_proposals(model) is not None:
+        # mmdet computes the masks of 100 regions a batch: few images, so that each has many
         batch_size = min(batch_size, IMAGES_WITH_REGIONS)
     batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
@@ -200,10 +202,12 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         result = compress(model, batches, target, sites, task.input_shape, task.part,
                           task_outputs if scope == 'backbone' else None, done=done, latency=table,
                           scope=scope, cost=cost, logits=task.classifies, seed=seed, **settings)
+    # refused arguments leave nothing to continue
     except ValueError:
         done.remove()
         raise
     structure = result.structure
+    # the config in place of the class name, so that the structure alone builds the backbone
     structure.backbone['backbone'] = task.searched
     structure.provenance = dict(task.provenance, **structure.provenance, target=str(target),
                                 agreement=result.agreement)

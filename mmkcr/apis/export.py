@@ -214,6 +214,7 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
         except torch.onnx.errors.OnnxExporterError as error:
             raise ValueError('expected a model of operators that ONNX has, found '
                              f'`{type(prepared.model).__name__}`: {_first_line(error)}') from error
+    # two batch sizes and, if dynamic, two image sizes: what is equal for both is constant
     examples = [(2, *traced), (3, *shape)]
     graph = fold_constants(onnx.load(path), [np.zeros(size, np.float32) for size in examples])
     if runtime != 'tensorrt':  # measured: it is faster in the others

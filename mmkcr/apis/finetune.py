@@ -52,12 +52,14 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
     scale_rates(config, rate)
     config.train_cfg[key] = length
     interval = config.train_cfg.get('val_interval', 1)
+    # a short run must still validate, at its end
     config.train_cfg.val_interval = min(interval, length)
     here, checkpoint = '{{ fileDirname }}', str(checkpoint)
     if '://' not in checkpoint:
         checkpoint = str(Path(checkpoint).expanduser().resolve())
     config.runner_type = 'mmkcr.CompressionRunner'
     config.custom_imports = with_import(config)
+    # weights to start from are those of `compression`
     config.load_from, config.resume = None, False
     config.compression = ConfigDict(
         scope='model' if structure.macs.get('part') == 'model' else 'backbone',
@@ -66,6 +68,7 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
         regularizers=dict(teacher=dict(
             type='mmkcr.FeatureDistillationLoss', teacher=f'{here}/{DENSE}',
             checkpoint=checkpoint, weight=weight)))
+    # neither loads the checkpoints that the dense training once began with
     for name, content in ((DENSE, dense), (FINETUNE, config)):
         content = without_initial_weights(content)
         with atomic_write(folder / name) as path:

@@ -96,6 +96,7 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
                          f'`default_scope = {scope!r}`')
     if weights is None and not isinstance(model, Config):
         weights = model_index().get(str(model), {}).get('Weights')
+    # a file that cannot be read is refused here, in one sentence
     checkpoint = None if weights is None else read_checkpoint(weights)
     if scope == 'mmpretrain':
         from mmpretrain.apis import ImageClassificationInferencer

@@ -59,11 +59,13 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
         result = compress_budgets(task.model, task.batches, targets, sites, task.input_shape,
                                   task.part, task_outputs, done=done, logits=task.classifies,
                                   seed=seed, **settings)
+    # refused arguments leave nothing to continue
     except ValueError:
         for part in done:
             part.remove()
         raise
     order = result.order
+    # the config in place of the class name, so that the order alone builds its networks
     order.backbone['backbone'] = task.searched
     order.provenance = dict(task.provenance, targets=[str(target) for target in targets],
                             agreement=[found.agreement for found in result.results])
@@ -77,6 +79,7 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
         order.save(text)
     write_config(task, order.backbone, ORDER, ORDER_WEIGHTS, target_macs=str(targets[0]))
     write_sensitivity(result.results[0].profiles, task.folder)
+    # also those of former calls with more targets
     for folder in task.folder.glob(f'{PROGRESS}-*'):
         shutil.rmtree(folder)
     return OrderFiles(task.folder, result)

@@ -42,6 +42,7 @@ def join_processes(config: Config) -> None:
         return
     os.environ.update(variables)
     torch.distributed.init_process_group('gloo')
+    # MMEngine's default wrapper, but without `device_ids`, which name a GPU
     wrapper = config.get('model_wrapper_cfg') or dict(
         type='MMDistributedDataParallel', broadcast_buffers=False,
         find_unused_parameters=config.get('find_unused_parameters', False))

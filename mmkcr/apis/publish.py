@@ -76,6 +76,7 @@ def publish(config: Union[str, Path],
         config=relative(config),
         provenance=provenance(cfg, config, checkpoint, content, online))
     state = {key: _stored(value, half) for key, value in task.state_dict().items()}
+    # in memory first, as the file's name depends on its content
     buffer = io.BytesIO()
     torch.save(dict(state_dict=state, meta=meta), buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()

@@ -58,6 +58,7 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
              if len(structure.sites[name].kept) < site.total]
     blocks: Dict[str, List[str]] = {}
     for name in names:
+        # in the order of the sites, which is that of the forward pass
         blocks.setdefault(block_of(space.sites[name].path), []).append(name)
     batches = _enough(dense, whole, structure, batches, forward, settings)
     runs = [ResumableForward(model, own.host, batches, forward)
@@ -235,6 +236,8 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
     scale = None
     if block is not None and len(layers) == 1 and settings.refit in ('least-squares', 'readers'):
         (path, layer), = old.items()
+        # None if the layer's outputs are not simply added to the block's: then it has its own
+        # targets
         scale = added_last(runs[0], block, layer)
         if scale is not None and layers[path] is not None:
             scale = scale[layers[path].to(scale.device)]
@@ -263,9 +266,11 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
     for path, layer in new.items():
         before = weight_matrix(layer)
         if settings.refit == 'mean':
+            # a control: old weights, and the bias that matches the means
             weight = before.double()
             bias = moments[path].target_mean - weight @ moments[path].mean
         else:
+            # the ridge pulls to the old weights, so the fit is never worse than these
             weight, bias = refit_output(moments[path], before, settings.rho,
                                         biased=layer.bias is not None)
         set_weights(layer, weight, bias)
@@ -279,6 +284,7 @@ def _inputs_and_targets(runs: Sequence[ResumableForward], batch: int,
                         new: Mapping[str, nn.Module],
                         left: Mapping[str, Optional[Tensor]]) -> Tuple[Rows, Rows]:
     """Inputs of the slim network's layers, and the dense outputs that are left, as rows."""
+    # each run ends behind the last of the layers
     targets = caught(runs[0], batch, old, list(old.values())[-1])
     inputs = caught(runs[1], batch, new, list(new.values())[-1])
     return ({path: rows_in(new[path], calls) for path, calls in inputs.items()},

@@ -60,6 +60,8 @@ def refit_structure(model: nn.Module,
     dense = copy.deepcopy(model)
     dense.eval()
     subnet = copy.deepcopy(dense)
+    # a structure of a named backbone lists no `sites`, but the names of its sites end with their
+    # kinds
     kinds = wanted.backbone.get('sites') or list(dict.fromkeys(
         name.rpartition('.')[2] for name in wanted.sites))
     space, params = searched(subnet, kinds), count_params(dense)
@@ -73,6 +75,7 @@ def refit_structure(model: nn.Module,
         raise ValueError(f'expected operators that have a closed form, of {list(FITTED)}, to refit '
                          f'a structure, found {unknown[0]!r}')
     macs = macs_model(subnet, space, input_shape, part)
+    # described anew, as the given structure may name another class for the same backbone
     found = space.structure_for({name: torch.tensor(site.kept)
                                  for name, site in wanted.sites.items()})
     found.method = wanted.method

@@ -155,6 +155,7 @@ def _shared(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor], macs
     # rounds may alternate between two solutions: the best one seen is kept
     for _ in range(20):
         chosen = _chosen(sizes, offered, losses, macs, target)
+        # a fixed point: its costs are those that it was chosen by
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes
         chosen = fitted_sizes(chosen, offered, losses, macs, target)
@@ -204,10 +205,12 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
             sizes = {**sizes, max(found)[1]: max(found)[2]}
 
     sizes = dict(sizes)
+    # down to the budget, then up into what is left of it
     while macs(sizes) > target and moves(sizes, -1):
         _, name, size = max(moves(sizes, -1))
         sizes[name] = size
     sizes = grown(sizes)
+    # each round one site gives way and all others grow; rounds are as many as sites at most
     for _ in offered:
         if macs(sizes) >= FILLED * target:
             break

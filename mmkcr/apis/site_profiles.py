@@ -146,9 +146,11 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     Raises:
         ValueError: A site is not reached, or an activation is not finite.
     """
+    # by `site:path`, as two sites may share a layer
     layers = {f'{name}:{path}': site.module(path)
               for name, site in space.sites.items()
               for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
+    # a control (`choose`) orders plain units: nothing is rotated or fitted for it
     narrowed = {name: site for name, site in space.sites.items() if settings.choose is None and
                 isinstance(site, (HeadChannels, RotaryPairs))}
     pairs = {name: site for name, site in narrowed.items() if isinstance(site, RotaryPairs)}
@@ -169,6 +171,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                         settings.rows, settings.logits, settings.seed, settings.per_unit[0],
                         settings.least_batches, {name: layer for name, layer in projections.items()
                                                  if name not in layers})
+    # from here on the network and the moments of rotated heads are in the new bases
     rotations = {name: _rotated(name, site, found, turned.get(name), settings)
                  for name, site in narrowed.items()}
     _fit_kernels(dense, kernels, batches, forward, settings)
@@ -183,6 +186,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             order = _order_of_units(name, site, found, settings, generator)
             profiles[name] = _by_rotation(order, rotations[name]) if name in rotations else \
                 SiteProfile(order, order.errors)
+    # so far positions count as independent; probes measure the real loss at some sizes
     if settings.choose is None and settings.probe_batches:
         inputs = {name: moments.inputs for name, moments in found.items()}
         with ExitStack() as stack:
@@ -363,6 +367,7 @@ def _measure_streams(dense: nn.Module, space: SearchSpace, profiles: Mapping[str
 
 def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
     """Correct a curve's scale by measurements; its shape remains that of the moments."""
+    # log of measured over predicted loss, at the probed sizes
     factors = (measured / profile.losses[places].clamp(min=1e-30)).clamp(min=1e-30).log()
     factor = np.interp(np.arange(len(profile.losses)), places, factors.numpy())
     scaled = profile.losses * torch.from_numpy(factor).exp()
@@ -371,6 +376,7 @@ def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> Non
 
 def _probed(site: HostSite) -> List[int]:
     """The sizes at which a site's loss is measured."""
+    # per group, as all groups keep equally many units
     count = site.total // site.rows
     if site.operators():  # none may be kept
         return sorted({0, *(round(share * count) for share in PROBES)} - {count})
@@ -415,6 +421,7 @@ def _narrower_keys(site: HeadChannels, order: UnitOrder, counts: Sequence[int]) 
     layer = site.module(part.path)
     deltas = layer.weight.detach().new_zeros(len(counts), *layer.weight.shape)
     for delta, count in zip(deltas, counts):
+        # rows of the keys in a projection that may be fused
         lost = order.order[count:].to(delta.device) + part.rows.start
         delta[lost] = -layer.weight.detach()[lost]
     return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas)

@@ -116,6 +116,7 @@ def slim_files(config: Union[str, Path],
                                 **structure.provenance)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
+    # against a dense model without gates
     said = '' if table is None else check_prediction(build_model(dense_config(cfg)), subnet,
                                                      structure.provenance['latency'])
     return SlimResult(

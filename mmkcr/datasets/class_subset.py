@@ -54,6 +54,7 @@ class ClassSubset:
         if self.num_classes > total:
             raise ValueError(f'expected `num_classes` of a class subset to be at most the '
                              f'{total} classes of the data set, found `{self.num_classes}`')
+        # the beginning of one permutation, so that smaller subsets lie within larger ones
         drawn = np.random.default_rng(self.seed).permutation(total)[:self.num_classes]
         self.source_classes = np.sort(drawn)
         self._indices = np.flatnonzero(np.isin(labels, drawn))

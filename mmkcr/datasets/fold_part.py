@@ -58,6 +58,7 @@ def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
             raise ValueError(f'expected a training set of which a stratified {fraction:.0%} can '
                              f'be drawn, found {len(labels)} samples ({error})') from error
     chosen.sort()
+    # scikit-learn only warns, and some held-out side would lack the class
     rarest = np.unique(labels[chosen], return_counts=True)[1].min()
     if rarest < folds:
         raise ValueError(f'expected at least {folds} samples of every class for {folds} folds, '

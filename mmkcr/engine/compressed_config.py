@@ -268,6 +268,7 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
     config.param_scheduler = ConfigDict(
         weights=schedulers if isinstance(schedulers, list) else [schedulers],
         architecture=[cosine])
+    # arguments that the bilevel loops share with the hosts' loops
     kept = ('max_epochs', 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals')
     config.train_cfg = ConfigDict(
         type='mmkcr.BilevelTrainLoop' if by_epoch else 'mmkcr.IterBilevelTrainLoop',

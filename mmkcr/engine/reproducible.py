@@ -66,6 +66,7 @@ class DrawnIndex(int):
         return index
 
     def __reduce__(self) -> Tuple:
+        # sent to workers by pickle, which would call `__new__` without the seed
         return DrawnIndex, (int(self), self.seed)
 
 

@@ -37,6 +37,7 @@ def split_loader(config: Config, split: str = 'train') -> DataLoader:
         if config.get(name) is None:
             raise ValueError(f'expected a config with `{name}`, found none in '
                              f'`{config.filename}`')
+    # batch size, workers and collate function are the validation's for either split
     loader = copy.deepcopy(config.val_dataloader)
     loader.update(sampler=dict(type='DefaultSampler', shuffle=False), drop_last=False)
     loader.pop('batch_sampler', None)

@@ -133,6 +133,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode inside; afterwards all modules' modes and all random states are restored."""
     modes = {module: module.training for module in model.modules()}
     numpy_state, python_state = np.random.get_state(), random.getstate()
+    # without this argument `fork_rng` visits all devices, and so starts CUDA
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     try:
         with torch.random.fork_rng(devices=devices):

@@ -274,6 +274,7 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack:
         if sensitive:
+            # before the readers' hooks, which run later and so see outputs that require gradients
             stack.enter_context(_gradients_of_activations(model, layers.values()))
         for name, layer in both.items():
             handle = layer.register_forward_hook(found[name].hook)
@@ -342,6 +343,7 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     images = 0
     for batch in batches:
         with ExitStack() as stack:
+            # by (name, place): [x, gradients] of every call
             caught: Dict[Any, List[List[Tensor]]] = {}
             stack.enter_context(_gradients_of_activations(
                 model, [change.layer for tried in changes.values() for change in tried]))

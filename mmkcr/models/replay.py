@@ -264,10 +264,12 @@ def added_last(run: ResumableForward, block: str, layer: nn.Module) -> Optional[
     if module is layer:
         return None
     before = caught(run, 0, {'block': module, 'layer': layer}, module)
+    # a layer that is shared, or not reached
     if [len(before.get(name, ())) for name in ('block', 'layer')] != [1, 1] or \
             isinstance(layer, nn.ConvTranspose2d):
         return None
     rows, out = block_rows(layer, before['block'][0][1]), before['layer'][0][1]
+    # as large as the outputs themselves, so that rounding does not matter
     step = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out) * out.std()
     handle = layer.register_forward_hook(lambda _, __, found: found + step)
     try:

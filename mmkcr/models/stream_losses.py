@@ -133,12 +133,13 @@ def stream_loss(narrow: NarrowStream, batches: Sequence[Any], probes: Sequence[A
         if place >= least and all(
                 one.count >= enough * one.num_features for one in found.values()):
             break
-        dense = narrow.run(batch)
+        dense = narrow.run(batch)  # fills `narrow.inputs` and `narrow.outputs`
         for path, layer in narrow.readers.items():
             before, after = (torch.cat([input_rows(layer, x) for x in calls[path]])
                              for calls in (dense, narrow.inputs))
             targets = torch.cat([output_rows(layer, out) for out in narrow.outputs[path]])
             inputs = found[path].num_features
+            # the same positions of inputs, narrower inputs and outputs
             chosen = pick(len(after), rows_of_a_batch(rows, inputs, enough * inputs, least),
                           generator)
             if chosen is not None:
@@ -149,7 +150,7 @@ def stream_loss(narrow: NarrowStream, batches: Sequence[Any], probes: Sequence[A
     changes = []
     for path, layer in narrow.readers.items():
         weight, moments = weight_matrix(layer), found[path]
-        new = refit_output(moments, weight, rho)[0]
+        new = refit_output(moments, weight, rho)[0]  # W', towards W
         # outputs change by W' (x' - E x') - W (x - E x): one matrix over (x, x'), (m, 2 d)
         mean = torch.cat([means[path] / moments.count, moments.mean])
         delta = torch.cat([-weight, new.to(weight)], 1)

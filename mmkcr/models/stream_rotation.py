@@ -106,6 +106,7 @@ def normed_moments(sites: Mapping[str, Embedding], rows: int) -> Iterator[Dict[s
             device = next(site.owner.parameters()).device
             found[name] = Moments(site.total, device=device, name=name)
 
+            # the default argument binds the moments of this site
             def take(norm: nn.Module, args: tuple, _: Any, moments: Moments = found[name]) -> None:
                 x = args[0].detach().flatten(0, -2)
                 chosen = pick(len(x), rows, generator)

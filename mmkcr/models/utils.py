@@ -32,6 +32,7 @@ def online_modules(model: nn.Module) -> List[nn.Module]:
 
 def online_params(model: nn.Module) -> int:
     """Number of parameters, without those of momentum copies."""
+    # by identity, so that shared parameters count once
     found = {id(parameter): parameter.numel() for module in online_modules(model)
              for parameter in module.parameters(recurse=False)}
     return sum(found.values())

@@ -104,6 +104,7 @@ class _Loyal:
 
     def __call__(self, worker: int) -> None:
         if hasattr(signal, 'sigwaitinfo'):  # not on macOS
+            # blocked signals stay pending until the thread takes them, together with their sender
             signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
             threading.Thread(target=self._obey, daemon=True).start()
         if self.start is not None:
@@ -113,7 +114,7 @@ class _Loyal:
         # the loader terminates its workers by the same signal, and that one they must obey
         while signal.sigwaitinfo(self.signals).si_pid != os.getppid():
             pass
-        os._exit(0)
+        os._exit(0)  # SystemExit would only end this thread
 
 
 def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:

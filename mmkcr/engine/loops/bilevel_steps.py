@@ -70,6 +70,7 @@ class BilevelSteps:
         return logs
 
     def _step_weights(self, batch: Sequence[dict]) -> Dict[str, Tensor]:
+        # gradients of the gates that are being accumulated must not see this step
         with gradients_aside(self._gates):
             return self.runner.model.train_step(
                 batch, optim_wrapper=self.runner.optim_wrapper['weights'])

@@ -103,6 +103,7 @@ def split_indices(total: int, architecture_fraction: float, seed: int,
                          f'{architecture_fraction}')
     sources = torch.arange(total) if sources is None else torch.tensor(sources)
     # sample: (total,), number of each index's sample
+    # the split is over samples, not indices: copies of one sample must not be on both sides
     samples, sample = sources.unique(return_inverse=True)
     number = len(samples)
     count = round(number * architecture_fraction)

@@ -357,6 +357,7 @@ def channel_views(host: nn.Module) -> List[Any]:
             views.append(Unsupported(f'{reason} at `{path}`'))
             continue
         for local in found:
+            # paths from the module become paths from the host
             readers = tuple(reads._replace(
                 path=_absolute(path, reads.path), before=None if reads.before is None else tuple(
                     item if isinstance(item, int) else _absolute(path, item)

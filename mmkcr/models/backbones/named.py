@@ -181,7 +181,7 @@ class _WithTokens:
     embedding_site = 'patch_embed.embedding'
 
     def _last_width(self) -> Any:
-        return list(self.search_space.sites.values())[0]
+        return list(self.search_space.sites.values())[0]  # a ViT's only stream
 
     def token_map(self, tokens: Tensor, hw: tuple) -> Tensor:
         """Normalised tokens (B, N, present) as a map (B, dense width, h, w)."""

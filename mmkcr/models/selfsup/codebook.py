@@ -66,7 +66,7 @@ class OnlineCodebook(nn.Module):
             tuple[Tensor]: Assignments of the tokens (B, N, K) and of the images (B, K), rows
             sum to 1, and the spread of the cosines, a scalar for :meth:`update`.
         """
-        cosines = (normalize(tokens, dim=-1) @ self.words.T.to(tokens.dtype)).float()
+        cosines = (normalize(tokens, dim=-1) @ self.words.T.to(tokens.dtype)).float()  # (B, N, K)
         spread = (cosines.amax(-1) - cosines.mean(-1)).mean()
         codes = torch.softmax(cosines * (self.sharpness / self.spread), -1)
         return codes, codes[:, self._inner(size, tokens.device)].mean(1), spread

@@ -70,6 +70,7 @@ class MOCA(BaseSelfSupervisor):
         if not 0 <= early_layer < layers:
             raise ValueError(f'expected `early_layer` of MOCA below the {layers} layers of '
                              f'`{name}`, found {early_layer}')
+        # visible tokens are always decoded, so no smaller share is possible
         if len(mask_ratios) != len(decoded) or not all(
                 0 < 1 - ratio <= share <= 1 for ratio, share in zip(mask_ratios, decoded)):
             raise ValueError('expected as many `decoded` as `mask_ratios` of MOCA, each at least '
@@ -100,7 +101,7 @@ class MOCA(BaseSelfSupervisor):
         """
         images = torch.cat(checked_views(inputs))  # (2B, 3, H, W), view after view
         words = self.codebook.words.clone()  # before they are renewed
-        codes, bags = self._targets(images)
+        codes, bags = self._targets(images)  # (2B, N, K), (2B, K)
         bags = bags.roll(len(bags) // 2, 0)  # those of the other view
         losses: Dict[str, Tensor] = dict(loss_image=images.new_zeros(()))
         if self.with_neck:
@@ -109,12 +110,13 @@ class MOCA(BaseSelfSupervisor):
             self.backbone.mask_ratio = ratio
             with self._early() as seen:
                 tokens, _, restore = self.backbone(images, mask=True)
-            pooled = tokens[:, 1:].mean(1)
+            pooled = tokens[:, 1:].mean(1)  # (2B, C), without the class token
             losses['loss_image'] = losses['loss_image'] + \
                 self.head.image_loss(pooled, bags, words) / len(self.decoded)
             if self.with_neck:
                 # argsort inverts the restoring permutation: places, the visible ones first
                 decoded, places = self.neck(pooled, seen[0][:, 1:], restore.argsort(1), share)
+                # (2B, P, K)
                 target = codes.gather(1, places[..., None].expand(-1, -1, codes.shape[-1]))
                 losses['loss_token'] = losses['loss_token'] + \
                     self.head.token_loss(decoded, target, words) / len(self.decoded)
@@ -123,6 +125,7 @@ class MOCA(BaseSelfSupervisor):
     @torch.no_grad()
     def _targets(self, images: Tensor) -> Any:
         """Assignments of the tokens (2B, N, K) and of the images (2B, K) by the teacher."""
+        # a teacher that is held (a step of the gates) does not count a step
         before = int(self.teacher.steps)
         self.teacher.update_parameters(self.backbone)
         tokens = self.teacher(images, mask=None)[-1][:, 1:]

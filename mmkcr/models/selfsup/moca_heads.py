@@ -63,7 +63,8 @@ class MOCADecoder(BaseModule):
             tuple[Tensor]: Features (B, P, D) and their places (B, P).
         """
         visible = tokens.shape[1]
-        places = order[:, :max(visible, int(decoded * order.shape[1]))]
+        places = order[:, :max(visible, int(decoded * order.shape[1]))]  # (B, P)
+        # (B, 1 + V, D) and (B, P - V, D)
         known = self.embed(torch.cat([image[:, None], self.norm(tokens)], 1))
         masked = self.mask_token.expand(len(known), places.shape[1] - visible, -1)
         positions = self.positions.to(known.dtype)
@@ -103,6 +104,7 @@ class Prototypes(BaseModule):
     def forward(self, features: Tensor, words: Tensor) -> Tensor:
         """Logits (..., K) of features (..., F) for words (K, C)."""
         words = normalize(words, dim=1)
+        # (..., F) @ (F, K)
         return self.scale * features @ normalize(self.generator(words) + self.skip(words), dim=1).T
 
 
@@ -142,6 +144,7 @@ class MOCAHead(BaseModule):
 def _divergence(logits: Tensor, target: Tensor) -> Tensor:
     """Kullback-Leibler divergence, the mean over all but the last dimension."""
     logits = logits.flatten(0, -2).float()
+    # KL(target || softmax(logits))
     return kl_div(logits.log_softmax(-1), target.flatten(0, -2), reduction='batchmean')
 
 

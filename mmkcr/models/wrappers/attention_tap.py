@@ -76,7 +76,7 @@ class AttentionTap:
             for handle in handles:
                 handle.remove()
 
-        products: list = []
+        products: list = []  # written by the projection, read by the softmax behind it
         handles = [module.qkv.register_forward_hook(project),
                    module.softmax.register_forward_hook(weigh)]
         if isinstance(module, FusedWindowMSA):

@@ -123,6 +123,7 @@ class MaskedSearchModel(SearchModel):
                 attach(backbone.drop_after_pos.register_forward_pre_hook(positioned))
             attach(backbone.last_norm.register_forward_hook(
                 lambda _, __, out: seen.update(tokens=out)))
+            # a copy of the task's losses, as the wrapper adds its own terms to the same dict
             attach(self.architecture.register_forward_hook(
                 lambda _, __, out: seen.update(losses=dict(out))))
             yield seen

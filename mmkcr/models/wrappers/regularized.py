@@ -118,6 +118,7 @@ class RegularizedModel(BaseModel):
         layers = {name: getattr(term, 'feature_layer', self.feature_layer)
                   for name, term in active.items()}
         with ExitStack() as stack:
+            # one tap per layer, shared by the terms that read it
             taps = {layer: stack.enter_context(FeatureTap(self.architecture, layer, views))
                     for layer in dict.fromkeys(layers.values())}
             for term in active.values():
@@ -156,6 +157,7 @@ class RegularizedModel(BaseModel):
                 mapping[name] = mapping.pop(key)
 
     def _add_prefix(self, state_dict: Dict[str, Tensor], prefix: str, *_: Any) -> None:
+        # keys of the wrapper itself; all others are the task model's
         own = {*self._modules, *self._buffers, '_extra_state'} - {'data_preprocessor'}
         for key in [k for k in state_dict if k.startswith(prefix)]:
             if key[len(prefix):].split('.')[0] not in own:

@@ -55,6 +55,7 @@ class SearchModel(RegularizedModel):
             raise ValueError('expected a backbone with gates to search on (`gates=dict(type='
                              '"mmkcr.GumbelChannelGate")`), found a '
                              f'`{search_space(self.architecture).type_name}` without')
+        # momentum copies use the gates of the network that they average
         for copy in copied_spaces(self.architecture):
             copy.follow(search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
