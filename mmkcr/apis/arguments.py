@@ -43,7 +43,7 @@ def chosen_target(args: Namespace) -> Tuple[str, Optional[str]]:
     """The cost that a target was given for (see :func:`mmkcr.apis.slim`), and the target.
 
     Args:
-        args (Namespace): Of :func:`add_targets`, with ``latency_table``.
+        args (Namespace): Arguments of :func:`add_targets`, with ``latency_table``.
 
     Raises:
         ValueError: A target of time without a table, or a table without one.

@@ -110,7 +110,7 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
     """Add the opt-out of reading checkpoints without running code.
 
     Args:
-        parser (ArgumentParser): Of a command that reads checkpoints.
+        parser (ArgumentParser): Parser of a command that reads checkpoints.
     """
     parser.add_argument('--trust-checkpoint', action='store_true',
                         help='let checkpoints run code when they are read, as old ones may need: '

@@ -218,6 +218,7 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
     backbone = getattr(model, 'backbone', model)
     backbone = backbone if isinstance(backbone, nn.Module) else model
     host = backbone if scope == 'backbone' else model
+    # the model or its backbone may be searchable already
     for known in (getattr(part, 'search_space', None) for part in (host, backbone)):
         if known is not None and known.state_name() != 'dense':
             raise ValueError(f'expected a dense model to compress, found a {known.state_name()}')
@@ -280,7 +281,8 @@ def default_kinds(host: nn.Module) -> List[KindConfig]:
         return kinds
     if not isinstance(getattr(host, 'backbone', None), nn.Module):
         return [kind for kind in kinds if kind != 'heads']
-    # top-level parts (backbone, neck, ...) with whole heads, and with narrower ones
+    # top-level parts (backbone, neck, ...) with whole heads, and with narrower ones: both kinds may
+    # not meet in one part, as they have the same axes
     parts = [{site.path.partition('.')[0] for site in find_sites(host, [kind]).values()}
              for kind in ('heads', 'head_channels')]
     alone = sorted(parts[0] - parts[1])

@@ -63,7 +63,7 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
     """Outputs of a task model that must agree: scores, score maps, or a detector's features.
 
     Args:
-        model (nn.Module): Of mmpretrain, mmdet or mmseg.
+        model (nn.Module): A model of mmpretrain, mmdet or mmseg.
         batch (dict): A batch of its data preprocessor.
     """
     if is_detector(model):
@@ -188,7 +188,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
 
     Raises:
         FileNotFoundError: Config, checkpoint or images are missing.
-        ValueError: They do not belong together, or as of ``compress``. Nothing is written then.
+        ValueError: They do not belong together, or as in ``compress``. Nothing is written then.
     """
     task = compress_task(config, checkpoint, calibration, images, batch_size, shape, part, out,
                          seed, device, options, scope)

@@ -88,6 +88,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
         config = copy.deepcopy(config)
         config.work_dir = work_dir
         task = build_task_processor(config, deploy, 'cpu')
+        # mmdeploy calls the task model itself, not its view as a function of tensors
         prepared = prepare(model, 'onnxruntime', True).model
         # at a size at which every map is padded: operations missing in a trace are missing for good
         images = torch.randn(1, *padded_shape(prepared, shape))
@@ -110,6 +111,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
 
 def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: Dict[str, Any]) -> Config:
     """The deployment config for mmdeploy."""
+    # two-stage detectors keep thresholds of the second stage below `rcnn`
     test = model.test_cfg.get('rcnn', model.test_cfg)
     most = int(test.get('max_per_img', 100))
     return Config(dict(

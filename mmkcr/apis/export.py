@@ -102,6 +102,7 @@ def export_onnx(model: nn.Module,
     if len(input_shape) != 3 or min(*input_shape, *batch_sizes) < 1:
         raise ValueError('expected a shape (C, H, W) and batch sizes of positive numbers, found '
                          f'{tuple(input_shape)} and {tuple(batch_sizes)}')
+    # gates would be traced as constants of this moment
     if holders(model):
         raise ValueError('expected a dense model or a subnet to export, found a supernet with '
                          f'{len(holders(model))} gates: slim it first (tools/slim.py)')

@@ -58,6 +58,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
     for name, model in (('dense', dense), ('slim', slim)):
         files[name] = export_onnx(model, folder / f'{name}_{runtime}.onnx', shape, False, (1, 2),
                                   runtime=runtime).path
+    # quantised from the fp32 files, with the same images for both networks
     for name in ('dense', 'slim'):
         files[f'{name} int8'] = folder / f'{name}_{runtime}_int8.onnx'
         quantize_onnx(files[name], files[f'{name} int8'], images, runtime)
@@ -66,6 +67,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         expected = [_first(view(torch.from_numpy(batch))) for batch in held_out]
     found = []
     for name, path in files.items():
+        # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
         timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, threads,
                               clock=time.process_time if threads == 1 else time.perf_counter)

@@ -221,7 +221,7 @@ def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
         scope (str): One of :data:`~mmkcr.apis.compress.SCOPES`. Defaults to ``'backbone'``.
 
     Raises:
-        ValueError: As of :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
+        ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
     """
     host = model if scope == 'model' else getattr(model, 'backbone', model)
     host = host if isinstance(host, nn.Module) else model
@@ -283,6 +283,7 @@ def random_subnet(model: nn.Module,
 
 def _random_sizes(site: Site, divisor: int) -> List[int]:
     """Sizes of a random subnet's site."""
+    # of every group equally many units
     step = math.lcm(divisor if site.total >= 4 * divisor else 1, site.rows)
     return allowed_sizes(site.total, 1, step)
 

@@ -156,6 +156,7 @@ def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) 
         return table
     before = LatencyTable.load(path)
     wanted = [(entry['sites'], entry['measured']) for entry in entries]
+    # times of other conditions must not be mixed
     if (before.machine, before.settings) != (table.machine, table.settings) or wanted != [
             (entry['sites'], entry['measured']) for entry in before.classes]:
         raise ValueError(f'expected a table of the same machine, settings and sites at `{path}` to '

@@ -154,6 +154,7 @@ def latest_checkpoint(work_dir: str) -> Optional[str]:
     named = pointer.read_text().strip() if pointer.is_file() else ''
     if '://' in named:
         return named
+    # as it was written, or the file of that name after a move
     for path in (Path(named), folder / Path(named).name) if named else ():
         if path.is_file():
             return str(path)
@@ -201,6 +202,7 @@ def start_training(config: Config) -> Runner:
             raise ValueError(f'expected `train_cfg.{key}` of at least 1, found {length!r}')
     check_file(config.get('load_from'), 'a checkpoint')
     check_data_folders(config, ('train_dataloader', 'val_dataloader'))
+    # checks above write nothing; from here on MMEngine makes files
     with one_run(config) as start:
         runner = build_runner(config)
         runner.register_hook(start)

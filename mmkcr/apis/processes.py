@@ -26,7 +26,7 @@ def join_processes(config: Config) -> None:
     wrapped without a device.
 
     Args:
-        config (Config): Of a run, with ``launcher``; changed in place.
+        config (Config): Config of a run, with ``launcher``; changed in place.
 
     Raises:
         ValueError: A variable that the launcher sets is missing or no number,

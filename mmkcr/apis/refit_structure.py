@@ -98,7 +98,7 @@ def refit_files(task: CompressTask, structure: Union[str, Path], **settings: Any
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: As of :func:`refit_structure`. Nothing is written then.
+        ValueError: As in :func:`refit_structure`. Nothing is written then.
     """
     result = refit_structure(task.model, structure, task.batches, task.input_shape, task.part,
                              task_outputs, logits=task.classifies, **settings)

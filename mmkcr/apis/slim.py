@@ -93,6 +93,7 @@ def slim(model: nn.Module,
     for average in momentum_copies(subnet):
         renew_record(average)
     added = [layer for layer in added_layers(task).values() if layer in online_modules(task)]
+    # parameters of gates and masks are not the dense network's
     extra = sum(map(count_params, (*gates.values(), *added)))
     structure.macs = dict(dense=macs.dense,
                           subnet=count_macs(counted_part(subnet, part), input_shape),

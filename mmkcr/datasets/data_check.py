@@ -49,7 +49,7 @@ def check_answers(questions: Path, answers: Optional[Path], loader: str) -> None
 
     Args:
         questions (Path): File of the questions.
-        answers (Path, optional): That of the answers.
+        answers (Path, optional): File of the answers.
         loader (str): Key of the data loader, for the message.
 
     Raises:

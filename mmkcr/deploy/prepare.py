@@ -55,6 +55,7 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
     for module in view.modules():
         if isinstance(module, OperatorAttention):
             module.fold()
+    # before norms are split from their selections below, which then have no affine part
     for mlp in mlp_views(view):
         if not isinstance(mlp, Unsupported) and mlp.norm:
             _fold_norm(view, mlp.norm, mlp.inputs)

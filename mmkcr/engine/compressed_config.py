@@ -62,7 +62,7 @@ def compressed_config(config: Config) -> Config:
     - ``weights`` is the checkpoint to start from.
 
     Args:
-        config (Config): Of a run, with or without ``compression``.
+        config (Config): Config of a run, with or without ``compression``.
 
     Returns:
         Config: A copy without ``compression``; ``config`` itself if there is none.
@@ -126,6 +126,7 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
     if settings.sites == 'own' and not of_package:
         raise ValueError("expected a backbone of this package (`type='mmkcr....'`) for "
                          f"`sites='own'` in `compression`, found `{backbone.get('type')}`")
+    # a backbone of this package needs no `Searchable` around it
     if settings.sites == 'own' or (
             of_package and 'structure' not in backbone and settings.sites is None):
         added = dict(backbone)  # a class of this package knows its kinds
@@ -162,6 +163,7 @@ def _scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
 
 def _wrap_model(config: Config, settings: ConfigDict) -> None:
     """Wrap the task model in the wrapper that adds price and regularisers."""
+    # entries for the wrapper that inheriting configs or `--cfg-options` put into `model`
     overrides = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
     wrapper = settings.wrapper if isinstance(settings.wrapper, Mapping) else \
         dict(type=settings.wrapper)
@@ -187,8 +189,8 @@ def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, i
     """The image size at which MACs are counted; it depends on the config alone.
 
     Args:
-        config (Config): Of mmpretrain, mmdet or mmseg.
-        scope (str, optional): Which of these. Defaults to None: the config's default scope.
+        config (Config): A config of mmpretrain, mmdet or mmseg.
+        scope (str, optional): The library. Defaults to None: the config's default scope.
 
     Returns:
         tuple[int, int, int]: (C, H, W). mmdet: the size that test images are resized to, at most
@@ -248,6 +250,7 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
     if settings.loop not in _CONSTRUCTORS:
         raise ValueError("expected `loop` of `compression` 'bilevel', 'joint' or 'plain', found "
                          f'{settings.loop!r}')
+    # a config may hold both optimizers, and its loop, itself
     if wrapper.get('constructor') == _CONSTRUCTORS[settings.loop]:
         return  # split by the config itself
     if settings.loop == 'joint':

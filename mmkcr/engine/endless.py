@@ -18,7 +18,7 @@ class EndlessBatches:
     A sampler that ends is restarted with the next epoch's order.
 
     Args:
-        loader (DataLoader): Of a map-style dataset.
+        loader (DataLoader): Loader of a map-style dataset.
     """
 
     def __init__(self, loader: DataLoader) -> None:

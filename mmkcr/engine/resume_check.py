@@ -26,7 +26,7 @@ def config_changes(text: str, config: Config, path: str) -> Tuple[List[str], Lis
 
     Args:
         text (str): ``meta['cfg']`` of the checkpoint.
-        config (Config): Of the run.
+        config (Config): Config of the run.
         path (str): The checkpoint, for messages.
 
     Returns:
@@ -35,6 +35,7 @@ def config_changes(text: str, config: Config, path: str) -> Tuple[List[str], Lis
     Raises:
         ValueError: The text is no config of plain values.
     """
+    # both from their text, so that both have only what a text can hold
     before, now = (dict(_entries('', {key: value for key, value in whole.items()
                                       if key in _COMPARED}))
                    for whole in (read_config_text(text, path),

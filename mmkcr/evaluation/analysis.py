@@ -57,7 +57,7 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str = 'backbo
 
     Args:
         model (BaseModel): A classifier whose data samples have ``pred_score``.
-        loader (DataLoader): As of :func:`split_loader`.
+        loader (DataLoader): See :func:`split_loader`.
         layer (str): As in :class:`mmkcr.models.wrappers.FeatureTap`. Defaults to
             'backbone'.
         landmarks (int, optional): Expected number of landmarks of A-KC. Defaults to a tenth.
@@ -87,7 +87,7 @@ def classification_scores(model: nn.Module, loader: DataLoader) -> Dict[str, flo
 
     Args:
         model (BaseModel): A classifier whose data samples have ``pred_score``.
-        loader (DataLoader): As of :func:`split_loader`.
+        loader (DataLoader): See :func:`split_loader`.
 
     Returns:
         dict[str, float]: ``loss``, the mean cross entropy in nats, and ``top1`` in percent.

@@ -140,6 +140,7 @@ class BottleneckPass:
     def _cluster_inputs(self, seed: int) -> None:
         """Fit the clusters of the inputs on the first rank; the inputs never change."""
         loss, n = self.loss, len(self.dataset)
+        # a sample of fixed size: one rank is fast enough, and the others get its result
         if get_dist_info()[0] == 0:
             number = min(n, SAMPLES_PER_CLUSTER * loss.num_classes)
             generator = torch.Generator().manual_seed(seed)
@@ -163,7 +164,7 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
 
     Args:
         model (BaseModel): A classifier, or a wrapper around one.
-        loader (DataLoader): As of :func:`~mmkcr.evaluation.analysis.split_loader`.
+        loader (DataLoader): See :func:`~mmkcr.evaluation.analysis.split_loader`.
         num_classes (int): C = A = B.
         layer (str): Layer of the features. Defaults to 'backbone'.
         seed (int): Seed of k-means and of its samples. Defaults to 0.
@@ -175,6 +176,7 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
         :meth:`~mmkcr.functional.information.InformationAccumulator.values`.
     """
     with undisturbed(model):
+        # one sample tells the widths of features and inputs
         one = share_of_rank(loader.dataset, [0], loader, distributed=False)
         features, _, batch = next(labelled_batches(model, one, layer))
         inputs = flat_inputs(unwrap(model).data_preprocessor(batch, False)['inputs'])

@@ -54,6 +54,7 @@ class ComplexityTap:
         """``kc`` and ``a_kc``; empty if the module's outputs cannot be pooled."""
         if self._all is None or not torch.isfinite(self._all.total).all():
             return {}
+        # (d, d)
         moment, count = self._all.moment(), self._all.count
         return dict(
             kc=kernel_complexity(tails(spectrum(moment)[0]), count)[0],

@@ -225,7 +225,7 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
 
     Args:
         model (BaseModel): A task model, dense.
-        sites (Mapping[str, HeadOperatorSite]): Of its backbone, by name.
+        sites (Mapping[str, HeadOperatorSite]): Sites of its backbone, by name.
         batches (Iterable): As the model's data preprocessor takes them; this rank's share, the
             same in every pass.
         reduction (str): See :meth:`HeadStatistics.scores`. Defaults to ``'sum'``.
@@ -245,6 +245,7 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
     with undisturbed(model):
         tokens = tokens_of(model, first, next(iter(batches)))
         block = 16 * first.num_heads * tokens**2  # mean and deviations, fp64
+        # blocks of one pass over the data
         together = max(1, int(memory // block))
         while rest:
             part = dict(list(rest.items())[:together])

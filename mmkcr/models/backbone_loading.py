@@ -28,7 +28,7 @@ def split_pretrained(init_cfg: InitCfg) -> Tuple[Optional[Dict[str, Any]], List[
     """Take ``Pretrained`` out of an ``init_cfg``.
 
     Args:
-        init_cfg (dict | list[dict], optional): Of a ``BaseModule``.
+        init_cfg (dict | list[dict], optional): ``init_cfg`` of a ``BaseModule``.
 
     Returns:
         tuple[dict | None, list[dict]]: The arguments of ``Pretrained``, and
@@ -83,8 +83,8 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] 
         map_location (str): As there.
 
     Raises:
-        FileNotFoundError: As of :func:`read_backbone`.
-        ValueError: As of :func:`read_backbone`, or the keys are not those of
+        FileNotFoundError: As in :func:`read_backbone`.
+        ValueError: As in :func:`read_backbone`, or the keys are not those of
             the backbone.
     """
     state = read_backbone(str(checkpoint), prefix, map_location)
@@ -108,9 +108,9 @@ def renamed_keys(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: st
     of site can share a module.
 
     Args:
-        space (SearchSpace): Of the backbone that loads.
+        space (SearchSpace): Search space of the backbone that loads.
         state_dict (dict): Changed in place.
-        prefix (str): Of the backbone's keys.
+        prefix (str): Prefix of the backbone's keys.
     """
     owners: Dict[str, List[str]] = {}
     for name, site in space._sites.items():
@@ -136,9 +136,9 @@ def take_rungs(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str)
     replaces. A dense backbone loads the former and drops the latter.
 
     Args:
-        space (SearchSpace): Of the backbone that loads.
+        space (SearchSpace): Search space of the backbone that loads.
         state_dict (dict): Changed in place.
-        prefix (str): Of the backbone's keys.
+        prefix (str): Prefix of the backbone's keys.
     """
     start = f'{prefix}{RUNGS}'
     keys = [key for key in state_dict if key.startswith(start)]
@@ -165,7 +165,7 @@ def load_outside(space: 'SearchSpace', parent: nn.Module, name: str) -> None:
     Layers behind the backbone that read a residual stream are refitted for each of its widths.
 
     Args:
-        space (SearchSpace): Of the backbone.
+        space (SearchSpace): Search space of the backbone.
         parent (nn.Module): The module that the backbone is part of.
         name (str): The backbone's name in it.
     """
@@ -207,9 +207,9 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     has in excess.
 
     Args:
-        space (SearchSpace): Of the backbone that loads.
+        space (SearchSpace): Search space of the backbone that loads.
         state_dict (Mapping[str, Tensor]): With the backbone's keys.
-        prefix (str): Of these keys.
+        prefix (str): Prefix of these keys.
 
     Raises:
         ValueError: Missing, unexpected or mis-shaped keys, or other kept units.

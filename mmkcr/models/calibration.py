@@ -36,7 +36,7 @@ class Reader(NamedTuple):
     """A layer that reads the units of a site.
 
     Args:
-        path (str): Of the layer, from the host.
+        path (str): Path of the layer, from the host.
         inner (int): Consecutive input channels of one unit.
         span (tuple[int, int]): The site's range among the input channels of the dense layer.
         repeats (int): How often the sequence of all units occurs in that range. Defaults to 1.
@@ -268,6 +268,7 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         dict[str, ReaderMoments]: By name.
     """
     sensitive = logits is not None
+    # gradients are collected only for `layers`
     both = {**layers, **(others or {})}
     found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers, enough, least)
              for name, layer in both.items()}
@@ -286,6 +287,7 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
                     _projected(outputs, logits, generator).backward()
             for moments in found.values():
                 moments.end_batch(_images_of(batch, outputs))
+            # images that no reader needs are not even run
             if all(moments.complete for moments in found.values()):
                 break
     return found
@@ -331,13 +333,14 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
         forward (Callable): Takes model and batch.
         changes (Mapping[str, Sequence[WeightChange]]): By name, the changes that are made together.
         logits (bool): As in :func:`collect`.
-        seed (int): Of the projections. Defaults to 0.
+        seed (int): Seed of the random projections. Defaults to 0.
 
     Returns:
         dict[str, Tensor]: Mean squares over images, (tries,), fp64, in the unit of the gradients
         of :func:`collect`.
     """
     generator = torch.Generator().manual_seed(seed)
+    # per try; all changes of a name have equally many
     sums = {name: torch.zeros(len(tried[0].deltas), dtype=torch.float64)
             for name, tried in changes.items()}
     images = 0

@@ -12,7 +12,7 @@ def cost_model(cost: str, macs: MacsModel, table: Optional[LatencyTable] = None)
     Args:
         cost (str): ``'macs'``, ``'params'`` or ``'bytes'``. With a ``table``, ``'macs'`` means
             time.
-        macs (MacsModel): Of the network.
+        macs (MacsModel): MACs of the network.
         table (LatencyTable, optional): Measured on it. Defaults to None.
 
     Raises:

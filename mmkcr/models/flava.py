@@ -80,8 +80,8 @@ class FlavaImageEncoder(BaseModule):
     Args:
         img_size (int): Height and width of an image in pixels. Defaults to 224.
         init_cfg (dict, optional): See ``BaseModule``.
-        **config: Of ``transformers.FlavaImageConfig``, such as ``hidden_size``; that of the
-            public checkpoint, a ViT-B/16, where nothing is given.
+        **config: Arguments of ``transformers.FlavaImageConfig``, such as ``hidden_size``. Defaults
+            to those of the public checkpoint, a ViT-B/16.
 
     Raises:
         ImportError: ``transformers`` is not installed.
@@ -117,8 +117,9 @@ class FlavaVQA(ImageClassifier):
         head (dict): A classification head that reads (B, d), such as ``LinearClsHead``.
         answers (Sequence[str] | str): See :func:`read_answers`; a file is read by the first
             prediction.
-        text (dict, optional): Of ``transformers.FlavaTextConfig``. Defaults to None: as published.
-        multimodal (dict, optional): Of ``transformers.FlavaMultimodalConfig``, likewise.
+        text (dict, optional): Arguments of ``transformers.FlavaTextConfig``. Defaults to None: as
+            published.
+        multimodal (dict, optional): Arguments of ``transformers.FlavaMultimodalConfig``, likewise.
         data_preprocessor (dict, optional): See ``ImageClassifier``.
         init_cfg (dict, optional): See ``BaseModule``.
 

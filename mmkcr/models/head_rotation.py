@@ -46,6 +46,7 @@ def head_parts(site: AttentionWidth) -> List[HeadPart]:
     own = {axis.name[0]: axis.name for axis in view.extra(site.owner) if axis.per == 1 and
            isinstance(axis.value, nn.Parameter)} if view.extra is not None else {}
     parts: List[HeadPart] = []
+    # a projection holds `count` of q, k and v, each with all heads: `size` rows
     for path, count in zip(view.projections, view.fused):
         for part in range(count):
             rows, name = slice(part * size, (part + 1) * size), own.get('qkv'[len(parts)])
@@ -107,9 +108,9 @@ def rotate_values(site: AttentionWidth, state: Dict[str, Tensor], moments: Momen
     """Write to ``state`` mixed values of every head, and the output projection that undoes it.
 
     Args:
-        site (AttentionWidth): Of a dense layer.
+        site (AttentionWidth): Site of a dense layer.
         state (dict[str, Tensor]): Gets the new weights.
-        moments (Moments): Of the output projection's inputs.
+        moments (Moments): Moments of the output projection's inputs.
         rho (float): Relative ridge.
         places (Tensor, optional): Channel of a head that the best mixture gets, then that of the
             second best, and so on, (d,). Defaults to ascending channels.

@@ -76,7 +76,7 @@ class HeadKernels:
     the kernels' outputs.
 
     Args:
-        site (HeadOperatorSite): Of a dense layer.
+        site (HeadOperatorSite): Site of a dense layer.
         rows (int): Half of the positions that a fit uses, and most of a batch that moments take.
         rho (float): Relative ridge.
     """
@@ -143,6 +143,7 @@ class HeadKernels:
         together = errors.view(heads, width, heads, width).sum((1, 3)).cpu()
         replaced: List[int] = []
         losses = [0.]
+        # cost of one more head i: errors_ii + 2 sum_j errors_ij over the replaced heads j
         while len(replaced) < heads:
             costs = {head: float(together[head, head] + 2 * together[head, replaced].sum())
                      for head in range(heads) if head not in replaced}

@@ -82,7 +82,7 @@ def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
         path (str): The file, for the message.
 
     Raises:
-        ValueError: As of :func:`load_task`.
+        ValueError: As in :func:`load_task`.
     """
     model = _unwrapped(model)
     missing, _, shaped = _try(model, state, path)

@@ -214,7 +214,7 @@ def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
 
     Args:
         run (ResumableForward): The network.
-        batch (int): Which batch.
+        batch (int): Index of the batch.
         modules (Mapping[str, nn.Module]): By name.
         last (nn.Module): The last of them.
     """

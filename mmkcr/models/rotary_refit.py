@@ -73,8 +73,8 @@ def rotate_pairs(site: RotaryPairs, moments: Mapping[str, Moments], turned: Turn
     """The order of a layer's pairs and bases of its values; its weights are not changed here.
 
     Args:
-        site (RotaryPairs): Of a dense layer.
-        moments (Mapping[str, Moments]): Of the output projection's inputs, by its path.
+        site (RotaryPairs): Site of a dense layer.
+        moments (Mapping[str, Moments]): Moments of the output projection's inputs, by its path.
         turned (TurnedMoments): Moments of queries and keys.
         rho (float): Relative ridge. Defaults to 1e-3.
     """
@@ -97,8 +97,8 @@ def refitted_queries(site: RotaryPairs, turned: TurnedMoments, kept: Tensor,
     from the dense logits than without a refit.
 
     Args:
-        site (RotaryPairs): Of a dense layer.
-        turned (TurnedMoments): Of its queries and keys.
+        site (RotaryPairs): Site of a dense layer.
+        turned (TurnedMoments): Moments of its queries and keys.
         kept (Tensor): Kept pairs, ascending.
         rho (float): Relative ridge. Defaults to 1e-3.
     """

@@ -81,6 +81,7 @@ class SearchSpace:
         self._prepare(searched)
         configs = {} if gates is None else self._gate_configs(gates)
         if structure is not None:
+            # of an order file the network of the chosen budget, and where its blocks come from
             loaded, self.rungs = chosen_structure(structure)
             self._take_structure(loaded, configs)
             if any(isinstance(site, Embedding) for site in self._sites.values()) and self.rungs:
@@ -191,6 +192,7 @@ class SearchSpace:
         gates = []
         for name, config in configs.items():
             site = self.sites[name]
+            # gates live where their site's weights do
             parameter = next(site.owner.parameters())
             gate = MODELS.build(dict(config, total=site.total)).to(parameter.device)
             site.attach(gate)
@@ -305,7 +307,7 @@ class SearchSpace:
         Args:
             name (str): The site.
             kept (Tensor): Original units to keep, ascending, among those still there.
-            optimizer (Optimizer, optional): Whose moments are sliced alike.
+            optimizer (Optimizer, optional): Its moments are sliced as well.
 
         Returns:
             bool: Whether anything changed.
@@ -330,7 +332,7 @@ class SearchSpace:
         """Slice units that no option can keep and fold decided masks; outputs do not change.
 
         Args:
-            optimizer (Optimizer, optional): Whose moments follow.
+            optimizer (Optimizer, optional): Its moments follow.
 
         Returns:
             bool: Whether any tensor changed.
@@ -382,9 +384,9 @@ class SearchSpace:
         """Slice a supernet to the sizes of a state_dict that is to be loaded.
 
         Args:
-            state (Mapping[str, Tensor]): Of a supernet that was sliced while it trained.
-            prefix (str): Of the backbone's keys. Defaults to ''.
-            optimizer (Optimizer, optional): That holds this backbone's parameters.
+            state (Mapping[str, Tensor]): State of a supernet that was sliced during training.
+            prefix (str): Prefix of the backbone's keys. Defaults to ''.
+            optimizer (Optimizer, optional): Holds this backbone's parameters.
 
         Returns:
             bool: Whether anything changed.

@@ -28,7 +28,7 @@ class SearchableBackbone:
         **kwargs: The host backbone's arguments.
 
     Raises:
-        ValueError: As of :class:`SearchSpace`, or an unknown ``arch``.
+        ValueError: As in :class:`SearchSpace`, or an unknown ``arch``.
     """
 
     #: Kinds of site of the class, see :class:`~mmkcr.models.search_space.SearchSpace`.
@@ -151,7 +151,7 @@ def Searchable(backbone: Union[Mapping[str, Any], nn.Module], sites: Sequence[Ki
         nn.Module: The backbone.
 
     Raises:
-        ValueError: As of :class:`SearchSpace`.
+        ValueError: As in :class:`SearchSpace`.
     """
     recorded = None
     if not isinstance(backbone, nn.Module):

@@ -165,7 +165,7 @@ def turned(model: nn.Module, site: Embedding, basis: Optional[Tensor]) -> Iterat
 
     Args:
         model (nn.Module): Dense model, including the readers behind its backbone.
-        site (Embedding): Of its backbone.
+        site (Embedding): Site of its backbone.
         basis (Tensor, optional): See :func:`~mmkcr.models.stream_rotation.turn_stream`; None keeps
             the network's own basis.
     """

@@ -29,6 +29,7 @@ def find_outside(space: SearchSpace, model: nn.Module, batch: Any, forward: Forw
     for name, site in space.sites.items():
         if not isinstance(site, Embedding):
             continue
+        # without norms, as in ResNet, there are no readers of a normed stream to refit
         if not any(True for _ in site.view.norms(space.host)):
             raise ValueError('expected a residual width with layer norms to refit, found none at '
                              f'`{name}`')

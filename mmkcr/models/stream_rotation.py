@@ -67,7 +67,7 @@ def turns(model: nn.Module, site: Embedding, batch: Any, forward: Forward) -> bo
 
     Args:
         model (nn.Module): Dense.
-        site (Embedding): Of its backbone.
+        site (Embedding): Site of its backbone.
         batch (Any): What ``forward`` takes.
         forward (Callable): Takes model and batch.
     """

@@ -162,7 +162,7 @@ def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
     Args:
         task (nn.Module): Two-stage detector of mmdet.
         inputs (Tensor): Images (N, 3, H, W).
-        samples (Sequence): Of the images.
+        samples (Sequence): Data samples of the images.
         boxes (Sequence[Tensor]): Proposals of every image, (P, 4) each: x1, y1, x2, y2 in pixels.
 
     Returns:
@@ -179,7 +179,7 @@ def macs_by_part(report: MacsReport, model: nn.Module) -> Dict[str, int]:
     """Split a count of a whole model by part; parts used only in training are left out.
 
     Args:
-        report (MacsReport): Of ``model``.
+        report (MacsReport): Report of ``model``.
         model (nn.Module): A task model, or a backbone.
 
     Returns:

@@ -120,7 +120,7 @@ def whole_outputs(model: nn.Module, batch: Any) -> Any:
 
     Args:
         model (nn.Module): Dense or slim.
-        batch (dict): Of :class:`HeldBatches` for a detector.
+        batch (dict): A batch; for a detector one of :class:`HeldBatches`.
 
     Returns:
         Any: Tensors, nested.

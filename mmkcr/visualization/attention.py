@@ -13,7 +13,7 @@ def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: Union[str, P
     """Histograms of the rows' entropy, a panel a head, models on top of each other.
 
     Args:
-        statistics (Mapping[str, Mapping]): By model, of one layer, see
+        statistics (Mapping[str, Mapping]): Statistics of one layer by model, see
             ``AttentionStatistics.values`` of `tools/lab`.
         path (str | Path): Figure to write.
 

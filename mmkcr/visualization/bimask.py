@@ -17,7 +17,7 @@ def head_widths(structure: Structure, groups: Mapping[str, int]) -> Dict[str, Li
     """Kept channels of every head of every attention.
 
     Args:
-        structure (Structure): Of a bi-mask search.
+        structure (Structure): Result of a bi-mask search.
         groups (Mapping[str, int]): Heads of the dense attention by site.
 
     Returns:
@@ -32,7 +32,7 @@ def plot_widths(structure: Structure, groups: Mapping[str, int], path: Union[str
     """Searched widths: a grid of heads with their channels, bars for all other sites.
 
     Args:
-        structure (Structure): Of a bi-mask search.
+        structure (Structure): Result of a bi-mask search.
         groups (Mapping[str, int]): Heads of the dense attention, or 1, by site.
         path (str | Path): Figure to write.
     """

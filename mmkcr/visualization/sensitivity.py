@@ -114,7 +114,7 @@ def plot_spectrum(eigenvalues: Sequence[float], bound: Sequence[float], path: Un
     """Eigenvalues of a kernel, and the terms whose minimum is the kernel complexity (KCR).
 
     Args:
-        eigenvalues (Sequence[float]): Of ``K / n``, descending.
+        eigenvalues (Sequence[float]): Eigenvalues of ``K / n``, descending.
         bound (Sequence[float]): ``h / n + sqrt(TNN_h / n)`` for h = 0, 1, ...
         path (str | Path): Figure to write.
         rank (int): Rank of the truncation: the loss reduces the eigenvalues behind it.

@@ -130,6 +130,7 @@ class ExactResumeHook(Hook):
         for name, loader in train_loaders(runner).items():
             make_reproducible(loader, self._seed, name)
             if resumed_seeds.get(name) is not None:
+                # without `randomness` the host draws a new seed for every start
                 source_sampler(loader).seed = resumed_seeds[name]
         gradients, (rank, processes) = self._resumed.get('gradients', {}), get_dist_info()
         for name, param in unwrap(runner.model).named_parameters():
@@ -147,6 +148,7 @@ class ExactResumeHook(Hook):
         seed_everything(derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
         for loader in train_loaders(runner).values():
             source_sampler(loader).set_epoch(runner.epoch)
+            # a pass that is entered later, as indices only
             batches = iter(loader.batch_sampler) if self._passed else None
             for _ in range(self._passed):
                 next(batches, None)

@@ -62,6 +62,7 @@ class FiniteHook(Hook):
         skipped = any(now < then for now, then in zip(scales, before))
         self._skipped = self._skipped + 1 if skipped or found else 0
         step = runner.iter + 1
+        # with a scaler, a loss that overflows is first answered by a smaller scale
         if found and (not scales or self._skipped > self.patience):
             # the terms first: their sum is a consequence
             name = min(found, key=lambda name: name.rpartition('/')[2] == 'loss')

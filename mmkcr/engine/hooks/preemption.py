@@ -95,7 +95,7 @@ class _Loyal:
     """Starts a worker process that obeys signals only if they come from its own parent process.
 
     Args:
-        signals (Sequence[int]): Which signals.
+        signals (Sequence[int]): The signals.
         start (Callable, optional): The loader's own ``worker_init_fn``.
     """
 

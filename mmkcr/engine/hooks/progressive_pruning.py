@@ -84,6 +84,7 @@ class ProgressivePruningHook(Hook):
         if all(gate.decided for gate in model.gates().values()):
             return
         interval = self.interval or max(1, len(runner.train_dataloader) // 3)
+        # from then on all open sites are decided at once, within the budget
         if done >= int(self.share * runner.max_iters):
             self._agree(model)
             self._decide(model, runner.logger)
@@ -216,6 +217,7 @@ class ProgressivePruningHook(Hook):
         if all(gate.folded for gate in model.gates().values()):
             model.end_search()
         if is_model_wrapper(runner.model):
+            # no reference may keep the old wrapper alive
             module, runner.model = runner.model.module, None
             gc.collect()  # a freed wrapper removes its hooks from the parameters
             runner.model = runner.wrap_model(runner.cfg.get('model_wrapper_cfg'), module)

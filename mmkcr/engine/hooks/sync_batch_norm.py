@@ -133,6 +133,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
         dims = [0, *range(2, x.ndim)]
+        # one message for means, variances and count
         own = torch.cat([x.mean(dims), x.var(dims, unbiased=False),
                          x.new_tensor([x.numel() / x.shape[1]])])  # (2C + 1,)
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]

@@ -57,6 +57,7 @@ class TemperatureDecayHook(ScheduledHook):
             raise ValueError(f'expected `until` >= 1 without a `decay`, found until `{until}` and '
                              f'decay `{decay}` in TemperatureDecayHook')
         if until is not None:
+            # tau_0 gamma^n = tau_min
             decay = (minimum / initial)**(1 / until)
         decay = 0.95 if decay is None else decay
         if not 0 < decay <= 1:

@@ -144,6 +144,7 @@ def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fracti
         raise TypeError('expected the config of `train_dataloader`, to build two loaders from, '
                         f'found `{type(config).__name__}`')
     config = copy.deepcopy(dict(config))
+    # built once: both parts share it
     dataset = config.pop('dataset')
     dataset = DATASETS.build(dataset) if isinstance(dataset, dict) else dataset
     if hasattr(dataset, 'full_init'):

@@ -66,7 +66,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
         Args:
             params (list[dict]): Parameter groups, changed in place.
-            module (nn.Module): Whose parameters are added.
+            module (nn.Module): The module whose parameters are added.
             prefix (str): Path of the module. Defaults to ``''``, the root.
             **kwargs: See MMEngine's constructor.
         """

@@ -95,6 +95,7 @@ class InformationBottleneckMetric(BaseMetric):
         sums = InformationAccumulator(self.num_classes, self.num_classes,
                                       self.num_classes if self.inputs else 0)
         labels = torch.tensor(labels)
+        # the joint of inputs and features is summed in parts, which bounds the memory
         for start in range(0, len(labels), _CHUNK):
             part = slice(start, start + _CHUNK)
             sums.add(log_phi[part], labels[part], log_inputs[part] if self.inputs else None)

@@ -139,7 +139,7 @@ class Reads(NamedTuple):
     """A layer that reads channels.
 
     Args:
-        path (str): Of a linear layer or convolution, from the host.
+        path (str): Path of a linear layer or convolution, from the host.
         inner (int): Consecutive inputs of one channel (49 of a flattened 7 x 7 map). Defaults to
             1.
         before (tuple[int | str, ...], optional): For a layer that reads a concatenation: what

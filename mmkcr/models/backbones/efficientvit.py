@@ -18,10 +18,10 @@ class EfficientViTBlock(BaseModule):
 
     Args:
         channels (int): Channels.
-        expand_ratio (float): Of the bottleneck.
+        expand_ratio (float): Expansion of the bottleneck.
         attention (dict): Arguments of :class:`~mmkcr.models.layers.LiteMLA`.
-        norm_cfg (dict): Of both parts.
-        act_cfg (dict): Of the bottleneck.
+        norm_cfg (dict): Norms of both parts.
+        act_cfg (dict): Activation of the bottleneck.
     """
 
     def __init__(self, channels: int, expand_ratio: float, attention: Mapping, norm_cfg: Mapping,
@@ -51,7 +51,7 @@ class EfficientViT(BaseBackbone):
             the last stages have attention, 2) and ``expand_ratio`` (4). Defaults to 'b1'.
         img_size (int): The most common image size. Any size can be run; the commands count MACs
             at this size. Defaults to 224.
-        in_channels (int): Of the image. Defaults to 3.
+        in_channels (int): Channels of the image. Defaults to 3.
         out_indices (Sequence[int]): Stages whose output is returned; stage i has stride
             ``2 ** (i + 2)``, negative ones count from the last. Defaults to (-1, ).
         frozen_stages (int): 0 freezes the stem, i the stem and i stages. Defaults to -1, none.

@@ -60,6 +60,7 @@ class RegisterVisionTransformer(VisionTransformer):
         self.grid = TokenGrid()
         super().__init__(*args, **kwargs)
         self.grid.extra = self.num_extra_tokens + num_registers
+        # layers see tokens, not their grid: the patch embedding records it for them
         self.patch_embed.register_forward_hook(self.grid.record)
         if num_registers:
             self.register_tokens = nn.Parameter(

@@ -90,7 +90,7 @@ class MaskedImageHead(nn.Module):
         Args:
             tokens (Tensor): Shape (B, N, C), the last h * w of N tokens in rows.
             hw (Sequence[int]): h and w.
-            mask (Tensor): Of :meth:`draw`.
+            mask (Tensor): See :meth:`draw`.
             finer (int): Tokens along a side of a patch. Defaults to 1.
         """
         fine = _spread(mask, finer, hw).flatten(1)
@@ -135,7 +135,7 @@ class MaskedImageHead(nn.Module):
             features (Tensor): Shape (B, in_channels, h, w), one entry a patch.
             images (Tensor): Shape (B, image_channels, H, W).
             mask (Tensor): Shape (B, h, w).
-            sizes (Tensor, optional): As of :meth:`draw`.
+            sizes (Tensor, optional): See :meth:`draw`.
 
         Returns:
             Tensor: Mean over masked pixels and channels, a scalar.

@@ -77,8 +77,8 @@ class OnlineCodebook(nn.Module):
 
         Args:
             tokens (Tensor): (B, N, C), of this process's images.
-            size (tuple[int, int]): As of :meth:`forward`.
-            spread (Tensor): Of :meth:`forward`.
+            size (tuple[int, int]): See :meth:`forward`.
+            spread (Tensor): Result of :meth:`forward`.
         """
         (rank, world), step = get_dist_info(), int(self.steps)
         images = len(tokens) * world

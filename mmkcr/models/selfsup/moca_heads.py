@@ -116,9 +116,9 @@ class MOCAHead(BaseModule):
         in_channels (int): C, of the student and of the words.
         decoder_channels (int, optional): D. Defaults to None: no loss of tokens.
         hidden_ratio (float): Hidden width of the prototypes' perceptrons over C. Defaults to 2.
-        scale (float): Of the logits. Defaults to 5.
-        image_weight (float): Of the image's loss. Defaults to 1.
-        token_weight (float): Of the tokens' loss. Defaults to 1.
+        scale (float): Scale of the logits. Defaults to 5.
+        image_weight (float): Weight of the images' loss. Defaults to 1.
+        token_weight (float): Weight of the tokens' loss. Defaults to 1.
         init_cfg (dict, optional): See ``BaseModule``.
     """
 

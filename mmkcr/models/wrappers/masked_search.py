@@ -31,7 +31,7 @@ class MaskedSearchModel(SearchModel):
         reconstruction_weight (float): Size of the reconstruction loss as a
             share of the task's. Defaults to 1.
         end_when_decided (bool): Whether masking ends when the last size is decided, as the public
-            code does; the paper's algorithm 1 goes on. Defaults to True.
+            code does; in the paper's algorithm 1 it continues. Defaults to True.
         **kwargs: See :class:`SearchModel`.
     """
 

@@ -117,6 +117,7 @@ class RegularizedModel(BaseModel):
             _check_for_views(active)
         layers = {name: getattr(term, 'feature_layer', self.feature_layer)
                   for name, term in active.items()}
+        # features come from the forward of the loss: nothing runs twice
         with ExitStack() as stack:
             # one tap per layer, shared by the terms that read it
             taps = {layer: stack.enter_context(FeatureTap(self.architecture, layer, views))
@@ -128,6 +129,7 @@ class RegularizedModel(BaseModel):
         for name, term in active.items():
             losses[f'loss_{name}'] = term(taps[layers[name]].features,
                                           *self._needed(term, inputs, data_samples))
+            # `parse_losses` sums entries with `loss` in their names, and only logs the others
             logged = term.log_vars() if hasattr(term, 'log_vars') else {}
             losses.update({f'{name}_{key}': torch.as_tensor(value)
                            for key, value in logged.items()})

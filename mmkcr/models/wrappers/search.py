@@ -113,7 +113,7 @@ class SearchModel(RegularizedModel):
         """Sum the losses, as the host does, and stop if the sum is not finite.
 
         Args:
-            losses (dict): Of :meth:`forward` in mode ``'loss'``.
+            losses (dict): Result of :meth:`forward` in mode ``'loss'``.
 
         Raises:
             ValueError: A gate, a loss or a price is not finite: the message has its name and
