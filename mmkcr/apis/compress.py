@@ -197,6 +197,7 @@ def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[A
         return batches, split(held_out)
     if len(batches) < 2:
         return batches, batches
+    # the last tenth
     count = max(1, len(batches) // 10)
     return batches[:-count], batches[-count:]
 
@@ -322,6 +323,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Iterable[Any], forwa
     """
     lost = energy = same = total = 0.
     for batch in batches:
+        # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
         for a, b in zip(ours, theirs):
             lost += float((a - b).double().square().sum())

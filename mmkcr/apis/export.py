@@ -158,6 +158,7 @@ class _Checked:
         with tempfile.TemporaryDirectory() as folder:
             temporary = Path(folder) / self.path.name
             graph = trace(prepared, temporary, self.shape, dynamic, self.runtime)
+            # the file itself tells its MACs to whoever times it
             graph.metadata_props.add(key=f'{_META}.macs',
                                      value=str(self.model.count_macs(self.shape)))
             onnx.save(graph, temporary)

@@ -182,6 +182,7 @@ def _opened(side: Side, runtime: str, inputs: Tensor, threads: Optional[int], am
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         side = export_onnx(side, Path(folder) / 'model.onnx', tuple(inputs.shape[1:]), False,
                            (len(inputs), ), 1e-3, runtime).path
+    # a known shape lets the runtime plan its memory
     session = open_onnx(side, runtime, threads, tuple(inputs.shape), inputs.device.type)
     images = inputs.cpu().numpy()
     return lambda: session(images)

@@ -69,6 +69,7 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
     order.backbone['backbone'] = task.searched
     order.provenance = dict(task.provenance, targets=[str(target) for target in targets],
                             agreement=[found.agreement for found in result.results])
+    # nothing of the training but where it ended and its classes
     kept = {key: task.meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in task.meta}
     with ExitStack() as stack:
         weights = stack.enter_context(atomic_write(task.folder / ORDER_WEIGHTS))

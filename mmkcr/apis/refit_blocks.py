@@ -169,6 +169,7 @@ def _refit_stream(runs: Sequence[ResumableForward], site: Embedding, outputs: Ma
                   settings: CompressOptions) -> None:
     """Refit all readers and writers of a narrower stream, layer by layer."""
     paths = {module: path for path, module in site.host.named_modules()}
+    # layers with the stream on either side; norms and tables need no refit
     own = {paths[axis.module] for axis in site.axes() if axis.name == 'weight' and
            isinstance(axis.module, (nn.Linear, nn.Conv2d))}
     normed = [f'{paths[owner]}.' for owner, _, _ in site.view.norms(site.host) if paths[owner]]
@@ -255,6 +256,7 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
         else:
             inputs, targets = _towards_the_block(runs, batch, block, new, layers, scale)
         for path in layers:
+            # (n, inputs) and (n, outputs)
             rows, wanted = inputs[path], targets[path]
             inputs_of = moments[path].num_features
             chosen = pick(len(rows), rows_of_a_batch(

@@ -77,6 +77,7 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
         found = [best]
         for widths in _widths(streams, offered, losses, macs, target):
             fixed = {**offered, **{name: [width] for name, width in widths.items()}}
+            # the rest is shared out anew, now also filling the budget
             found.append(_shared(fixed, losses, macs, target))
         best = min(found, key=lambda sizes: _lost(sizes, losses))
     return best

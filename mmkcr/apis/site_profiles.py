@@ -227,6 +227,7 @@ def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments
     for path in site.lost_outputs():  # the unit's output is lost, too: diagonal terms
         moments = found[f'{name}:{path}']
         extra = moments.output_energy * _sensitivity(moments).diagonal()
+    # errors of several readers are summed
     order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
                         extra=extra)
     if settings.choose is None:
@@ -334,6 +335,7 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
         if site.total > 1 and not isinstance(site, Embedding)}
     while waiting:
         changes, size = {}, 0
+        # at least one site, whatever its size
         while waiting and (not changes or size < _AT_ONCE):
             name = waiting.pop(0)
             if name in places:
@@ -355,6 +357,7 @@ def _measure_streams(dense: nn.Module, space: SearchSpace, profiles: Mapping[str
     found: Dict[str, Dict[int, float]] = {}
     for name, size in shown(trials, 'Losses of widths', settings) if trials else ():
         site, profile = space.sites[name], profiles[name]
+        # units of a turned stream mean directions: the network is tried in that basis
         with turned_stream(dense, site, profile.stream):
             kept = profile.order.order[:size].sort().values
             found.setdefault(name, {})[size] = stream_loss(

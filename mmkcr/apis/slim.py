@@ -71,6 +71,7 @@ def slim(model: nn.Module,
     model = unwrap(model)
     part = part or getattr(getattr(model, 'price', None), 'part', None)
     task = find_task(model)
+    # `counted` is what the target limits, `space` what is sliced
     space, counted = search_space(task), counted_part(task, part)
     gates = space.gates()
     check_finite_gates(gates)

@@ -72,6 +72,7 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
     quantize_static(str(prepared), str(target), _reader(name, images),
                     quant_format=QuantFormat.QDQ, per_channel=True,
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+                    # the operators that hold the MACs
                     op_types_to_quantize=['MatMul', 'Gemm', 'Conv'],
                     extra_options=dict(ActivationSymmetric=False, WeightSymmetric=True))
 

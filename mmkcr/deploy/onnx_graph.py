@@ -242,6 +242,7 @@ class _Projection(NamedTuple):
         found = {}
         for node in readers:
             index = graph.value(node.input[1]) if node.op_type == 'Gather' else None
+            # a scalar index drops the axis, as the squeeze does
             if index is None or index.ndim or _attribute(node, 'axis') != 0:
                 return None, []
             found[int(index)] = node
@@ -306,6 +307,7 @@ def _evaluate(model: Any, names: Sequence[str], shapes: Dict[str, str],
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     present = {value.name for value in probe.graph.output}
+    # ONNX Runtime returns outputs only, so every value that is asked for becomes one
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names
                               if name not in present)
     for name, of_shape in shapes.items():

@@ -82,6 +82,8 @@ def compressed_config(config: Config) -> Config:
     if unknown:
         raise ValueError(f'expected keys of `compression` among {sorted(DEFAULTS)}, found '
                          f'{unknown}')
+    # the order matters: the wrapper takes the wrapped backbone, the loop splits the optimizer, and
+    # paramwise settings go to the weights' part
     settings = ConfigDict({**DEFAULTS, **given})
     _wrap_backbone(config, settings)
     if settings.wrapper is not None:

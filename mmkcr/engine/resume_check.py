@@ -59,6 +59,7 @@ def _is_essential(key: str) -> bool:
     first, _, rest = key.partition('.')
     if first == 'train_cfg':
         return rest not in ('max_epochs', 'max_iters')
+    # accumulation decides which samples share a step
     return first in ('model', 'data_preprocessor') or key.endswith('accumulative_counts')
 
 

@@ -72,6 +72,7 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str = 'backbo
         if not 1 <= landmarks <= n:
             raise ValueError(f'expected from 1 to n = {n} landmarks, found `{landmarks}`')
         kwargs['landmark_ratio'] = landmarks / n
+    # as in a validation, but without a Runner
     metric = KernelComplexityMetric(prefix='kernel', **kwargs)
     batches = shown(loader, 'Kernel complexity') if progress else loader
     with undisturbed(model), features_on_samples(model, layer):

@@ -243,6 +243,7 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
     some = next(iter(sites.values()))
     first, window = some.owner, window_grid(model, some.host)
     with undisturbed(model):
+        # tokens decide the size of the moments, so the first batch is run to count them
         tokens = tokens_of(model, first, next(iter(batches)))
         block = 16 * first.num_heads * tokens**2  # mean and deviations, fp64
         # blocks of one pass over the data

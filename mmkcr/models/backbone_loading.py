@@ -219,6 +219,7 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
              if key.startswith(prefix) and hasattr(value, 'shape')}
     if not found:
         return
+    # of `nn.Module`: a host's own `state_dict` may rename or drop entries
     own = {key: value.shape for key, value in nn.Module.state_dict(host).items()
            if hasattr(value, 'shape')}
     gates = tuple(f'{site}.gate.' for site in space.gates())

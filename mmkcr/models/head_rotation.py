@@ -134,6 +134,7 @@ def rotate_values(site: AttentionWidth, state: Dict[str, Tensor], moments: Momen
 
 def fold(site: AttentionWidth, state: Dict[str, Tensor], part: HeadPart, mixing: Tensor) -> None:
     """Mix the channels of queries, keys or values in ``state``, see :func:`fold_heads`."""
+    # queries, keys and values of one fused projection are folded into one copy, one after the other
     def entry(path: str) -> Tensor:
         if path not in state:
             state[path] = site.host.get_parameter(path).detach().clone()

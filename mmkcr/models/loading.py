@@ -107,6 +107,7 @@ def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None
     model = _unwrapped(model)
     task = find_task(model)
     names = [name for name in task.state_dict() if name.startswith('backbone.')]
+    # a model without `backbone.`, such as a bare backbone
     names = names or list(task.state_dict())
     missing, _, shaped = _try(model, state, path)
     absent = sorted(set(names) & set(missing))

@@ -151,6 +151,7 @@ class ResumableForward:
         try:
             for batch in range(len(self.batches)):
                 self.run(batch, block)
+                # judged by the first batch
                 size = sum(tensor.numel() * tensor.element_size()
                            for tensor in flat_tensors(outputs[:1]))
                 if size * len(self.batches) > self.most_bytes:

@@ -111,7 +111,7 @@ def _mixing(site: RotaryPairs, turned: TurnedMoments, kept: Tensor, rho: float) 
     """The map of the queries, (H, d, d), zero in the rows of removed pairs."""
     query, key = turned.both
     channels, rows = rotary_refit(query, key, kept.to(query.device), site.view.rotary.layout, rho)
-    mixing = torch.zeros_like(query)
+    mixing = torch.zeros_like(query)  # (H, d, d)
     mixing[:, channels] = rows
     return mixing
 

@@ -183,6 +183,7 @@ class SearchSpace:
             if 'type' in common or site.kind in given:
                 config = {**common, **given.get(site.kind, {})}
                 cls = MODELS.get(config['type'])
+                # the gate class's own search space for this kind, such as the steps of its options
                 defaults = getattr(cls, 'space', {}).get(site.kind, {})
                 grouped = {'groups': site.groups} if getattr(cls, 'grouped', False) else {}
                 configs[name] = {**defaults, **config, **grouped}

@@ -90,6 +90,7 @@ class NarrowStream:
         inner = torch.arange(self.norms[norm])
         # a unit is `inner` adjacent entries of a norm (patch merging: the 4 neighbours of a
         # channel)
+        # (kept, 1) * inner + (inner,)
         columns = (self.kept[:, None] * len(inner) + inner).flatten().to(out.device)
         affine = (None if value is None else value[columns] for value in (norm.weight, norm.bias))
         # mean and deviation over the channels that are left, as in the sliced network

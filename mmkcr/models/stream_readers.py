@@ -69,6 +69,7 @@ def readers_behind(model: nn.Module, site: Embedding, batch: Any,
     def look(path: str, layer: nn.Module, x: Tensor) -> None:
         # (n, channels); a channel is still if it has one value at all positions of the batch
         rows = x.movedim(1 if isinstance(layer, nn.Conv2d) else -1, -1).flatten(0, -2)
+        # exact equality: a channel that was zeroed and only passed through is one value everywhere
         still = (rows.amax(0) == rows.amin(0)).cpu()
         # a layer may read concatenated features: find the pattern at any offset
         starts = [start for start in range(len(still) - site.total + 1)

@@ -98,6 +98,7 @@ class AtomicCheckpointHook(CheckpointHook):
         outdated = self._rotate(runner, step)
         name = self.filename_tmpl.format(step)
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
+        # before the file is written, as it is part of it
         runner.message_hub.update_info('last_ckpt', self.last_ckpt)
         runner.call_hook(BEFORE_CHECKPOINT)
         runner.save_checkpoint(

@@ -182,6 +182,7 @@ class ExactResumeHook(Hook):
         if not isinstance(loop, EpochBasedTrainLoop):
             return 0
         passed = loop.iter - loop.epoch * len(loop.dataloader)
+        # another number of batches means another order: the epoch begins anew
         if batches == len(loop.dataloader):
             return passed
         if passed:

@@ -59,6 +59,7 @@ class JointOptimWrapperConstructor:
         wrapper = build_optim_wrapper(module, dict(self.config))
         known = {id(gate) for gate in gates}
         keep_only(wrapper, [p for p in module.parameters() if id(p) not in known])
+        # S and alpha of one gate may have different settings
         apart = {id(gate.importance) for gate in module.gates().values()} if self.importance else ()
         groups = ([gate for gate in gates if id(gate) not in apart], self.architecture), (
             [gate for gate in gates if id(gate) in apart],

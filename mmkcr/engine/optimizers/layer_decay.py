@@ -82,6 +82,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             param, = group.pop('params')
             name = names[id(param)]
             settings = self._settings(group, name, param.ndim, depth(name))
+            # repr, as settings such as betas may not be hashable
             key = tuple(sorted((key, repr(value)) for key, value in settings.items()))
             groups.setdefault(key, dict(settings, params=[]))['params'].append(param)
         groups = sorted(groups.values(), key=lambda group: group['layer_id'])

@@ -137,6 +137,7 @@ class KernelComplexityMetric(BaseMetric):
         if self._moment is None:
             raise ValueError('expected at least one data sample, found `0` in '
                              'KernelComplexityMetric')
+        # (d, d), over all ranks
         moment, n = self._moment.all_reduce().moment(), self._moment.count
         landmarks = self._landmarks.all_reduce()
         values, _ = spectrum(moment)

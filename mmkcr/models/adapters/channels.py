@@ -122,6 +122,7 @@ def box_head(module: nn.Module) -> List[View]:
         if len(getattr(module, f'{branch}_convs')):
             raise Unsupported(f'convolutions of the branch `{branch}` behind shared layers')
         own = _convs(module, f'{branch}_fcs')
+        # none if the branch is off
         ends += [Reads(own[0] if own else f'fc_{branch}')] * getattr(module, f'with_{branch}')
     for end in ends:
         _layer(module, end.path)

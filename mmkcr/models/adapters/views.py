@@ -337,6 +337,7 @@ def attention_views(host: nn.Module) -> List[Any]:
         except Unsupported as reason:
             views.append(Unsupported(f'{reason} at `{path}`'))
             continue
+        # paths from the module become paths from the host
         local.update(projections=_absolute(path, local['projections']),
                      output=_absolute(path, local['output']),
                      path=_absolute(path, local.get('path', '')) or path)

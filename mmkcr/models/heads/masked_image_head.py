@@ -149,7 +149,7 @@ class MaskedImageHead(nn.Module):
         if inside is not None:
             pixels = pixels * inside[..., :height, :width].to(features.dtype)
         target = self.normalised(images.float(), inside)[..., :height, :width]
-        decoded = self.decoder(features)[..., :height, :width]
+        decoded = self.decoder(features)[..., :height, :width]  # (B, C, H, W)
         error = (decoded.float() - target).abs() * pixels
         return error.sum() / (pixels.sum() * images.shape[1]).clamp(min=1)
 

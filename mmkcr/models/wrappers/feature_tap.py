@@ -24,6 +24,7 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
     Raises:
         TypeError: The output holds no such tensor.
     """
+    # the last stage, and of [patch tokens, class token] the class token
     while isinstance(output, (tuple, list)) and len(output):
         output = output[-1]
     if isinstance(output, Tensor) and not output.is_floating_point():

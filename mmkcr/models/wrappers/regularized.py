@@ -83,6 +83,7 @@ class RegularizedModel(BaseModel):
                 f'expected a task with one label an image for the regulariser `{name}` '
                 f'(`{cls.__name__}`), found `{type(self.architecture).__name__}`, whose images '
                 'have many: leave it out')
+        # only terms on features have a width
         asked = inspect.signature(cls).parameters
         if 'num_features' in asked and config.get('num_features') is None:
             layer = config.get('feature_layer', self.feature_layer)
