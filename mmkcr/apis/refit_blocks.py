@@ -152,8 +152,7 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
         for reader in readers(site)}, settings.rows)
     for name, site in space.sites.items():
         for reader in readers(site):
-            # with operators a reader keeps all its inputs: those of lost heads come from the
-            # operator
+            # with operators a reader keeps all inputs: the operator gives those of lost heads
             units = site.total if site.operators() else len(structure.sites[name].kept)
             inputs = units * reader.each(site.module(reader.path))
             rows = max(1, found[reader.path])
@@ -237,8 +236,7 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
     scale = None
     if block is not None and len(layers) == 1 and settings.refit in ('least-squares', 'readers'):
         (path, layer), = old.items()
-        # None if the layer's outputs are not simply added to the block's: then it has its own
-        # targets
+        # None if the layer's outputs are not simply added: then it has targets of its own
         scale = added_last(runs[0], block, layer)
         if scale is not None and layers[path] is not None:
             scale = scale[layers[path].to(scale.device)]

@@ -60,8 +60,7 @@ def refit_structure(model: nn.Module,
     dense = copy.deepcopy(model)
     dense.eval()
     subnet = copy.deepcopy(dense)
-    # a structure of a named backbone lists no `sites`, but the names of its sites end with their
-    # kinds
+    # a structure of a named backbone lists no `sites`, but its sites' names end with the kinds
     kinds = wanted.backbone.get('sites') or list(dict.fromkeys(
         name.rpartition('.')[2] for name in wanted.sites))
     space, params = searched(subnet, kinds), count_params(dense)

@@ -113,8 +113,7 @@ def _widths(streams: Sequence[str], offered: Mapping[str, List[int]], losses: Ma
         before = dict(best)
         for name in streams:
             options = offered[name]
-            # coarse to fine: about 8 widths over the whole range, then halving steps around the
-            # best
+            # coarse to fine: about 8 widths over the range, then halving steps around the best
             step, places = -(-len(options) // 8), range(0, len(options))
             near = [*places[::-step], 0]
             while near:
@@ -137,8 +136,7 @@ def _chosen(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
         useful = useful_sizes(costs)
         options, costs = ([values[place] for place in useful] for values in (options, costs))
         curves[name] = Curve(options, losses[name][options].tolist(),
-                             # costs above the cheapest size, as their common floor is subtracted
-                             # from the budget
+                             # above the cheapest size: the budget loses the sum of these
                              [cost - costs[0] for cost in costs])
     floor = macs({name: curve.sizes[0] for name, curve in curves.items()})
     return allocate(curves, max(target - floor, 0))
@@ -190,8 +188,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
         for name, options in offered.items():
             place = options.index(sizes[name]) + step
             if 0 <= place < len(options):
-                # both positive: cost and loss of the step, whichever its direction; the largest
-                # score is best
+                # both are positive in either direction; the largest score is best
                 cost = (macs({**sizes, name: options[place]}) - now) * step
                 loss = float(losses[name][sizes[name]] - losses[name][options[place]]) * step
                 if cost > 0 and (step < 0 or now + cost <= target):

@@ -116,7 +116,7 @@ class TraceableMobileVitBlock(MobileVitBlock):
 
         maps = resize(local, (down * rows, across * columns))
         maps = maps.reshape(batch, channels, down, rows, across, columns)
-        # one sequence per position within a patch: (B, rows columns, patches, C)
+        # one sequence per position within a patch: (B rows columns, patches, C)
         tokens = maps.permute(0, 3, 5, 2, 4, 1).reshape(
             batch * rows * columns, down * across, channels)
         tokens = self.global_rep(tokens)

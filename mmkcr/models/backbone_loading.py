@@ -151,8 +151,7 @@ def take_rungs(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str)
         # what is in no block is in the block ''
         block = next((one for one in space.rungs if one and name.startswith(f'{one}.')), '')
         if str(space.rungs.get(block)) == rung and not name.startswith(OUTSIDE):
-            # the dense block's entry is replaced by that of the chosen rung, which has the sliced
-            # shape
+            # replaces the dense block's entry by the chosen rung's, in the sliced shape
             state_dict[f'{prefix}{name}'] = value
     # `kept` buffers that the file does not store are those of the structure
     for site in space.structure.sites if space.rungs else ():

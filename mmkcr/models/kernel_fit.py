@@ -43,8 +43,7 @@ class KernelMoments:
         """Add values and attention's outputs (B, N, C), extra tokens first, of maps of ``hw``."""
         extra, heads = self.sums.shape[1:]
         if extra:
-            # an extra token becomes value + a * mean patch, so a = sum(missing * mean) /
-            # sum(mean^2)
+            # an extra token becomes value + a * mean, so a = sum(missing mean) / sum(mean^2)
             mean = values[:, extra:].double().mean(1, keepdim=True)
             missing = (targets[:, :extra] - values[:, :extra]).double()
             self.sums += torch.stack([part.unflatten(-1, (heads, -1)).sum((0, -1)) for part in (

@@ -110,8 +110,7 @@ class SearchSpace:
         if before is not None:
             if before.state_name() != 'dense':
                 raise ValueError(f'expected a dense backbone, found a {before.state_name()}')
-            # a `Searchable` describes its host below `backbone`, a class of its own describes
-            # itself
+            # a `Searchable` describes its host below `backbone`, a named class itself
             inner = before.backbone.get('backbone', before.backbone)
             backbone, optional = inner, before.optional_keys
         described = dict(type='mmkcr.Searchable', sites=list(kinds), backbone=backbone)
@@ -198,7 +197,7 @@ class SearchSpace:
             gate = MODELS.build(dict(config, total=site.total)).to(parameter.device)
             site.attach(gate)
             gates.append(gate)
-        # gates that share a normaliser or a choice have to know each other
+        # some choose together, such as the k best of all
         for gate in gates:
             gate.join(gates)
 
@@ -340,8 +339,7 @@ class SearchSpace:
         """
         changed = False
         for name, gate in self._sliceable():
-            # in training mode `supported` asks which options are alive, in eval mode for the
-            # likeliest one
+            # `supported` asks for all options alive in training, for the likeliest in eval mode
             mode, gate.training = gate.training, True
             supported = gate.supported()
             gate.training = mode

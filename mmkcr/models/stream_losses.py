@@ -61,8 +61,7 @@ class NarrowStream:
             for path, layer in self.readers.items():
                 stack.callback(layer.register_forward_hook(self._keeper(path, dense)).remove)
             self.forward(self.model, batch)
-        # errors of one reader must not reach the next: every call returns the dense network's
-        # output
+        # every call returns the dense output: errors of one reader do not reach the next
         with ExitStack() as stack:
             for path, layer in self.readers.items():
                 stack.callback(layer.register_forward_hook(self._replacer(path)).remove)

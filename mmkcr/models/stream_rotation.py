@@ -47,8 +47,7 @@ def turn_stream(site: Embedding, basis: Tensor) -> None:
     for path in linear.tables:
         table = host.get_parameter(path)
         table.copy_(table.to(basis) @ basis)
-    # readers: LN commutes with Q, so W (a * LN(x) + c) + b becomes (W diag(a) Q) LN(Q^T x) + b + W
-    # c
+    # readers: as LN commutes with Q, W (a * LN(x) + c) + b = (W diag(a) Q) LN(Q^T x) + b + W c
     for path, layers in readers_of_norms(site).items():
         norm = host.get_submodule(path)
         for layer in map(site.module, layers):

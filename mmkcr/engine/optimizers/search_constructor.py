@@ -67,8 +67,7 @@ class SearchOptimWrapperConstructor:
         return OptimWrapperDict(**{key: self._build(module, key, parts[key]) for key in _KEYS})
 
     def _build(self, module: nn.Module, key: str, parameters: List) -> OptimWrapper:
-        # built for the whole module, as `paramwise_cfg` works by names; then the others are taken
-        # out
+        # for the whole module, as `paramwise_cfg` works by names; then others are removed
         wrapper = build_optim_wrapper(module, self.optim_wrapper_cfg[key])
         keep_only(wrapper, parameters)
         return wrapper

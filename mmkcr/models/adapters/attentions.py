@@ -338,8 +338,7 @@ def deformable_attention(module: nn.Module) -> Dict[str, Any]:
 
 
 def _along_samples(layer: nn.Module) -> List[Axis]:
-    # a head has (x, y) offsets and one weight for each of its samples
-    # per query and head
+    # samples of a query in one head: each has an (x, y) offset and a weight
     samples = layer.num_levels * layer.num_points
     return [Axis(part, name, inner=inner) for part, inner in (
         (layer.sampling_offsets, 2 * samples), (layer.attention_weights, samples))

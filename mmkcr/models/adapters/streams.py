@@ -181,8 +181,7 @@ class ResNetStream(StreamView):
     def axes(self, host: nn.Module) -> List[Axis]:
         """See :class:`StreamView`."""
         stage = getattr(host, host.res_layers[self.number])
-        # the mask stands behind the batch norms, so it folds into weight and bias, not the
-        # statistics
+        # the mask is behind the batch norms: it folds into weight and bias, not statistics
         found = [Axis(host.get_submodule(norm), part, 0, part in _BATCH_NORM[:2])
                  for norm, _ in self.masked for part in _BATCH_NORM]
         found.append(Axis(host.get_submodule(self.path), 'weight', 0))

@@ -86,8 +86,7 @@ class RegisterVisionTransformer(VisionTransformer):
                            **kwargs: Any) -> None:
         """Like the host, but drop a class token's position at any image size, not only at one."""
         found = state_dict.get(f'{prefix}pos_embed')
-        # the host compares with its own number of patches; here a class token is seen by N - 1
-        # being a square
+        # the host compares with its own number of patches; here N - 1 being a square is the sign
         if found is not None and not self.num_extra_tokens and math.isqrt(
                 found.shape[1] - 1)**2 == found.shape[1] - 1:
             state_dict[f'{prefix}pos_embed'] = found[:, 1:]

@@ -122,8 +122,7 @@ class MaskedImageHead(nn.Module):
         """
         x = x * inside
         for dim in (-2, -1):
-            # zeros outside the image add nothing; the same sums over `inside` count the valid
-            # pixels
+            # zeros outside the image add nothing; the sums over `inside` count valid pixels
             x, inside = (_window_sums(y, self.window, dim) for y in (x, inside))
         return x / inside.clamp(min=1)
 

@@ -118,8 +118,7 @@ class MaskedSearchModel(SearchModel):
             def attach(handle: Any) -> None:
                 stack.callback(handle.remove)
 
-            # hooks, as hosts add positions and class tokens between the embedding and the first
-            # block
+            # hosts add class tokens and positions between the embedding and the first block
             attach(backbone.patch_embed.register_forward_hook(embedded))
             if not head.keep_position:
                 attach(backbone.drop_after_pos.register_forward_pre_hook(positioned))
