@@ -1,8 +1,8 @@
-"""Makes the host libraries importable where their wheels disagree, and their configs ours.
+"""Makes the host libraries importable where their wheels conflict, and their configs usable here.
 
 The maintained forks of the OpenMMLab libraries (``onedl-*``) install the same folders as the
-original packages. Where both are installed, files of one lie among those of the other, so the
-import ends with what to do.
+original packages. If both are installed, their files are mixed up, so the import stops with
+instructions.
 
 The torchvision wheel is built for CUDA. Beside a CPU build of torch its
 compiled operators cannot be loaded, and ``import torchvision`` then stops with
@@ -60,7 +60,7 @@ def ensure_torchvision() -> bool:
 
 
 def _installed(name: str) -> Optional[str]:
-    """Version of an installed distribution; None if there is none."""
+    """Version of an installed distribution, or None."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -91,7 +91,7 @@ class UnreadableImageError(ValueError):
 
 
 def name_unreadable_images() -> None:
-    """Let mmcv's loading of images name the file that it cannot read, whatever stops it."""
+    """Make mmcv's image loading name the file that it cannot read, whatever the cause."""
     from mmcv.transforms import LoadImageFromFile
     load = LoadImageFromFile.transform
     if hasattr(load, '__wrapped__'):  # once is enough
@@ -111,7 +111,7 @@ def name_unreadable_images() -> None:
 
 
 def hush_optional_parts() -> None:
-    """Drop what the forks print at import of the data sets of a service that is not installed."""
+    """Drop what the forks print at import when an optional service is not installed."""
     say = mmengine.logging.print_log
     if hasattr(say, '__wrapped__'):  # once is enough
         return
@@ -125,10 +125,10 @@ def hush_optional_parts() -> None:
 
 
 def hush_missing_operators() -> None:
-    """Drop what the hosts say at import of two operators that nothing here uses.
+    """Drop the hosts' notices at import about two operators that nothing here uses.
 
-    Without mmcv's compiled operators every command would begin with them; a
-    model that does need operators still stops, in one sentence.
+    Without mmcv's compiled operators every command's output would begin with them. A
+    model that does need operators still stops, with one sentence.
     """
     warnings.filterwarnings('ignore', 'Fail to import ``MultiScaleDeformableAttention``')
     MMLogger.get_current_instance().addFilter(_is_no_line_nms_notice)
@@ -141,12 +141,12 @@ def _is_no_line_nms_notice(record: logging.LogRecord) -> bool:
 def register_references() -> None:
     """Let configs refer to ``mmkcr::`` and ``mmseg::`` bases.
 
-    MMEngine looks up all that comes from ``library::`` in the registries of that library. Configs
-    of this package name its own modules with their scope (``mmkcr.X``), and a host's without:
-    these are for the default scope of the run, as in a config that stands on its own.
+    MMEngine looks up everything from ``library::`` in the registries of that library. Configs
+    of this package name their own modules with a scope (``mmkcr.X``) and a host's without: these
+    belong to the default scope of the run, as in a stand-alone config.
 
-    MMEngine also parses every metafile of that library, a second each time, before it looks below
-    the library's configs. A file that is there is taken at once.
+    MMEngine also parses every metafile of that library, which takes a second each time, before it
+    looks among the library's config files. Here an existing file is taken at once.
     """
     MODULE2PACKAGE.update(mmkcr='mmkcr', mmseg='mmseg')
     find = Config._get_cfg_path
@@ -160,6 +160,7 @@ def register_references() -> None:
         path = Path(package_path, '.mim', 'configs', cfg_file)
         return str(path) if path.is_file() else by_metafiles(package_path, cfg_file)
 
+    # `_get_cfg_path` finds it by this name in its module
     files._get_external_cfg_path = by_path
 
     @functools.wraps(find)

@@ -1,11 +1,11 @@
 """Checkpoints and YAML files are data: reading one runs no code, unless the user trusts it.
 
-MMEngine tries PyTorch's restricted unpickler and falls back to the unrestricted one, which runs
-whatever a file asks for; its list of what is allowed holds ``getattr``. Importing this package
-puts the readers below in the place of MMEngine's, for its own runs, inferencers and ``Pretrained``
-too, and a handler of YAML files that makes plain values alone. :func:`trust_checkpoints`,
-``--trust-checkpoint`` of the commands, or the environment variable ``MMKCR_TRUST_CHECKPOINT=1``
-allow what MMEngine allows of checkpoints.
+MMEngine tries PyTorch's restricted unpickler and then falls back to the unrestricted one, which
+runs whatever a file asks for; and its list of permitted functions contains ``getattr``. Importing
+this package replaces MMEngine's readers by those below, also for its own runs, inferencers and
+``Pretrained``, and its handler of YAML files by one that creates plain values only.
+:func:`trust_checkpoints`, ``--trust-checkpoint`` of the commands, or the environment variable
+``MMKCR_TRUST_CHECKPOINT=1`` permit for checkpoints what MMEngine permits.
 """
 
 import ast
@@ -28,16 +28,16 @@ from mmengine.runner import checkpoint as host
 from mmengine.runner.checkpoint import CheckpointLoader
 
 ENVIRONMENT = 'MMKCR_TRUST_CHECKPOINT'
-#: What a registry finds by its name; other dotted names are those of any module's functions.
+#: Names that a registry resolves itself; any other dotted name would import a module's function.
 _CLASS = re.compile(r'(mmkcr\.|mmengine\.|mmcv\.|mmpretrain\.|mmdet\.|mmseg\.)?[A-Za-z_]\w*')
 _trusted = False
 
 
 def trust_checkpoints(trust: bool = True) -> None:
-    """Allow, or no longer allow, that checkpoints run code when they are read.
+    """Permit, or forbid again, that checkpoints run code when they are read.
 
     Args:
-        trust (bool): Whether whoever made them is trusted. Defaults to True.
+        trust (bool): Whether the checkpoints' authors are trusted. Defaults to True.
     """
     global _trusted
     _trusted = trust
@@ -52,7 +52,7 @@ def read_checkpoint(path: Union[str, Path], map_location: Any = 'cpu') -> Dict[s
     """Read a checkpoint.
 
     Args:
-        path (str | Path): A file, a URL, or what else MMEngine reads.
+        path (str | Path): A file, a URL, or any other source that MMEngine reads.
         map_location (Any): See :func:`torch.load`. Defaults to ``'cpu'``.
 
     Raises:
@@ -85,10 +85,10 @@ def _described(state: Any) -> str:
 
 
 def load_from_local(filename: str, map_location: Any = None) -> Any:
-    """Read a file of this machine, see :class:`mmengine.runner.checkpoint.CheckpointLoader`.
+    """Read a local file, see :class:`mmengine.runner.checkpoint.CheckpointLoader`.
 
-    A file that was damaged after it was written is refused: PyTorch does not compare the
-    checksums that it writes.
+    A file that was damaged after it was written is refused: PyTorch writes checksums but does not
+    compare them.
 
     Args:
         filename (str): The file.
@@ -109,7 +109,7 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
 
 
 def _without_code(content: Any, filename: str) -> Any:
-    """Without the text of mmcv's time that MMEngine runs when it resumes, for a warning of it.
+    """Remove ``meta.config``, text that MMEngine runs on resuming only to print a warning.
 
     Raises:
         ValueError: It is no dict, as of every checkpoint.
@@ -129,8 +129,9 @@ def load_from_http(filename: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _restricted(loader: Callable) -> Callable:
-    """A loader of the host that may not fall back to unrestricted unpickling."""
+    """Wrap a loader of the host so that it cannot fall back to unrestricted unpickling."""
 
+    # the loaders call `torch.load` themselves, so the restriction is set from outside
     @functools.wraps(loader)
     def load(filename: str, *args: Any, **kwargs: Any) -> Any:
         if is_trusted():
@@ -155,12 +156,13 @@ def _forced() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusing(filename: str) -> Iterator[None]:
-    """One sentence for whatever pickle, zip and PyTorch raise."""
+    """Turn whatever pickle, zip and PyTorch raise into one sentence."""
     try:
         yield
     except FileNotFoundError:
         raise
     except Exception as error:
+        # the function or class that PyTorch's unpickler refused
         named = re.search(r'(?:GLOBAL|function|class(?:es)?|type \S+ ?|got <class) \W*([\w.]+)',
                           str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if named:
@@ -174,9 +176,9 @@ def _refusing(filename: str) -> Iterator[None]:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse an archive whose members are not what was written.
+    """Refuse an archive whose members are not as they were written.
 
-    Files in PyTorch's format of before 2020 are no archives and pass.
+    Files in PyTorch's format from before 2020 are not archives, and pass.
     """
     if not zipfile.is_zipfile(path):
         return
@@ -190,7 +192,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _method(owner: Any, name: str) -> Any:
-    """What a log's pickle needs of ``getattr``: the statistics of a ``HistoryBuffer``."""
+    """The only ``getattr`` that a log's pickle needs: statistics of a ``HistoryBuffer``."""
     if owner is not HistoryBuffer or name not in ('min', 'max', 'mean', 'current'):
         raise pickle.UnpicklingError('Trying to call reduce for unrecognized function getattr')
     return getattr(owner, name)
@@ -198,23 +200,25 @@ def _method(owner: Any, name: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _harmless() -> List[Any]:
-    """What checkpoints of MMEngine's runs hold beside tensors and plain values."""
+    """Types and functions in checkpoints of MMEngine's runs, beside tensors and plain values."""
     arrays = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in '?bBhHiIlLqQefdU'}]
     multiarray = np._core.multiarray
+    # a pair (object, name) lets the name in the pickle stand for our object; NumPy's old and new
+    # module names both occur
     return [slice, HistoryBuffer, *arrays, (_method, 'builtins.getattr'),
             *((getattr(multiarray, name), f'numpy.{core}.multiarray.{name}')
               for core in ('core', '_core') for name in ('_reconstruct', 'scalar'))]
 
 
 def read_config_text(text: str, path: Union[str, Path]) -> Config:
-    """The config that a run wrote into its checkpoint, without running it.
+    """Parse the config that a run wrote into its checkpoint, without running it.
 
     Args:
         text (str): Assignments of plain values, as ``Config.pretty_text`` gives them.
         path (str | Path): The checkpoint, for the message.
 
     Raises:
-        ValueError: There is something else in it.
+        ValueError: The text holds anything else.
     """
     if is_trusted():
         return Config.fromstring(text, '.py')
@@ -232,9 +236,9 @@ def read_config_text(text: str, path: Union[str, Path]) -> Config:
 
 
 def check_types(config: Any, path: Union[str, Path]) -> None:
-    """Refuse a config from a data file whose parts name functions of any module.
+    """Refuse a config from a data file in which a ``type`` names a function of any module.
 
-    A registry imports what a dotted ``type`` names.
+    A registry would import whatever a dotted ``type`` names.
 
     Args:
         config (Any): Dicts, lists and values.
@@ -281,7 +285,7 @@ def _plain(node: ast.AST) -> Any:
 
 @register_handler(['yaml', 'yml'])
 class SafeYamlHandler(YamlHandler):
-    """MMEngine's handler of YAML files, whose tags may not name Python's objects."""
+    """MMEngine's handler of YAML files, except that tags cannot create Python objects."""
 
     def load_from_fileobj(self, file: Any, **kwargs: Any) -> Any:
         """Read plain values.

@@ -1,4 +1,4 @@
-"""Arguments that commands share, refused before anything begins."""
+"""Arguments that commands share, checked before any work begins."""
 
 import tempfile
 from argparse import Action, Namespace
@@ -9,27 +9,27 @@ import torch
 
 from mmkcr.core import COUNTED, LatencyModel
 
-#: Least values of numbers, by the name that they have in every command.
+#: Lower limits of numbers, by their argument's name, which is the same in every command.
 LEAST = dict(threads=1, batch=1, batch_size=1, images=1, shown=1, repeats=0, warmup=0, rounds=1,
              pairs=1, divisor=1, jobs=1, folds=2, count=1, interval=1, landmarks=1, tokens=1,
              finetune=1, seed=0, seeds=0, grid=1, image=1, head=0, replace=0, query=0, score_thr=0,
             rho=0, tolerance=0, wait_time=0, fraction=1e-6, budgets=1e-6, targets=1e-6)
-#: Most of some; more is no machine's.
+#: Upper limits of some; no machine handles more.
 MOST = dict(threads=4096, jobs=4096, batch=2**20, batch_size=2**20, query=1, score_thr=1,
             fraction=1, budgets=1, targets=1, rho=1e6, tolerance=1e6, wait_time=1e6)
-#: Most pixels of an image that a model is built, counted or timed for.
+#: Maximum number of pixels of an image that a model is built, counted or timed for.
 MOST_PIXELS = 2**26
-#: What targets of commands are of, by argument.
+#: Cost class of every target argument.
 TARGETS = {f'target_{cls.name}': cls for cls in (*COUNTED.values(), LatencyModel)}
 _FOLDERS, _FILES = ('out', 'work_dir', 'show_dir'), ('FILE', )
 
 
 def add_targets(group: Any, most: str) -> None:
-    """Add ``--target-macs`` and those of other costs.
+    """Add ``--target-macs`` and the targets of other costs.
 
     Args:
-        group (ArgumentParser): Of which one may be given.
-        most (str): Help of the first, behind the examples.
+        group (ArgumentParser): A group of which one argument may be given.
+        most (str): Help of the first, after the examples.
     """
     for cls, example in zip(TARGETS.values(), ('12.6G', '12M', '40MB', '12ms')):
         more = dict(macs=most, latency=', with --latency-table',
@@ -40,10 +40,10 @@ def add_targets(group: Any, most: str) -> None:
 
 
 def chosen_target(args: Namespace) -> Tuple[str, Optional[str]]:
-    """The cost that a target was given for, see :func:`mmkcr.apis.slim`, and the target.
+    """The cost that a target was given for (see :func:`mmkcr.apis.slim`), and the target.
 
     Args:
-        args (Namespace): Of :func:`add_targets`, with ``latency_table``.
+        args (Namespace): Arguments of :func:`add_targets`, with ``latency_table``.
 
     Raises:
         ValueError: A target of time without a table, or a table without one.
@@ -58,15 +58,15 @@ def chosen_target(args: Namespace) -> Tuple[str, Optional[str]]:
 
 
 def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
-    """Refuse numbers, devices, targets and places that cannot be.
+    """Refuse impossible numbers, devices, targets and output places.
 
     Args:
         args (Namespace): Parsed.
-        actions (Sequence[Action]): Of the parser; ``metavar='FILE'`` tells a file to write from a
-            folder.
+        actions (Sequence[Action]): Actions of the parser; ``metavar='FILE'`` distinguishes an
+            output file from a folder.
 
     Raises:
-        ValueError: One of them.
+        ValueError: One of these is impossible.
         OSError: Nothing can be written at a place.
     """
     flags = {action.dest: max(action.option_strings, key=len) for action in actions
@@ -80,6 +80,7 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
             check_device(values[0])
         elif name in TARGETS:
             for value in values:
+                # parsed only: 2**62 stands for the dense model's cost, which is not known yet
                 TARGETS[name].read_target(value, 2**62)
         elif name == 'shape' and values:
             image_shape(values)
@@ -115,18 +116,19 @@ def image_shape(shape: Sequence[int]) -> Tuple[int, int, int]:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that is not there.
+    """Refuse a device that does not exist.
 
     Args:
         name (str): Such as ``'cpu'`` or ``'cuda:1'``.
 
     Raises:
-        ValueError: It is no name of a device, or this machine has none such.
+        ValueError: It is not the name of a device, or this machine does not have it.
     """
     try:
         device = torch.device(name)
         if device.type == 'cuda' and not torch.cuda.is_available():
             raise ValueError(f'expected a CUDA device for `--device {name}`, found none')
+        # some backends fail only when they are used
         torch.empty(1, device=device).cpu()
     except (RuntimeError, NotImplementedError) as error:
         text = str(error).strip().splitlines() or ['']
@@ -135,11 +137,11 @@ def check_device(name: str) -> None:
 
 
 def check_place(path: Any, flag: str, file: bool = False) -> None:
-    """Refuse a place where nothing can be written; nothing is left there.
+    """Refuse a place where nothing can be written; nothing is left behind.
 
     Args:
-        path (str | Path): A folder, or a file with ``file``; need not be there.
-        flag (str): Of the command, for the message.
+        path (str | Path): A folder, or with ``file`` a file; it need not exist.
+        flag (str): Flag of the command, for the message.
         file (bool): Whether a file is to be written. Defaults to False.
 
     Raises:
@@ -150,6 +152,7 @@ def check_place(path: Any, flag: str, file: bool = False) -> None:
     if file and path.is_dir():
         raise ValueError(f'expected a file to write at `{flag} {path}`, found a folder')
     folder = path.parent if file else path
+    # the nearest folder that exists
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
@@ -157,7 +160,7 @@ def check_place(path: Any, flag: str, file: bool = False) -> None:
                          f'`{folder}`')
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(b'0' * 4096)
+            probe.write(b'0' * 4096)  # an empty file can be made even on a full disk
             probe.flush()
     except OSError as error:
         raise OSError(error.errno, f'expected a place to write for `{flag} {path}`, found none: '

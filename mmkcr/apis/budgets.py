@@ -1,9 +1,9 @@
 """Many budgets of one network from one calibration (SPEC 9): refitted for a few, mixed between.
 
-A block is refitted towards what the dense network's gives. So it fits beside blocks of another
-budget, too, and between two budgets there is a network for every block that goes from the one to
-the next. Only blocks are exchanged: no weights are touched. A residual stream is part of every
-block: there is nothing between two budgets whose streams have other widths.
+A block is refitted towards the dense network's outputs, so it also fits beside blocks of another
+budget. Between two budgets there is therefore one network for every block that changes from the
+one to the next. Only whole blocks are exchanged; no weights change. A residual stream is part of
+every block, so there are no networks between two budgets with streams of different widths.
 """
 
 import copy
@@ -27,13 +27,13 @@ from .site_profiles import CompressOptions
 
 @dataclasses.dataclass
 class BudgetsResult:
-    """What :func:`compress_budgets` gives.
+    """Result of :func:`compress_budgets`.
 
     Args:
         order (Order): All networks; its ``backbone`` builds them.
-        state (dict[str, Tensor]): Weights of the model that was given, and of all its budgets.
-        results (list[CompressResult]): By budget, the largest first.
-        macs (MacsModel): Of the sites' sizes.
+        state (dict[str, Tensor]): Weights of the given model and of all its budgets.
+        results (list[CompressResult]): One per budget, the largest first.
+        macs (MacsModel): MACs as a function of the sites' sizes.
     """
 
     order: Order
@@ -42,11 +42,11 @@ class BudgetsResult:
     macs: MacsModel
 
     def network(self, model: nn.Module, step: Step) -> nn.Module:
-        """One of the networks.
+        """Build one of the networks.
 
         Args:
-            model (nn.Module): The dense one that was given; it is left as it is.
-            step (Step): From which rung every block is, of the order or any other.
+            model (nn.Module): The dense model that was given; it is not changed.
+            step (Step): The rung of every block, from the order or chosen freely.
         """
         network = copy.deepcopy(model)
         space = searched(network, self.order.backbone['sites'])
@@ -71,18 +71,18 @@ def compress_budgets(model: nn.Module,
                      **options: Any) -> BudgetsResult:
     """Make a network smaller for many budgets at once.
 
-    At each of the ``targets`` the network is that of :func:`compress`. Between two of them blocks
-    are taken from both.
+    At each of the ``targets`` the network is that of :func:`compress`. Between two targets,
+    networks take blocks from both.
 
     Args:
-        model (nn.Module): As of :func:`compress`, as all that is not said here.
+        model (nn.Module): As in :func:`compress`, like all arguments that are not listed here.
         images (Tensor | Sequence): As there.
-        targets (Sequence[str | int | float]): Most MACs of every budget.
-        done (Sequence[CompressProgress], optional): One for every target. Defaults to None.
+        targets (Sequence[str | int | float]): Maximum MACs of every budget.
+        done (Sequence[CompressProgress], optional): One per target. Defaults to None.
 
     Raises:
-        ValueError: As of :func:`compress`; no targets, or two alike; or a residual stream that
-            layers read which are not beside the backbone.
+        ValueError: As in :func:`compress`; no targets, or two equal ones; or a residual stream
+            whose readers are not beside the backbone.
     """
     dense = copy.deepcopy(model)
     space = searched(dense, sites)
@@ -94,14 +94,16 @@ def compress_budgets(model: nn.Module,
     results: List[CompressResult] = []
     places = sorted(range(len(limits)), key=lambda place: -limits[place])
     for place in places:
+        # the dense network's profiles hold for every budget
         profiles = results[0].profiles if results else None
         results.append(compress(model, images, limits[place], sites, input_shape, part, forward,
                                 held_out, profiles, done[place] if done else None, **options))
     parent, name = _place(dense, space.host)
     prefix = f'{parent}.{name}.'.lstrip('.') if name else ''
-    before = dict(model.state_dict())
+    before = dict(model.state_dict())  # rung 0
     changed = [_changed(before, result.model.state_dict(), prefix, parent) for result in results]
     blocks = _blocks(space.sites, {key for keys in changed for key in keys})
+    # rung 1 is the largest budget
     state = {**before, **{f'{prefix}{RUNGS}{rung}.{key}': value
                           for rung, own in enumerate(changed, 1) for key, value in own.items()}}
     order = _order(results, blocks, [limits[place] for place in places], macs)
@@ -117,18 +119,18 @@ def _place(model: nn.Module, host: nn.Module) -> Tuple[str, str]:
 
 def _changed(dense: Mapping[str, Tensor], slim: Mapping[str, Tensor], prefix: str,
              parent: str) -> Dict[str, Tensor]:
-    """Tensors of a network that are not the dense one's, by their key in the backbone.
+    """Tensors of a slim network that differ from the dense one's, by their key in the backbone.
 
-    Those of layers behind it are by :data:`OUTSIDE` and their key in the module that it is part of.
+    Layers behind the backbone have :data:`OUTSIDE` and their key in the module that contains it.
 
     Args:
-        dense (Mapping[str, Tensor]): Of the dense model.
-        slim (Mapping[str, Tensor]): Of the slim one.
-        prefix (str): Of the backbone's keys.
-        parent (str): Path of that module.
+        dense (Mapping[str, Tensor]): State of the dense model.
+        slim (Mapping[str, Tensor]): State of the slim model.
+        prefix (str): Prefix of the backbone's keys.
+        parent (str): Path of the module that contains the backbone.
 
     Raises:
-        ValueError: One is in none of both.
+        ValueError: A tensor belongs to neither.
     """
     found, beside = {}, f'{parent}.' if parent else ''
     for key, value in slim.items():
@@ -144,9 +146,9 @@ def _changed(dense: Mapping[str, Tensor], slim: Mapping[str, Tensor], prefix: st
 
 
 def _blocks(sites: Mapping[str, HostSite], changed: Collection[str]) -> Dict[str, List[str]]:
-    """Sites by the block whose weights they change; one for all where a block is not enough.
+    """Sites by the block whose weights they change; one block for all if these cannot be separated.
 
-    A residual stream changes all blocks and what is between them; the latter is the block ''.
+    A residual stream changes all blocks and whatever lies between them. The latter is block ''.
     """
     streams = [name for name, site in sites.items() if isinstance(site, Embedding)]
     blocks: Dict[str, List[str]] = {}
@@ -154,9 +156,11 @@ def _blocks(sites: Mapping[str, HostSite], changed: Collection[str]) -> Dict[str
         if name not in streams:
             blocks.setdefault(block_of(name.rpartition('.')[0]), []).append(name)
     inside = tuple(f'{block}.' for block in blocks)
+    # no block inside another: then they can be exchanged one by one
     apart = not any(a != b and b.startswith(a) for a in inside for b in inside)
     if apart and streams:
         return {'': streams, **blocks}
+    # some weights outside the blocks depend on the budget, so only whole networks fit together
     if apart and all(key.startswith(inside) for key in changed):
         return blocks
     return {'': list(sites)}
@@ -166,10 +170,11 @@ def _order(results: Sequence[CompressResult], blocks: Mapping[str, List[str]],
            limits: Sequence[int], macs: MacsModel) -> Order:
     first, profiles = results[0].structure, results[0].profiles
     totals = {name: site.total for name, site in first.sites.items()}
-    rungs = [totals, *(result.structure.sizes() for result in results)]
+    rungs = [totals, *(result.structure.sizes() for result in results)]  # rung 0 is dense
     recorded = {key: first.macs[key] for key in ('dense', 'input_shape', 'part')
                 if key in first.macs}
     if 'backbone' in first.macs:
+        # MACs outside the backbone, which no site changes
         recorded['rest'] = first.macs['subnet'] - first.macs['backbone']
     operators = {name: site.operator for result in results
                  for name, site in result.structure.sites.items() if site.operator}

@@ -29,7 +29,7 @@ def load_config(path: Union[str, Path], options: Optional[Mapping[str, Any]] = N
         path (str | Path): A file, or ``library::path`` such as
             ``mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py``.
         options (dict, optional): Entries to overwrite, as ``--cfg-options``.
-        compressed (bool): Give the config that its ``compression`` stands for, if it has one.
+        compressed (bool): Expand ``compression``, if the config has one, to what it stands for.
             Defaults to True.
 
     Raises:
@@ -44,7 +44,7 @@ def load_config(path: Union[str, Path], options: Optional[Mapping[str, Any]] = N
 
 
 def drop_idle_workers(config: Config) -> None:
-    """Let ``num_workers=0`` be said alone: without workers there are none to keep.
+    """Make ``num_workers=0`` sufficient: without workers none can be persistent.
 
     Args:
         config (Config): Changed in place.
@@ -56,7 +56,7 @@ def drop_idle_workers(config: Config) -> None:
 
 
 def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:
-    """The image that a model's MACs are counted for unless the user says.
+    """The image size at which a model's MACs are counted unless the user gives one.
 
     Args:
         config (Config): Its config.
@@ -74,12 +74,12 @@ def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:
 
 
 def set_structure(config: Config, structure: str) -> None:
-    """Put a structure file into the config's backbone, bare or inside our wrappers."""
+    """Put a structure file into the config's backbone, also inside our wrappers."""
     backbone_config(config)['structure'] = structure
 
 
 def backbone_config(config: Config) -> Mapping[str, Any]:
-    """The backbone's part of a config, bare or inside our wrappers; empty if there is none."""
+    """The backbone's part of a config, also inside our wrappers; empty if there is none."""
     model = config.model
     while 'architecture' in model:
         model = model.architecture
@@ -93,7 +93,7 @@ def file_sha256(path: Union[str, Path]) -> str:
 
 
 def state_bytes(model: nn.Module) -> int:
-    """Bytes of a model's state_dict, without what a file adds."""
+    """Bytes of a model's state_dict, without a file's overhead."""
     return sum(value.numel() * value.element_size() for value in model.state_dict().values()
                if isinstance(value, torch.Tensor))
 
@@ -102,7 +102,7 @@ def dense_config(config: Config) -> Config:
     """The bare task model of a search, retraining or deployment, in the dense state.
 
     Args:
-        config (Config): With a ``model``; it is left as it is.
+        config (Config): With a ``model``; it is not changed.
 
     Raises:
         ValueError: There is no ``model`` with a ``backbone``.

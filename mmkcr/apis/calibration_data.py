@@ -1,4 +1,4 @@
-"""Calibration images of a config or of a folder, as a task model takes them."""
+"""Calibration images of a config or a folder, in the form that a task model takes."""
 
 import copy
 from pathlib import Path
@@ -17,13 +17,13 @@ _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
 
 
 class CalibrationImages(Sequence):
-    """Batches of images after the test transforms, loaded when they are asked for.
+    """Batches of images after the test transforms, loaded on demand.
 
     Args:
-        load (Callable): Takes an index; gives what the host's test transforms give.
-        indices (Sequence[int]): Images.
+        load (Callable): Takes an index; returns the result of the host's test transforms.
+        indices (Sequence[int]): Indices of the images.
         model (nn.Module): Task model; its data preprocessor makes the batches.
-        batch_size (int): Images of a batch.
+        batch_size (int): Images per batch.
     """
 
     def __init__(self, load: Callable[[int], Dict[str, Any]], indices: Sequence[int],
@@ -51,15 +51,15 @@ class CalibrationImages(Sequence):
 def calibration_images(config: Config, model: nn.Module, folder: Optional[str] = None,
                        count: int = 512, batch_size: int = 16,
                        seed: int = 0) -> CalibrationImages:
-    """Images drawn from a config's training set, or from a folder.
+    """Draw images from a config's training set, or from a folder.
 
     Args:
         config (Config): With the test transforms, and the training set if there is no folder.
         model (nn.Module): Task model.
-        folder (str, optional): Searched for images at any depth. Defaults to None.
-        count (int): Most images. Defaults to 512.
-        batch_size (int): Images of a batch. Defaults to 16.
-        seed (int): Of the draw. Defaults to 0.
+        folder (str, optional): Folder that is searched for images at any depth. Defaults to None.
+        count (int): Maximum number of images. Defaults to 512.
+        batch_size (int): Images per batch. Defaults to 16.
+        seed (int): Seed of the draw. Defaults to 0.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -87,7 +87,7 @@ def _dataset(config: Config) -> Any:
 
 
 def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str, Any]]]:
-    """Number of images below a folder, and what loads one."""
+    """Number of images below a folder, and a function that loads one."""
     if not Path(folder).is_dir():
         raise FileNotFoundError(f'expected a folder of calibration images at `{folder}`, found '
                                 'none')
@@ -96,6 +96,7 @@ def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str,
         raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below `{folder}`, '
                          'found none')
     steps = _pipeline(config.test_dataloader.dataset)
+    # plain images have no annotations to load
     transform = Compose([step for step in steps if step['type'].split('.')[-1]
                          not in _WITHOUT_LABELS])
 
@@ -110,7 +111,7 @@ def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str,
 
 
 def _pipeline(dataset: Any) -> List[Dict[str, Any]]:
-    """Transforms of a data set's config, looked for through its wrappers."""
+    """Transforms in a data set's config, also inside its wrappers."""
     while 'pipeline' not in dataset and 'dataset' in dataset:
         dataset = dataset['dataset']
     return list(dataset['pipeline'])

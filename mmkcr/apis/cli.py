@@ -1,4 +1,4 @@
-"""What every command has in common: one sentence for a user's mistake."""
+"""Behaviour that all commands share: one sentence for a user's mistake."""
 
 import argparse
 import functools
@@ -14,9 +14,9 @@ from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Sequence
 from mmkcr.apis.arguments import check_arguments
 from mmkcr.safe_load import trust_checkpoints
 
-#: Raised by this package, the hosts or the system for something that the user can mend.
+#: Errors of this package, the hosts or the system that the user can fix.
 USER_ERRORS = (ValueError, TypeError, KeyError, OSError, ImportError, MemoryError)
-#: How PyTorch says that memory is out.
+#: How PyTorch reports that memory is exhausted.
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory|tried to allocate|Storage size calc",
                         re.IGNORECASE)
 
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     about: str
 
 
-#: What follows ``mmkcr`` on the command line.
+#: Words that may follow ``mmkcr`` on the command line.
 COMMANDS: Dict[str, Entry] = {
     'compress': Entry('compress', 'make a trained model smaller in closed form, without training'),
     'init': Entry('init', 'write the few lines beside your own config'),
@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def format_help(self) -> str:
-        """The help; options without a default say so."""
+        """The help; options without a default state this."""
         for action in self._actions:
             if (action.option_strings and action.nargs != 0 and action.default is None
                     and not action.required and action.help not in (None, argparse.SUPPRESS)
@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _as_mmkcr(text: str) -> str:
-    """A text with ``mmkcr slim`` for ``python tools/slim.py``."""
+    """A text in which ``mmkcr slim`` replaces ``python tools/slim.py``."""
     names = {entry.tool: name for name, entry in COMMANDS.items()}
 
     def name_of(match: re.Match) -> str:
@@ -110,7 +110,7 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
     """Add the opt-out of reading checkpoints without running code.
 
     Args:
-        parser (ArgumentParser): Of a command that reads checkpoints.
+        parser (ArgumentParser): Parser of a command that reads checkpoints.
     """
     parser.add_argument('--trust-checkpoint', action='store_true',
                         help='let checkpoints run code when they are read, as old ones may need: '
@@ -145,6 +145,7 @@ def _first_line(error: BaseException) -> str:
 def reader_is_gone() -> bool:
     """Whether nobody reads standard output any more, as after ``| head``."""
     poll = select.poll()
+    # POLLERR needs no request: it reports a pipe without a reader
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
@@ -166,10 +167,11 @@ def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
             try:
                 return main(argv)
             finally:
-                sys.stdout.flush()  # a closed pipe is noticed here, and not at exit
+                sys.stdout.flush()  # a closed pipe is noticed here instead of at exit
         except BrokenPipeError:
             if not reader_is_gone():
                 raise
+            # the interpreter flushes once more at exit, which must not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)  # as other commands end before `| head`
         except (*USER_ERRORS, RuntimeError) as error:

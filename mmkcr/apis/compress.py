@@ -1,10 +1,10 @@
 """Closed-form slimming: any checkpoint, minutes, no labels (SPEC 9).
 
-1. One pass over calibration images through the dense network gives, for every site, the order in
-   which its units matter and what the network's outputs lose with any number of them.
-2. A budget is shared out among the sites so that the sum of these losses is least.
-3. Site after site is sliced, and the layers that read the kept units are refitted to give what
-   the dense network's gave, from the inputs that the compressed network has by then.
+1. One pass of calibration images through the dense network gives, for every site, an order of its
+   units by importance, and the loss of the network's outputs at every number of units.
+2. A budget is shared out among the sites so that the sum of these losses is minimal.
+3. Site after site is sliced. The layers that read the kept units are refitted to reproduce the
+   dense network's outputs from the inputs that they get in the network compressed so far.
 """
 
 import copy
@@ -36,25 +36,25 @@ from .slim import note_backbone_macs
 #: Kinds whose units can be chosen and refitted.
 REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels',
             'head_operator', 'embedding')
-#: Those that a call takes by default: they need no gather and lose least at the same MACs. Whole
-#: heads are taken where their channels cannot be.
+#: Default kinds of a call: they need no gather and lose least at the same MACs. Whole
+#: heads are used where their channels cannot be selected.
 DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
-#: What may be made smaller: the backbone, or the whole model with its neck and heads.
+#: The part that is compressed: the backbone, or the whole model with its neck and heads.
 SCOPES = ('backbone', 'model')
 
 
 @dataclasses.dataclass
 class CompressResult:
-    """What :func:`compress` gives.
+    """Result of :func:`compress`.
 
     Args:
-        model (nn.Module): The subnet: a copy of the model that was given.
-        structure (Structure): What it keeps.
+        model (nn.Module): The subnet, a copy of the given model.
+        structure (Structure): The kept units.
         profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
-        agreement (dict[str, float]): Of dense and slim outputs on held-out images: ``error``,
-            relative, and for class scores the share with the same ``top1``.
-        complexity (dict[str, dict[str, float]]): ``kc`` and ``a_kc`` of the features of the
-            backbone, ``dense`` and ``slim``, on the same images; empty where these are no maps.
+        agreement (dict[str, float]): Agreement of dense and slim outputs on held-out images:
+            relative ``error``, and for class scores the share with the same ``top1``.
+        complexity (dict[str, dict[str, float]]): ``kc`` and ``a_kc`` of the backbone's features,
+            ``dense`` and ``slim``, on the same images; empty if these are no maps.
     """
 
     model: nn.Module
@@ -78,34 +78,34 @@ def compress(model: nn.Module,
              scope: str = 'backbone',
              cost: str = 'macs',
              **options: Any) -> CompressResult:
-    """Make a network smaller in closed form, from unlabelled images.
+    """Compress a network in closed form, from unlabelled images.
 
     Args:
-        model (nn.Module): Dense: any module with an adapter, or a task model of mmpretrain, mmdet
-            or mmseg whose backbone has one. It is left as it is.
+        model (nn.Module): Dense model: any module with an adapter, or a task model of mmpretrain,
+            mmdet or mmseg whose backbone has one. It is not changed.
         images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
-        target (str | int | float): Most MACs, as of :func:`~mmkcr.core.parse_target`, or another
-            ``cost``.
+        target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`, or maximum
+            of another ``cost``.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
             :data:`DEFAULT_SITES` that the backbone has.
         input_shape (Sequence[int]): (C, H, W) of the image that MACs are counted for. Defaults to
             (3, 224, 224).
         part (str, optional): ``'model'`` or ``'backbone'``, see
             :func:`~mmkcr.models.utils.counted_part`.
-        forward (Callable, optional): Takes a model and a batch of ``images``; gives the outputs
+        forward (Callable, optional): Takes a model and a batch of ``images``; returns the outputs
             that are to agree. Defaults to calling the model.
         held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
             None: the last tenth of ``images``, which calibration then does not see.
-        profiles (Mapping[str, SiteProfile], optional): Of an earlier call with these images and
-            sites. Defaults to None: they are made.
-        done (CompressProgress, optional): What an earlier call with these arguments had done; what
-            this one does is written there. Defaults to None.
+        profiles (Mapping[str, SiteProfile], optional): Profiles of an earlier call with these
+            images and sites. Defaults to None: they are computed.
+        done (CompressProgress, optional): Progress of an interrupted call with these arguments;
+            this call continues and extends it. Defaults to None.
         latency (LatencyTable, optional): Measured on this network; ``target`` is then a time, see
             :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
-        scope (str): ``'backbone'``, or ``'model'``: neck and heads are made smaller too, under one
-            budget over all of it. ``images`` are then batches of the data preprocessor, and
+        scope (str): ``'backbone'``, or ``'model'``: neck and heads are compressed too, under one
+            budget for everything. ``images`` are then batches of the data preprocessor, and
             ``forward`` is :func:`~mmkcr.models.whole.whole_outputs`. Defaults to ``'backbone'``.
-        cost (str): What the target is of: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
+        cost (str): What the target limits: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
             ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
         **options: See :class:`CompressOptions`.
 
@@ -113,7 +113,7 @@ def compress(model: nn.Module,
         CompressResult: Subnet and structure.
 
     Raises:
-        ValueError: No images, a model without an adapter or with gates, a target out of reach (the
+        ValueError: No images, a model without an adapter or with gates, an unreachable target (the
             message gives the range), or activations that are not finite. Nothing is changed then.
 
     Examples:
@@ -134,13 +134,13 @@ def compress(model: nn.Module,
     dense = copy.deepcopy(model)
     dense.eval()
     if scope == 'model' and is_detector(dense):
-        # proposals follow the weights: outputs are compared on those that the dense one makes
+        # proposals follow the weights: outputs are compared on the dense network's proposals
         chooser = copy.deepcopy(dense)
         batches, held_out = (HeldBatches(one, chooser) for one in (batches, held_out))
     subnet = copy.deepcopy(dense)
     space = searched(subnet, sites, scope)
     whole = searched(dense, sites, scope)
-    # what reads a residual stream behind the backbone is refitted with it
+    # layers behind the backbone that read a residual stream are refitted with it
     for own, network in ((whole, dense), (space, subnet)):
         find_outside(own, network, batches[0], forward)
     macs = macs_model(subnet, space, input_shape, part)
@@ -152,11 +152,12 @@ def compress(model: nn.Module,
         profiles = profile_sites(dense, whole, batches, forward, settings)
         if done is not None:
             done.save_profiles(profiles)
-    # bases of heads: both networks compute what they did, and units are now single channels
+    # rotated heads: both networks compute the same as before, and units are now single channels
     for profile in profiles.values():
         for backbone in (whole.host, space.host):
             take_weights(backbone, profile.rotated)
     sizes = share_out(space, profiles, budget, wanted, settings)
+    # only streams that become narrower are turned: for the others their basis does not matter
     for name, profile in profiles.items():
         if profile.stream is not None and sizes[name] < space.sites[name].total:
             for own in (whole, space):
@@ -165,11 +166,11 @@ def compress(model: nn.Module,
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
     params = count_params(dense)
-    if budget is not macs:  # said of the sites while they are dense
+    if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)
     refit_along(dense, subnet, structure, batches, forward, settings, done)
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
-    if hasattr(subnet, 'data_preprocessor'):  # else `forward` alone knows how to run it
+    if hasattr(subnet, 'data_preprocessor'):  # otherwise only `forward` knows how to run it
         note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=params, subnet=count_params(subnet))
     features = [getattr(own.host, 'backbone', own.host) for own in (whole, space)]
@@ -180,12 +181,12 @@ def compress(model: nn.Module,
 
 
 def called(network: nn.Module, batch: Any) -> Any:
-    """Outputs of a network that is called with a batch."""
+    """Call a network with a batch."""
     return network(batch)
 
 
 def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
-    """Batches to calibrate on, and others."""
+    """Split into calibration batches and held-out batches."""
     def split(given: Any) -> Sequence[Any]:
         return given.split(16) if isinstance(given, Tensor) and len(given) else given
 
@@ -196,16 +197,17 @@ def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[A
         return batches, split(held_out)
     if len(batches) < 2:
         return batches, batches
+    # the last tenth
     count = max(1, len(batches) // 10)
     return batches[:-count], batches[-count:]
 
 
 def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
              scope: str = 'backbone') -> SearchSpace:
-    """The search space of a model's backbone or of the whole model, made where it has none.
+    """The search space of a model's backbone or of the whole model, created if there is none.
 
     Args:
-        model (nn.Module): Changed in place: its backbone, or it, gets the attribute
+        model (nn.Module): Changed in place: its backbone, or the model itself, gets the attribute
             ``search_space``.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: see
             :func:`default_kinds`.
@@ -217,6 +219,7 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
     backbone = getattr(model, 'backbone', model)
     backbone = backbone if isinstance(backbone, nn.Module) else model
     host = backbone if scope == 'backbone' else model
+    # the model or its backbone may be searchable already
     for known in (getattr(part, 'search_space', None) for part in (host, backbone)):
         if known is not None and known.state_name() != 'dense':
             raise ValueError(f'expected a dense model to compress, found a {known.state_name()}')
@@ -232,10 +235,10 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
 
 
 def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
-    """Refuse a whole model none of whose necks and heads has an adapter.
+    """Refuse a whole model if none of its necks and heads has an adapter.
 
     Raises:
-        ValueError: All sites are the backbone's.
+        ValueError: All sites are in the backbone.
     """
     sites = find_sites(model, kinds) if kinds else {}
     if not all(site.path.startswith('backbone.') for site in sites.values()) or not sites:
@@ -270,15 +273,17 @@ def check_kinds(sites: Sequence[KindConfig]) -> None:
 
 
 def default_kinds(host: nn.Module) -> List[KindConfig]:
-    """The kinds of :data:`DEFAULT_SITES` that a host has; no two along the same axes.
+    """The kinds of :data:`DEFAULT_SITES` that a host has, without two along the same axes.
 
-    Of a whole model whole heads are taken in those parts where heads cannot become narrower.
+    In a whole model, heads are removed as a whole only in parts where they cannot become narrower.
     """
     kinds: List[KindConfig] = [kind for kind in DEFAULT_SITES if not why_not(host, kind)]
     if 'heads' not in kinds or 'head_channels' not in kinds:
         return kinds
     if not isinstance(getattr(host, 'backbone', None), nn.Module):
         return [kind for kind in kinds if kind != 'heads']
+    # top-level parts (backbone, neck, ...) with whole heads, and with narrower ones: both kinds may
+    # not meet in one part, as they have the same axes
     parts = [{site.path.partition('.')[0] for site in find_sites(host, [kind]).values()}
              for kind in ('heads', 'head_channels')]
     alone = sorted(parts[0] - parts[1])
@@ -294,7 +299,7 @@ def _name(kind: KindConfig) -> str:
 
 def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
                part: Optional[str]) -> MacsModel:
-    """MACs of a model, or of the part that a budget is about, from the sizes of its sites."""
+    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes."""
     counted = counted_part(model, part) if hasattr(model, 'data_preprocessor') else model
     return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
 
@@ -302,21 +307,23 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
 @torch.no_grad()
 def agreement(dense: nn.Module, subnet: nn.Module, batches: Iterable[Any], forward: Forward,
               logits: bool = False) -> Dict[str, float]:
-    """How far the outputs of two networks are apart.
+    """Distance between the outputs of two networks.
 
     Args:
-        dense (nn.Module): The one.
-        subnet (nn.Module): The other.
+        dense (nn.Module): The reference.
+        subnet (nn.Module): The network to compare.
         batches (Iterable): What ``forward`` takes.
         forward (Callable): See :func:`compress`.
         logits (bool): Whether outputs are class scores. Defaults to False.
 
     Returns:
-        dict[str, float]: ``error``, the root of the squared difference over the outputs' squares;
-        with ``logits`` also ``top1``, the share of images with the same first class.
+        dict[str, float]: ``error``, the root of the summed squared difference over the summed
+        squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
+        first class.
     """
     lost = energy = same = total = 0.
     for batch in batches:
+        # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
         for a, b in zip(ours, theirs):
             lost += float((a - b).double().square().sum())

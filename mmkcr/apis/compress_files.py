@@ -36,17 +36,17 @@ CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
 
 
 class CompressFiles(NamedTuple):
-    """What was written, and sizes.
+    """Written files and sizes.
 
     Args:
-        folder (Path): Of the files.
+        folder (Path): Folder of the files.
         result (CompressResult): Subnet, structure, agreement.
-        bytes (dict[str, int]): Of the weights, ``dense`` and ``subnet``.
-        latency (str): With a target of time, how far the prediction was, else ''.
-        deployed (Sequence[DeployedFile]): fp32 and int8 files, if they were asked for.
+        bytes (dict[str, int]): Bytes of the weights, ``dense`` and ``subnet``.
+        latency (str): With a target of time, how accurate the prediction was, else ''.
+        deployed (Sequence[DeployedFile]): fp32 and int8 files, if requested.
         parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
             slim; empty for others.
-        proposals (str, optional): What they are counted for, see
+        proposals (str, optional): The proposals that they are counted for, see
             :func:`~mmkcr.apis.count.counted_proposals`.
     """
 
@@ -60,11 +60,11 @@ class CompressFiles(NamedTuple):
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
-    """Outputs of a task model that are to agree: scores, score maps, or a detector's features.
+    """Outputs of a task model that must agree: scores, score maps, or a detector's features.
 
     Args:
-        model (nn.Module): Of mmpretrain, mmdet or mmseg.
-        batch (dict): Of its data preprocessor.
+        model (nn.Module): A model of mmpretrain, mmdet or mmseg.
+        batch (dict): A batch of its data preprocessor.
     """
     if is_detector(model):
         return model.extract_feat(batch['inputs'])
@@ -72,21 +72,21 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
 
 
 class CompressTask(NamedTuple):
-    """A checkpoint that is to be compressed, with its images.
+    """A checkpoint to compress, with its images.
 
     Args:
-        config (Config): Of the dense task model.
-        model (nn.Module): With its weights.
-        meta (dict): Of the checkpoint.
-        batches (Sequence): Of calibration images.
+        config (Config): Config of the dense task model.
+        model (nn.Module): The model with its weights.
+        meta (dict): ``meta`` of the checkpoint.
+        batches (Sequence): Batches of calibration images.
         input_shape (Sequence[int]): (C, H, W) that MACs are counted for.
-        part (str, optional): What they are counted of.
+        part (str, optional): The part whose MACs are counted.
         classifies (bool): Whether the outputs are class scores.
-        folder (Path): To write to.
-        scope (str): Whether its backbone or the whole of it is made smaller.
+        folder (Path): Output folder.
+        scope (str): Whether the backbone or the whole model is compressed.
         searched (dict): Config of that part, dense.
-        provenance (dict): For the files that are written.
-        key (dict): What makes two of them the same.
+        provenance (dict): Provenance for the written files.
+        key (dict): Identity of the task: two with equal keys give the same result.
     """
 
     config: Config
@@ -109,7 +109,7 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
                   out: Union[str, Path, None] = None, seed: int = 0, device: str = 'cpu',
                   options: Optional[Mapping[str, Any]] = None,
                   scope: str = 'backbone') -> CompressTask:
-    """Load what is to be compressed; see :func:`compress_files`."""
+    """Load the model to compress, its weights and its images; see :func:`compress_files`."""
     cfg = load_config(config, options)
     model = build_model(cfg)
     if find_task(model) is not model or not hasattr(model, 'backbone'):
@@ -123,10 +123,12 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
                              "(`part='model'`) to compress the whole model, found "
                              f'`{type(model).__name__}` and {part!r}')
         part = 'model'
+    # heads of detectors cost what the proposals make them cost, so their budget is the backbone's
     part = part or (None if classifies else 'backbone')
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
     if scope == 'model' and most_proposals(model) is not None:
+        # mmdet computes the masks of 100 regions a batch: few images, so that each has many
         batch_size = min(batch_size, IMAGES_WITH_REGIONS)
     batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
@@ -154,38 +156,39 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                    **settings: Any) -> CompressFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
-    A call that was killed goes on behind the last block that it refitted when it is repeated with
-    the same arguments. The config that is written is the one that was given, with the subnet as
-    its backbone: the hosts' tools and this package's take it as it is.
+    A call that was killed continues behind the last refitted block if it is repeated with
+    the same arguments. The written config is the given one with the subnet as
+    its backbone: the hosts' tools and this package's tools take it without changes.
 
     Args:
-        config (str | Path): Of a dense task model.
+        config (str | Path): Config of a dense task model.
         checkpoint (str | Path): Its weights.
         target (str | int | float): See :func:`~mmkcr.apis.compress.compress`.
         sites (Sequence, optional): Kinds of site, as there.
         calibration (str, optional): Folder of images. Defaults to None: the training set.
-        images (int): Most calibration images; a tenth of them measures agreement. Defaults to 512.
-        batch_size (int): Images of a batch. Defaults to 16.
+        images (int): Maximum number of calibration images; a tenth of them measures agreement.
+            Defaults to 512.
+        batch_size (int): Images per batch. Defaults to 16.
         shape (Sequence[int], optional): (C, H, W) that MACs are counted for. Defaults to
             :func:`~mmkcr.apis.build.default_shape`.
         part (str, optional): ``'model'`` or ``'backbone'``. Defaults to None: the backbone of a
             detector or segmentor, the whole of a classifier.
         out (str | Path, optional): Folder. Defaults to ``work_dirs/<config's name>/compress``.
-        seed (int): Of everything drawn. Defaults to 0.
+        seed (int): Seed of all random draws. Defaults to 0.
         device (str): Defaults to ``'cpu'``.
         options (dict, optional): Config entries to overwrite.
         latency (str | Path, optional): Table of latencies: ``target`` is a time. Defaults to None.
-        force_latency (bool): Take a table of another machine. Defaults to False.
+        force_latency (bool): Accept a table of another machine. Defaults to False.
         int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
             :func:`~mmkcr.apis.int8.deploy_int8`. Defaults to None.
-        scope (str): What is made smaller, see :func:`~mmkcr.apis.compress.compress`. Defaults to
-            ``'backbone'``.
-        cost (str): What the target is of, as there. Defaults to ``'macs'``.
+        scope (str): The part that is compressed, see :func:`~mmkcr.apis.compress.compress`.
+            Defaults to ``'backbone'``.
+        cost (str): What the target limits, as there. Defaults to ``'macs'``.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
         FileNotFoundError: Config, checkpoint or images are missing.
-        ValueError: They do not belong together, or as of ``compress``. Nothing is written then.
+        ValueError: They do not belong together, or as in ``compress``. Nothing is written then.
     """
     task = compress_task(config, checkpoint, calibration, images, batch_size, shape, part, out,
                          seed, device, options, scope)
@@ -199,10 +202,12 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         result = compress(model, batches, target, sites, task.input_shape, task.part,
                           task_outputs if scope == 'backbone' else None, done=done, latency=table,
                           scope=scope, cost=cost, logits=task.classifies, seed=seed, **settings)
+    # refused arguments leave nothing to continue
     except ValueError:
         done.remove()
         raise
     structure = result.structure
+    # the config in place of the class name, so that the structure alone builds the backbone
     structure.backbone['backbone'] = task.searched
     structure.provenance = dict(task.provenance, **structure.provenance, target=str(target),
                                 agreement=result.agreement)
@@ -228,7 +233,7 @@ def _parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> P
 
 def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,
                 runtime: str) -> Sequence[DeployedFile]:
-    """Files that are calibrated on the calibration images but for the last tenth."""
+    """Files calibrated on the calibration images except the last tenth, which compares outputs."""
     images = [batch['inputs'].cpu().numpy() for batch in batches]
     count = max(1, len(images) // 10)
     return deploy_int8(dense.cpu(), slim.cpu(), images[:-count] or images, images[-count:], folder,
@@ -236,12 +241,12 @@ def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folde
 
 
 def _about(input_shape: Sequence[int], part: Optional[str]) -> Dict[str, Any]:
-    """What a table of latencies has to be about."""
+    """Conditions that a table of latencies must have been measured under."""
     return dict(input_shape=list(input_shape), part=part)
 
 
 def _scoped(backbone: Dict[str, Any], cfg: Config) -> Dict[str, Any]:
-    """A backbone's config of plain types, whose type names its library."""
+    """A backbone's config with plain types, whose type names its library."""
     plain = ConfigDict(backbone).to_dict()
     if '.' not in plain['type'] and cfg.get('default_scope'):
         plain['type'] = f'{cfg.default_scope}.{plain["type"]}'
@@ -250,16 +255,16 @@ def _scoped(backbone: Dict[str, Any], cfg: Config) -> Dict[str, Any]:
 
 def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str, weights: str,
                  **chosen: Any) -> None:
-    """Write the given config with the subnet as backbone or model, and its weights to start from.
+    """Write the given config with the subnet as backbone or model, to start from its weights.
 
     Files are named relative to the config, so the folder can be moved.
 
     Args:
-        task (CompressTask): Its folder is where structure and weights are.
-        backbone (Mapping): Builds the backbone, or the whole model, but for its structure.
+        task (CompressTask): Its folder holds structure and weights.
+        backbone (Mapping): Config of the backbone, or the whole model, without its structure.
         structure (str): File of the structure, or of an order.
         weights (str): File of the weights.
-        **chosen: What is chosen of an order, such as ``target_macs``.
+        **chosen: The choice within an order, such as ``target_macs``.
     """
     here, written = '{{ fileDirname }}', copy.deepcopy(task.config)
     named = f'{here}/{structure}'
@@ -268,6 +273,7 @@ def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str
         written.model = slim
     else:
         written.model.backbone = slim
+        # initial checkpoints of the dense model would be loaded over the subnet, or refused
         written.model.pop('init_cfg', None)
         written.model.pop('pretrained', None)
     written.load_from = f'{here}/{weights}'
@@ -277,7 +283,7 @@ def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str
 
 
 def write_sensitivity(profiles: Mapping[str, SiteProfile], folder: Path) -> None:
-    """Write the order of every site's units, and the losses of its sizes."""
+    """Write the order of every site's units, and the losses at its sizes."""
     with atomic_write(folder / SENSITIVITY) as path:
         path.write_text(json.dumps({name: dict(
             order=profile.order.order.tolist(), losses=profile.losses.tolist())
@@ -285,7 +291,7 @@ def write_sensitivity(profiles: Mapping[str, SiteProfile], folder: Path) -> None
 
 
 def dense_and_slim(files: CompressFiles) -> Tuple[Tuple[str, float, float], ...]:
-    """Rows of the table of sizes: name, dense, slim."""
+    """Rows of the table of sizes: name, dense value, slim value."""
     structure = files.result.structure
     return (('MACs (G)', structure.macs['dense'] / 1e9, structure.macs['subnet'] / 1e9),
             ('parameters (M)', structure.params['dense'] / 1e6, structure.params['subnet'] / 1e6),

@@ -1,4 +1,4 @@
-"""What of a compression is done, in files, so that one that was killed goes on (SPEC 9)."""
+"""Progress of a compression in files, so that a killed one can continue (SPEC 9)."""
 
 import json
 import shutil
@@ -17,12 +17,12 @@ _KEY, _PROFILES = 'key.json', 'profiles.pth'
 
 
 class CompressProgress:
-    """A folder with what is done: the sites' profiles, and the weights of refitted blocks.
+    """A folder of finished work: the sites' profiles, and the weights of refitted blocks.
 
     Args:
-        folder (str | Path): Emptied when it belongs to another compression.
-        key (Mapping): What makes this compression the same as the one that was killed: config,
-            checkpoint, images, options. JSON.
+        folder (str | Path): Emptied if it belongs to another compression.
+        key (Mapping): Identity of the compression: config, checkpoint, images, options. Stored as
+            JSON.
     """
 
     def __init__(self, folder: Union[str, Path], key: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ class CompressProgress:
         return mark.is_file() and mark.read_text() == self._key
 
     def profiles(self) -> Optional[Dict[str, SiteProfile]]:
-        """The sites' profiles; None if they are not known yet."""
+        """The sites' profiles, or None if they are not computed yet."""
         if not (self.folder / _PROFILES).is_file():
             return None
         return {name: SiteProfile(UnitOrder(found['order'], found['errors'],
@@ -52,11 +52,11 @@ class CompressProgress:
             for name, found in profiles.items()})
 
     def has_block(self, block: str) -> bool:
-        """Whether a block's refitted weights are known."""
+        """Whether a block's refitted weights are stored."""
         return (self.folder / f'{block}.pth').is_file()
 
     def load_block(self, block: str, layers: Mapping[str, nn.Module]) -> None:
-        """Give a block's sliced layers their refitted weights.
+        """Load the refitted weights of a block into its sliced layers.
 
         Args:
             block (str): Path.
@@ -71,7 +71,7 @@ class CompressProgress:
         self._save(f'{block}.pth', {name: layer.state_dict() for name, layer in layers.items()})
 
     def remove(self) -> None:
-        """Forget everything."""
+        """Delete everything."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # not empty
             self.folder.parent.rmdir()
@@ -80,7 +80,7 @@ class CompressProgress:
         return torch.load(self.folder / name, weights_only=True)
 
     def _save(self, name: str, content: Dict[str, Any]) -> None:
-        if not self._is_ours():
+        if not self._is_ours():  # the key first: files without it are deleted at the next start
             with atomic_write(self.folder / _KEY) as path:
                 path.write_text(self._key)
         with atomic_write(self.folder / name) as path:

@@ -39,7 +39,7 @@ def usage() -> str:
 
 
 def unknown(name: str) -> NoReturn:
-    """Refuse a word that is no command, in one line, with exit status 2."""
+    """Refuse a word that is not a command, in one line, with exit status 2."""
     near = difflib.get_close_matches(name, COMMANDS, 1)
     hint = f'; did you mean `{near[0]}`?' if near else ''
     print(f'error: expected a command of {", ".join(COMMANDS)}, found `{name}`{hint} '

@@ -12,9 +12,9 @@ def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) ->
     """Count the MACs of one image, attention products included.
 
     Args:
-        model (nn.Module): A backbone, or a classifier, detector or segmentor;
-            a task model is counted with its head, a two-stage detector with as many proposals as
-            it takes at most.
+        model (nn.Module): A backbone, or a classifier, detector or segmentor. A task
+            model is counted with its head, a two-stage detector with its maximum number of
+            proposals.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
 
     Returns:
@@ -33,7 +33,7 @@ def count_macs(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> 
     return macs_report(model, input_shape).total
 
 
-#: MACs by part: dense, slim.
+#: MACs by part: (dense, slim).
 Parts = Dict[str, Tuple[int, int]]
 
 
@@ -58,7 +58,7 @@ def part_rows(parts: Parts) -> List[Tuple[str, ...]]:
 
 
 def counted_proposals(model: nn.Module) -> Optional[str]:
-    """A sentence on the proposals that MACs of a two-stage detector are counted for, if it is one.
+    """A sentence on the number of proposals in the MACs of a two-stage detector, None for others.
 
     Args:
         model (nn.Module): Task model.

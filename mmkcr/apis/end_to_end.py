@@ -1,4 +1,4 @@
-"""Whole detectors, with proposals and non-maximum suppression, as one ONNX file (mmdeploy)."""
+"""Whole detectors, with proposals and non-maximum suppression, in one ONNX file (mmdeploy)."""
 
 import contextlib
 import copy
@@ -26,11 +26,12 @@ class EndToEnd(NamedTuple):
     """A detector's file.
 
     Args:
-        path (Path): Of the ONNX file: boxes and scores ``dets``, ``labels`` and, with a mask head,
-            ``masks`` of the boxes.
-        seconds (float): Of one image in ONNX Runtime, median; CPU time on one thread, else wall.
-        metrics (dict[str, tuple[float, float]]): On the test set, of PyTorch and of the file; empty
-            if that was not asked for.
+        path (Path): Path of the ONNX file. Outputs: ``dets`` (boxes and scores), ``labels`` and,
+            with a mask head, ``masks`` of the boxes.
+        seconds (float): Median time per image in ONNX Runtime; CPU time on one thread, otherwise
+            wall time.
+        metrics (dict[str, tuple[float, float]]): On the test set, of PyTorch and of the file;
+            empty if not requested.
     """
 
     path: Path
@@ -54,17 +55,17 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
                       threads: int = 1) -> EndToEnd:
     """Write a whole detector as an ONNX file and time it in ONNX Runtime.
 
-    Batch, height and width are dynamic. What mmkcr's own layers need is prepared as of
-    :func:`~mmkcr.deploy.prepare.prepare`; post-processing has the thresholds of ``test_cfg``.
+    Batch, height and width are dynamic. mmkcr's own layers are prepared by
+    :func:`~mmkcr.deploy.prepare.prepare`; post-processing uses the thresholds of ``test_cfg``.
 
     Args:
-        config (Config): Of the detector, with its test set if it is to be evaluated.
-        model (nn.Module): The detector with its weights, on the CPU; it is left as it is.
-        path (str | Path): To write to.
+        config (Config): Config of the detector, with its test set if it is to be evaluated.
+        model (nn.Module): The detector with its weights, on the CPU; it is not changed.
+        path (str | Path): Output file.
         shape (Sequence[int]): (C, H, W) of the image that is traced and timed.
-        repeats (int): Runs that are timed, at least one. Defaults to 20.
+        repeats (int): Number of timed runs, at least one. Defaults to 20.
         evaluate (bool): Compare metrics on the test set. Defaults to False.
-        threads (int): Of the timing. Defaults to 1.
+        threads (int): Threads of the timing. Defaults to 1.
 
     Raises:
         ImportError: mmdeploy is not there.
@@ -87,8 +88,9 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
         config = copy.deepcopy(config)
         config.work_dir = work_dir
         task = build_task_processor(config, deploy, 'cpu')
+        # mmdeploy calls the task model itself, not its view as a function of tensors
         prepared = prepare(model, 'onnxruntime', True).model
-        # at a size at which every map is padded: what is left out of a trace is left out for good
+        # at a size at which every map is padded: operations missing in a trace are missing for good
         images = torch.randn(1, *padded_shape(prepared, shape))
         height, width = images.shape[2:]
         data, _ = task.create_input(np.zeros((height, width, 3), np.uint8), None,
@@ -108,7 +110,8 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
 
 
 def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: Dict[str, Any]) -> Config:
-    """What mmdeploy is to do."""
+    """The deployment config for mmdeploy."""
+    # two-stage detectors keep thresholds of the second stage below `rcnn`
     test = model.test_cfg.get('rcnn', model.test_cfg)
     most = int(test.get('max_per_img', 100))
     return Config(dict(
@@ -126,7 +129,7 @@ def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: Dict[str, Any
 
 
 def _timed(file: Path, images: torch.Tensor, repeats: int, threads: int) -> float:
-    """Seconds of one run."""
+    """Median seconds of one run."""
     import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -135,13 +138,13 @@ def _timed(file: Path, images: torch.Tensor, repeats: int, threads: int) -> floa
     for index in range(repeats + 1):
         start = clock()
         session.run(None, {'input': images.numpy()})
-        found += [clock() - start] * (index > 0)
+        found += [clock() - start] * (index > 0)  # the first run warms up
     return statistics.median(found)
 
 
 def _compared(config: Config, model: nn.Module, task: Any, file: Path,
               work_dir: str) -> Dict[str, Tuple[float, float]]:
-    """Metrics of PyTorch and of the file."""
+    """Metrics of PyTorch and of the file, by name."""
     found = []
     backend = task.build_backend_model([str(file)],
                                        data_preprocessor_updater=task.update_data_preprocessor)

@@ -1,4 +1,4 @@
-"""Subnets, and dense models, as ONNX files that are checked against PyTorch."""
+"""Export of subnets and dense models to ONNX files that are checked against PyTorch."""
 
 import contextlib
 import importlib.util
@@ -36,15 +36,15 @@ Shape = Tuple[int, int, int, int]
 
 @dataclass
 class ExportReport:
-    """What was written and how far it is from PyTorch.
+    """The written file and its distance from PyTorch.
 
     Args:
         path (Path): The ONNX file.
         dynamic_size (bool): Whether height and width are dynamic; the batch always is.
         errors (dict): Largest difference, relative to the largest output (at least 1), by input
             shape.
-        operators (dict): Nodes of the graph by operator.
-        notice (str): Why height and width are fixed although they were asked to be dynamic, or ''.
+        operators (dict): Number of nodes in the graph by operator.
+        notice (str): Why height and width are fixed although dynamic ones were requested, or ''.
     """
 
     path: Path
@@ -65,23 +65,23 @@ def export_onnx(model: nn.Module,
                 batch_sizes: Sequence[int] = (1, 2, 5),
                 tolerance: float = 1e-4,
                 runtime: str = 'any') -> ExportReport:
-    """Export a model to ONNX for a runtime, and compare it there.
+    """Export a model to ONNX for a runtime, and compare it there with PyTorch.
 
     A classifier gives logits, a backbone feature maps, see
-    :class:`~mmkcr.deploy.tensor_model.TensorModel`. What does not depend on the image (masks,
-    indices, position embeddings at a fixed size) is stored as it is. The file is written to a
-    temporary folder and compared; only one that agrees is put at ``path``, by a rename.
+    :class:`~mmkcr.deploy.tensor_model.TensorModel`. Values that do not depend on the image (masks,
+    indices, position embeddings at a fixed size) are stored as constants. The file is written to a
+    temporary folder and compared; only a file that agrees is moved to ``path``, by a rename.
 
     Args:
         model (nn.Module): A backbone or task model, on the CPU.
-        path (str | Path): Where to write; what is there is replaced.
+        path (str | Path): Output file; an existing one is replaced.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
         dynamic_size (bool, optional): Make height and width dynamic, beside the batch. A backbone
-            that decides by the size of its feature maps (Swin without ``pad_small_map``) is
+            that branches on the size of its feature maps (Swin without ``pad_small_map``) is
             exported for ``input_shape``, and the report says so. Defaults to None: only for
             ``runtime='any'``; fixed sizes are faster.
         batch_sizes (Sequence[int]): Compared at each. Defaults to (1, 2, 5).
-        tolerance (float): Largest difference that passes. Defaults to 1e-4.
+        tolerance (float): Largest permitted difference. Defaults to 1e-4.
         runtime (str): ``'onnxruntime'``, ``'openvino'``, ``'tensorrt'`` or ``'any'``, which is
             compared in ONNX Runtime: see :func:`~mmkcr.deploy.prepare.prepare`. Every file runs
             in every runtime. Defaults to ``'any'``.
@@ -102,6 +102,7 @@ def export_onnx(model: nn.Module,
     if len(input_shape) != 3 or min(*input_shape, *batch_sizes) < 1:
         raise ValueError('expected a shape (C, H, W) and batch sizes of positive numbers, found '
                          f'{tuple(input_shape)} and {tuple(batch_sizes)}')
+    # gates would be traced as constants of this moment
     if holders(model):
         raise ValueError('expected a dense model or a subnet to export, found a supernet with '
                          f'{len(holders(model))} gates: slim it first (tools/slim.py)')
@@ -116,7 +117,7 @@ def export_onnx(model: nn.Module,
         return checked.export(False)
     try:
         return checked.export(True)
-    except Exception as error:  # the exporter's own kinds are many
+    except Exception as error:  # the exporter raises many kinds
         report = checked.export(False)
         report.notice = ('height and width are fixed, because the model decides by the size of '
                          f'its feature maps ({_first_line(error)})')
@@ -133,12 +134,12 @@ class _Checked:
     """An export that is compared with the model.
 
     Args:
-        model (TensorModel): As it was given.
-        path (Path): Where to write.
+        model (TensorModel): The model as it was given.
+        path (Path): Output file.
         shape (tuple[int]): (C, H, W).
         batch_sizes (tuple[int]): Compared at each.
-        tolerance (float): Largest difference that passes.
-        runtime (str): That it is for.
+        tolerance (float): Largest permitted difference.
+        runtime (str): The runtime that the file is for.
     """
 
     model: TensorModel
@@ -157,11 +158,13 @@ class _Checked:
         with tempfile.TemporaryDirectory() as folder:
             temporary = Path(folder) / self.path.name
             graph = trace(prepared, temporary, self.shape, dynamic, self.runtime)
+            # the file itself tells its MACs to whoever times it
             graph.metadata_props.add(key=f'{_META}.macs',
                                      value=str(self.model.count_macs(self.shape)))
             onnx.save(graph, temporary)
             errors = compare_onnx(self.model, temporary, shapes, runtime=runtime)
             worst = max(errors, key=errors.get)
+            # not <=: nan must fail, too
             if not errors[worst] <= self.tolerance:
                 raise ExportMismatch(
                     f'expected outputs within {self.tolerance:g} of PyTorch in `{runtime}`, '
@@ -175,19 +178,20 @@ class _Checked:
         shapes = [(batch, *self.shape) for batch in self.batch_sizes]
         if dynamic:
             channels, height, width = self.shape
+            # other sizes than the traced ones, and other aspect ratios
             shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
         return shapes
 
 
 def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool,
           runtime: str = 'any') -> 'object':
-    """The ONNX graph of a prepared model, with constants where images make no difference.
+    """Trace a prepared model to an ONNX graph, with constants where images make no difference.
 
     Args:
-        prepared (TensorModel): Of :func:`~mmkcr.deploy.prepare.prepare`.
-        path (Path): Of a file to use on the way.
+        prepared (TensorModel): Result of :func:`~mmkcr.deploy.prepare.prepare`.
+        path (Path): Temporary file.
         shape (Sequence[int]): (C, H, W).
-        dynamic (bool): Whether height and width are.
+        dynamic (bool): Whether height and width are dynamic.
         runtime (str): See :func:`~mmkcr.deploy.prepare.prepare`. Defaults to ``'any'``.
 
     Returns:
@@ -212,9 +216,10 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
         except torch.onnx.errors.OnnxExporterError as error:
             raise ValueError('expected a model of operators that ONNX has, found '
                              f'`{type(prepared.model).__name__}`: {_first_line(error)}') from error
+    # two batch sizes and, if dynamic, two image sizes: what is equal for both is constant
     examples = [(2, *traced), (3, *shape)]
     graph = fold_constants(onnx.load(path), [np.zeros(size, np.float32) for size in examples])
-    if runtime != 'tensorrt':  # measured in the others
+    if runtime != 'tensorrt':  # measured: it is faster in the others
         split_projections(graph)
     narrow_indices(graph)
     return graph
@@ -223,13 +228,14 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
 def padded_shape(model: nn.Module, shape: Sequence[int]) -> Tuple[int, int, int]:
     """A size at which every map of the model is padded; odd, and larger than its own.
 
-    The hosts leave padding out where it would do nothing, and so would a trace.
+    The hosts skip padding where it would do nothing, and then a trace would not contain it.
     In the graph it has no effect on maps that need none.
     """
     strides = [max(m.stride) for m in model.modules()
                if isinstance(m, AdaptivePadding) and max(m.stride) > 1]
     windows = {m.window_size for m in model.modules() if isinstance(m, ShiftWindowMSA)}
 
+    # follow one side through the strides: it must never be divisible by a stride or a window
     def padded(side: int) -> bool:
         for stride in strides:
             if side % stride == 0:
@@ -256,7 +262,7 @@ def _quiet() -> Iterator[None]:
 
 
 def onnx_macs(path: Union[str, Path]) -> Optional[int]:
-    """MACs of one image that an exported file says it has; None of other files.
+    """MACs of one image recorded in an exported file; None for other files.
 
     Args:
         path (str | Path): The ONNX file.
@@ -275,7 +281,7 @@ def compare_onnx(model: nn.Module, path: Union[str, Path], shapes: Sequence[Shap
         model (nn.Module): From images to a tensor or a tuple of tensors.
         path (str | Path): The ONNX file.
         shapes (Sequence[tuple[int]]): Input shapes (B, C, H, W).
-        seed (int): Of the images. Defaults to 0.
+        seed (int): Seed of the images. Defaults to 0.
         runtime (str): See :func:`~mmkcr.deploy.runtimes.open_onnx`. Defaults to
             ``'onnxruntime'``.
 
@@ -300,6 +306,7 @@ def _difference(model: nn.Module, session: Session, images: Tensor) -> float:
         return float('inf')
     if [tuple(a.shape) for a in expected] != [b.shape for b in found]:
         return float('inf')
+    # relative to the largest output, but never to less than 1
     errors = [float((a - torch.from_numpy(b)).abs().max()) / max(1., float(a.abs().max()))
               for a, b in zip(expected, found)]
-    return max(error if error == error else float('inf') for error in errors)
+    return max(error if error == error else float('inf') for error in errors)  # nan is a mismatch

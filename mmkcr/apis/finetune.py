@@ -1,4 +1,4 @@
-"""Fine-tuning a compressed network with its own schedule, shortened, and its teacher."""
+"""Fine-tuning a compressed network with its own, shortened schedule and a teacher."""
 
 import copy
 from pathlib import Path
@@ -20,20 +20,20 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
     """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.
 
     The schedule is the dense config's, with all its parts scaled to the new length, at a share of
-    its rates: at the full ones a network that is right already forgets what it knows. The dense
-    network teaches what its backbone gives: see :class:`mmkcr.FeatureDistillationLoss`.
+    its learning rates: at full rates a network that is already good forgets. The dense
+    network teaches its backbone's features: see :class:`mmkcr.FeatureDistillationLoss`.
 
     Args:
-        dense (Config): Of the dense task model.
+        dense (Config): Config of the dense task model.
         checkpoint (str | Path): Its weights, a file or URL.
-        structure (Structure): Of the subnet.
-        folder (Path): With structure and weights; other names in the config are relative to it.
-        length (int): Epochs, or iterations where the dense config counts these.
-        weight (float): Of the teacher's term. Defaults to 1.
+        structure (Structure): Structure of the subnet.
+        folder (Path): Holds structure and weights; other names in the config are relative to it.
+        length (int): Epochs, or iterations if the dense config counts these.
+        weight (float): Weight of the teacher's term. Defaults to 1.
         rate (float): Share of the dense config's learning rates. Defaults to 0.1.
 
     Returns:
-        Path: Of the config, which ``tools/train.py`` takes.
+        Path: Path of the config, which ``tools/train.py`` takes.
 
     Raises:
         ValueError: The config trains nothing, or ``length`` or ``rate`` is not positive.
@@ -52,12 +52,14 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
     scale_rates(config, rate)
     config.train_cfg[key] = length
     interval = config.train_cfg.get('val_interval', 1)
+    # a short run must still validate, at its end
     config.train_cfg.val_interval = min(interval, length)
     here, checkpoint = '{{ fileDirname }}', str(checkpoint)
     if '://' not in checkpoint:
         checkpoint = str(Path(checkpoint).expanduser().resolve())
     config.runner_type = 'mmkcr.CompressionRunner'
     config.custom_imports = with_import(config)
+    # weights to start from are those of `compression`
     config.load_from, config.resume = None, False
     config.compression = ConfigDict(
         scope='model' if structure.macs.get('part') == 'model' else 'backbone',
@@ -66,6 +68,7 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
         regularizers=dict(teacher=dict(
             type='mmkcr.FeatureDistillationLoss', teacher=f'{here}/{DENSE}',
             checkpoint=checkpoint, weight=weight)))
+    # neither loads the checkpoints that the dense training once began with
     for name, content in ((DENSE, dense), (FINETUNE, config)):
         content = without_initial_weights(content)
         with atomic_write(folder / name) as path:
@@ -74,7 +77,7 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
 
 
 def without_initial_weights(config: Config) -> Config:
-    """A copy of a config whose model starts from no checkpoint of its own."""
+    """A copy of a config whose model does not load an initial checkpoint."""
     config = copy.deepcopy(config)
     for part in (config.model, config.model.backbone):
         part.pop('pretrained', None)

@@ -13,7 +13,7 @@ from mmkcr.safe_load import read_checkpoint
 from .build import load_config, set_structure
 from .shipped import shipped_root
 
-#: Folder of the trained networks that come with the package; tools/model_zoo/release.py writes it.
+#: Folder of the trained networks in the package; tools/model_zoo/release.py writes it.
 ZOO = 'tools/model_zoo/trained'
 
 
@@ -21,7 +21,7 @@ def list_models(pattern: str = '*') -> List[str]:
     """Names of this package's models, from its metafiles.
 
     Args:
-        pattern (str): As of file names. Defaults to all.
+        pattern (str): A pattern as for file names. Defaults to all.
     """
     return [name for name in model_index() if fnmatch(name, pattern)]
 
@@ -29,7 +29,7 @@ def list_models(pattern: str = '*') -> List[str]:
 def model_config(model: Union[str, Path]) -> Config:
     """The config of a model.
 
-    mmdet's and mmseg's inferencers take it in the place of a name, which they
+    mmdet's and mmseg's inferencers accept it in place of a name, which they
     look up among their own: ``DetInferencer(model_config(name), weights)``.
 
     Args:
@@ -48,7 +48,7 @@ def model_config(model: Union[str, Path]) -> Config:
 
 
 def register_models() -> None:
-    """Let mmpretrain find the models by name.
+    """Make the models known to mmpretrain by name.
 
     Afterwards ``mmpretrain.get_model(name)``, ``mmpretrain.list_models()`` and
     ``ImageClassificationInferencer(name, weights)`` know them.
@@ -63,13 +63,13 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
                structure: Optional[str] = None, device: str = 'cpu', **kwargs: Any) -> Any:
     """The host's inferencer for a model: mmpretrain's, mmdet's or mmseg's.
 
-    The class follows from the config's ``default_scope``. The hosts load what
-    fits of a checkpoint; here one that does not fit whole is refused.
+    The class follows from the config's ``default_scope``. The hosts load the fitting part
+    of a checkpoint; here a checkpoint that does not fit completely is refused.
 
     Args:
         model (str | Path | Config): See :func:`model_config`.
-        weights (str, optional): Checkpoint. Defaults to None: those that come with the package
-            (``mmkcr zoo`` says of which models), else random weights.
+        weights (str, optional): Checkpoint. Defaults to None: the one in the package
+            (``mmkcr zoo`` lists the models with weights), otherwise random weights.
         structure (str, optional): Structure file. Defaults to None: that of
             the config.
         device (str): Where it runs. Defaults to ``'cpu'``.
@@ -96,6 +96,7 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
                          f'`default_scope = {scope!r}`')
     if weights is None and not isinstance(model, Config):
         weights = model_index().get(str(model), {}).get('Weights')
+    # a file that cannot be read is refused here, in one sentence
     checkpoint = None if weights is None else read_checkpoint(weights)
     if scope == 'mmpretrain':
         from mmpretrain.apis import ImageClassificationInferencer
@@ -107,6 +108,7 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
         from mmseg.apis import MMSegInferencer
         built = MMSegInferencer(config, weights, device=device, **kwargs)
     if checkpoint is not None:
+        # once more and strictly: the host has loaded what fits
         load_task(built.model, weights_of(checkpoint, str(weights)), str(weights))
     return built
 
@@ -115,9 +117,9 @@ def model_index() -> Dict[str, Dict[str, Any]]:
     """Entries of this package's metafiles, and its trained networks, by the models' names.
 
     Returns:
-        dict[str, dict]: ``Config`` is a path that can be opened, ``Metadata`` has sizes and data,
-        ``Results`` what was measured here, or None where nothing was run. ``Weights`` is a path,
-        too, of the networks that come with the package.
+        dict[str, dict]: ``Config`` is a path that can be opened, ``Metadata`` holds sizes and data,
+        ``Results`` what was measured here, or None if nothing was run. For networks that come with
+        the package ``Weights`` is a path, too.
     """
     root = shipped_root()
     metafiles = mmengine.load(root / 'model-index.yml')['Import']

@@ -1,4 +1,4 @@
-"""The few lines beside a config of one's own: what ``mmkcr init`` writes."""
+"""The few lines beside a user's own config that ``mmkcr init`` writes."""
 
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ compression = {compression}
 
 
 class InitResult(NamedTuple):
-    """What was written.
+    """The written file.
 
     Args:
         path (Path): The config.
@@ -55,22 +55,23 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
                 force: bool = False) -> InitResult:
     """Write a config that adds a method to a host's config.
 
-    The host is built once, with random weights, to see that it has what the method needs.
+    The host is built once, with random weights, to check that it has the layers of the method.
 
     Args:
-        config (str | Path): Of an ordinary task model: a file or ``library::path``.
-        method (str): Of :data:`METHODS`; ``compress`` has none. Defaults to ``'kcr'``.
-        stage (str): Of :data:`STAGES`. Defaults to ``'search'``.
-        target (str): MACs that a search aims at, of the dense model. Defaults to ``'70%'``.
+        config (str | Path): Config of an ordinary task model: a file or ``library::path``.
+        method (str): One of :data:`METHODS`; the stage ``compress`` needs none. Defaults to
+            ``'kcr'``.
+        stage (str): One of :data:`STAGES`. Defaults to ``'search'``.
+        target (str): Target MACs of a search, relative to the dense model. Defaults to ``'70%'``.
         out (str | Path, optional): File to write. Defaults to ``<method>-<stage>_<name>.py`` in
             the current folder.
-        force (bool): Overwrite a file that is there. Defaults to False.
+        force (bool): Overwrite an existing file. Defaults to False.
 
     Raises:
-        FileExistsError: There is such a file.
+        FileExistsError: The file exists.
         FileNotFoundError: There is no such config.
-        ValueError: It is no config of an ordinary task model, or its backbone does not have the
-            layers of the method. Nothing is written then.
+        ValueError: It is not the config of an ordinary task model, or its backbone does not have
+            the layers of the method. Nothing is written then.
     """
     if method not in METHODS or stage not in STAGES:
         raise ValueError(f'expected a method of {METHODS} and a stage of {STAGES}, found '
@@ -91,7 +92,7 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         template = _COMPRESS
     else:
         kinds = read_config(base).compression.sites
-        # a backbone of the method has its own kinds
+        # a backbone of the method itself has its kinds already
         own = getattr(getattr(host, 'search_space', None), 'method', None) == method
         if not own and any(why_not(host, kind) for kind in kinds):
             raise ValueError(_does_not_fit(host, method, kinds))
@@ -99,7 +100,7 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         lines.update(dict(sites='own') if own else {})
         if stage == 'retrain':
             lines.update(_files(f'work_dirs/{search}/slim'))
-        elif method == 'dwconv':  # a number of blocks, not a budget
+        elif method == 'dwconv':  # its budget is a number of blocks
             lines.update(gates=dict(count=max(1, len(find_sites(host, kinds)) // 2)))
         else:
             lines.update(target=target)
@@ -108,7 +109,7 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
     text = template.format(
         method=method, config=_from(path, config), base=base, name=name, target=target,
         last=f'{"epoch" if by_epoch else "iter"}_{length}', compression=_dict_text(lines),
-        # a number of blocks was chosen, or Once for Both ended within the budget
+        # dwconv has chosen a number of blocks, and Once for Both has met its budget in the search
         budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')
     with atomic_write(path) as temporary:
         temporary.write_text(text)
@@ -124,14 +125,14 @@ def _files(folder: str) -> Dict[str, str]:
 
 
 def _from(path: Path, config: Union[str, Path]) -> str:
-    """How a file names the config that it is based on."""
+    """How a written file refers to the config that it is based on."""
     if '::' in str(config):
         return str(config)
     return os.path.relpath(config, path.parent)
 
 
 def _dict_text(content: Dict[str, Any]) -> str:
-    """A dict as one writes it in a config."""
+    """A dict as it is written in a config."""
     entries = [f'{key}={_dict_text(value) if isinstance(value, dict) else repr(value)}'
                for key, value in content.items()]
     line = f'dict({", ".join(entries)})'
@@ -156,7 +157,7 @@ def _host(cfg: Config, config: Union[str, Path]) -> nn.Module:
 
 
 def _does_not_fit(host: nn.Module, method: str, kinds: Sequence[str]) -> str:
-    """Why, and what does fit."""
+    """Error message: why a method does not fit, and what does."""
     reasons = '; '.join(f'`{kind}`: {reason}' for kind in kinds
                         if (reason := why_not(host, kind)))
     fitting = [f'--method {other}' for other in METHODS if other != method and not any(

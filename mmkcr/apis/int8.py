@@ -1,4 +1,4 @@
-"""Dense and slim networks in fp32 and int8: files of a runtime, side by side."""
+"""Dense and slim networks in fp32 and int8, as files of a runtime, side by side."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ from .latency import measure_pair
 
 
 class DeployedFile(NamedTuple):
-    """One file, and what it is worth.
+    """One file and its measurements.
 
     Args:
         name (str): ``'dense'``, ``'slim'``, ``'dense int8'`` or ``'slim int8'``.
@@ -24,8 +24,8 @@ class DeployedFile(NamedTuple):
         bytes (int): Its size.
         ratio (float): Its time over that of the dense fp32 file.
         error (float): Difference from the dense network's outputs in PyTorch on held-out images,
-            as a share of their size.
-        same (float, optional): Share of images with the same class as there; None of maps.
+            relative to their norm.
+        same (float, optional): Share of images with the same class as there; None for maps.
     """
 
     name: str
@@ -43,13 +43,13 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
 
     Args:
         dense (nn.Module): Task model or backbone.
-        slim (nn.Module): Made of it.
+        slim (nn.Module): The compressed one.
         images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
         held_out (Sequence[np.ndarray]): Batches that outputs are compared on.
         folder (Path): Where the files are written.
         runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
-        threads (int): Of the timing, at batch 1. Defaults to 1.
-        repeats (int): Pairs. Defaults to 15.
+        threads (int): Threads of the timing, at batch 1. Defaults to 1.
+        repeats (int): Number of pairs. Defaults to 15.
 
     Returns:
         list[DeployedFile]: Dense, slim, dense int8, slim int8.
@@ -58,6 +58,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
     for name, model in (('dense', dense), ('slim', slim)):
         files[name] = export_onnx(model, folder / f'{name}_{runtime}.onnx', shape, False, (1, 2),
                                   runtime=runtime).path
+    # quantised from the fp32 files, with the same images for both networks
     for name in ('dense', 'slim'):
         files[f'{name} int8'] = folder / f'{name}_{runtime}_int8.onnx'
         quantize_onnx(files[name], files[f'{name} int8'], images, runtime)
@@ -66,6 +67,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         expected = [_first(view(torch.from_numpy(batch))) for batch in held_out]
     found = []
     for name, path in files.items():
+        # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
         timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, threads,
                               clock=time.process_time if threads == 1 else time.perf_counter)
@@ -75,14 +77,14 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
 
 
 def _first(outputs: Any) -> np.ndarray:
-    """The last of the outputs: logits, or the deepest map."""
+    """The last output: logits, or the deepest map."""
     return (outputs[-1] if isinstance(outputs, tuple) else outputs).numpy()
 
 
 def _compared(path: Path, runtime: str, batches: Sequence[np.ndarray],
               expected: Sequence[np.ndarray]) -> Dict[str, Any]:
     session = open_onnx(path, runtime)
-    # the runtimes hand out their own memory until the next call
+    # copied: the runtimes reuse the memory of their outputs in the next call
     found = np.concatenate([np.array(session(batch)[-1]) for batch in batches])
     wanted = np.concatenate(expected)
     error = float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-12))

@@ -26,7 +26,7 @@ from .export import export_onnx, onnx_macs
 from .share_out import FILLED, fitted_sizes, uniform_sizes
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
-#: PyTorch itself, and what runs ONNX files.
+#: PyTorch itself, and the runtimes of ONNX files.
 RUNTIMES = ('eager', 'compiled', *PACKAGES)
 Side = Union[nn.Module, str, Path]
 Clock = Callable[[], float]
@@ -38,7 +38,7 @@ class PairTiming:
 
     Args:
         dense (list[float]): Seconds of each forward of the first model.
-        slim (list[float]): Of the second, measured next to it.
+        slim (list[float]): The same for the second model, measured next to it.
         macs_dense (int, optional): MACs of the first; None where a file does not say.
         macs_slim (int, optional): MACs of the second.
     """
@@ -68,7 +68,7 @@ class PairTiming:
         """Share of the MAC saving that became time: ``(1 - t_s / t_d) / (1 - m_s / m_d)``.
 
         Args:
-            ratio (float, optional): Of seconds. Defaults to :attr:`ratio`.
+            ratio (float, optional): Ratio of seconds. Defaults to :attr:`ratio`.
 
         Returns:
             float: 1 where a tenth fewer MACs take a tenth less time; None
@@ -100,8 +100,8 @@ def measure_pair(dense: Side,
                  clock: Clock = time.perf_counter) -> PairTiming:
     """Time two models in turns, in alternating order.
 
-    Whatever else the machine does then meets both sides alike, and the median
-    of the ratios of neighbours is taken, not the ratio of medians.
+    So other load on the machine affects both sides alike. The result is the median
+    of the ratios of neighbours, not the ratio of the medians.
 
     Args:
         dense (nn.Module | str | Path): A backbone or task model, see
@@ -109,14 +109,14 @@ def measure_pair(dense: Side,
         slim (nn.Module | str | Path): Likewise.
         inputs (Tensor): Images (B, C, H, W), on the device of both.
         repeats (int): Pairs. Defaults to 20.
-        warmup (int): Pairs before that, not counted. Defaults to 3.
-        runtime (str): Of :data:`RUNTIMES`. Models are exported for those of ONNX files. Defaults
-            to ``'eager'``.
-        threads (int, optional): Of the runtimes of ONNX files; PyTorch's are the caller's.
-            Defaults to None: as they find them.
+        warmup (int): Uncounted pairs before these. Defaults to 3.
+        runtime (str): One of :data:`RUNTIMES`. Models are exported for runtimes of ONNX files.
+            Defaults to ``'eager'``.
+        threads (int, optional): Threads of the runtimes of ONNX files; for PyTorch the caller sets
+            them. Defaults to None: the runtime's own default.
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch.
             Defaults to None: the precision of the weights.
-        clock (Callable): Seconds. Defaults to the wall clock.
+        clock (Callable): Returns seconds. Defaults to the wall clock.
 
     Returns:
         PairTiming: All samples.
@@ -142,17 +142,17 @@ def measure_pair(dense: Side,
 
 def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: int, warmup: int,
                   clock: Clock = time.perf_counter) -> Tuple[List[float], List[float]]:
-    """Seconds of two calls in turns, in alternating order.
+    """Seconds of two calls, made in turns and in alternating order.
 
     Args:
         first (Callable): Called without arguments; returns when it is done.
         second (Callable): Likewise.
         repeats (int): Pairs.
-        warmup (int): Pairs before that, not counted.
-        clock (Callable): Seconds. Defaults to the wall clock.
+        warmup (int): Uncounted pairs before these.
+        clock (Callable): Returns seconds. Defaults to the wall clock.
     """
     seconds: Tuple[List[float], List[float]] = ([], [])
-    for index in shown(range(-warmup, repeats), 'Pairs', refresh=False):  # drawn between them
+    for index in shown(range(-warmup, repeats), 'Pairs', refresh=False):  # drawn between pairs
         for side, call in ((0, first), (1, second)) if index % 2 else ((1, second), (0, first)):
             start = clock()
             call()
@@ -163,7 +163,7 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
 
 
 def side_macs(side: Side, inputs: Tensor) -> Optional[int]:
-    """MACs of a model for one image, or what an ONNX file says of them."""
+    """MACs of a model for one image, or those recorded in an ONNX file."""
     if not isinstance(side, nn.Module):
         return onnx_macs(side)
     return TensorModel(side).count_macs(inputs.shape[1:])
@@ -171,7 +171,7 @@ def side_macs(side: Side, inputs: Tensor) -> Optional[int]:
 
 def _opened(side: Side, runtime: str, inputs: Tensor, threads: Optional[int], amp: Optional[str],
             stack: ExitStack) -> Callable[[], Any]:
-    """A call of one side that returns when it is done."""
+    """A function that runs one side and returns when it is done."""
     if runtime not in PACKAGES:
         if not isinstance(side, nn.Module):
             raise ValueError(f'expected models for the runtime `{runtime}`, found the file '
@@ -182,6 +182,7 @@ def _opened(side: Side, runtime: str, inputs: Tensor, threads: Optional[int], am
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         side = export_onnx(side, Path(folder) / 'model.onnx', tuple(inputs.shape[1:]), False,
                            (len(inputs), ), 1e-3, runtime).path
+    # a known shape lets the runtime plan its memory
     session = open_onnx(side, runtime, threads, tuple(inputs.shape), inputs.device.type)
     images = inputs.cpu().numpy()
     return lambda: session(images)
@@ -192,8 +193,8 @@ def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
     """A forward without gradients that returns when it is done.
 
     Args:
-        module (nn.Module): Of one tensor.
-        inputs (Tensor): On its device.
+        module (nn.Module): Takes one tensor.
+        inputs (Tensor): On the module's device.
         runtime (str): ``'eager'`` or ``'compiled'``. Defaults to ``'eager'``.
         amp (str, optional): See :func:`measure_pair`. Defaults to None.
     """
@@ -211,16 +212,17 @@ def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
 
 def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
                scope: str = 'backbone') -> SearchSpace:
-    """The search space of a dense model, for sizes and times: any kinds of site.
+    """The search space of a dense model for sizes and times, with any kinds of site.
 
     Args:
-        model (nn.Module): A backbone or task model; its backbone, or it, may get a search space.
-        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those that the
-            backbone's class has, else those of :func:`~mmkcr.apis.compress.default_kinds`.
+        model (nn.Module): A backbone or task model. Its backbone, or the model itself, may get a
+            search space.
+        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of the
+            backbone's class, otherwise :func:`~mmkcr.apis.compress.default_kinds`.
         scope (str): One of :data:`~mmkcr.apis.compress.SCOPES`. Defaults to ``'backbone'``.
 
     Raises:
-        ValueError: As of :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
+        ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.
     """
     host = model if scope == 'model' else getattr(model, 'backbone', model)
     host = host if isinstance(host, nn.Module) else model
@@ -236,22 +238,22 @@ def random_subnet(model: nn.Module,
                   part: Optional[str] = None,
                   divisor: int = 8,
                   seed: int = 0) -> Tuple[nn.Module, Structure]:
-    """Slice a dense model with one keep ratio everywhere, the units at random.
+    """Slice a dense model at one common keep ratio, with random units.
 
-    The kept units then lie scattered, as those of a search do.
+    The kept units are scattered, as they are after a search.
 
     Args:
-        model (nn.Module): Whose backbone has a search space, in the dense state; it is sliced in
+        model (nn.Module): Its backbone has a search space, in the dense state; it is sliced in
             place.
-        target (str | int | float): Most MACs, see :func:`~mmkcr.core.parse_target`.
+        target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
         part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
-        divisor (int): Sizes of sites with four times as many units or more are multiples of it, or
+        divisor (int): Sizes of sites with at least four times as many units are multiples of it, or
             full. Defaults to 8.
-        seed (int): Of the choice. Defaults to 0.
+        seed (int): Seed of the choice. Defaults to 0.
 
     Returns:
-        tuple[nn.Module, Structure]: The model and what it keeps.
+        tuple[nn.Module, Structure]: The model and its structure.
 
     Raises:
         ValueError: The target is out of reach; the message gives the range.
@@ -266,7 +268,8 @@ def random_subnet(model: nn.Module,
                          f'{macs.dense / 1e9:.6g}G MACs, found {wanted / 1e9:.6g}G')
     generator = torch.Generator().manual_seed(seed)
     sizes = uniform_sizes(offered, macs, wanted)
-    if macs(sizes) < FILLED * wanted:  # one step of the common share is too much
+    if macs(sizes) < FILLED * wanted:  # the next common ratio is above the target
+        # a convex loss for all sites: it fills the budget and keeps the ratios close
         even = {name: (1 - torch.linspace(0., 1., site.total + 1))**2
                 for name, site in space.sites.items()}
         sizes = fitted_sizes(sizes, offered, even, macs, wanted)
@@ -281,12 +284,13 @@ def random_subnet(model: nn.Module,
 
 def _random_sizes(site: Site, divisor: int) -> List[int]:
     """Sizes of a random subnet's site."""
+    # of every group equally many units
     step = math.lcm(divisor if site.total >= 4 * divisor else 1, site.rows)
     return allowed_sizes(site.total, 1, step)
 
 
 def random_units(site: Site, count: int, generator: torch.Generator) -> Tensor:
-    """Some units of a site, int64, ascending; of every group as many.
+    """Random units of a site, int64, ascending; equally many of every group.
 
     Args:
         site (Site): The site.

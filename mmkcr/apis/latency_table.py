@@ -1,4 +1,4 @@
-"""Tables of measured times by kept sizes, and subnets timed against what they predict."""
+"""Tables of measured times by kept sizes, and timing of subnets against their predictions."""
 
 import copy
 import statistics
@@ -21,17 +21,17 @@ from .export import export_onnx
 from .latency import Side, measure_pair, random_units, searchable
 from .machine import hardware_name, versions_name
 
-#: Shares of the units that are measured, beside the most units that are not all.
+#: Measured shares of the units, beside the largest size below the full one.
 SHARES = (0.05, 0.25, 0.5, 0.75)
 
 
 class TableSettings(NamedTuple):
-    """What a table is about.
+    """Conditions of a table's measurements.
 
     Args:
-        runtime (str): Of :data:`~mmkcr.apis.latency.RUNTIMES`. Defaults to ``'onnxruntime'``.
-        threads (int): Of the CPU. Defaults to 1.
-        batch (int): Images. Defaults to 1.
+        runtime (str): One of :data:`~mmkcr.apis.latency.RUNTIMES`. Defaults to ``'onnxruntime'``.
+        threads (int): Threads of the CPU. Defaults to 1.
+        batch (int): Images per batch. Defaults to 1.
         input_shape (tuple[int, int, int]): (C, H, W). Defaults to (3, 224, 224).
         part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
     """
@@ -43,12 +43,12 @@ class TableSettings(NamedTuple):
     part: Optional[str] = None
 
     def to_dict(self) -> Dict[str, Any]:
-        """Of JSON types."""
+        """The settings as JSON types."""
         return dict(self._asdict(), input_shape=list(self.input_shape))
 
 
 def this_machine() -> Dict[str, str]:
-    """Hardware and versions."""
+    """Hardware and versions of this machine."""
     return dict(hardware=hardware_name(), versions=versions_name())
 
 
@@ -58,12 +58,12 @@ def load_table(path: Union[str, Path], settings: Optional[Dict[str, Any]] = None
 
     Args:
         path (str | Path): The file.
-        settings (dict, optional): What it has to be about, some of :class:`TableSettings`.
-        force (bool): Take a table of another machine or of other versions. Defaults to False.
+        settings (dict, optional): Required conditions, some of :class:`TableSettings`.
+        force (bool): Accept a table of another machine or of other versions. Defaults to False.
 
     Raises:
         FileNotFoundError: There is none.
-        ValueError: It is of another machine, about something else or not finished.
+        ValueError: It is of another machine, of other conditions, or unfinished.
     """
     table = LatencyTable.load(path)
     if table.machine != this_machine() and not force:
@@ -90,26 +90,26 @@ def measure_table(model: nn.Module,
                   sites: Optional[Sequence[KindConfig]] = None,
                   divisor: int = 8,
                   repeats: int = 15) -> Iterator[str]:
-    """Measure what the sites of a network add to its time at some sizes.
+    """Measure what the sites of a network contribute to its time at some sizes.
 
-    Sites that cost the same (kind, units, input, MACs) are measured together: all of them are cut
-    to one size, the rest is dense, and the difference is shared among them. So what runtimes fuse
-    and keep in caches is in the figures. The table is written after each of them; what is in it
-    already is not measured again.
+    Sites of the same cost (kind, units, input, MACs) are measured together: all of them are cut
+    to one size while the rest stays dense, and the difference is divided among them. So the
+    figures include the effects of fusion and caches. The table is written after every
+    measurement; sizes that it already contains are not measured again.
 
     Args:
-        model (nn.Module): Dense, with a backbone that has sites; left as it is.
-        path (str | Path): Of the table.
-        settings (TableSettings): What it is about.
+        model (nn.Module): Dense model with a backbone that has sites; it is not changed.
+        path (str | Path): File of the table.
+        settings (TableSettings): Conditions of the measurement.
         sites (Sequence[str | dict], optional): See :func:`~mmkcr.apis.latency.searchable`.
-        divisor (int): Of the sizes. Defaults to 8.
+        divisor (int): Sizes are multiples of it. Defaults to 8.
         repeats (int): Pairs, see :func:`~mmkcr.apis.latency.measure_pair`. Defaults to 15.
 
     Yields:
-        str: A line on what was measured.
+        str: A line about every measurement.
 
     Raises:
-        ValueError: There is a table of another machine or about something else at the path.
+        ValueError: The path holds a table of another machine or other conditions.
     """
     dense = copy.deepcopy(model)
     searchable(dense, sites)
@@ -122,7 +122,7 @@ def measure_table(model: nn.Module,
                     continue
                 subnet = _cut(copy.deepcopy(model), sites, entry, size)
                 dense_ns, ratio = time_against(side, subnet, settings, repeats)
-                # one time of the dense network for all: machines drift, ratios do not
+                # one dense time for the whole table: machines drift, ratios do not
                 table.dense = table.dense or round(dense_ns)
                 change = (ratio - 1) * table.dense / len(entry['sites'])
                 entry['changes'][str(size)] = round(change)
@@ -132,19 +132,21 @@ def measure_table(model: nn.Module,
 
 
 def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) -> LatencyTable:
-    """The table so far, or an empty one."""
+    """The table as far as it exists, or an empty one."""
     space, counted = search_space(dense), counted_part(dense, settings.part)
     macs = MacsModel(counted, space.host, space.sites,
                      task_forward(counted, settings.input_shape))
     full = {name: site.total for name, site in space.sites.items()}
     classes: Dict[Tuple, List[str]] = {}
     for name, site in space.sites.items():
+        # equal shapes and MACs: runtimes take the same time for these sites
         key = site.kind, site.total, macs.shapes[name], macs.site_macs(name, full)
         classes.setdefault(key, []).append(name)
     entries = []
     for (_, total, *_), names in classes.items():
         step = divisor if total >= 4 * divisor else 1
         offered = allowed_sizes(total, 1, step)
+        # for every share the largest size on offer below it, and the largest size that is not full
         measured = {max(size for size in offered if size <= max(share * total, offered[0]))
                     for share in SHARES} | set(offered[-2:-1])
         entries.append(dict(sites=names, total=total, measured=sorted(measured - {total}),
@@ -154,6 +156,7 @@ def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) 
         return table
     before = LatencyTable.load(path)
     wanted = [(entry['sites'], entry['measured']) for entry in entries]
+    # times of other conditions must not be mixed
     if (before.machine, before.settings) != (table.machine, table.settings) or wanted != [
             (entry['sites'], entry['measured']) for entry in before.classes]:
         raise ValueError(f'expected a table of the same machine, settings and sites at `{path}` to '
@@ -163,7 +166,7 @@ def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) 
 
 def _cut(model: nn.Module, sites: Optional[Sequence[KindConfig]], entry: Dict[str, Any],
          size: int) -> nn.Module:
-    """A copy with one class of sites at a size, of units drawn at random."""
+    """Cut one class of sites of a model to a size, with random units; in place."""
     space: SearchSpace = searchable(model, sites)
     generator = torch.Generator().manual_seed(0)
     space.slice_to(space.structure_for({
@@ -172,7 +175,7 @@ def _cut(model: nn.Module, sites: Optional[Sequence[KindConfig]], entry: Dict[st
 
 
 def _side(model: nn.Module, path: Path, settings: TableSettings) -> Side:
-    """A model, or its file, exported once."""
+    """The model, or for a runtime of ONNX files its exported file."""
     model = _timed(model, settings)
     if settings.runtime not in PACKAGES:
         return model
@@ -181,18 +184,18 @@ def _side(model: nn.Module, path: Path, settings: TableSettings) -> Side:
 
 
 def _timed(side: Side, settings: TableSettings) -> Side:
-    """What of a side is timed."""
+    """The part of a side that is timed."""
     whole = settings.part != 'backbone' or not isinstance(side, nn.Module)
     return side if whole else getattr(side, 'backbone', side)
 
 
 def time_against(dense: Union[nn.Module, Path], subnet: nn.Module, settings: TableSettings,
                  repeats: int = 15) -> Tuple[float, float]:
-    """Nanoseconds of the dense network, and the subnet's share of its time, in turns.
+    """Nanoseconds of the dense network, and the subnet's share of its time, measured in turns.
 
     Args:
         dense (nn.Module | Path): The model or its file.
-        subnet (nn.Module): The other side.
+        subnet (nn.Module): The subnet.
         settings (TableSettings): Runtime, threads, images.
         repeats (int): Pairs. Defaults to 15.
     """
@@ -206,11 +209,11 @@ def time_against(dense: Union[nn.Module, Path], subnet: nn.Module, settings: Tab
 
 def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: Dict[str, Any],
                      repeats: int = 15) -> str:
-    """Time a built subnet and say how far the prediction was.
+    """Time a built subnet and report how accurate the prediction was.
 
     Args:
-        dense (nn.Module): The network that it was made of.
-        subnet (nn.Module): As it was built.
+        dense (nn.Module): The network that the subnet was made from.
+        subnet (nn.Module): The built subnet.
         predicted (dict): ``latency`` of its structure's provenance.
         repeats (int): Pairs. Defaults to 15.
 

@@ -1,4 +1,4 @@
-"""What training and testing have in common: config and arguments to a Runner."""
+"""Steps that training and testing share: from config and arguments to a Runner."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
 
 
 def add_common_arguments(parser: Parser) -> None:
-    """Add mmpretrain's flags that its two commands share.
+    """Add the flags that mmpretrain's two commands share.
 
     Args:
         parser (Parser): The command's parser.
@@ -59,7 +59,7 @@ def apply_common_arguments(config: Config, args: Any) -> None:
         args (Namespace): With the flags of :func:`add_common_arguments` and ``config``.
 
     Raises:
-        ValueError: Mixed precision is asked for where there is no GPU.
+        ValueError: Mixed precision is requested without a GPU.
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     config.launcher = args.launcher
@@ -74,12 +74,12 @@ def apply_common_arguments(config: Config, args: Any) -> None:
 def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: Any) -> None:
     """Give data loaders the settings that mmpretrain's commands give them.
 
-    mmdet and mmseg keep batches as lists, so the collate function is set for
-    classification alone.
+    mmdet and mmseg keep batches as lists, so the collate function is set only
+    for classification.
 
     Args:
         config (Config): Changed in place.
-        fields (Sequence[str]): Keys of the loaders; missing ones are passed over.
+        fields (Sequence[str]): Keys of the loaders; missing ones are skipped.
         **settings: Defaults (``pin_memory``, ``persistent_workers``); a value
             of False overrides the config's. Without a GPU nothing is pinned.
     """
@@ -98,7 +98,7 @@ def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: A
 
 
 def optim_wrapper_parts(config: Config) -> List[ConfigDict]:
-    """The configs of optimizer wrappers: one, or those of a search's two optimizers.
+    """The configs of the optimizer wrappers: one, or those of a search's two optimizers.
 
     Args:
         config (Config): Config of a run.
@@ -110,7 +110,7 @@ def optim_wrapper_parts(config: Config) -> List[ConfigDict]:
 
 
 def check_file(path: Optional[str], what: str) -> None:
-    """Refuse a local file that is not there; None and URLs pass.
+    """Refuse a local file that does not exist; None and URLs pass.
 
     Args:
         path (str, optional): The path.
@@ -124,10 +124,10 @@ def check_file(path: Optional[str], what: str) -> None:
 
 
 def resume_latest(config: Config) -> None:
-    """Let a run go on from the latest checkpoint of its work directory, if there is one.
+    """Make a run resume from the latest checkpoint of its work directory, if there is one.
 
-    Without one it begins as it would anyway, from ``load_from`` if the config has that: so a run
-    can always be started with ``--resume``, as a batch system does that starts jobs again.
+    Otherwise the run begins as usual, from ``load_from`` if the config has it. So a run
+    can always be started with ``--resume``, as batch systems do that restart jobs.
 
     Args:
         config (Config): With ``work_dir``; changed in place.
@@ -139,12 +139,12 @@ def resume_latest(config: Config) -> None:
 
 
 def latest_checkpoint(work_dir: str) -> Optional[str]:
-    """The checkpoint that ``last_checkpoint`` names, or else the one of the highest number.
+    """The checkpoint named by ``last_checkpoint``, or else the one with the highest number.
 
-    A work directory that was moved is as good: a file of that name in it is taken.
+    This also works after the work directory was moved: a file of that name in it is used.
 
     Args:
-        work_dir (str): Of a run; need not be there.
+        work_dir (str): Work directory of a run; need not exist.
 
     Returns:
         str | None: Path or URL; None if there is no checkpoint.
@@ -154,6 +154,7 @@ def latest_checkpoint(work_dir: str) -> Optional[str]:
     named = pointer.read_text().strip() if pointer.is_file() else ''
     if '://' in named:
         return named
+    # as it was written, or the file of that name after a move
     for path in (Path(named), folder / Path(named).name) if named else ():
         if path.is_file():
             return str(path)
@@ -186,7 +187,7 @@ def start_training(config: Config) -> Runner:
     """Check a complete config, build its runner and train.
 
     Args:
-        config (Config): Of a run, with a ``work_dir``.
+        config (Config): Config of a run, with a ``work_dir``.
 
     Raises:
         FileNotFoundError: The checkpoint to start from, or data, are missing.
@@ -201,6 +202,7 @@ def start_training(config: Config) -> Runner:
             raise ValueError(f'expected `train_cfg.{key}` of at least 1, found {length!r}')
     check_file(config.get('load_from'), 'a checkpoint')
     check_data_folders(config, ('train_dataloader', 'val_dataloader'))
+    # checks above write nothing; from here on MMEngine makes files
     with one_run(config) as start:
         runner = build_runner(config)
         runner.register_hook(start)
@@ -211,13 +213,13 @@ def start_training(config: Config) -> Runner:
 
 
 def refuse_gates_without_search(model: nn.Module) -> None:
-    """Refuse a supernet that nothing prices: its gates would all stay open.
+    """Refuse a supernet without a price: all its gates would stay open.
 
     Args:
-        model (nn.Module): Of a run.
+        model (nn.Module): Model of a run.
 
     Raises:
-        ValueError: A backbone has gates, and the model is no ``SearchModel``.
+        ValueError: A backbone has gates, and the model is not a ``SearchModel``.
     """
     spaces = [space for module in model.modules()
               if isinstance(space := getattr(module, 'search_space', None), SearchSpace)]
@@ -230,10 +232,10 @@ def refuse_gates_without_search(model: nn.Module) -> None:
 
 
 def refuse_losses_without_state(runner: Runner) -> None:
-    """Refuse a regulariser whose basis or clusters no hook computes and no checkpoint has brought.
+    """Refuse a regulariser whose state no hook computes and no checkpoint provides.
 
     Args:
-        runner (Runner): About to train, with what it loads.
+        runner (Runner): About to train, after it has loaded its checkpoint.
 
     Raises:
         ValueError: It would fail at the batch that turns it on.
@@ -248,13 +250,13 @@ def refuse_losses_without_state(runner: Runner) -> None:
 
 
 class StartHook(Hook):
-    """Notes that the first batch has come, so all settings are good."""
+    """Records that the first batch has arrived, so that all settings are valid."""
 
     priority = 'LOWEST'
     started = False
 
     def before_train(self, runner: Runner) -> None:
-        """See :func:`refuse_losses_without_state`; a checkpoint has been loaded by now."""
+        """See :func:`refuse_losses_without_state`; the checkpoint is loaded by now."""
         refuse_losses_without_state(runner)
 
     def _before_iter(self, *args: Any, **kwargs: Any) -> None:
@@ -263,24 +265,24 @@ class StartHook(Hook):
 
 @contextmanager
 def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
-    """Have a work directory alone, and leave it as it was if the run fails before its first batch.
+    """Lock a work directory, and restore it if the run fails before its first batch.
 
-    MMEngine makes folders and files before it builds what a config describes. If it then fails,
-    the copy of the config is what it was before, or gone; the log stays, with the reason in it.
-    Nothing else is removed: whatever it is, this run did not make it. After the start, numbers that
-    are none, images that cannot be read and full disks are still told in a sentence; any other
-    error is no mistake of the user: it becomes a ``RuntimeError``, so that a command shows its
+    MMEngine creates folders and files before it builds what a config describes. If that fails,
+    the copy of the config is restored or removed; the log stays, with the reason in it.
+    Nothing else is removed, as other files are not of this run. After the start, values that are
+    not finite, unreadable images and full disks are still reported in one sentence. Any other
+    error is not the user's mistake: it becomes a ``RuntimeError``, so that a command shows its
     traceback.
 
     Args:
         config (Config): With ``work_dir`` and ``launcher``.
-        alone (bool): Whether no other run may write to the folder meanwhile. Defaults to True.
+        alone (bool): Whether to exclude other runs from the folder meanwhile. Defaults to True.
 
     Yields:
-        StartHook: To be registered in the runner.
+        StartHook: Must be registered in the runner.
 
     Raises:
-        ValueError: Another run writes to the folder; or the hosts refused the config.
+        ValueError: Another run writes to the folder, or the hosts refused the config.
     """
     hook, first = StartHook(), is_first_process(config.launcher)
     copied = config.filename and Path(config.work_dir, Path(config.filename).name)
@@ -290,7 +292,7 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
             yield hook
         except Exception as error:
             unreadable = isinstance(error, UnreadableImageError) or \
-                not hook.started and 'Original Traceback' in str(error)  # of a loading worker
+                not hook.started and 'Original Traceback' in str(error)  # of a data-loading worker
             if hook.started and not unreadable:
                 told = isinstance(error, (NonFiniteError, OSError))
                 kind = ValueError if told else RuntimeError
@@ -301,7 +303,7 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
             if unreadable:
                 raise ValueError('expected samples that can be loaded, found one that cannot: '
                                  f'{str(error).strip().splitlines()[-1]}') from error
-            if isinstance(error, (AssertionError, RuntimeError)):  # how the hosts refuse settings
+            if isinstance(error, (AssertionError, RuntimeError)):  # how hosts refuse bad settings
                 raise ValueError(str(error) or 'a host library refused the config') from error
             raise
 
@@ -317,9 +319,10 @@ def _restore(path: Optional[Path], before: Optional[bytes]) -> None:
 
 
 def _note(error: Exception) -> None:
-    """Put the reason into the log of the run, where it has one."""
+    """Write the reason into the log of the run, if it has one."""
     for handler in MMLogger.get_current_instance().handlers:
         if isinstance(handler, logging.FileHandler):
+            # `emit` directly: the logger's level and filters must not drop the reason
             handler.emit(logging.LogRecord(
                 'mmengine', logging.ERROR, __file__, 0, 'The run did not start: %s', (error, ),
                 None))

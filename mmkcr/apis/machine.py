@@ -1,4 +1,4 @@
-"""What a measurement belongs to: hardware, versions."""
+"""Context of a measurement: hardware and versions."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ def processor_name() -> str:
 
 
 def machine_info() -> Dict[str, Any]:
-    """Processor, cores, load, threads, and versions of what computes."""
+    """Processor, cores, load, threads, and versions of the software that computes."""
     return dict(
         cpu=processor_name(),
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -40,7 +40,7 @@ def hardware_name() -> str:
 
 
 def versions_name() -> str:
-    """Versions of what computes, for file names: ``'torch2.13.0-onnxruntime1.31.1'``."""
+    """Versions of the software that computes, for file names: ``'torch2.13.0-…'``."""
     found = []
     for package in ('torch', 'onnxruntime', 'openvino', 'tensorrt'):
         try:

@@ -22,11 +22,11 @@ ORDER, ORDER_WEIGHTS = 'order.json', 'order.pth'
 
 
 class OrderFiles(NamedTuple):
-    """What was written.
+    """Written files.
 
     Args:
-        folder (Path): Of the files.
-        result (BudgetsResult): What is in them.
+        folder (Path): Folder of the files.
+        result (BudgetsResult): Their content.
     """
 
     folder: Path
@@ -37,20 +37,20 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
                 seed: int = 0, **settings: Any) -> OrderFiles:
     """Compress a checkpoint for many budgets; writes order, weights, config and sensitivity.
 
-    In the config ``structure=dict(order=..., target_macs=...)`` says which network is built: any
-    target from the least budget to 100 %. The weights are those of all; loading takes what the
-    network has. A call that was killed goes on when it is repeated.
+    In the config, ``structure=dict(order=..., target_macs=...)`` selects the network to build: any
+    target from the smallest budget to 100 %. The weights file holds the weights of all; loading
+    picks those of the network. A killed call continues when it is repeated.
 
     Args:
         task (CompressTask): Config, checkpoint and images.
         targets (Sequence[str]): Budgets that are refitted, see
-            :func:`~mmkcr.apis.budgets.compress_budgets`. The first is that of the config.
-        sites (Sequence, optional): Kinds of site. Defaults to None: as of ``compress``.
-        seed (int): Of everything drawn. Defaults to 0.
+            :func:`~mmkcr.apis.budgets.compress_budgets`. The config selects the first.
+        sites (Sequence, optional): Kinds of site. Defaults to None: as in ``compress``.
+        seed (int): Seed of all random draws. Defaults to 0.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
-        ValueError: As of ``compress_budgets``. Nothing is written then.
+        ValueError: As in ``compress_budgets``. Nothing is written then.
     """
     key = dict(task.key, sites=sites, settings=settings)
     done = [CompressProgress(task.folder / f'{PROGRESS}-{place}', dict(key, target=target))
@@ -59,14 +59,17 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
         result = compress_budgets(task.model, task.batches, targets, sites, task.input_shape,
                                   task.part, task_outputs, done=done, logits=task.classifies,
                                   seed=seed, **settings)
+    # refused arguments leave nothing to continue
     except ValueError:
         for part in done:
             part.remove()
         raise
     order = result.order
+    # the config in place of the class name, so that the order alone builds its networks
     order.backbone['backbone'] = task.searched
     order.provenance = dict(task.provenance, targets=[str(target) for target in targets],
                             agreement=[found.agreement for found in result.results])
+    # nothing of the training but where it ended and its classes
     kept = {key: task.meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in task.meta}
     with ExitStack() as stack:
         weights = stack.enter_context(atomic_write(task.folder / ORDER_WEIGHTS))
@@ -77,6 +80,7 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
         order.save(text)
     write_config(task, order.backbone, ORDER, ORDER_WEIGHTS, target_macs=str(targets[0]))
     write_sensitivity(result.results[0].profiles, task.folder)
+    # also those of former calls with more targets
     for folder in task.folder.glob(f'{PROGRESS}-*'):
         shutil.rmtree(folder)
     return OrderFiles(task.folder, result)

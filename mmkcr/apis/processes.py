@@ -7,7 +7,7 @@ from typing import Dict
 import torch
 from mmengine.config import Config
 
-#: What each launcher sets, in PyTorch's order, and what starts the processes.
+#: Variables that each launcher sets, in PyTorch's order, and the command that starts processes.
 _VARIABLES = dict(
     pytorch=('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT'),
     slurm=('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID', 'SLURM_NODELIST'),
@@ -21,12 +21,12 @@ _STARTED_BY = dict(
 def join_processes(config: Config) -> None:
     """Prepare a config for its launcher; without a GPU, join the processes by gloo.
 
-    Where there are GPUs the Runner joins the processes itself. Without them it
+    With GPUs the Runner joins the processes itself. Without them it
     would look for a CUDA device, so they are joined here, and the model is
-    wrapped without device.
+    wrapped without a device.
 
     Args:
-        config (Config): Of a run, with ``launcher``; changed in place.
+        config (Config): Config of a run, with ``launcher``; changed in place.
 
     Raises:
         ValueError: A variable that the launcher sets is missing or no number,
@@ -42,6 +42,7 @@ def join_processes(config: Config) -> None:
         return
     os.environ.update(variables)
     torch.distributed.init_process_group('gloo')
+    # MMEngine's default wrapper, but without `device_ids`, which name a GPU
     wrapper = config.get('model_wrapper_cfg') or dict(
         type='MMDistributedDataParallel', broadcast_buffers=False,
         find_unused_parameters=config.get('find_unused_parameters', False))
@@ -49,17 +50,17 @@ def join_processes(config: Config) -> None:
 
 
 def is_first_process(launcher: str) -> bool:
-    """Whether this process is alone, or the one of a launcher's that writes.
+    """Whether this process is the only one, or the launcher's process that writes files.
 
     Args:
-        launcher (str): As of ``--launcher``.
+        launcher (str): Value of ``--launcher``.
     """
     names = _VARIABLES.get(launcher)
     return names is None or os.environ.get(names[0], '0') == '0'
 
 
 def _launched(launcher: str) -> Dict[str, str]:
-    """PyTorch's variables from those of a launcher."""
+    """Translate a launcher's variables to PyTorch's."""
     names = _VARIABLES[launcher]
     for name in names:
         if not os.environ.get(name):

@@ -1,4 +1,4 @@
-"""One file of a trained model: weights, structure and metadata, and nothing of its training."""
+"""A trained model as one file: weights, structure and metadata, nothing of its training."""
 
 import hashlib
 import io
@@ -19,11 +19,11 @@ from .slim_files import provenance, relative
 
 
 class Published(NamedTuple):
-    """What publishing gave.
+    """Result of publishing.
 
     Args:
         path (Path): The file, named after the first 8 digits of its SHA-256.
-        meta (dict): Metadata in it, ``structure`` included.
+        meta (dict): Its metadata, including ``structure``.
         bytes (dict[str, int]): Sizes of ``checkpoint`` and ``published`` file.
     """
 
@@ -42,27 +42,27 @@ def publish(config: Union[str, Path],
     """Write the model of a checkpoint to ``<out>/<name>-<hash>.pth``.
 
     The file holds the task model's ``state_dict`` and a ``meta`` of plain values: classes,
-    structure, parameters and where it comes from. Optimizer, schedules, logs, the second set of
-    weights of an average and the state of regularisers stay behind. Any reader that runs no code
-    takes it (``torch.load(..., weights_only=True)``), and so does
+    structure, parameters and provenance. Optimizer, schedules, logs, the second set of
+    weights of an average and the state of regularisers are left out. Any reader that runs no code
+    accepts it (``torch.load(..., weights_only=True)``), and so does
     ``backbone=dict(structure='<the file>')``.
 
     Args:
-        config (str | Path): Of the model: deployment, retraining or dense.
+        config (str | Path): Config of the model: deployment, retraining or dense.
         checkpoint (str | Path): Its checkpoint.
         out (str | Path, optional): Folder. Defaults to that of the checkpoint.
         name (str, optional): Defaults to that of the config.
         online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
         options (dict, optional): Config entries to overwrite.
-        half (bool): Store weights of two and more dimensions in 16 bits; the model that loads them
-            computes in its own precision. Defaults to False.
+        half (bool): Store weights with at least two dimensions in 16 bits; the model that loads
+            them computes in its own precision. Defaults to False.
 
     Returns:
-        Published: The file and what is in it; equal models with equal metadata give equal files.
+        Published: The file and its content; equal models with equal metadata give equal files.
 
     Raises:
         FileNotFoundError: Config or checkpoint is missing.
-        ValueError: They do not belong together, or are of a search.
+        ValueError: They do not belong together, or belong to a search.
     """
     cfg = load_config(config, options)
     model = build_model(cfg)
@@ -76,12 +76,14 @@ def publish(config: Union[str, Path],
         config=relative(config),
         provenance=provenance(cfg, config, checkpoint, content, online))
     state = {key: _stored(value, half) for key, value in task.state_dict().items()}
+    # in memory first, as the file's name depends on its content
     buffer = io.BytesIO()
     torch.save(dict(state_dict=state, meta=meta), buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
     path = Path(out or Path(checkpoint).parent) / f'{name or Path(config).stem}-{digest[:8]}.pth'
     with atomic_write(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
+        # read back before the rename: a file that does not load is never published
         load_task(model, weights_of(read_checkpoint(temporary), str(path)), str(path))
     return Published(path, meta, dict(checkpoint=Path(checkpoint).stat().st_size,
                                       published=path.stat().st_size))
@@ -95,7 +97,7 @@ def _stored(value: Tensor, half: bool) -> Tensor:
 
 
 def _structure(task: nn.Module, config: Union[str, Path]) -> Optional[Dict[str, Any]]:
-    """The structure of the backbone as JSON types, None of a dense one."""
+    """The structure of the backbone as JSON types, or None for a dense one."""
     found: List[Structure] = []
     for module in task.modules():
         space = getattr(module, 'search_space', None)
@@ -108,7 +110,7 @@ def _structure(task: nn.Module, config: Union[str, Path]) -> Optional[Dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """Plain Python of what data sets say about themselves."""
+    """Convert the metadata of a data set to plain Python values."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, np.generic) or isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Slicing a dense network block after block, and refitting what reads the kept units (SPEC 9)."""
+"""Slicing a dense network block by block, and refitting the readers of the kept units (SPEC 9)."""
 
 import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -41,7 +41,7 @@ from mmkcr.models.utils import search_space
 from .compress_progress import CompressProgress
 from .site_profiles import CompressOptions, shown
 
-#: Rows for each input of a layer below which a refit is told to be uncertain.
+#: Rows per input of a layer below which a refit is reported as uncertain.
 LEAST_PER_INPUT = 4
 
 
@@ -50,20 +50,21 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 done: Optional[CompressProgress]) -> None:
     """Slice site after site, and refit the readers to the dense network's outputs.
 
-    A site sees the inputs that the compressed network has by then, so errors do not pile up
-    unseen. Both networks run from the block on that is at work.
+    A reader is refitted with the inputs that it gets in the network compressed so far, so it also
+    corrects earlier errors. Both networks run only from the current block on.
     """
     space, whole = search_space(subnet), search_space(dense)
     names = [name for name, site in space.sites.items()
              if len(structure.sites[name].kept) < site.total]
     blocks: Dict[str, List[str]] = {}
     for name in names:
+        # in the order of the sites, which is that of the forward pass
         blocks.setdefault(block_of(space.sites[name].path), []).append(name)
     batches = _enough(dense, whole, structure, batches, forward, settings)
     runs = [ResumableForward(model, own.host, batches, forward)
             for model, own in ((dense, whole), (subnet, space))]
     refits, last = settings.refit != 'none', None
-    outputs: Dict[str, Tensor] = {}  # of the dense layers' that are left
+    outputs: Dict[str, Tensor] = {}  # kept outputs of layers, in the dense layers' numbering
     try:
         for block in shown(list(blocks), 'Refit of blocks', settings):
             sites = [space.sites[name] for name in blocks[block]]
@@ -71,7 +72,7 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                                        device=_device(site))
                     for name, site in zip(blocks[block], sites)}
             if refits and done is not None and done.has_block(block):
-                # a killed call had finished it: slice alike, take its weights
+                # finished before the call was killed: slice in the same way, load the weights
                 for site in sites:
                     outputs.update(_outputs_left(site, kept[site]))
                     site.slice_to(kept[site])
@@ -79,11 +80,12 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 last = block
                 continue
             if last is not None:
-                # outputs of the block before are kept, so each block costs its own forward alone
+                # the former block's outputs are kept, so each block costs only its own forward
                 for run in runs:
                     run.go_on(last, block)
                 last = None
             for site in sites:
+                # before slicing: afterwards the axes no longer have the dense layers' entries
                 outputs.update(_outputs_left(site, kept[site]))
                 if isinstance(site, RotaryPairs) and settings.refit == 'least-squares':
                     _refit_queries(runs[1], site, kept[site], settings)
@@ -96,20 +98,21 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                     _fit_kernels(runs, site, kept[site], settings)
                 if refits:
                     together = [reader.path for reader in readers(site)]
-                    # the inputs of lost outputs come from what was refitted
+                    # lost outputs depend on what was just refitted, so they come one by one after
                     for paths in (together, *([path] for path in site.lost_outputs())):
                         _refit(runs, {path: outputs.get(path) for path in paths}, settings, block)
             if refits:
                 last = block
                 if done is not None:
                     done.save_block(block, _refitted(sites))
-        # last what reads a narrower stream behind the backbone: everything before it is final now
+        # last, readers of a narrower stream behind the backbone: all before them is final now
         for path in dict.fromkeys(path for name in names for path in space.sites[name].outside):
             if refits:
                 _refit(runs, {path: None}, settings)
     finally:
         for run in runs:
             run.close()
+    # sites that keep all units still become static layers of the subnet
     for name, site in space.sites.items():
         if name not in names:
             site.slice_to(torch.arange(site.total))
@@ -121,7 +124,7 @@ def _device(site: HostSite) -> torch.device:
 
 
 def _outputs_left(site: HostSite, kept: Tensor) -> Dict[str, Tensor]:
-    """Which outputs of layers are left by a site that keeps some units, by path."""
+    """Kept entries of the outputs of layers, by path, for a site that keeps some units."""
     paths = {module: path for path, module in site.host.named_modules()}
     return {paths[axis.module]: axis.entries(kept) for axis in site.axes()
             if axis.name == 'weight' and axis.dim == 0 and
@@ -129,7 +132,7 @@ def _outputs_left(site: HostSite, kept: Tensor) -> Dict[str, Tensor]:
 
 
 def _refitted(sites: Sequence[HostSite]) -> Dict[str, nn.Module]:
-    """The layers with new weights, by path."""
+    """The layers that get new weights, by path."""
     paths = [path for site in sites
              for path in (*(reader.path for reader in readers(site)), *site.lost_outputs(),
                           *site.fitted()) if path not in site.outside]
@@ -140,8 +143,8 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
             forward: Forward, settings: CompressOptions) -> Sequence[Any]:
     """As many batches as the refit with the most inputs needs.
 
-    Where all of them are few, the structure's provenance says so (``few_rows``): a refit then says
-    more about these images than about others.
+    If even all batches are few, the structure's provenance records it (``few_rows``): such a refit
+    fits these images more than images in general.
     """
     needed, few = settings.least_batches, {}
     found = rows_of_inputs(dense, batches[0], forward, {
@@ -149,6 +152,7 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
         for reader in readers(site)}, settings.rows)
     for name, site in space.sites.items():
         for reader in readers(site):
+            # with operators a reader keeps all inputs: the operator gives those of lost heads
             units = site.total if site.operators() else len(structure.sites[name].kept)
             inputs = units * reader.each(site.module(reader.path))
             rows = max(1, found[reader.path])
@@ -162,14 +166,16 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
 
 def _refit_stream(runs: Sequence[ResumableForward], site: Embedding, outputs: Mapping[str, Tensor],
                   settings: CompressOptions) -> None:
-    """New weights of all that reads or writes a narrower stream, layer after layer."""
+    """Refit all readers and writers of a narrower stream, layer by layer."""
     paths = {module: path for path, module in site.host.named_modules()}
+    # layers with the stream on either side; norms and tables need no refit
     own = {paths[axis.module] for axis in site.axes() if axis.name == 'weight' and
            isinstance(axis.module, (nn.Linear, nn.Conv2d))}
     normed = [f'{paths[owner]}.' for owner, _, _ in site.view.norms(site.host) if paths[owner]]
     blocks: Dict[str, List[str]] = {}
-    for path in paths.values():  # what embeds reads what it did
+    for path in paths.values():  # not what embeds: its inputs have not changed
         if path in own and not f'{path}.'.startswith(f'{site.path}.'):
+            # the innermost module with norms that contains the layer is its block
             block = max((name for name in normed if path.startswith(name)), key=len)
             blocks.setdefault(block[:-1], []).append(path)
     last = None
@@ -186,7 +192,7 @@ def _refit_stream(runs: Sequence[ResumableForward], site: Embedding, outputs: Ma
 
 def _refit_queries(run: ResumableForward, site: RotaryPairs, kept: Tensor,
                    settings: CompressOptions) -> None:
-    """New queries for the pairs that are kept, from one pass of the slim network."""
+    """Refit the queries for the kept pairs, from one pass of the slim network."""
     enough = settings.per_unit[1] * site.view.width
     with turned_moments({site.name: site}, settings.rows) as found:
         for batch in range(len(run.batches)):
@@ -198,19 +204,21 @@ def _refit_queries(run: ResumableForward, site: RotaryPairs, kept: Tensor,
 
 def _fit_kernels(runs: Sequence[ResumableForward], site: HeadOperatorSite, kept: Tensor,
                  settings: CompressOptions) -> None:
-    """Kernels that give what the dense network's heads gave, from the slim network's values."""
+    """Fit kernels to the outputs of the dense network's heads, on the slim network's values."""
     width = site.view.width
     replaced = [head for head in range(site.total) if head not in kept.tolist()]
+    # (removed heads * width,) channels of the dense layer
     channels = torch.arange(site.total * width).view(site.total, -1)[replaced].flatten()
     moments = KernelMoments(site.owner.operator, site.name)
     for batch in range(len(runs[0].batches)):
         if moments.patches.count >= 2 * settings.rows:
             break
-        calls = []
+        calls = []  # [(dense proj: input, output), (slim qkv: input, output)]
         for run, name in zip(runs, ('proj', 'qkv')):
             layer = run.host.get_submodule(f'{site.path}.{name}')
             calls += caught(run, batch, {name: layer}, layer)[name]
         (attended, _), (_, qkv) = calls
+        # q, k and v of the kept heads first, then the values of the replaced ones
         moments.add(qkv[..., 3 * len(kept) * width:],
                     attended[..., channels.to(attended.device)], site.grid.hw)
     moments.fit(settings.rho)
@@ -218,19 +226,21 @@ def _fit_kernels(runs: Sequence[ResumableForward], site: HeadOperatorSite, kept:
 
 def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],
            settings: CompressOptions, block: Optional[str] = None) -> None:
-    """New weights of some layers, by path, from one pass of the dense and the slim network.
+    """Refit some layers, by path, from one pass of the dense and the slim network.
 
-    A layer shall give what the dense network's gives, of all outputs or of those that are left. One
-    whose outputs are the last that is added to its block's shall bring the block's output to the
-    dense network's: it also takes back what earlier blocks have lost.
+    A layer is fitted to the outputs of the dense network's layer, or to those that are left. If
+    its outputs are the last term of its block's sum, it is fitted so that the *block's* output
+    matches the dense network's: then it also corrects errors of earlier blocks.
     """
     old, new = ({path: run.module(path) for path in layers} for run in runs)
     scale = None
     if block is not None and len(layers) == 1 and settings.refit in ('least-squares', 'readers'):
         (path, layer), = old.items()
+        # None if the layer's outputs are not simply added: then it has targets of its own
         scale = added_last(runs[0], block, layer)
         if scale is not None and layers[path] is not None:
             scale = scale[layers[path].to(scale.device)]
+    # (inputs, outputs) of every layer
     moments = {path: Moments(*weight_matrix(layer).T.shape, name=path,
                              device=layer.weight.device) for path, layer in new.items()}
     generator = torch.Generator().manual_seed(settings.seed)
@@ -244,6 +254,7 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
         else:
             inputs, targets = _towards_the_block(runs, batch, block, new, layers, scale)
         for path in layers:
+            # (n, inputs) and (n, outputs)
             rows, wanted = inputs[path], targets[path]
             inputs_of = moments[path].num_features
             chosen = pick(len(rows), rows_of_a_batch(
@@ -255,9 +266,11 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
     for path, layer in new.items():
         before = weight_matrix(layer)
         if settings.refit == 'mean':
+            # a control: old weights, and the bias that matches the means
             weight = before.double()
             bias = moments[path].target_mean - weight @ moments[path].mean
         else:
+            # the ridge pulls to the old weights, so the fit is never worse than these
             weight, bias = refit_output(moments[path], before, settings.rho,
                                         biased=layer.bias is not None)
         set_weights(layer, weight, bias)
@@ -270,7 +283,8 @@ def _inputs_and_targets(runs: Sequence[ResumableForward], batch: int,
                         old: Mapping[str, nn.Module],
                         new: Mapping[str, nn.Module],
                         left: Mapping[str, Optional[Tensor]]) -> Tuple[Rows, Rows]:
-    """Inputs of the slim network's layers, and those of the dense outputs that are left."""
+    """Inputs of the slim network's layers, and the dense outputs that are left, as rows."""
+    # each run ends behind the last of the layers
     targets = caught(runs[0], batch, old, list(old.values())[-1])
     inputs = caught(runs[1], batch, new, list(new.values())[-1])
     return ({path: rows_in(new[path], calls) for path, calls in inputs.items()},
@@ -285,7 +299,7 @@ def _columns(rows: Tensor, kept: Optional[Tensor]) -> Tensor:
 def _towards_the_block(runs: Sequence[ResumableForward], batch: int, block: str,
                        new: Mapping[str, nn.Module], left: Mapping[str, Optional[Tensor]],
                        scale: Tensor) -> Tuple[Rows, Rows]:
-    """The same for a layer that is added last; its targets mend the block's outputs."""
+    """The same for a layer that is added last, with targets that correct the block's output."""
     (path, layer), = new.items()
     dense, slim = (run.host.get_submodule(block) for run in runs)
     outputs = runs[0].outputs(block)
@@ -295,7 +309,8 @@ def _towards_the_block(runs: Sequence[ResumableForward], batch: int, block: str,
     found = caught(runs[1], batch, {block: slim, path: layer}, slim)
     (args, out), = found[path]
     there = block_rows(layer, found[block][0][1])
-    narrow = wanted.shape[1] > there.shape[1]  # the stream is, and not the layer alone
+    narrow = wanted.shape[1] > there.shape[1]  # the stream has fewer channels, not only the layer
+    # out enters the block's output with the factor `scale`: out + missing / scale repairs it
     missing = _columns(wanted, left[path]) - there if narrow else \
         _columns(wanted - there, left[path])
     return {path: input_rows(layer, args)}, {path: output_rows(layer, out) + missing / scale}

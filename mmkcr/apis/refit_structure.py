@@ -1,4 +1,4 @@
-"""A dense network cut to a structure that is known, such as a searched one, and refitted."""
+"""A dense network cut to a known structure, such as a searched one, and refitted."""
 
 import copy
 from pathlib import Path
@@ -35,22 +35,22 @@ def refit_structure(model: nn.Module,
                     forward: Optional[Forward] = None,
                     held_out: Union[Tensor, Sequence[Any], None] = None,
                     **options: Any) -> CompressResult:
-    """Cut a dense network to a structure and refit what reads the kept units.
+    """Cut a dense network to a structure and refit the readers of the kept units.
 
-    So a searched structure begins its retraining from the weights of the dense network, and not
-    from those that gates were trained on.
+    So the retraining of a searched structure starts from the dense network's weights, instead of
+    those that were trained together with gates.
 
     Args:
-        model (nn.Module): Dense; it is left as it is. The rest as of
+        model (nn.Module): Dense model; it is not changed. Other arguments as in
             :func:`~mmkcr.apis.compress.compress`.
-        structure (str | Path | Structure): Of this backbone. Channels of heads are those of the
-            network itself, not of other bases.
+        structure (str | Path | Structure): Structure of this backbone. Channels of heads are the
+            network's own, not those of rotated bases.
 
     Returns:
         CompressResult: Without profiles.
 
     Raises:
-        ValueError: As of ``compress``; or a structure of another backbone, or with a kind of site
+        ValueError: As in ``compress``; or a structure of another backbone, or with a kind of site
             that has no closed form.
     """
     settings = CompressOptions(**options)
@@ -60,6 +60,7 @@ def refit_structure(model: nn.Module,
     dense = copy.deepcopy(model)
     dense.eval()
     subnet = copy.deepcopy(dense)
+    # a structure of a named backbone lists no `sites`, but its sites' names end with the kinds
     kinds = wanted.backbone.get('sites') or list(dict.fromkeys(
         name.rpartition('.')[2] for name in wanted.sites))
     space, params = searched(subnet, kinds), count_params(dense)
@@ -73,6 +74,7 @@ def refit_structure(model: nn.Module,
         raise ValueError(f'expected operators that have a closed form, of {list(FITTED)}, to refit '
                          f'a structure, found {unknown[0]!r}')
     macs = macs_model(subnet, space, input_shape, part)
+    # described anew, as the given structure may name another class for the same backbone
     found = space.structure_for({name: torch.tensor(site.kept)
                                  for name, site in wanted.sites.items()})
     found.method = wanted.method
@@ -90,12 +92,12 @@ def refit_files(task: CompressTask, structure: Union[str, Path], **settings: Any
 
     Args:
         task (CompressTask): Config, checkpoint and images.
-        structure (str | Path): File.
+        structure (str | Path): File of the structure.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: As of :func:`refit_structure`. Nothing is written then.
+        ValueError: As in :func:`refit_structure`. Nothing is written then.
     """
     result = refit_structure(task.model, structure, task.batches, task.input_shape, task.part,
                              task_outputs, logits=task.classifies, **settings)

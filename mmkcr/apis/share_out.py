@@ -1,4 +1,4 @@
-"""How many units every site keeps under a budget: least loss, and a budget that is used."""
+"""Sharing a budget among sites: how many units each keeps, for the least total loss."""
 
 import math
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
@@ -14,12 +14,12 @@ from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.embedding import Embedding
 from .site_profiles import CompressOptions, SiteProfile
 
-#: Share of a budget that an allocation uses at least where the sites' sizes allow it.
+#: Least share of a budget that an allocation uses if the sites' sizes allow it.
 FILLED = 0.97
 
 
 def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
-    """Sizes that a site may have, ascending; of channels of heads equally many of every head."""
+    """Sizes that a site may have, ascending; for channels of heads, equally many in every head."""
     total = site.total // site.rows
     divisor = settings.divisor if total >= 4 * settings.divisor else 1
     least = 0 if site.operators() else max(1, round(settings.min_share * total))
@@ -29,16 +29,16 @@ def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
 
 def check_reach(space: SearchSpace, macs: CostModel, target: int,
                 settings: CompressOptions) -> None:
-    """Refuse a target that no sizes of the sites meet.
+    """Refuse a target that no sizes of the sites can meet.
 
     Args:
-        space (SearchSpace): Of the dense backbone.
-        macs (CostModel): Of the sites' sizes.
-        target (int): Most cost.
-        settings (CompressOptions): Sizes on offer.
+        space (SearchSpace): Search space of the dense backbone.
+        macs (CostModel): Cost as a function of the sites' sizes.
+        target (int): Maximum cost.
+        settings (CompressOptions): Determine the sizes on offer.
 
     Raises:
-        ValueError: The target is out of reach; the message gives the range.
+        ValueError: The target is unreachable; the message gives the range.
     """
     least = {name: size_options(site, settings)[0] for name, site in space.sites.items()}
     macs.check_target(target, least)
@@ -47,24 +47,24 @@ def check_reach(space: SearchSpace, macs: CostModel, target: int,
 def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
               macs: CostModel, target: int,
               settings: CompressOptions) -> Dict[str, int]:
-    """Sizes of all sites with the least sum of losses within the budget.
+    """Find sizes of all sites with the least sum of losses within the budget.
 
-    Costs depend on each other where sites meet in one product. A residual stream is in all
-    products: what costs least at full width is not what costs least at another one, and rounds end
-    where they begin. So its widths are tried, coarsely first, then beside the best.
+    Costs depend on each other where sites meet in one product. A residual stream is part of all
+    products: what is cheapest at full width is not cheapest at another width, and a fixed-point
+    iteration stays where it starts. So widths are tried, first coarsely, then near the best.
 
     Args:
-        space (SearchSpace): Of the dense backbone.
+        space (SearchSpace): Search space of the dense backbone.
         profiles (Mapping[str, SiteProfile]): By site.
-        macs (CostModel): Of the sites' sizes.
-        target (int): Most cost.
-        settings (CompressOptions): Sizes on offer, and whether to share out at all.
+        macs (CostModel): Cost as a function of the sites' sizes.
+        target (int): Maximum cost.
+        settings (CompressOptions): Determine the sizes on offer, and whether shares are uniform.
 
     Returns:
-        dict[str, int]: By site.
+        dict[str, int]: Size by site.
 
     Raises:
-        ValueError: The target is out of reach; the message gives the range.
+        ValueError: The target is unreachable; the message gives the range.
     """
     check_reach(space, macs, target, settings)
     offered = {name: size_options(site, settings) for name, site in space.sites.items()}
@@ -77,6 +77,7 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
         found = [best]
         for widths in _widths(streams, offered, losses, macs, target):
             fixed = {**offered, **{name: [width] for name, width in widths.items()}}
+            # the rest is shared out anew, now also filling the budget
             found.append(_shared(fixed, losses, macs, target))
         best = min(found, key=lambda sizes: _lost(sizes, losses))
     return best
@@ -88,17 +89,18 @@ def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
 
 def _widths(streams: Sequence[str], offered: Mapping[str, List[int]], losses: Mapping[str, Tensor],
             macs: CostModel, target: int) -> List[Dict[str, int]]:
-    """Widths of streams to share the rest out for: the best, and as many channels as there can be.
+    """Candidate widths of streams: the best ones found, and the full ones.
 
-    One stream after the other, until no other width of one is better.
+    It varies one stream at a time until no other width of any of them is better.
     """
     tried: Dict[Tuple[int, ...], float] = {}
 
     def lost(widths: Mapping[str, int]) -> float:
-        """With the best of everything else, but for what is left of the budget."""
+        """Loss at these widths with the best sizes of the rest, before the budget is filled up."""
         key = tuple(widths.values())
         if key not in tried:
             fixed = {**offered, **{name: [width] for name, width in widths.items()}}
+            # even the smallest sizes of the rest may be too expensive
             reached = macs({name: options[0] for name, options in fixed.items()}) <= target
             tried[key] = _lost(_chosen(
                 {name: options[-1] for name, options in fixed.items()}, fixed, losses, macs,
@@ -111,6 +113,7 @@ def _widths(streams: Sequence[str], offered: Mapping[str, List[int]], losses: Ma
         before = dict(best)
         for name in streams:
             options = offered[name]
+            # coarse to fine: about 8 widths over the range, then halving steps around the best
             step, places = -(-len(options) // 8), range(0, len(options))
             near = [*places[::-step], 0]
             while near:
@@ -125,13 +128,15 @@ def _widths(streams: Sequence[str], offered: Mapping[str, List[int]], losses: Ma
 
 def _chosen(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
             losses: Mapping[str, Tensor], macs: CostModel, target: int) -> Dict[str, int]:
-    """Sizes with the least sum of losses, costs of each taken at some sizes of the others."""
+    """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest."""
     curves = {}
     for name, options in offered.items():
         costs = [int(macs({**sizes, name: size})) for size in options]
+        # a smaller size that costs no less is useless (latency is not monotone)
         useful = useful_sizes(costs)
         options, costs = ([values[place] for place in useful] for values in (options, costs))
         curves[name] = Curve(options, losses[name][options].tolist(),
+                             # above the cheapest size: the budget loses the sum of these
                              [cost - costs[0] for cost in costs])
     floor = macs({name: curve.sizes[0] for name, curve in curves.items()})
     return allocate(curves, max(target - floor, 0))
@@ -139,14 +144,17 @@ def _chosen(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
 
 def _shared(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor], macs: CostModel,
             target: int) -> Dict[str, int]:
-    """Sizes of those on offer with the least sum of losses within a budget that can be met.
+    """Sizes on offer with the least sum of losses within a budget that can be met.
 
-    Costs of a site are taken at the other sites' sizes of the round before, until nothing changes.
+    The costs of a site are taken at the other sites' sizes of the previous round, until nothing
+    changes.
     """
     sizes = {name: options[-1] for name, options in offered.items()}
     best, least = uniform_sizes(offered, macs, target), math.inf
+    # rounds may alternate between two solutions: the best one seen is kept
     for _ in range(20):
         chosen = _chosen(sizes, offered, losses, macs, target)
+        # a fixed point: its costs are those that it was chosen by
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes
         chosen = fitted_sizes(chosen, offered, losses, macs, target)
@@ -162,24 +170,25 @@ def _shared(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor], macs
 def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
                  losses: Mapping[str, Tensor], macs: CostModel,
                  target: int) -> Dict[str, int]:
-    """Sizes within the budget that use it: costs that depend on each other miss it.
+    """Adjust sizes to a budget: interacting costs make a first solution miss it.
 
-    Sites shrink, the one that loses least for what it saves first, until the budget is met; then
-    they grow, the one that gains most for what it costs first, while there is room. Where steps
-    are too coarse for the rest of the budget, one site makes room for others.
+    Sites shrink until the budget is met, at each step the one with the least loss per saving. Then
+    they grow while there is room, at each step the one with the largest gain per cost. If the steps
+    are too coarse to use the rest of the budget, one site makes room for others.
 
     Args:
-        sizes (Mapping[str, int]): To start from, by site.
+        sizes (Mapping[str, int]): Sizes to start from, by site.
         offered (Mapping[str, list[int]]): Sizes that a site may have, ascending.
-        losses (Mapping[str, Tensor]): Of a site with k units, k = 0 … total.
-        macs (CostModel): Of the sites' sizes.
-        target (int): Most cost.
+        losses (Mapping[str, Tensor]): Loss of a site with k units, k = 0 … total.
+        macs (CostModel): Cost as a function of the sites' sizes.
+        target (int): Maximum cost.
     """
     def moves(sizes: Mapping[str, int], step: int) -> List[Tuple[float, str, int]]:
         now, found = macs(sizes), []
         for name, options in offered.items():
             place = options.index(sizes[name]) + step
             if 0 <= place < len(options):
+                # both are positive in either direction; the largest score is best
                 cost = (macs({**sizes, name: options[place]}) - now) * step
                 loss = float(losses[name][sizes[name]] - losses[name][options[place]]) * step
                 if cost > 0 and (step < 0 or now + cost <= target):
@@ -194,10 +203,12 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
             sizes = {**sizes, max(found)[1]: max(found)[2]}
 
     sizes = dict(sizes)
+    # down to the budget, then up into what is left of it
     while macs(sizes) > target and moves(sizes, -1):
         _, name, size = max(moves(sizes, -1))
         sizes[name] = size
     sizes = grown(sizes)
+    # each round one site gives way and all others grow; rounds are as many as sites at most
     for _ in offered:
         if macs(sizes) >= FILLED * target:
             break
@@ -210,12 +221,13 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
 
 
 def uniform_sizes(offered: Mapping[str, List[int]], macs: CostModel, target: int) -> Dict[str, int]:
-    """The largest common share of all sites within the budget."""
+    """The largest common share for all sites within the budget."""
     def at(share: float) -> Dict[str, int]:
         return {name: max([size for size in options if size <= share * options[-1] + 1e-9]
                           or options[:1]) for name, options in offered.items()}
 
     low, high = 0., 1.
+    # invariant: `low` fits the budget, or no share does
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if macs(at(middle)) <= target else (low, middle)

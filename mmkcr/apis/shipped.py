@@ -1,4 +1,4 @@
-"""Where the configs, the tools and the model index of this package are."""
+"""Location of the configs, the tools and the model index of this package."""
 
 import importlib.util
 import sys
@@ -12,7 +12,7 @@ def shipped_root() -> Path:
     """Folder of ``configs/``, ``tools/`` and ``model-index.yml``.
 
     Returns:
-        Path: The clone, or what an installed package carries (``mmkcr/.mim``).
+        Path: The clone, or the copy inside an installed package (``mmkcr/.mim``).
     """
     package = Path(mmkcr.__file__).parent
     clone = package.parent / 'model-index.yml'
@@ -20,9 +20,9 @@ def shipped_root() -> Path:
 
 
 def load_tool(name: str) -> ModuleType:
-    """A command of ``tools/`` as a module, from a clone or an installed package.
+    """Load a command of ``tools/`` as a module, from a clone or an installed package.
 
-    Its folder goes to the front of ``sys.path``, as Python does for a script.
+    Its folder is put in front of ``sys.path``, as Python does for a script.
 
     Args:
         name (str): Path below ``tools/`` without its suffix, such as ``'deployment/export_onnx'``.
@@ -37,6 +37,6 @@ def load_tool(name: str) -> ModuleType:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(f'{path.stem}_command', path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # worker processes and dataclasses look their module up
+    sys.modules[spec.name] = module  # worker processes and dataclasses look modules up there
     spec.loader.exec_module(module)
     return module

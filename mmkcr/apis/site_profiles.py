@@ -1,4 +1,4 @@
-"""What calibration images say about every site of a dense network (SPEC 9)."""
+"""Profiles of every site of a dense network, measured on calibration images (SPEC 9)."""
 
 import dataclasses
 from contextlib import ExitStack
@@ -57,33 +57,33 @@ from mmkcr.visualization.progress import shown as progress_bar
 
 @dataclasses.dataclass(frozen=True)
 class CompressOptions:
-    """How to compress.
+    """Options of a compression.
 
     Args:
         divisor (int): Sizes of hidden layers and channels are multiples of it, or full. Defaults
             to 8.
-        min_share (float): Least share of its units that a site keeps. Defaults to 0.05.
-        uniform (bool): The same share of every site instead of the best allocation. Defaults to
-            False.
-        rho (float): Ridge of orders and refits, relative. Defaults to 1e-3.
-        rows (int): Most positions of a batch and layer that moments are taken of. Defaults to
+        min_share (float): Minimum share of its units that a site keeps. Defaults to 0.05.
+        uniform (bool): Use the same share for every site instead of the best allocation. Defaults
+            to False.
+        rho (float): Relative ridge of orders and refits. Defaults to 1e-3.
+        rows (int): Maximum number of positions per batch and layer that enter moments. Defaults to
             4096.
-        per_unit (tuple[int, int]): Positions for each input of a layer after which no more images
-            are looked at, for its order and for its refit. Defaults to (4, 12).
-        least_batches (int): Batches that are looked at in any case, for orders and refits. Defaults
+        per_unit (tuple[int, int]): Positions per input of a layer after which no more images
+            are used, for its order and for its refit. Defaults to (4, 12).
+        least_batches (int): Batches that are used in any case, for orders and refits. Defaults
             to 16.
-        probe_batches (int): Batches that the losses of some sizes are measured on; 0 takes them
-            from moments, as if positions of an image were independent. Defaults to 4.
+        probe_batches (int): Batches on which the losses of some sizes are measured. With 0 losses
+            come from moments alone, as if an image's positions were independent. Defaults to 4.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
-        progress (bool): Show how far it is. Defaults to True.
-        refit (str): What readers get: ``'least-squares'``, or for controls ``'readers'`` (they
-            alone are refitted: kernels in the place of heads and queries stay as they are),
-            ``'mean'`` (the bias alone takes the means) or ``'none'``. Defaults to
+        progress (bool): Show a progress bar. Defaults to True.
+        refit (str): How readers are refitted: ``'least-squares'``, or for controls ``'readers'``
+            (only they: kernels in place of heads, and queries, are not fitted),
+            ``'mean'`` (only the bias, from the means) or ``'none'``. Defaults to
             ``'least-squares'``.
         choose (Callable, optional): For controls: takes a site, the moments of its first reader
-            and a generator, and gives an order of its units in the place of the closed form's.
+            and a generator, and returns an order of its units that replaces the closed form's.
             Defaults to None.
-        seed (int): Of everything drawn. Defaults to 0.
+        seed (int): Seed of all random draws. Defaults to 0.
     """
 
     divisor: int = 8
@@ -103,17 +103,16 @@ class CompressOptions:
 
 @dataclasses.dataclass
 class SiteProfile:
-    """What calibration says about a site.
+    """Result of the calibration of one site.
 
     Args:
-        order (UnitOrder): Units by how much the readers lose without them; channels of a unit.
+        order (UnitOrder): Units by the readers' loss without them; channels of a unit.
         losses (Tensor): Loss of the network's outputs with the first k units, k = 0 … total, fp64;
             relative to the outputs, or in nats for class scores.
-        rotated (dict[str, Tensor]): Weights in which the units are meant, by their path in the
-            host, where they are others than the network's: see
-            :mod:`mmkcr.models.head_rotation`. Defaults to none.
-        stream (Tensor, optional): Of a residual stream in whose basis the units are meant: the
-            basis, (D, D), see :mod:`mmkcr.models.stream_rotation`.
+        rotated (dict[str, Tensor]): Weights, by path in the host, that the units refer to if these
+            are not the network's own: see :mod:`mmkcr.models.head_rotation`. Defaults to none.
+        stream (Tensor, optional): Basis of a residual stream that the units refer to, (D, D), see
+            :mod:`mmkcr.models.stream_rotation`. Defaults to None: the network's own.
     """
 
     order: UnitOrder
@@ -122,10 +121,10 @@ class SiteProfile:
     stream: Optional[Tensor] = None
 
     def removed(self, count: int) -> float:
-        """Share of the energy in the readers' outputs that the first units do not give back.
+        """Share of the energy in the readers' outputs that is lost with the first units alone.
 
         Args:
-            count (int): Units that are kept.
+            count (int): Number of kept units.
         """
         return float(self.order.errors[count] / self.order.errors[0].clamp(min=1e-30))
 
@@ -134,12 +133,12 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                   settings: CompressOptions) -> Dict[str, SiteProfile]:
     """Orders and losses of all sites, from one pass forward and backward of the dense network.
 
-    Where heads may become narrower, the network is then brought into other bases: it computes what
-    it did.
+    Heads that may become narrower are then rotated to other bases, which does not change the
+    network's function.
 
     Args:
         dense (nn.Module): The network; its attention is rotated in place.
-        space (SearchSpace): Of its backbone.
+        space (SearchSpace): Search space of its backbone.
         batches (Sequence): Calibration batches.
         forward (Callable): See :func:`compress`.
         settings (CompressOptions): As there.
@@ -147,9 +146,11 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     Raises:
         ValueError: A site is not reached, or an activation is not finite.
     """
+    # by `site:path`, as two sites may share a layer
     layers = {f'{name}:{path}': site.module(path)
               for name, site in space.sites.items()
               for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
+    # a control (`choose`) orders plain units: nothing is rotated or fitted for it
     narrowed = {name: site for name, site in space.sites.items() if settings.choose is None and
                 isinstance(site, (HeadChannels, RotaryPairs))}
     pairs = {name: site for name, site in narrowed.items() if isinstance(site, RotaryPairs)}
@@ -160,7 +161,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                    for path, layer in layers_of(site).items()}
     streams = {name: site for name, site in space.sites.items() if settings.choose is None and
                isinstance(site, Embedding) and turns(dense, site, batches[0], forward)}
-    # one pass: orders, bases of heads, kernels and streams all look at the same activations
+    # one pass: orders, bases of heads, kernels and streams all use the same activations
     with ExitStack() as stack:
         normed = stack.enter_context(normed_moments(streams, settings.rows))
         turned = stack.enter_context(turned_moments(pairs, settings.rows))
@@ -170,6 +171,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                         settings.rows, settings.logits, settings.seed, settings.per_unit[0],
                         settings.least_batches, {name: layer for name, layer in projections.items()
                                                  if name not in layers})
+    # from here on the network and the moments of rotated heads are in the new bases
     rotations = {name: _rotated(name, site, found, turned.get(name), settings)
                  for name, site in narrowed.items()}
     _fit_kernels(dense, kernels, batches, forward, settings)
@@ -184,6 +186,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             order = _order_of_units(name, site, found, settings, generator)
             profiles[name] = _by_rotation(order, rotations[name]) if name in rotations else \
                 SiteProfile(order, order.errors)
+    # so far positions count as independent; probes measure the real loss at some sizes
     if settings.choose is None and settings.probe_batches:
         inputs = {name: moments.inputs for name, moments in found.items()}
         with ExitStack() as stack:
@@ -197,7 +200,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
 
 def _of_kernels(name: str, site: HeadOperatorSite, kernels: HeadKernels,
                 found: Mapping[str, ReaderMoments]) -> SiteProfile:
-    """Heads by what their kernels miss, seen through the output projection."""
+    """Heads ordered by the error of their kernels, seen through the output projection."""
     moments = found[f'{name}:{site.view.output}']
     _check_reached(name, moments)
     units, losses = kernels.order(_sensitivity(moments))
@@ -206,8 +209,9 @@ def _of_kernels(name: str, site: HeadOperatorSite, kernels: HeadKernels,
 
 def _of_stream(name: str, site: Embedding, moment: Tensor,
                found: Mapping[str, ReaderMoments]) -> SiteProfile:
-    """A stream in the basis of its directions, in the unit of what all its readers compute."""
+    """A stream in the basis of its directions; losses in the unit of its readers' outputs."""
     covariances, grams, _ = _seen_by_readers(name, site, found)
+    # the loss of everything: sum of tr(C G)
     total = sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
     losses = stream_losses(moment).cpu()
     losses = total * losses / losses[0].clamp(min=1e-30)
@@ -217,12 +221,13 @@ def _of_stream(name: str, site: Embedding, moment: Tensor,
 
 def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments],
                     settings: CompressOptions, generator: torch.Generator) -> UnitOrder:
-    """Units in the order in which they are kept: pivoted Cholesky, or that of a control."""
+    """Units in the order in which they are kept: pivoted Cholesky, or a control's order."""
     covariances, grams, groups = _seen_by_readers(name, site, found)
     extra = None
-    for path in site.lost_outputs():  # a lost unit is lost as an output too: diagonal terms
+    for path in site.lost_outputs():  # the unit's output is lost, too: diagonal terms
         moments = found[f'{name}:{path}']
         extra = moments.output_energy * _sensitivity(moments).diagonal()
+    # errors of several readers are summed
     order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
                         extra=extra)
     if settings.choose is None:
@@ -233,13 +238,13 @@ def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments
 
 def _seen_by_readers(name: str, site: HostSite, found: Mapping[str, ReaderMoments]
                      ) -> Tuple[List[Tensor], List[Tensor], Any]:
-    """By reader the covariance C of its inputs and the Gram matrix G of its columns.
+    """The covariance C of every reader's inputs, and the Gram matrix G of its columns.
 
-    The loss that an error e of the inputs makes is about ``e^T G e`` with ``G = W^T S W``, where S
-    is what an error of the reader's outputs costs at the network's outputs (SPEC 9).
+    An error e of the inputs causes a loss of about ``e^T G e`` with ``G = W^T S W``, where S
+    is the cost of an error of the reader's outputs at the network's outputs (SPEC 9).
 
     Returns:
-        tuple: Covariances and Gram matrices (d, d), and which columns belong to a unit.
+        tuple: Covariances and Gram matrices (d, d), and the columns of each unit.
     """
     covariances, grams, groups = [], [], 1
     for reader in ordering_readers(site):
@@ -256,7 +261,7 @@ def _seen_by_readers(name: str, site: HostSite, found: Mapping[str, ReaderMoment
 
 
 def _sensitivity(moments: ReaderMoments) -> Tensor:
-    """S: the second moment of the gradients, summed over the positions of an image."""
+    """S: the second moment of the gradients, summed over an image's positions."""
     return moments.positions * moments.gradients.second_moment
 
 
@@ -271,7 +276,7 @@ def _check_reached(name: str, moments: ReaderMoments) -> None:
 
 def _fit_kernels(dense: nn.Module, kernels: Mapping[str, HeadKernels], batches: Sequence[Any],
                  forward: Forward, settings: CompressOptions) -> None:
-    """Fit the kernels of heads, and see in a further pass how far they are from attention."""
+    """Fit the kernels of heads, and measure in a further pass their distance from attention."""
     if not kernels:
         return
     for one in kernels.values():
@@ -289,7 +294,7 @@ def _fit_kernels(dense: nn.Module, kernels: Mapping[str, HeadKernels], batches: 
 
 def _rotated(name: str, site: AttentionWidth, found: Mapping[str, ReaderMoments],
              turned: Optional[TurnedMoments], settings: CompressOptions) -> HeadRotation:
-    """Bases of heads that may become narrower; the layer and its moments get them."""
+    """Bases of heads that may become narrower; the layer and its moments are rotated to them."""
     moments = {path: found[f'{name}:{path}'].inputs for path in layers_of(site)}
     if any(entry.count == 0 for entry in moments.values()):
         raise ValueError(f'expected the calibration images to reach site `{name}`, found that '
@@ -298,38 +303,39 @@ def _rotated(name: str, site: AttentionWidth, found: Mapping[str, ReaderMoments]
         rotate_pairs(site, moments, turned, settings.rho)
     take_weights(site.host, rotation.state)
     output = found[f'{name}:{site.view.output}']
-    output.inputs = output.inputs.mixed(rotation.values)
+    output.inputs = output.inputs.mixed(rotation.values)  # later orders see the rotated channels
     return rotation
 
 
 def _by_rotation(order: UnitOrder, rotation: HeadRotation) -> SiteProfile:
-    """Units as the bases have them; losses in the unit of the output's errors."""
+    """Profile in the units of the bases; losses in the unit of the output's errors."""
     losses = order.errors[0].cpu() * rotation.errors
     order = dataclasses.replace(order, order=rotation.order, errors=losses)
     return SiteProfile(order, losses, rotation.state)
 
 
-#: What :attr:`CompressOptions.refit` may be.
+#: Values of :attr:`CompressOptions.refit`.
 REFITS = ('least-squares', 'readers', 'mean', 'none')
 #: Shares of a site's units at which its loss is measured.
 PROBES = (0.25, 0.5, 0.75)
-#: Most bytes of changed weights that are tried in one pass.
+#: Maximum bytes of changed weights that are tried in one pass.
 _AT_ONCE = 2**30
 
 
 def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfile],
              inputs: Mapping[str, Moments], others: Mapping[str, Any],
              batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
-    """Scale the sites' losses to what some sizes do to the outputs, in place.
+    """Scale the sites' losses, in place, to the measured change of the outputs at some sizes.
 
-    Between the sizes that are measured the factor is interpolated in its logarithm.
+    Between the measured sizes the factor is interpolated in its logarithm.
     """
-    # sites are tried a few at a time: a forward of the dense network serves all their changes
+    # a few sites at a time: one forward of the dense network serves all their changes
     waiting, places = list(space.sites), {
         name: _probed(site) for name, site in space.sites.items()
         if site.total > 1 and not isinstance(site, Embedding)}
     while waiting:
         changes, size = {}, 0
+        # at least one site, whatever its size
         while waiting and (not changes or size < _AT_ONCE):
             name = waiting.pop(0)
             if name in places:
@@ -345,12 +351,13 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
 
 def _measure_streams(dense: nn.Module, space: SearchSpace, profiles: Mapping[str, SiteProfile],
                      batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
-    """The same for residual streams, whose readers also see other norms."""
+    """The same for residual streams, whose readers also see different norms."""
     trials = [(name, size) for name, site in space.sites.items()
               if isinstance(site, Embedding) and site.total > 1 for size in _probed(site)]
     found: Dict[str, Dict[int, float]] = {}
     for name, size in shown(trials, 'Losses of widths', settings) if trials else ():
         site, profile = space.sites[name], profiles[name]
+        # units of a turned stream mean directions: the network is tried in that basis
         with turned_stream(dense, site, profile.stream):
             kept = profile.order.order[:size].sort().values
             found.setdefault(name, {})[size] = stream_loss(
@@ -362,7 +369,8 @@ def _measure_streams(dense: nn.Module, space: SearchSpace, profiles: Mapping[str
 
 
 def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
-    """Moments give the shape of a curve of losses; what is measured corrects its size."""
+    """Correct a curve's scale by measurements; its shape remains that of the moments."""
+    # log of measured over predicted loss, at the probed sizes
     factors = (measured / profile.losses[places].clamp(min=1e-30)).clamp(min=1e-30).log()
     factor = np.interp(np.arange(len(profile.losses)), places, factors.numpy())
     scaled = profile.losses * torch.from_numpy(factor).exp()
@@ -370,7 +378,8 @@ def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> Non
 
 
 def _probed(site: HostSite) -> List[int]:
-    """The sizes of a site at which its loss is measured."""
+    """The sizes at which a site's loss is measured."""
+    # per group, as all groups keep equally many units
     count = site.total // site.rows
     if site.operators():  # none may be kept
         return sorted({0, *(round(share * count) for share in PROBES)} - {count})
@@ -381,7 +390,7 @@ def _probed(site: HostSite) -> List[int]:
 def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
              inputs: Mapping[str, Moments], other: Union[TurnedMoments, HeadKernels, None],
              rho: float) -> List[WeightChange]:
-    """What refits to some numbers of units change in the weights of a site's readers."""
+    """Changes of the readers' weights by refits to some numbers of units."""
     kept = [order.order[:count].sort().values for count in counts]
     if isinstance(other, HeadKernels):
         return [other.change(kept)]
@@ -391,6 +400,7 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
         weight, own, deltas = weight_matrix(layer), reader.columns(layer), []
         for units in kept:
             columns = reader.of_units(layer, units.to(weight.device), site.total).flatten()
+            # W' on the columns of the kept units, minus W on all columns of the site
             delta = torch.zeros_like(weight)
             delta[:, own] -= weight[:, own]
             delta[:, own.start + columns] += refit(
@@ -406,25 +416,26 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
 
 
 def _narrower_keys(site: HeadChannels, order: UnitOrder, counts: Sequence[int]) -> WeightChange:
-    """Keys without some channels: the same logits as without these channels of both.
+    """Keys without some channels: the logits are those without these channels of both.
 
-    What is the same for all keys is not seen by the softmax, so the mean does not matter.
+    The softmax does not see what is the same for all keys, so the mean does not matter.
     """
     part = head_parts(site)[1]
     layer = site.module(part.path)
     deltas = layer.weight.detach().new_zeros(len(counts), *layer.weight.shape)
     for delta, count in zip(deltas, counts):
+        # rows of the keys in a projection that may be fused
         lost = order.order[count:].to(delta.device) + part.rows.start
         delta[lost] = -layer.weight.detach()[lost]
     return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas)
 
 
 def shown(items: Sequence[Any], what: str, settings: CompressOptions) -> Iterable[Any]:
-    """Items with a progress bar on standard error.
+    """Wrap items in a progress bar on standard error.
 
     Args:
-        items (Sequence): Any.
-        what (str): Shown before the bar.
+        items (Sequence): The items.
+        what (str): Text before the bar.
         settings (CompressOptions): Whether to show it.
     """
     if not settings.progress:

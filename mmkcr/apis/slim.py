@@ -43,21 +43,21 @@ def slim(model: nn.Module,
 
     Args:
         model (nn.Module): A supernet: a backbone, a task model or a
-            ``SearchModel``. It is left as it is.
-        target_macs (str | int | float, optional): Most MACs of the built
+            ``SearchModel``. It is not changed.
+        target_macs (str | int | float, optional): Maximum MACs of the built
             subnet, such as ``'12.6G'`` or ``0.8`` of the dense model, see
             :func:`~mmkcr.core.parse_target`. Defaults to None: the
             channels whose gates are open.
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
         input_shape (Sequence[int]): (C, H, W) of the image that the MACs are
             counted for. Defaults to (3, 224, 224).
-        part (str, optional): ``'model'`` or ``'backbone'``, whose cost the
-            target is about. Defaults to None: what the price of a
-            ``SearchModel`` counts, else the backbone of a detector, whose
-            heads run on as many proposals as the weights give, else the model.
-        latency (LatencyTable, optional): Of the dense network: ``target_macs`` is then a time, see
-            :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
-        cost (str): What the target is of, see :func:`~mmkcr.models.costs.cost_model`; parameters
+        part (str, optional): ``'model'`` or ``'backbone'``, the part whose cost the
+            target limits. Defaults to None: what the price of a
+            ``SearchModel`` counts; else the backbone of a detector, because its
+            heads run on as many proposals as the weights give; else the model.
+        latency (LatencyTable, optional): Table of the dense network; ``target_macs`` is then a
+            time, see :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
+        cost (str): What the target limits, see :func:`~mmkcr.models.costs.cost_model`; parameters
             and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to ``'macs'``.
 
     Returns:
@@ -65,12 +65,13 @@ def slim(model: nn.Module,
         backbone or task model, whatever wrapper was given), and its structure.
 
     Raises:
-        ValueError: The model has no gates, they are not finite, or the target is out of reach;
+        ValueError: The model has no gates, they are not finite, or the target is unreachable;
             the message gives the reachable range.
     """
     model = unwrap(model)
     part = part or getattr(getattr(model, 'price', None), 'part', None)
     task = find_task(model)
+    # `counted` is what the target limits, `space` what is sliced
     space, counted = search_space(task), counted_part(task, part)
     gates = space.gates()
     check_finite_gates(gates)
@@ -79,19 +80,21 @@ def slim(model: nn.Module,
     target = None
     if target_macs is not None:
         target = budget.parse_target(target_macs)
-    if target is not None and latency is not None:  # a selection that begins may cost time
+    if target is not None and latency is not None:  # a selection's gather may itself cost time
         budget.check_target(target, {site: gate.min_size for site, gate in gates.items()})
+    # a bi-mask has decided some sizes in the search; only the rest of the budget is open
     kept = {site: gate.selection() for site, gate in gates.items() if gate.decided}
     free = {site: gate for site, gate in gates.items() if not gate.decided}
     sizes = {site: len(units) for site, units in kept.items()}
     kept.update(select_units(free, budget.beside(sizes), target, divisor))
     structure = space.structure_for(kept)
-    subnet = copy.deepcopy(task)
+    subnet = copy.deepcopy(task)  # the bare task model
     for one in (search_space(subnet), *copied_spaces(subnet)):
         one.slice_to(structure)
     for average in momentum_copies(subnet):
         renew_record(average)
     added = [layer for layer in added_layers(task).values() if layer in online_modules(task)]
+    # parameters of gates and masks are not the dense network's
     extra = sum(map(count_params, (*gates.values(), *added)))
     structure.macs = dict(dense=macs.dense,
                           subnet=count_macs(counted_part(subnet, part), input_shape),
@@ -105,9 +108,9 @@ def slim(model: nn.Module,
 
 
 def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[str]) -> None:
-    """Say what the MACs of a structure are of, and how many are the backbone's.
+    """Record which part a structure's MACs count, and how many are the backbone's.
 
-    By these a model is checked when it is built: its head may be another one by then.
+    These are checked when a model is built, possibly with another head.
 
     Args:
         structure (Structure): With ``macs``; changed in place.
@@ -115,7 +118,7 @@ def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[s
         part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
     """
     if search_space(subnet).host is subnet and is_dense_task(subnet):
-        structure.macs['part'] = 'model'  # of a whole model there is no backbone apart
+        structure.macs['part'] = 'model'  # a whole model has no separate backbone
     elif counted_part(subnet, part) is not subnet:
         structure.macs['part'] = 'backbone'
     else:

@@ -30,17 +30,17 @@ STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
 
 
 class SlimResult(NamedTuple):
-    """What slimming gave.
+    """Result of slimming.
 
     Args:
-        structure (Structure): With provenance, as it was written.
-        folder (Path): Where the files are.
+        structure (Structure): The written structure, with provenance.
+        folder (Path): Folder of the files.
         bytes (dict[str, int]): Sizes of the search ``checkpoint``, of the
             ``dense`` weights alone and of the ``subnet`` file.
-        latency (str): With a target of time, how far the prediction was, else ''.
+        latency (str): With a target of time, how accurate the prediction was, else ''.
         parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
             slim; empty for others.
-        proposals (str, optional): What they are counted for, see
+        proposals (str, optional): The proposals that they are counted for, see
             :func:`~mmkcr.apis.count.counted_proposals`.
     """
 
@@ -85,23 +85,23 @@ def slim_files(config: Union[str, Path],
         part (str, optional): See :func:`mmkcr.apis.slim`.
         latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to
             None.
-        force_latency (bool): Take a table of another machine. Defaults to False.
+        force_latency (bool): Accept a table of another machine. Defaults to False.
         cost (str): See :func:`mmkcr.apis.slim`. Defaults to ``'macs'``.
 
     Returns:
-        SlimResult: Of the files.
+        SlimResult: Written files and sizes.
 
     Raises:
         FileNotFoundError: Config or checkpoint is missing.
         ValueError: They do not belong together, there are no gates, or the
-            target is out of reach.
+            target is unreachable.
     """
     cfg = load_config(config, options)
     model = build_model(cfg)
     if not search_space(model).gates():
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
-    # now: a checkpoint may be that of a supernet that was sliced while it trained
+    # before loading: a checkpoint may be of a supernet that was sliced during training
     task = getattr(model, 'architecture', model)
     gates = [gate for space in (search_space(model), *copied_spaces(model))
              for gate in space.gates().values()]
@@ -116,6 +116,7 @@ def slim_files(config: Union[str, Path],
                                 **structure.provenance)
     folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
+    # against a dense model without gates
     said = '' if table is None else check_prediction(build_model(dense_config(cfg)), subnet,
                                                      structure.provenance['latency'])
     return SlimResult(
@@ -125,7 +126,7 @@ def slim_files(config: Union[str, Path],
 
 
 def _parts(supernet: nn.Module, subnet: nn.Module, structure: Structure) -> Parts:
-    """MACs by part, dense and slim: they differ in the backbone alone, or the whole is searched."""
+    """MACs by part, dense and slim; they differ only in the backbone, unless all is searched."""
     shape = structure.macs['input_shape']
     found = count_parts(subnet, shape)
     if search_space(subnet).host is subnet:
@@ -137,7 +138,7 @@ def _parts(supernet: nn.Module, subnet: nn.Module, structure: Structure) -> Part
 
 def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Path],
                content: Mapping[str, Any], online: bool = False) -> Dict[str, Any]:
-    """Where a subnet comes from.
+    """Provenance of a subnet.
 
     Args:
         cfg (Config): The search's config, for the seed.
@@ -145,10 +146,10 @@ def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Pat
             or as a name if it lies elsewhere.
         checkpoint (str | Path): The checkpoint's file.
         content (dict): The checkpoint.
-        online (bool): Whether its online weights were taken.
+        online (bool): Whether its online weights were used.
 
     Returns:
-        dict: Of JSON types.
+        dict: JSON types.
     """
     meta = content.get('meta') or {}
     seed = (cfg.get('randomness') or {}).get('seed')
@@ -165,7 +166,7 @@ def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Pat
 
 
 def relative(path: Union[str, Path]) -> str:
-    """A path below the working directory relative to it, a reference as it is, else a name."""
+    """A path below the working directory relative to it, a reference unchanged, else a name."""
     if '::' in str(path):
         return str(path)
     full = Path(path).resolve()
@@ -178,9 +179,9 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
 
     Args:
         subnet (nn.Module): Bare task model.
-        structure (Structure): Its own, with provenance.
-        meta (dict): Of the checkpoint that it comes from.
-        folder (Path): Made if it is not there.
+        structure (Structure): Its structure, with provenance.
+        meta (dict): ``meta`` of the checkpoint that it comes from.
+        folder (Path): Created if it does not exist.
     """
     state = {name: value.detach().cpu().clone().contiguous()
              for name, value in subnet.state_dict().items()}

@@ -13,9 +13,9 @@ from mmkcr.registry import DATASETS
 class ClassSubset:
     """Keeps the samples of some classes, drawn at random, and counts their labels from 0.
 
-    The draw depends on the seed and on the number of classes only: it is the same on every
-    rank, for the training and the validation part, and a smaller subset of the same seed is
-    part of a larger one.
+    The draw depends only on the seed and the number of classes. So it is the same on every
+    rank and for training and validation, and a smaller subset of the same seed is
+    contained in a larger one.
 
     Args:
         dataset (BaseDataset | dict): A data set with one integer ``gt_label`` per sample, such
@@ -54,6 +54,7 @@ class ClassSubset:
         if self.num_classes > total:
             raise ValueError(f'expected `num_classes` of a class subset to be at most the '
                              f'{total} classes of the data set, found `{self.num_classes}`')
+        # the beginning of one permutation, so that smaller subsets lie within larger ones
         drawn = np.random.default_rng(self.seed).permutation(total)[:self.num_classes]
         self.source_classes = np.sort(drawn)
         self._indices = np.flatnonzero(np.isin(labels, drawn))

@@ -1,4 +1,4 @@
-"""Finds out before a run whether its data is on disk."""
+"""Checks before a run that its data is on disk."""
 
 import mmap
 import re
@@ -9,7 +9,7 @@ LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 _CATEGORIES = re.compile(rb'"categories"\s*:\s*\[\s*[^\s\]]')
 _QUESTION = re.compile(rb'"question_id"\s*:')
 _ANSWERED = re.compile(rb'"answers"\s*:\s*\[\s*[^\s\]]')
-#: What writes a folder of that name.
+#: Commands that create a folder of that name.
 COMMANDS = {'digits': 'python tools/dataset_converters/digits.py --out',
             'digits-vqa': 'python tools/dataset_converters/digits_vqa.py --out'}
 
@@ -17,15 +17,15 @@ COMMANDS = {'digits': 'python tools/dataset_converters/digits.py --out',
 def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS) -> None:
     """Refuse a config whose data are missing, wrapped data sets included.
 
-    Looks at ``data_root``, at the folders below it that ``split`` and ``data_prefix`` name, at
-    COCO's annotation files, which must have categories, and at questions, which must have answers
-    unless they are those of the test. Roots with a protocol, as ``s3://``, are left to their
+    It checks ``data_root``, the folders below it that ``split`` and ``data_prefix`` name,
+    COCO annotation files, which must have categories, and questions, which must have answers
+    except in the test set. Roots with a protocol, such as ``s3://``, are left to their
     backends.
 
     Args:
         cfg (Mapping): Config of a run.
-        loaders (Sequence[str]): Keys of the data loaders to look at; a missing or empty one is
-            passed over. Defaults to those of training, validation and test.
+        loaders (Sequence[str]): Keys of the data loaders to check; a missing or empty one is
+            skipped. Defaults to those of training, validation and test.
 
     Raises:
         FileNotFoundError: A folder or an annotation file is missing; for digits the message
@@ -49,7 +49,7 @@ def check_answers(questions: Path, answers: Optional[Path], loader: str) -> None
 
     Args:
         questions (Path): File of the questions.
-        answers (Path, optional): That of the answers.
+        answers (Path, optional): File of the answers.
         loader (str): Key of the data loader, for the message.
 
     Raises:
@@ -71,7 +71,7 @@ def check_answers(questions: Path, answers: Optional[Path], loader: str) -> None
 
 
 def _matches(pattern: 're.Pattern[bytes]', path: Path) -> Iterator[int]:
-    """Yield where a pattern ends in a file, which is not read whole."""
+    """Yield the end of every match of a pattern in a file, without reading it as a whole."""
     if path.stat().st_size:
         with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             for match in pattern.finditer(text):
@@ -89,7 +89,7 @@ def _question_files(node: Any) -> Iterator[Tuple[Path, Optional[Path]]]:
 
 
 def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the configs of a data set and of all that it wraps."""
+    """Yield the configs of a data set and of all data sets that it wraps."""
     if isinstance(node, (list, tuple)):
         for child in node:
             yield from _nodes(child)
@@ -100,7 +100,7 @@ def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def check_coco_file(path: Path, loader: str) -> None:
-    """Refuse annotations without categories, without parsing what may be hundreds of megabytes.
+    """Refuse annotations without categories, without parsing hundreds of megabytes.
 
     Args:
         path (Path): COCO json.

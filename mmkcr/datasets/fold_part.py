@@ -30,13 +30,13 @@ def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
     """Indices of the training and of the held-out side of a fold, ascending.
 
     First a stratified share of the samples is drawn, the same for all folds;
-    then it is dealt into stratified folds.
+    then this share is divided into stratified folds.
 
     Args:
         labels (np.ndarray): Label of every sample, (n,).
         fraction (float): Share of the samples, within (0, 1].
         folds (int): Number of folds, at least 2.
-        fold (int): Which one is held out, from 0.
+        fold (int): The held-out fold, from 0.
         seed (int): Seed of the share and of the folds.
 
     Raises:
@@ -58,6 +58,7 @@ def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
             raise ValueError(f'expected a training set of which a stratified {fraction:.0%} can '
                              f'be drawn, found {len(labels)} samples ({error})') from error
     chosen.sort()
+    # scikit-learn only warns, and some held-out side would lack the class
     rarest = np.unique(labels[chosen], return_counts=True)[1].min()
     if rarest < folds:
         raise ValueError(f'expected at least {folds} samples of every class for {folds} folds, '
@@ -76,7 +77,7 @@ class FoldPart(DatasetPart):
         fraction (float): See :func:`fold_indices`. Defaults to 0.1.
         folds (int): Defaults to 5.
         fold (int): Defaults to 0.
-        held_out (bool): The held-out side. Defaults to False.
+        held_out (bool): Use the held-out side. Defaults to False.
         seed (int): Defaults to 0.
 
     Raises:
@@ -105,7 +106,7 @@ class FoldPart(DatasetPart):
         return self.labels
 
     def full_init(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the data set is ready."""
 
     def get_subset(self, indices: List[int]) -> DatasetPart:
         """Some of the samples of this side."""

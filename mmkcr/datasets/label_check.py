@@ -1,4 +1,4 @@
-"""Refuses masks with labels out of range, by the mask's name."""
+"""Refuses masks with labels out of range, naming the mask."""
 
 from typing import Any, Dict
 
@@ -9,21 +9,21 @@ from mmkcr.registry import TRANSFORMS
 class CheckSegLabels:
     """Checks the labels of a packed sample of semantic segmentation; others pass.
 
-    The hosts do not: a label out of range ends in the middle of a loss, on a
-    GPU in an assertion of the device that names nothing, and a metric counts
-    without it. :class:`mmkcr.ClassCheckHook` puts it behind the transforms of
-    the data sets of a run, so it works in the data-loading workers.
+    The hosts do not check this. A label out of range fails in the middle of a loss, on a
+    GPU as a device assertion without a name, and a metric silently ignores
+    it. :class:`mmkcr.ClassCheckHook` appends it to the transforms of
+    a run's data sets, so it runs in the data-loading workers.
 
     Args:
         num_classes (int): Labels are 0 to ``num_classes - 1``.
-        ignore_index (int): And this one. Defaults to 255.
+        ignore_index (int): The only other permitted label. Defaults to 255.
     """
 
     def __init__(self, num_classes: int, ignore_index: int = 255) -> None:
         self.num_classes, self.ignore_index = num_classes, ignore_index
 
     def __call__(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Look at a sample.
+        """Check a sample.
 
         Raises:
             ValueError: A label is out of range; the message names the mask.
@@ -45,7 +45,7 @@ def watch_labels(dataset: Any, num_classes: int) -> None:
     """Put :class:`CheckSegLabels` behind a data set's transforms, once.
 
     Args:
-        dataset (Dataset): Its ``pipeline``, looked for through wrappers, is
+        dataset (Dataset): Its ``pipeline``, possibly inside wrappers, is
             extended in place if it is a ``Compose``.
         num_classes (int): Number of classes.
     """

@@ -1,4 +1,4 @@
-"""Some samples of a data set."""
+"""A part of a data set's samples."""
 
 from typing import Any, Dict, List, Sequence
 
@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 
 
 class DatasetPart(Dataset):
-    """Some samples of a dataset, which is shared, not copied.
+    """Some samples of a dataset, which is shared and not copied.
 
     Every other attribute (``metainfo``, ``pipeline`` ...) is that of the whole
     dataset.
@@ -27,7 +27,7 @@ class DatasetPart(Dataset):
         return self.dataset[self.indices[index]]
 
     def get_data_info(self, index: int) -> Dict:
-        """Annotation of a sample, which batch samplers and class samplers ask for.
+        """Annotation of a sample, for batch samplers and class samplers.
 
         Args:
             index (int): Index within the part.
@@ -44,7 +44,7 @@ class DatasetPart(Dataset):
 
     @property
     def pipeline(self) -> Any:
-        """The whole dataset's pipeline; setting it sets the whole's."""
+        """The whole dataset's pipeline; setting it changes the whole dataset's."""
         return self.dataset.pipeline
 
     @pipeline.setter
@@ -52,6 +52,7 @@ class DatasetPart(Dataset):
         self.dataset.pipeline = pipeline
 
     def __getattr__(self, name: str) -> Any:
+        # before `__init__` and while unpickling there is no `dataset`: this would recurse
         if name.startswith('__') or name in ('dataset', 'datasets'):
             raise AttributeError(name)
         return getattr(self.dataset, name)

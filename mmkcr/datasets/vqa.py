@@ -11,7 +11,7 @@ from mmengine.dataset import BaseDataset
 from mmkcr.models.flava import hugging_face, read_answers
 from mmkcr.registry import DATASETS, TRANSFORMS
 
-#: Label of a question none of whose answers is a class: cross entropies pass over it.
+#: Label of a question without a known answer; cross entropies ignore it.
 NO_LABEL = -100
 _WORD = re.compile(r"[a-z0-9']+")
 
@@ -20,13 +20,13 @@ _WORD = re.compile(r"[a-z0-9']+")
 class TokenizeQuestion(BaseTransform):
     """Adds ``tokens`` (length,), int64, of a sample's ``question``; 0 is padding.
 
-    A sample without a question, such as an image to calibrate on, gets padding alone.
+    A sample without a question, such as a calibration image, gets only padding.
 
     Args:
-        vocabulary (Sequence[str] | str): Words in lower case, which are tokens from 2 on while 1
-            is any other word; what stands between words is passed over. Or name or folder of a
-            tokenizer of ``transformers`` whose padding is 0, as BERT's is, which FLAVA reads.
-        length (int): Tokens of a question; longer ones are cut. Defaults to 30.
+        vocabulary (Sequence[str] | str): Words in lower case, which are tokens from 2 on; 1 is any
+            other word, and characters between words are ignored. Or the name or folder of a
+            tokenizer of ``transformers`` with padding token 0, such as BERT's, which FLAVA uses.
+        length (int): Number of tokens; longer questions are cut. Defaults to 30.
 
     Raises:
         ImportError: A name without ``transformers``.
@@ -44,7 +44,7 @@ class TokenizeQuestion(BaseTransform):
                              f'{self._tokenizer.pad_token_id} of `{vocabulary}`')
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Tokenise."""
+        """Tokenise the question."""
         found = self._tokens(results.get('question') or '')
         results['tokens'] = torch.tensor(found + [0] * (self.length - len(found)))
         return results
@@ -61,7 +61,7 @@ class TokenizeQuestion(BaseTransform):
 class LabelAnswer(BaseTransform):
     """Adds ``gt_label``: the class of a question's most frequent answer among the known ones.
 
-    It is -100 where none of the answers is known, which the cross entropy passes over.
+    It is -100 if none of the answers is known; the cross entropy ignores this label.
 
     Args:
         answers (Sequence[str] | str): See :func:`~mmkcr.models.flava.read_answers`.
@@ -71,7 +71,7 @@ class LabelAnswer(BaseTransform):
         self._labels = {answer: label for label, answer in enumerate(read_answers(answers))}
 
     def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Label.
+        """Label the question.
 
         Raises:
             ValueError: The question has no answer.
@@ -82,6 +82,7 @@ class LabelAnswer(BaseTransform):
                              f'question {results.get("question_id")}: give its `ann_file`')
         given = [given] if isinstance(given, str) else given
         weights = results.get('gt_answer_weight') or [1.] * len(given)
+        # of equally frequent answers the first: -place is larger
         known = [(weight, -place) for place, weight in enumerate(weights)
                  if given[place] in self._labels]
         results['gt_label'] = self._labels[given[-max(known)[1]]] if known else NO_LABEL
@@ -93,11 +94,11 @@ class SNLIVE(BaseDataset):
     """SNLI-VE (Xie et al., 2019): does an image of Flickr30K entail a sentence?
 
     Samples have the keys of mmpretrain's VQA sets: the sentence is the ``question``, the relation
-    the ``gt_answer``, and its class ``gt_label``. Lines without a relation (``-``) are left out.
+    the ``gt_answer``, and its class ``gt_label``. Lines without a relation (``-``) are skipped.
 
     Args:
-        data_root (str): Folder of both.
-        ann_file (str): Lines of JSON, as ``snli_ve_train.jsonl`` of its authors.
+        data_root (str): Folder of the annotations and the images.
+        ann_file (str): File of JSON lines, such as the authors' ``snli_ve_train.jsonl``.
         data_prefix (str): Folder of the images, ``<Flickr30K_ID>.jpg``. Defaults to
             ``'flickr30k-images'``.
         **kwargs: See :class:`mmengine.dataset.BaseDataset`.

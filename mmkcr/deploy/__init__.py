@@ -1,1 +1,1 @@
-"""Models as they are deployed: prepared for a runtime, exported, opened there."""
+"""Deployment: models prepared for a runtime, exported, and opened there."""

@@ -1,4 +1,4 @@
-"""Static quantisation of ONNX files after training, by the libraries of the runtimes."""
+"""Post-training static quantisation of ONNX files, by the runtimes' own libraries."""
 
 import importlib.util
 import logging
@@ -10,7 +10,7 @@ import numpy as np
 
 from mmkcr.core import atomic_write
 
-#: Libraries that quantise, by the runtime that the file is for.
+#: Quantisation library of each runtime.
 QUANTIZERS: Dict[str, str] = dict(onnxruntime='onnxruntime', openvino='nncf')
 
 
@@ -18,13 +18,13 @@ def quantize_onnx(source: Union[str, Path], target: Union[str, Path],
                   images: Sequence[np.ndarray], runtime: str = 'onnxruntime') -> None:
     """Write the int8 form of an ONNX file.
 
-    ONNX Runtime's own quantiser or NNCF, which is OpenVINO's, choose ranges from the images;
-    weights get a scale for every output channel. Both write ONNX with nodes that quantise and
-    dequantise, so any runtime reads the file; only its own makes it fast.
+    Ranges are chosen from the images, by ONNX Runtime's own quantiser or, for OpenVINO, by NNCF.
+    Weights get one scale per output channel. Both write ONNX with quantise and
+    dequantise nodes. So any runtime reads the file, but only the intended one runs it fast.
 
     Args:
-        source (str | Path): Of :func:`~mmkcr.apis.export.export_onnx`.
-        target (str | Path): Where to write; what is there is replaced.
+        source (str | Path): A file of :func:`~mmkcr.apis.export.export_onnx`.
+        target (str | Path): Output file; an existing one is replaced.
         images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
         runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.
 
@@ -54,7 +54,7 @@ def _by_nncf(source: Path, target: Path, images: Sequence[np.ndarray]) -> None:
     logging.getLogger('nncf').setLevel(logging.ERROR)
     model = onnx.load(source)
     name = model.graph.input[0].name
-    # one image at a time: shapes were traced with the batch free
+    # one image at a time: the batch was traced as a free dimension
     singles = [image[None] for batch in images for image in batch]
     quantized = nncf.quantize(model, nncf.Dataset(singles, lambda image: {name: image}),
                               subset_size=len(singles), model_type=nncf.ModelType.TRANSFORMER)
@@ -72,12 +72,13 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
     quantize_static(str(prepared), str(target), _reader(name, images),
                     quant_format=QuantFormat.QDQ, per_channel=True,
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+                    # the operators that hold the MACs
                     op_types_to_quantize=['MatMul', 'Gemm', 'Conv'],
                     extra_options=dict(ActivationSymmetric=False, WeightSymmetric=True))
 
 
 def _reader(name: str, images: Sequence[np.ndarray]) -> Any:
-    """Batches in the form in which ONNX Runtime asks for them."""
+    """Batches in the interface that ONNX Runtime expects."""
     from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):

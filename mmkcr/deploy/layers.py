@@ -1,8 +1,8 @@
-"""Layers of the hosts in a form that can be traced and that runtimes compute fast.
+"""Host layers in a form that can be traced and that runtimes compute fast.
 
-``torch.onnx`` follows tensors, and shapes as long as they are integers: a division of floats, a
-``math.ceil`` or a loop over slices is frozen at the traced size. These subclasses compute the same
-from integers. :func:`traceable` puts them in the hosts' places.
+``torch.onnx`` follows tensors, and follows shapes as long as they are integers. A division of
+floats, a ``math.ceil`` or a loop over slices is frozen at the traced size. These subclasses
+compute the same from integers. :func:`traceable` replaces the hosts' layers by them.
 """
 
 from typing import Any, Dict, Optional, Tuple, Type
@@ -16,46 +16,49 @@ from torch import Tensor, nn
 
 from mmkcr.models.layers.take_over import take_over
 
-#: Added to the scores of what is masked. The softmax makes 0 of it. Of the hosts' -100 it makes
-#: 4e-44, a subnormal number, and products with those take 20 times as long on a CPU.
+#: Added to the scores of masked keys, so that the softmax gives 0. With the hosts' -100 it gives
+#: 4e-44, a subnormal number, and products with these take 20 times as long on a CPU.
 MASKED = -1000.
 
 
 def window_reverse(windows: Tensor, height: int, width: int, window_size: int) -> Tensor:
     """Windows (B * nW, w, w, C) to maps (B, H, W, C)."""
     rows, columns = height // window_size, width // window_size
+    # (B, rows, columns, w, w, C): swap columns and the windows' rows, so that rows of pixels meet
     x = windows.reshape(-1, rows, columns, window_size, window_size, windows.shape[-1])
     return x.transpose(2, 3).reshape(-1, height, width, windows.shape[-1])
 
 
 def attention_mask(hw_shape: Tuple[int, int], window_size: int, shift_size: int,
                    device: Optional[torch.device] = None) -> Optional[Tensor]:
-    """Mask (nW, w * w, w * w) of the tokens that a cyclic shift made neighbours."""
+    """Mask (nW, w * w, w * w) between tokens that only a cyclic shift made neighbours."""
     if shift_size <= 0:
         return None
+    # 3 regions along each side, so 3 * row + column numbers all 9
     rows, columns = (_regions(length, window_size, shift_size, device) for length in hw_shape)
     windows = ShiftWindowMSA.window_partition(
         (3 * rows[:, None] + columns[None, :])[None, :, :, None], window_size)
     regions = windows.reshape(-1, window_size**2)
+    # (nW, w w, w w), 0 within a region
     return MASKED * (regions[:, None] != regions[:, :, None]).float()
 
 
 def _regions(length: int, window_size: int, shift_size: int,
              device: Optional[torch.device]) -> Tensor:
-    """0 before the last window, 1 in it, 2 in its shifted part."""
+    """Region of every position: 0 before the last window, 1 in it, 2 in its shifted part."""
     position = torch.arange(length, device=device)
     return (position >= length - window_size).int() + (position >= length - shift_size).int()
 
 
 class TraceableShiftWindowMSA(ShiftWindowMSA):
-    """Swin's windows."""
+    """Swin's windows, traceable."""
 
     window_reverse = staticmethod(window_reverse)
     get_attn_mask = staticmethod(attention_mask)
 
 
 class HostWindows:
-    """What differs in the windows of mmdet's and mmseg's Swin: a trace freezes their batch."""
+    """Mixin for the windows of mmdet's and mmseg's Swin, whose batch a trace would freeze."""
 
     def window_reverse(self, windows: Tensor, height: int, width: int) -> Tensor:
         """Windows (B * nW, w, w, C) to maps (B, H, W, C)."""
@@ -66,9 +69,9 @@ class TraceablePadding(AdaptivePadding):
     """Padding of a map so that a filter covers it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pad (B, C, H, W), by nothing if the filter covers it already."""
+        """Pad (B, C, H, W) as needed, possibly by nothing."""
         def missing(length: Any, kernel: int, stride: int, dilation: int) -> Any:
-            outputs = (length + stride - 1) // stride
+            outputs = (length + stride - 1) // stride  # ceil, in integers
             pads = (outputs - 1) * stride + (kernel - 1) * dilation + 1 - length
             return pads.clamp(min=0) if isinstance(pads, Tensor) else max(pads, 0)
 
@@ -81,13 +84,13 @@ class TraceableAveragePool(nn.AdaptiveAvgPool2d):
     """Pooling to a fixed output size."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pool (B, C, H, W), by two products with averages unless to one value."""
+        """Pool (B, C, H, W), as two products with averages except for a single output value."""
         sizes = self.output_size
         sizes = sizes if isinstance(sizes, tuple) else (sizes, sizes)
         if sizes == (1, 1):
             return F.adaptive_avg_pool2d(x, 1)
         rows, columns = (_averages(length, bins, x) for length, bins in zip(x.shape[-2:], sizes))
-        return rows @ x @ columns.transpose(0, 1)
+        return rows @ x @ columns.transpose(0, 1)  # (rows, H) @ (B, C, H, W) @ (W, columns)
 
 
 def _averages(length: Any, bins: int, like: Tensor) -> Tensor:
@@ -103,7 +106,7 @@ class TraceableMobileVitBlock(MobileVitBlock):
     """MobileViT's block, which resizes maps to whole patches."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """A map (B, C, H, W) of any size; resized by nothing where it has whole patches."""
+        """A map (B, C, H, W) of any size; the resizing is an identity if the patches fit."""
         local, (rows, columns) = self.local_rep(x), self.patch_size
         batch, channels, height, width = local.shape
         down, across = (height + rows - 1) // rows, (width + columns - 1) // columns
@@ -113,6 +116,7 @@ class TraceableMobileVitBlock(MobileVitBlock):
 
         maps = resize(local, (down * rows, across * columns))
         maps = maps.reshape(batch, channels, down, rows, across, columns)
+        # one sequence per position within a patch: (B rows columns, patches, C)
         tokens = maps.permute(0, 3, 5, 2, 4, 1).reshape(
             batch * rows * columns, down * across, channels)
         tokens = self.global_rep(tokens)
@@ -124,7 +128,7 @@ class TraceableMobileVitBlock(MobileVitBlock):
 
 
 class TileUnfold(nn.Unfold):
-    """``Unfold`` of tiles that do not overlap, without the gather that exporters make of it."""
+    """``Unfold`` of tiles that do not overlap, without the gather that exporters turn it into."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C * k * k, tiles)."""
@@ -133,22 +137,23 @@ class TileUnfold(nn.Unfold):
         (rows, columns), stride, padding, dilation = sizes
         if rows != columns or stride != (rows, columns) or padding != (0, 0) or dilation != (1, 1):
             return super().forward(x)
+        # pixel_unshuffle has the same channel order as unfold: (C, k, k)
         return F.pixel_unshuffle(x, rows).flatten(2)
 
 
-#: What stands for a layer of a host, which must be of just this class.
+#: Replacements of host layers, by exact class.
 TRACEABLE: Dict[Type[nn.Module], Type[nn.Module]] = {
     ShiftWindowMSA: TraceableShiftWindowMSA,
     nn.AdaptiveAvgPool2d: TraceableAveragePool,
     nn.Unfold: TileUnfold,
 }
-#: The same where height and width are dynamic. At a fixed size the hosts' own layers do less.
+#: The same with dynamic height and width. At a fixed size the hosts' own layers do less work.
 TRACEABLE_AT_ANY_SIZE: Dict[Type[nn.Module], Type[nn.Module]] = {
     **TRACEABLE,
     AdaptivePadding: TraceablePadding,
     MobileVitBlock: TraceableMobileVitBlock,
 }
-#: The same for layers of libraries that need not be there: what comes before the host's class.
+#: The same for optional libraries: a mixin that comes before the host's class.
 TRACEABLE_BY_NAME: Dict[str, Type] = {
     f'{library}.models.backbones.swin.ShiftWindowMSA': HostWindows
     for library in ('mmdet', 'mmseg')}
@@ -162,14 +167,14 @@ def _stand_in(kind: Type[nn.Module], dynamic_size: bool) -> Optional[Type[nn.Mod
 
 
 def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:
-    """Exchange the hosts' layers that cannot be traced inside a module.
+    """Replace the host layers inside a module that cannot be traced.
 
     Args:
-        module (nn.Module): Changed in place, so let it be a copy.
+        module (nn.Module): Changed in place; pass a copy.
         dynamic_size (bool): Whether height and width are not those of the trace. Defaults to True.
 
     Returns:
-        nn.Module: The module, or what stands for it.
+        nn.Module: The module, or its replacement.
     """
     for name, child in list(module._modules.items()):
         if child is not None:

@@ -1,41 +1,43 @@
-"""What of an ONNX graph does not depend on the image becomes a constant.
+"""Folding whatever in an ONNX graph does not depend on the image into constants.
 
-A traced graph computes shapes, indices, position embeddings and masks anew for every image, by
-many small nodes. Here they are evaluated once, at some input shapes that the file is for.
+A traced graph recomputes shapes, indices, position embeddings and masks for every image, in
+many small nodes. Here they are evaluated once, at some input shapes that the file must support.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-#: They read the shape of their input and none of its values.
+#: Operators that read the shape of their input and none of its values.
 _OF_SHAPES = ('Shape', 'Size')
 
 
 def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
-    """Replace what is the same for all images by constants, in place.
+    """Replace values that are the same for all images by constants, in place.
 
-    Values that follow from shapes alone are computed by ONNX Runtime for every example: those that
-    are the same for all become constants, once each. Of a shape to reshape to, one entry may
-    differ (the batch) and becomes -1. Padding by nothing, and nodes that nothing needs any more,
-    are left out.
+    ONNX Runtime computes all values that depend only on shapes, for every example. Values that
+    are equal for all examples become constants, equal ones only once. In the shape of a reshape
+    one entry may differ (the batch) and becomes -1. Padding by nothing, and nodes that are no
+    longer needed, are removed.
 
     Args:
-        model (onnx.ModelProto): With one input, the images.
-        images (Sequence[np.ndarray]): Examples (B, C, H, W) of all shapes that the file is for: of
-            at least two batch sizes where the batch is dynamic, and so on.
+        model (onnx.ModelProto): A model with one input, the images.
+        images (Sequence[np.ndarray]): Examples (B, C, H, W) of all shapes that the file must
+            support: at least two batch sizes if the batch is dynamic, and so on.
 
     Returns:
         onnx.ModelProto: The model.
     """
     from onnx import numpy_helper
     graph = model.graph
+    # the shape of every reshaped value will be computed under a new name
     reshapes = {node.output[0]: f'{node.output[0]}_shape' for node in graph.node
                 if node.op_type == 'Reshape'}
     values = _evaluate(model, _from_shapes(graph), reshapes, images)
     constants = {name: found[0] for name, found in values.items()
                  if all(np.array_equal(found[0], other) for other in found[1:])}
     for node in graph.node:
+        # its target shape is computed and varies: it may still be constant but for one entry
         if node.op_type == 'Reshape' and node.input[1] in values.keys() - constants.keys():
             shape = _with_free_entry(values[reshapes[node.output[0]]])
             if shape is not None:
@@ -53,6 +55,7 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
     names = _unique({name: value for name, value in constants.items()
                      if name in needed - computed})
     weights = [weight for weight in graph.initializer if weight.name in needed]
+    # protobuf fields can only be emptied and refilled
     del graph.node[:], graph.initializer[:], graph.value_info[:]
     graph.node.extend(reversed(kept))
     graph.initializer.extend(weights)
@@ -65,7 +68,7 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
 
 
 def _bypass(graph: Any, constants: Dict[str, np.ndarray]) -> None:
-    """Let readers of a padding by nothing read what is padded."""
+    """Make readers of a padding by nothing read its input instead."""
     from onnx import numpy_helper
     known = {weight.name: weight for weight in graph.initializer}
     padded = {}
@@ -74,7 +77,7 @@ def _bypass(graph: Any, constants: Dict[str, np.ndarray]) -> None:
             node.input[place] = padded.get(name, name)
         if node.op_type == 'Pad':
             name = node.input[1]
-            # pads that are not known count as some
+            # unknown pads count as non-zero
             pads = constants[name] if name in constants else \
                 numpy_helper.to_array(known[name]) if name in known else np.ones(1)
             if not pads.any():
@@ -82,16 +85,16 @@ def _bypass(graph: Any, constants: Dict[str, np.ndarray]) -> None:
 
 
 def split_projections(model: Any) -> int:
-    """Make one projection to queries, keys and values three, in place.
+    """Split each fused projection to queries, keys and values into three, in place.
 
-    Hosts compute the three in one product and part its outputs, transposed as they must be.
-    Runtimes copy every part once more for that, which three products do not.
+    Hosts compute the three in one product and then separate and transpose its outputs. Runtimes
+    copy every part once more for that; with three products they do not.
 
     Args:
-        model (onnx.ModelProto): Of folded constants, see :func:`fold_constants`.
+        model (onnx.ModelProto): With folded constants, see :func:`fold_constants`.
 
     Returns:
-        int: Projections that were split.
+        int: Number of projections that were split.
     """
     graph = _Graph(model.graph)
     found = [part for node in model.graph.node
@@ -100,6 +103,7 @@ def split_projections(model: Any) -> int:
         projection.split(graph)
     gone = {node.output[0] for projection in found for node in projection.replaced}
     nodes = []
+    # new nodes take the place of the former transposition: their inputs exist by then
     for node in model.graph.node:
         nodes += graph.before.get(node.output[0], ())
         nodes += [] if node.output[0] in gone else [node]
@@ -112,16 +116,17 @@ def split_projections(model: Any) -> int:
 
 
 def narrow_indices(model: Any) -> None:
-    """Store the indices of numbers to gather as int32, half of what is read; in place.
+    """Store the indices of element-wise gathers as int32, half as many bytes to read; in place.
 
     Args:
-        model (onnx.ModelProto): Of folded constants, see :func:`fold_constants`.
+        model (onnx.ModelProto): With folded constants, see :func:`fold_constants`.
     """
     graph = _Graph(model.graph)
     for node in model.graph.node:
         if node.op_type != 'GatherElements':
             continue
         made = graph.maker.get(node.input[1])
+        # an index broadcast to the batch
         reader, place = (made, 0) if made is not None and made.op_type == 'Expand' else (node, 1)
         value = graph.value(reader.input[place])
         if value is not None and value.dtype == np.int64:
@@ -131,7 +136,7 @@ def narrow_indices(model: Any) -> None:
 
 
 def _drop_unused(graph: Any) -> None:
-    """Leave out constants that no node reads."""
+    """Remove constants that no node reads."""
     used = {name for node in graph.node for name in _inputs(node)}
     used |= {output.name for output in graph.output}
     weights = [weight for weight in graph.initializer if weight.name in used]
@@ -140,7 +145,7 @@ def _drop_unused(graph: Any) -> None:
 
 
 class _Graph:
-    """Who makes and who reads a tensor, and constants.
+    """Producers and consumers of tensors, and constants.
 
     Args:
         graph (onnx.GraphProto): The graph.
@@ -154,15 +159,15 @@ class _Graph:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
         self.weights = {weight.name: weight for weight in graph.initializer}
-        self.before: Dict[str, List[Any]] = {}  # new nodes, by an output of the node behind them
+        self.before: Dict[str, List[Any]] = {}  # new nodes, by an output of the node after them
 
     def value(self, name: str) -> Any:
-        """A constant, or None."""
+        """The value of a constant, or None."""
         from onnx import numpy_helper
         return numpy_helper.to_array(self.weights[name]) if name in self.weights else None
 
     def add_constant(self, name: str, value: np.ndarray) -> str:
-        """Store a constant; gives its name."""
+        """Store a constant and return its name."""
         from onnx import numpy_helper
         self.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
@@ -178,12 +183,12 @@ class _Projection(NamedTuple):
     """MatMul, Add, Reshape to (B, N, 3, H, d), Transpose to (3, B, H, N, d), and its three parts.
 
     Args:
-        x (str): What is projected.
+        x (str): Name of the projected tensor.
         weight (np.ndarray): (C, 3 H d).
         bias (np.ndarray, optional): (3 H d).
         shape (np.ndarray): (B, N, 3, H, d), B possibly -1.
         parts (tuple[str, str, str]): Names of queries, keys and values.
-        replaced (list): The nodes.
+        replaced (list): The nodes that are replaced.
     """
 
     x: str
@@ -195,10 +200,11 @@ class _Projection(NamedTuple):
 
     @classmethod
     def of(cls, node: Any, graph: _Graph) -> Optional['_Projection']:
-        """The projection whose transposition a node is, or None."""
+        """The projection that ends in this transposition, or None."""
         if node.op_type != 'Transpose' or _attribute(node, 'perm') != [2, 0, 3, 1, 4]:
             return None
         parts, ends = cls._parts(node.output[0], graph)
+        # walk up: Transpose <- Reshape <- Add (optional) <- MatMul, each read by nobody else
         chain, name, bias = [node], node.input[0], None
         for kind in ('Reshape', 'Add', 'MatMul'):
             made = graph.maker.get(name)
@@ -211,6 +217,7 @@ class _Projection(NamedTuple):
                 shape, name = graph.value(made.input[1]), made.input[0]
             elif kind == 'Add':
                 values = [graph.value(entry) for entry in made.input]
+                # exactly one side of the sum is a constant, the bias
                 if (values[0] is None) == (values[1] is None):
                     return None
                 bias = values[0] if values[1] is None else values[1]
@@ -224,8 +231,9 @@ class _Projection(NamedTuple):
 
     @staticmethod
     def _parts(name: str, graph: _Graph) -> Tuple[Optional[Tuple[str, ...]], List[Any]]:
-        """Names of the three parts, and the nodes that make them."""
+        """Names of the three parts, and the nodes that produce them."""
         readers = graph.readers.get(name, [])
+        # either Split and three Squeeze (unbind), or three Gather of one index each
         if len(readers) == 1 and readers[0].op_type == 'Split':
             ends = [graph.readers.get(part, []) for part in readers[0].output]
             if [[node.op_type for node in nodes] for nodes in ends] == [['Squeeze']] * 3:
@@ -234,6 +242,7 @@ class _Projection(NamedTuple):
         found = {}
         for node in readers:
             index = graph.value(node.input[1]) if node.op_type == 'Gather' else None
+            # a scalar index drops the axis, as the squeeze does
             if index is None or index.ndim or _attribute(node, 'axis') != 0:
                 return None, []
             found[int(index)] = node
@@ -242,7 +251,7 @@ class _Projection(NamedTuple):
         return tuple(found[i].output[0] for i in range(3)), readers
 
     def split(self, graph: _Graph) -> None:
-        """Add the three products to a graph."""
+        """Add the three products to the graph."""
         from onnx import helper
         width, made = self.weight.shape[1] // 3, []
         for i, name in enumerate(self.parts):
@@ -252,14 +261,14 @@ class _Projection(NamedTuple):
             if self.bias is not None:
                 bias = graph.add_constant(f'{name}_bias', self.bias[own])
                 made.append(helper.make_node('Add', [f'{name}_product', bias], [f'{name}_sum']))
-            shape = graph.add_constant(f'{name}_shape', np.delete(self.shape, 2))
+            shape = graph.add_constant(f'{name}_shape', np.delete(self.shape, 2))  # (B, N, H, d)
             made += [helper.make_node('Reshape', [made[-1].output[0], shape], [f'{name}_heads']),
                      helper.make_node('Transpose', [f'{name}_heads'], [name], perm=[0, 2, 1, 3])]
         graph.before[self.replaced[0].output[0]] = made
 
 
 def count_operators(model: Any) -> Dict[str, int]:
-    """Nodes of a graph by operator.
+    """Number of nodes of a graph by operator.
 
     Args:
         model (onnx.ModelProto): The file's content.
@@ -271,7 +280,7 @@ def count_operators(model: Any) -> Dict[str, int]:
 
 
 def _inputs(node: Any) -> Set[str]:
-    """Names that a node reads, those in its sub-graphs too."""
+    """Names that a node reads, including those in its sub-graphs."""
     names = set(filter(None, node.input))
     for attribute in node.attribute:
         for inner in attribute.g.node:
@@ -280,7 +289,7 @@ def _inputs(node: Any) -> Set[str]:
 
 
 def _from_shapes(graph: Any) -> List[str]:
-    """Tensors that depend on the shape of the images at most."""
+    """Tensors that depend at most on the shape of the images."""
     pixels, found = {value.name for value in graph.input}, []
     for node in graph.node:
         if node.op_type in _OF_SHAPES or not _inputs(node) & pixels:
@@ -292,12 +301,13 @@ def _from_shapes(graph: Any) -> List[str]:
 
 def _evaluate(model: Any, names: Sequence[str], shapes: Dict[str, str],
               images: Sequence[np.ndarray]) -> Dict[str, List[np.ndarray]]:
-    """Values of some tensors, and shapes of others by new names, for every example."""
+    """Values of some tensors, and shapes of others under new names, for every example."""
     import onnx
     import onnxruntime
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     present = {value.name for value in probe.graph.output}
+    # ONNX Runtime returns outputs only, so every value that is asked for becomes one
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names
                               if name not in present)
     for name, of_shape in shapes.items():
@@ -306,6 +316,7 @@ def _evaluate(model: Any, names: Sequence[str], shapes: Dict[str, str],
     names = [*names, *shapes.values()]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    # an optimiser would rename or fuse tensors that are asked for here
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(probe.SerializeToString(), options,
                                            ['CPUExecutionProvider'])
@@ -315,7 +326,7 @@ def _evaluate(model: Any, names: Sequence[str], shapes: Dict[str, str],
 
 
 def _with_free_entry(shapes: Sequence[np.ndarray]) -> Any:
-    """A shape with -1 at the one entry that differs; None where that cannot be said."""
+    """A shape with -1 at the single entry that differs, or None if there is no such form."""
     if len({len(shape) for shape in shapes}) > 1:
         return None
     stacked = np.stack(shapes)
@@ -326,7 +337,7 @@ def _with_free_entry(shapes: Sequence[np.ndarray]) -> Any:
 
 
 def _unique(constants: Dict[str, np.ndarray]) -> Dict[str, str]:
-    """For every constant the first with the same value."""
+    """Map every constant to the first one with the same value."""
     first: Dict[Any, str] = {}
     return {name: first.setdefault((value.dtype.str, value.shape, value.tobytes()), name)
             for name, value in constants.items()}

@@ -1,7 +1,7 @@
-"""From a trained model to the form in which a runtime computes it fastest, with the same outputs.
+"""From a trained model to the form that a runtime computes fastest, with the same outputs.
 
-What runtimes do themselves is left to them: batch norms are folded into convolutions by the
-exporter, activations are fused by the runtimes.
+Optimisations that runtimes do themselves are left to them: the exporter folds batch norms into
+convolutions, the runtimes fuse activations.
 """
 
 import copy
@@ -20,25 +20,25 @@ from mmkcr.models.layers.selection import Put, Take, largest_group
 from .layers import traceable
 from .tensor_model import TensorModel
 
-#: Form of a selection of scattered tokens' channels by runtime, see
-#: :mod:`mmkcr.models.layers.selection`. Measured in docs/deploy.md, but for TensorRT.
+#: Fastest form of a scattered selection of tokens' channels by runtime, see
+#: :mod:`mmkcr.models.layers.selection`. Measured in docs/deploy.md, except for TensorRT.
 SELECTION_FORMS: Dict[str, str] = dict(any='gather', onnxruntime='elements', openvino='gather',
                                        tensorrt='gather')
 RUNTIMES = tuple(SELECTION_FORMS)
-#: Neighbours that are kept together from which on rows of them are gathered faster.
+#: From this number of contiguous kept channels on, gathering them as rows is faster.
 GROUPED_FROM = 16
 
 
 def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) -> TensorModel:
-    """A copy of a model, ready to be traced for a runtime.
+    """Make a copy of a model that is ready to be traced for a runtime.
 
-    - The affine parts of the norms before MLPs are folded into the projections behind them.
-    - Selections of channels get the form that is fastest there.
-    - What operators in the place of heads derive from weights is computed once.
-    - Layers of the hosts that cannot be traced are exchanged.
+    - The affine parts of norms before MLPs are folded into the projections behind them.
+    - Selections of channels get the form that is fastest in the runtime.
+    - Weights that operators in place of heads derive from others are computed once.
+    - Host layers that cannot be traced are replaced.
 
     Args:
-        model (nn.Module): A backbone or task model, dense or a subnet; it is left as it is.
+        model (nn.Module): A backbone or task model, dense or a subnet; it is not changed.
         runtime (str): Among :data:`RUNTIMES`. Defaults to ``'any'``.
         dynamic_size (bool): Whether height and width are not those of the trace. Defaults to
             False.
@@ -55,6 +55,7 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
     for module in view.modules():
         if isinstance(module, OperatorAttention):
             module.fold()
+    # before norms are split from their selections below, which then have no affine part
     for mlp in mlp_views(view):
         if not isinstance(mlp, Unsupported) and mlp.norm:
             _fold_norm(view, mlp.norm, mlp.inputs)
@@ -68,20 +69,20 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
 
 
 def selection_form(selection: nn.Module, runtime: str) -> Tuple[str, int]:
-    """Form and group in which a runtime selects fastest.
+    """Form and group size of the fastest selection in a runtime.
 
     Args:
-        selection (Take | Put): Contiguous channels are sliced in any form.
+        selection (Take | Put): The selection; contiguous channels are sliced in any form.
         runtime (str): Among :data:`RUNTIMES`.
     """
-    if selection.dim != -1:  # rows of maps lie together already
+    if selection.dim != -1:  # rows of maps are contiguous anyway
         return 'gather', 1
     group = largest_group(selection.kept, selection.total)
     return ('grouped', group) if group >= GROUPED_FROM else (SELECTION_FORMS[runtime], 1)
 
 
 def describe_selections(model: nn.Module, runtime: str) -> str:
-    """Forms of a model's selections of channels in a runtime: ``'24 transposed, 2 sliced'``.
+    """Forms of a model's channel selections in a runtime: ``'24 transposed, 2 sliced'``.
 
     Args:
         model (nn.Module): See :func:`prepare`.
@@ -100,11 +101,12 @@ def _set(root: nn.Module, path: str, module: nn.Module) -> None:
 
 @torch.no_grad()
 def _fold_norm(root: nn.Module, path: str, inputs: Tuple[str, ...]) -> None:
-    """Multiply the affine part of a norm into the linear layers that read it."""
+    """Fold the affine part of a norm into the linear layers that read it."""
     norm, layers = root.get_submodule(path), [root.get_submodule(name) for name in inputs]
     if type(norm) not in (nn.LayerNorm, SlicedLayerNorm) or norm.weight is None or \
             not all(type(layer) in (nn.Linear, Linear) for layer in layers):
         return
+    # W (a * x + c) + b = (W diag(a)) x + (b + W c); the shift first, while W is unscaled
     for layer in layers:
         shift = layer.weight @ norm.bias if norm.bias is not None else 0.
         layer.weight.mul_(norm.weight)
@@ -118,12 +120,13 @@ def _fold_norm(root: nn.Module, path: str, inputs: Tuple[str, ...]) -> None:
 
 @torch.no_grad()
 def _split_norm(norm: SlicedLayerNorm) -> nn.Module:
-    """A norm over all channels with its affine part, and a selection behind it."""
+    """Split into a norm over all channels with its affine part, and a selection behind it."""
     affine = norm.weight is not None
     whole = nn.LayerNorm(norm.total, norm.eps, affine)
     if affine:
         for name in ('weight', 'bias'):
             value: Tensor = getattr(norm, name)
+            # channels that are not kept are dropped behind the norm, so their affine part may be 0
             wide = torch.zeros(norm.total, dtype=norm.weight.dtype)
             if value is not None:
                 wide[norm.kept] = value

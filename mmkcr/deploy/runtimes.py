@@ -1,4 +1,4 @@
-"""ONNX files opened in the runtimes that people deploy in."""
+"""Opening ONNX files in the runtimes that are used for deployment."""
 
 import importlib.util
 import re
@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Unio
 
 import numpy as np
 
-#: What to install, by runtime.
+#: Packages to install, by runtime.
 PACKAGES: Dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
                                 tensorrt='onnxruntime-gpu tensorrt')
 Session = Callable[[np.ndarray], List[np.ndarray]]
@@ -20,7 +20,7 @@ def require_runtime(runtime: str) -> None:
     """Check that a runtime is installed.
 
     Args:
-        runtime (str): Of :data:`PACKAGES`.
+        runtime (str): One of :data:`PACKAGES`.
 
     Raises:
         ValueError: Another runtime.
@@ -43,17 +43,17 @@ def open_onnx(path: Union[str, Path], runtime: str = 'onnxruntime', threads: Opt
     """Open an ONNX file.
 
     Args:
-        path (str | Path): With one input, the images.
-        runtime (str): Of :data:`PACKAGES`. Defaults to ``'onnxruntime'``.
-        threads (int, optional): Of the CPU. Defaults to None: as the runtime finds them.
-        shape (Sequence[int], optional): (B, C, H, W) of all images that will come: what the file
-            leaves open is fixed to it, so that the runtime can plan. Defaults to None.
-        device (str): ``'cpu'`` or ``'cuda'``; TensorRT is always on the latter. Defaults to
+        path (str | Path): A file with one input, the images.
+        runtime (str): One of :data:`PACKAGES`. Defaults to ``'onnxruntime'``.
+        threads (int, optional): CPU threads. Defaults to None: the runtime's default.
+        shape (Sequence[int], optional): (B, C, H, W) of all future images: free dimensions
+            are fixed to it, so that the runtime can plan. Defaults to None.
+        device (str): ``'cpu'`` or ``'cuda'``; TensorRT always uses the latter. Defaults to
             ``'cpu'``.
 
     Returns:
-        Callable: From images (B, C, H, W) to the outputs, all fp32 arrays. OpenVINO's are valid
-        until the next call.
+        Callable: Takes images (B, C, H, W), returns the outputs, all fp32 arrays. OpenVINO's are
+        only valid until the next call.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -67,12 +67,12 @@ def open_onnx(path: Union[str, Path], runtime: str = 'onnxruntime', threads: Opt
     opened = _open_openvino if runtime == 'openvino' else _open_onnxruntime
     try:
         return opened(str(path), runtime, threads, shape, device)
-    except Exception as error:  # the runtimes' own kinds have no common base but this
+    except Exception as error:  # the runtimes' errors have no other common base
         _refuse(path, runtime, error)
 
 
 def _refuse(path: Union[str, Path], runtime: str, error: Exception) -> NoReturn:
-    """The error of a runtime as one sentence."""
+    """Report the error of a runtime in one sentence."""
     text = ' '.join(str(error).split())
     missing = _OPERATOR.search(text)
     if missing:
@@ -93,7 +93,7 @@ def _open_onnxruntime(path: str, runtime: str, threads: Optional[int],
     options.log_severity_level = 4
     if threads is not None:
         options.intra_op_num_threads = options.inter_op_num_threads = threads
-        # waiting threads that spin would count as work
+        # spinning threads would be counted as work
         options.add_session_config_entry('session.intra_op.allow_spinning', '0')
     if shape is not None:
         for name, size in zip(('batch', 'channels', 'height', 'width'), shape):
@@ -113,7 +113,7 @@ def _open_openvino(path: str, runtime: str, threads: Optional[int],
     model = core.read_model(path)
     if shape is not None:
         model.reshape(list(shape))
-    # fp32 as everywhere else: bf16 would be taken where the processor has it
+    # fp32 as everywhere else: OpenVINO would use bf16 if the processor has it
     config: Dict[str, Any] = dict(INFERENCE_PRECISION_HINT='f32', NUM_STREAMS='1')
     if threads is not None:
         config.update(INFERENCE_NUM_THREADS=str(threads))

@@ -13,9 +13,9 @@ class TensorModel(nn.Module):
     """Runs a model on images and returns tensors, for timing and export.
 
     A classifier gives logits, a segmentor its head's logits, a backbone its
-    feature maps, a detector the feature maps of its neck: what follows there
-    depends on the number of objects. A model that answers questions gives the
-    tokens of its image encoder.
+    feature maps. A detector gives the feature maps of its neck, because later
+    stages depend on the number of objects. A visual question answering model
+    gives the tokens of its image encoder.
 
     Args:
         model (nn.Module): A backbone, or a task model, possibly wrapped; it is
@@ -43,7 +43,7 @@ class TensorModel(nn.Module):
         return (out[0] if len(out) == 1 else tuple(out)) if isinstance(out, (list, tuple)) else out
 
     def count_macs(self, input_shape: Sequence[int]) -> int:
-        """MACs of what runs here for one image.
+        """MACs of this function for one image.
 
         Args:
             input_shape (Sequence[int]): (C, H, W).

@@ -1,8 +1,8 @@
 """From an ordinary config of the host libraries and a method base to the config of a run.
 
 A method base (``configs/_base_/methods``) gives a config the key ``compression`` and the runner
-type ``mmkcr.CompressionRunner``; nothing else of it is touched before the run is built. So one
-base fits any host config, and the hosts' own ``tools/train.py`` runs it.
+type ``mmkcr.CompressionRunner``; it changes nothing else before the run is built. So one base fits
+any host config, and the hosts' own ``tools/train.py`` runs it.
 """
 
 import copy
@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 
 from mmkcr.registry import RUNNERS
 
-#: What a ``compression`` may say, with the defaults.
+#: Keys of ``compression``, with their defaults.
 DEFAULTS: Dict[str, Any] = dict(
     sites=None, gates=None, structure=None, weights=None, target=None, part=None,
     input_shape=None, wrapper=None, price=None, entropy_weight=0., regularizers=None,
@@ -42,27 +42,27 @@ class CompressionRunner(Runner):
 
 
 def compressed_config(config: Config) -> Config:
-    """The ordinary config that ``compression`` stands for.
+    """Expand ``compression`` to the ordinary config that it stands for.
 
-    - The backbone goes into ``mmkcr.Searchable`` with ``sites`` and either ``gates`` or
-      ``structure``; with ``sites='own'`` a backbone of this package, such as
+    - The backbone is wrapped in ``mmkcr.Searchable`` with ``sites`` and either ``gates`` or
+      ``structure``. With ``sites='own'`` a backbone of this package, such as
       ``mmkcr.KCRSwinTransformer``, takes these itself and keeps its kinds of site. With
-      ``scope='model'`` it is the whole task model, whose neck and heads have sites too.
-    - The task model goes into ``wrapper`` (a type, or a dict with further arguments) with
+      ``scope='model'`` the whole task model is wrapped, so that neck and heads have sites too.
+    - The task model is wrapped in ``wrapper`` (a type, or a dict with further arguments) with
       ``price`` (and its ``target``) and ``regularizers``.
-    - ``scores`` is the ``sensitivity.json`` of ``mmkcr compress`` that gates begin with.
-    - ``loop='bilevel'`` splits data and optimizers as KCR's algorithm 1 does (``fraction`` of the
-      samples for the gates, ``architecture`` is their optimizer), ``'joint'`` puts the gates into
-      a group of their own, ``'plain'`` leaves the training as it is.
-    - ``hooks`` are added; where they say ``'45%'`` that share of the run is meant, in epochs or
+    - ``scores`` is the ``sensitivity.json`` of ``mmkcr compress`` that gates start from.
+    - ``loop='bilevel'`` splits data and optimizers as in KCR's algorithm 1 (``fraction`` of the
+      samples for the gates; ``architecture`` is their optimizer). ``'joint'`` gives the gates a
+      parameter group of their own. ``'plain'`` leaves the training as it is.
+    - ``hooks`` are added. A value such as ``'45%'`` means that share of the run, in epochs or
       iterations, as the run counts.
-    - What the config says itself stays: optimizers that are split already, with their loop, and
-      hooks of a type that ``custom_hooks`` has. Entries of ``model`` that are the wrapper's, such
-      as ``model.price.weight`` or ``model.architecture.backbone.qk_mask``, are merged last.
+    - What the config already has stays: optimizers that are split, with their loop, and
+      hooks of a type that ``custom_hooks`` has. Entries of ``model`` that belong to the wrapper,
+      such as ``model.price.weight`` or ``model.architecture.backbone.qk_mask``, are merged last.
     - ``weights`` is the checkpoint to start from.
 
     Args:
-        config (Config): Of a run, with or without ``compression``.
+        config (Config): Config of a run, with or without ``compression``.
 
     Returns:
         Config: A copy without ``compression``; ``config`` itself if there is none.
@@ -74,6 +74,7 @@ def compressed_config(config: Config) -> Config:
         return config
     config = copy.deepcopy(config)
     given = config.pop('compression')
+    # the result is an ordinary config, whose dump needs no runner of its own
     if config.get('runner_type') == 'mmkcr.CompressionRunner':
         config.pop('runner_type')
     config.custom_imports = with_import(config)
@@ -81,6 +82,8 @@ def compressed_config(config: Config) -> Config:
     if unknown:
         raise ValueError(f'expected keys of `compression` among {sorted(DEFAULTS)}, found '
                          f'{unknown}')
+    # the order matters: the wrapper takes the wrapped backbone, the loop splits the optimizer, and
+    # paramwise settings go to the weights' part
     settings = ConfigDict({**DEFAULTS, **given})
     _wrap_backbone(config, settings)
     if settings.wrapper is not None:
@@ -95,9 +98,10 @@ def compressed_config(config: Config) -> Config:
 
 
 def with_import(config: Config) -> Dict[str, Any]:
-    """The config's ``custom_imports``, with this package.
+    """The config's ``custom_imports``, with this package added.
 
-    A method base has none: a config may not have two bases with one key, and hosts have their own.
+    A method base cannot have the key: two bases of one config may not share a key, and hosts use
+    it.
     """
     imports = config.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
     names = imports['imports'] if isinstance(imports['imports'], list) else [imports['imports']]
@@ -105,7 +109,7 @@ def with_import(config: Config) -> Dict[str, Any]:
 
 
 def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
-    """Put the backbone into ``mmkcr.Searchable``."""
+    """Wrap the backbone in ``mmkcr.Searchable``."""
     if not isinstance(config.get('model'), Mapping) or 'backbone' not in config.model:
         raise ValueError('expected a `model` with a `backbone` for `compression`, found the keys '
                          f'{sorted(config.get("model") or config.keys())}')
@@ -124,9 +128,10 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
     if settings.sites == 'own' and not of_package:
         raise ValueError("expected a backbone of this package (`type='mmkcr....'`) for "
                          f"`sites='own'` in `compression`, found `{backbone.get('type')}`")
+    # a backbone of this package needs no `Searchable` around it
     if settings.sites == 'own' or (
             of_package and 'structure' not in backbone and settings.sites is None):
-        added = dict(backbone)  # it knows its kinds
+        added = dict(backbone)  # a class of this package knows its kinds
     else:
         added = dict(type='mmkcr.Searchable', backbone=_scoped(backbone, config),
                      sites=settings.sites or ['mlp_channels'])
@@ -137,7 +142,7 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
 
 
 def _wrap_whole(config: Config, settings: ConfigDict) -> None:
-    """Put the task model into ``mmkcr.Searchable``; what is the wrapper's stays outside."""
+    """Wrap the task model in ``mmkcr.Searchable``; the wrapper's entries stay outside."""
     outside = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
     if not settings.sites or settings.sites == 'own':
         raise ValueError("expected `sites` in `compression` with `scope='model'`, found "
@@ -148,7 +153,10 @@ def _wrap_whole(config: Config, settings: ConfigDict) -> None:
 
 
 def _scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
-    """A backbone's config whose type names its library."""
+    """A backbone's config whose type names its library.
+
+    ``mmkcr.Searchable`` builds it from the root registry, whatever the scope is then.
+    """
     backbone = ConfigDict(backbone)
     if '.' not in backbone.type and config.get('default_scope'):
         backbone.type = f'{config.default_scope}.{backbone.type}'
@@ -156,7 +164,8 @@ def _scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
 
 
 def _wrap_model(config: Config, settings: ConfigDict) -> None:
-    """Put the task model into the wrapper that adds price and regularisers."""
+    """Wrap the task model in the wrapper that adds price and regularisers."""
+    # entries for the wrapper that inheriting configs or `--cfg-options` put into `model`
     overrides = {key: config.model.pop(key) for key in _OF_WRAPPER if key in config.model}
     wrapper = settings.wrapper if isinstance(settings.wrapper, Mapping) else \
         dict(type=settings.wrapper)
@@ -172,22 +181,23 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
     for key in ('regularizers', 'feature_layer', 'scores'):
         if settings[key] is not None:
             model[key] = settings[key]
+    # MMEngine's own merge, so that `_delete_` and nested dicts work as in any config
     wrapped = Config(dict(model=model))
     wrapped.merge_from_dict(dict(model=overrides))
     config.model = wrapped.model
 
 
 def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, int]:
-    """The image that MACs are counted for: a function of the config alone.
+    """The image size at which MACs are counted; it depends on the config alone.
 
     Args:
-        config (Config): Of mmpretrain, mmdet or mmseg.
-        scope (str, optional): Which of these. Defaults to None: the config's default scope.
+        config (Config): A config of mmpretrain, mmdet or mmseg.
+        scope (str, optional): The library. Defaults to None: the config's default scope.
 
     Returns:
-        tuple[int, int, int]: (C, H, W): for mmdet what the test images are resized to, at most
-        3 x 800 x 1280; the data preprocessor's ``size`` or 3 x 512 x 512 for mmseg; the backbone's
-        ``img_size`` or 3 x 224 x 224.
+        tuple[int, int, int]: (C, H, W). mmdet: the size that test images are resized to, at most
+        3 x 800 x 1280. mmseg: the data preprocessor's ``size``, or 3 x 512 x 512. Otherwise the
+        backbone's ``img_size``, or 3 x 224 x 224.
     """
     scope, model = scope or config.get('default_scope'), config.model
     while 'architecture' in model:
@@ -196,6 +206,7 @@ def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, i
         model = model.backbone
     size: Any = 224
     if scope == 'mmdet':
+        # min compares (H, W) pairs by H first
         size = min((800, 1280), *_resize_scales(config))
     elif scope == 'mmseg':
         preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor') or {}
@@ -212,7 +223,7 @@ def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, i
 def _resize_scales(config: Config) -> List[Tuple[int, int]]:
     """(H, W) of the ``Resize`` of the test images, at most one."""
     pipeline = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline') or []
-    return [tuple(step['scale'][::-1]) for step in pipeline
+    return [tuple(step['scale'][::-1]) for step in pipeline  # mmcv's scale is (W, H)
             if step['type'] == 'Resize' and 'scale' in step][:1]
 
 
@@ -234,13 +245,14 @@ def run_length(config: Config) -> Tuple[int, bool]:
 
 
 def _set_loop(config: Config, settings: ConfigDict) -> None:
-    """Split optimizers, and for a bilevel search the data."""
+    """Split the optimizers and, for a bilevel search, the data."""
     length, by_epoch = run_length(config)
     wrapper = config.optim_wrapper
     gates = ConfigDict(settings.architecture or {})
     if settings.loop not in _CONSTRUCTORS:
         raise ValueError("expected `loop` of `compression` 'bilevel', 'joint' or 'plain', found "
                          f'{settings.loop!r}')
+    # a config may hold both optimizers, and its loop, itself
     if wrapper.get('constructor') == _CONSTRUCTORS[settings.loop]:
         return  # split by the config itself
     if settings.loop == 'joint':
@@ -249,16 +261,19 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
                              f'`loop="joint"`, found `{wrapper.constructor}`')
         wrapper.update(constructor=_CONSTRUCTORS['joint'], architecture=gates)
         return
+    # both steps run in the same precision
     amp = {key: wrapper[key] for key in ('type', 'loss_scale', 'dtype') if key in wrapper}
     config.optim_wrapper = ConfigDict(
         constructor=_CONSTRUCTORS['bilevel'], weights=wrapper,
         architecture=dict(amp, optimizer=gates))
+    # gates: cosine to a tenth over the whole run; the config's own schedulers keep the weights
     schedulers = config.get('param_scheduler') or []
     cosine = dict(type='CosineAnnealingLR', T_max=length, end=length, eta_min_ratio=0.1,
                   by_epoch=by_epoch, **(dict(convert_to_iter_based=True) if by_epoch else {}))
     config.param_scheduler = ConfigDict(
         weights=schedulers if isinstance(schedulers, list) else [schedulers],
         architecture=[cosine])
+    # arguments that the bilevel loops share with the hosts' loops
     kept = ('max_epochs', 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals')
     config.train_cfg = ConfigDict(
         type='mmkcr.BilevelTrainLoop' if by_epoch else 'mmkcr.IterBilevelTrainLoop',
@@ -267,7 +282,7 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
 
 
 def _set_parameters(config: Config, settings: ConfigDict) -> None:
-    """Rates and decays of parameters by their names."""
+    """Apply learning rates and weight decays by parameter name."""
     if settings.paramwise is None:
         return
     wrapper = config.optim_wrapper.get('weights', config.optim_wrapper)
@@ -276,7 +291,7 @@ def _set_parameters(config: Config, settings: ConfigDict) -> None:
 
 
 def _add_hooks(config: Config, settings: ConfigDict) -> None:
-    """Hooks of the method that the config does not have, and the one for exact resuming."""
+    """Add the method's hooks that the config lacks, and the one for exact resuming."""
     own = list(config.get('custom_hooks') or [])
     types = {hook['type'] for hook in own}
     hooks = [ConfigDict(_resolved(hook, config)) for hook in settings.hooks
@@ -287,11 +302,12 @@ def _add_hooks(config: Config, settings: ConfigDict) -> None:
 
 
 def _resolved(hook: Mapping[str, Any], config: Config) -> Dict[str, Any]:
-    """A hook whose shares of the run are numbers of epochs or iterations, at least 1."""
+    """Turn a hook's shares of the run into numbers of epochs or iterations, at least 1."""
     found, shared = dict(hook), False
     for key, value in hook.items():
         share: Optional[re.Match] = _PERCENT.fullmatch(value) if isinstance(value, str) else None
         if share is not None:
             length, by_epoch = run_length(config)
             found[key], shared = max(1, round(float(share[1]) / 100 * length)), True
+    # hooks count epochs by default
     return {**found, **(dict(by_epoch=False) if shared and not by_epoch else {})}

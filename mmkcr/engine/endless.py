@@ -1,4 +1,4 @@
-"""Batches without end, from any position on."""
+"""Endless batches, from any position on."""
 
 from typing import Any, Iterator, Tuple
 
@@ -10,15 +10,15 @@ from .reproducible import continue_with, source_sampler
 class EndlessBatches:
     """The batches of a loader without end, as an iteration-based run takes them.
 
-    Like MMEngine's own iterator, with one difference: the way to a position is
-    the same under any sampler, batch sampler and number of workers, and it
-    draws indices but loads nothing. MMEngine loads all that it passes over
-    unless the batches are plain slices of an ``InfiniteSampler``.
+    It works like MMEngine's own iterator, with one difference. Going to a position takes the same
+    path for any sampler, batch sampler and number of workers; it draws indices but loads no
+    sample. MMEngine loads every batch that it skips, unless the batches are plain slices of an
+    ``InfiniteSampler``.
 
-    A sampler that ends is restarted, with the next epoch's order.
+    A sampler that ends is restarted with the next epoch's order.
 
     Args:
-        loader (DataLoader): Of a map-style dataset.
+        loader (DataLoader): Loader of a map-style dataset.
     """
 
     def __init__(self, loader: DataLoader) -> None:
@@ -43,12 +43,13 @@ class EndlessBatches:
         """Go to a position, counted from the very beginning.
 
         Args:
-            num_iters (int): Batches to pass over, on this rank.
+            num_iters (int): Batches to skip on this rank.
         """
         self._begin_epoch(0)
         indices = iter(self.loader.batch_sampler)
         for _ in range(num_iters):
             indices = self._pass_over(indices)
+        # the next `iter(loader)` takes the rest of this very pass
         continue_with(self.loader, indices)
         self._iterator = None
 
@@ -84,6 +85,6 @@ class PairedBatches(EndlessBatches):
         return super().__next__(), next(self.second)
 
     def skip_iter(self, num_iters: int) -> None:
-        """As :meth:`EndlessBatches.skip_iter`, of both."""
+        """Skip batches of both streams, see :meth:`EndlessBatches.skip_iter`."""
         super().skip_iter(num_iters)
         self.second.skip_iter(num_iters)

@@ -1,11 +1,10 @@
 """Randomness of data loading as a function of the position in the data stream.
 
-MMEngine seeds a data-loading worker once, when it starts, so that a sample's
-augmentation depends on which worker loads it and on how many it loaded before;
-a resumed run starts new workers, and the augmentation is another one. Here the
-sampler numbers what it draws, and a sample's random states are set from that
-number just before it is loaded. Neither the number of workers nor the number
-of ranks then matters, nor where a run was stopped.
+MMEngine seeds a data-loading worker once, when it starts. A sample's augmentation then depends on
+which worker loads it and on how many it loaded before, and a resumed run, which starts new
+workers, augments differently. Here the sampler numbers its draws, and the random states are set
+from that number just before the sample is loaded. So neither the number of workers, nor the
+number of ranks, nor the point where a run was stopped matters.
 """
 
 import hashlib
@@ -47,7 +46,7 @@ def seed_everything(seed: int, devices: bool = True) -> None:
     np.random.seed(seed % 2**32)
     if devices and torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # torch.manual_seed takes 2 ms to note the call for devices that are not there
+    else:  # torch.manual_seed takes 2 ms to queue the call for devices that are not there
         torch.default_generator.manual_seed(seed)
 
 
@@ -67,11 +66,13 @@ class DrawnIndex(int):
         return index
 
     def __reduce__(self) -> Tuple:
+        # sent to workers by pickle, which would call `__new__` without the seed
         return DrawnIndex, (int(self), self.seed)
 
 
-# The three classes below are templates: `_extend` copies their methods into a subclass of
-# the class of one object, where `_host(self)` is what `super()` is in ordinary classes.
+# The three classes below are templates. `_extend` copies their methods into a subclass of one
+# object's class. There `_host(self)` does what `super()` does in ordinary classes, which would
+# look for the template among the bases.
 
 
 def _host(extended: Any) -> Any:
@@ -81,8 +82,8 @@ def _host(extended: Any) -> Any:
 class _NumberedSampler:
     """A sampler that yields :class:`DrawnIndex`.
 
-    The number of a sample is its position among what all ranks draw (ranks
-    interleave, as in ``DefaultSampler`` and ``InfiniteSampler``), so one
+    The number of a sample is its position among the draws of all ranks (ranks
+    interleave, as in ``DefaultSampler`` and ``InfiniteSampler``). So one
     process and several with the same global batch see the same samples.
     """
 
@@ -104,7 +105,7 @@ class _NumberedSampler:
 
 
 class _ContinuedBatchSampler:
-    """A batch sampler whose next pass may be the rest of one."""
+    """A batch sampler whose next pass may be the rest of an earlier one."""
 
     _rest: Optional[Iterator] = None
 
@@ -115,7 +116,7 @@ class _ContinuedBatchSampler:
 
 
 class _SeededDataset:
-    """A dataset that seeds before it loads a drawn sample."""
+    """A dataset that sets the random states before it loads a drawn sample."""
 
     __getitems__ = None  # PyTorch's batched access would load without seeding
 
@@ -148,8 +149,8 @@ def _new_extended(base: type, templates: Tuple[type, ...]) -> Any:
 def _extend(target: Any, *templates: type) -> None:
     """Extend one object's class in place, once.
 
-    In place because batch samplers, iterators and hooks hold references to it,
-    and the hosts ask ``isinstance``: everything else about it stays as it was.
+    It is done in place because batch samplers, iterators and hooks hold references to the object.
+    A subclass, because the hosts ask ``isinstance``: nothing else about the object changes.
     """
     if '_templates' not in vars(type(target)):
         target.__class__ = _extended_class(type(target), templates)
@@ -165,6 +166,7 @@ def source_sampler(loader: DataLoader) -> Sampler:
         Sampler: Its innermost sampler.
     """
     sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    # batch samplers, and samplers that wrap another, hold it as `sampler`
     while not hasattr(sampler, 'dataset') and hasattr(sampler, 'sampler'):
         sampler = sampler.sampler
     return sampler
@@ -213,17 +215,18 @@ def train_loaders(runner: Runner) -> Dict[str, DataLoader]:
 
 
 def gather_gradients(model: nn.Module) -> Dict[str, List[Tensor]]:
-    """The gradients of every process, where any process has some.
+    """Collect the gradients of every process, where any process has some.
 
     Args:
         model (nn.Module): The same on every process.
 
     Returns:
-        dict[str, list[Tensor]]: On the CPU, by parameter, a gradient a process; zeros where a
+        dict[str, list[Tensor]]: On the CPU, by parameter, one gradient per process; zeros where a
         process has none.
     """
     named = {name: param for name, param in model.named_parameters() if param.requires_grad}
     present = torch.tensor([param.grad is not None for param in named.values()], dtype=torch.int)
+    # all ranks must agree on the parameters that are gathered, or the collectives would not match
     all_reduce(present, 'max')
     return {name: [grad.cpu() for grad in all_gather(
                 torch.zeros_like(param) if param.grad is None else param.grad)]

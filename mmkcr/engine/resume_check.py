@@ -1,4 +1,4 @@
-"""What a resumed run's config changes of that in its checkpoint."""
+"""Differences between a resumed run's config and the one in its checkpoint."""
 
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
@@ -9,11 +9,11 @@ from mmkcr.safe_load import read_config_text
 #: Parts of a config that decide what a run computes.
 _COMPARED = ('model', 'data_preprocessor', 'train_cfg', 'optim_wrapper', 'param_scheduler',
              'train_dataloader', 'custom_hooks', 'randomness', 'auto_scale_lr')
-#: Keys below these that do not: where things lie, how fast they are read, what is only watched.
+#: Keys below these that do not: paths, speed of loading, and what is only observed.
 _FREE = ('init_cfg', 'pretrained', 'structure', 'with_cp', 'num_workers', 'persistent_workers',
          'pin_memory', 'prefetch_factor', 'data_root', 'data_prefix', 'ann_file', 'collate_fn',
          'val_begin', 'val_interval', 'dynamic_intervals')
-#: What is read from the checkpoint, whatever the config says.
+#: Parts that are read from the checkpoint, whatever the config says.
 _RESTORED = ('optim_wrapper', 'param_scheduler', 'randomness')
 _MISSING = object()
 
@@ -21,20 +21,21 @@ _MISSING = object()
 def config_changes(text: str, config: Config, path: str) -> Tuple[List[str], List[str]]:
     """Compare the config in a checkpoint with that of the run that resumes from it.
 
-    Another model, another price, another split of the data or another accumulation of gradients
-    make another run: they are refused. The rest is for the user to judge.
+    A different model, price, split of the data or accumulation of gradients makes another run:
+    these changes are refused. All others are left to the user to judge.
 
     Args:
         text (str): ``meta['cfg']`` of the checkpoint.
-        config (Config): Of the run.
+        config (Config): Config of the run.
         path (str): The checkpoint, for messages.
 
     Returns:
-        tuple[list[str], list[str]]: What must not change and what may, a line each.
+        tuple[list[str], list[str]]: Refused changes and permitted changes, one line each.
 
     Raises:
         ValueError: The text is no config of plain values.
     """
+    # both from their text, so that both have only what a text can hold
     before, now = (dict(_entries('', {key: value for key, value in whole.items()
                                       if key in _COMPARED}))
                    for whole in (read_config_text(text, path),
@@ -58,11 +59,12 @@ def _is_essential(key: str) -> bool:
     first, _, rest = key.partition('.')
     if first == 'train_cfg':
         return rest not in ('max_epochs', 'max_iters')
+    # accumulation decides which samples share a step
     return first in ('model', 'data_preprocessor') or key.endswith('accumulative_counts')
 
 
 def _entries(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
-    """Leaves of a config by their dotted names, without those that may differ."""
+    """Leaves of a config by their dotted names, without entries that may differ."""
     items: Dict[str, Any] = {}
     if isinstance(value, Mapping) and value:
         items = {str(name): entry for name, entry in value.items() if name not in _FREE}
@@ -70,6 +72,7 @@ def _entries(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
             isinstance(entry, (Mapping, list, tuple)) for entry in value):
         items = {str(index): entry for index, entry in enumerate(value)}
     else:
+        # a tuple and a list mean the same in a config
         yield key, list(value) if isinstance(value, tuple) else value
     for name, entry in items.items():
         yield from _entries(f'{key}.{name}' if key else name, entry)

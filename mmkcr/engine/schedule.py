@@ -1,4 +1,4 @@
-"""The length of a training, and its rates."""
+"""Scaling the length of a training, and its learning rates."""
 
 from typing import Dict, Mapping
 
@@ -15,6 +15,7 @@ def stretch_schedule(config: Config, factor: float) -> None:
     def scale(entry: Dict, *keys: str) -> None:
         for key in keys:
             if key in entry:
+                # a beginning may be 0, a length may not
                 entry[key] = max(round(entry[key] * factor), int(key != 'begin'))
 
     if factor == 1:
@@ -29,14 +30,15 @@ def stretch_schedule(config: Config, factor: float) -> None:
     for hook in config.get('custom_hooks', []):
         scale(hook, 'begin', 'interval', 'until')
         if 'decay' in hook and 'interval' not in hook:  # else its steps are scaled already
+            # the same factor over the whole run, spread over `factor` times as many steps
             hook.decay = hook.decay**(1 / factor)
 
 
 def scale_rates(config: Config, factor: float) -> None:
-    """Scale the learning rates of a config, and the least ones of its schedulers, in place.
+    """Scale a config's learning rates, including its schedulers' bounds, in place.
 
     Args:
-        config (Config): With one optimizer.
+        config (Config): A config with one optimizer.
         factor (float): Above 0.
 
     Raises:
@@ -49,5 +51,6 @@ def scale_rates(config: Config, factor: float) -> None:
     schedulers = config.get('param_scheduler') or []
     for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
         for key in ('eta_min', 'eta_max'):
+            # bounds of momentum schedulers have the same names, but are no rates
             if scheduler['type'].endswith('LR') and scheduler.get(key):
                 scheduler[key] *= factor

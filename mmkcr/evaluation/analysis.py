@@ -37,6 +37,7 @@ def split_loader(config: Config, split: str = 'train') -> DataLoader:
         if config.get(name) is None:
             raise ValueError(f'expected a config with `{name}`, found none in '
                              f'`{config.filename}`')
+    # batch size, workers and collate function are the validation's for either split
     loader = copy.deepcopy(config.val_dataloader)
     loader.update(sampler=dict(type='DefaultSampler', shuffle=False), drop_last=False)
     loader.pop('batch_sampler', None)
@@ -56,7 +57,7 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str = 'backbo
 
     Args:
         model (BaseModel): A classifier whose data samples have ``pred_score``.
-        loader (DataLoader): As of :func:`split_loader`.
+        loader (DataLoader): See :func:`split_loader`.
         layer (str): As in :class:`mmkcr.models.wrappers.FeatureTap`. Defaults to
             'backbone'.
         landmarks (int, optional): Expected number of landmarks of A-KC. Defaults to a tenth.
@@ -71,6 +72,7 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str = 'backbo
         if not 1 <= landmarks <= n:
             raise ValueError(f'expected from 1 to n = {n} landmarks, found `{landmarks}`')
         kwargs['landmark_ratio'] = landmarks / n
+    # as in a validation, but without a Runner
     metric = KernelComplexityMetric(prefix='kernel', **kwargs)
     batches = shown(loader, 'Kernel complexity') if progress else loader
     with undisturbed(model), features_on_samples(model, layer):
@@ -86,7 +88,7 @@ def classification_scores(model: nn.Module, loader: DataLoader) -> Dict[str, flo
 
     Args:
         model (BaseModel): A classifier whose data samples have ``pred_score``.
-        loader (DataLoader): As of :func:`split_loader`.
+        loader (DataLoader): See :func:`split_loader`.
 
     Returns:
         dict[str, float]: ``loss``, the mean cross entropy in nats, and ``top1`` in percent.
@@ -109,7 +111,7 @@ def epoch_of(checkpoint: Dict[str, Any]) -> Optional[int]:
 
 
 def plot_curve(rows: List[Dict[str, Any]], path: Union[str, Path], title: str = '') -> None:
-    """Draws the loss with the KCR bounds, and KC, over epochs (KCR figure 1).
+    """Draw the loss with the KCR bounds, and KC, over epochs (KCR figure 1).
 
     Args:
         rows (list[dict]): One per checkpoint: ``epoch`` and :func:`kernel_statistics`.

@@ -24,7 +24,7 @@ from .features import feature_batches, share_of_rank, undisturbed
 
 
 class _Remembering:
-    """A loader that remembers its last batch."""
+    """A loader that remembers its last batch, as :func:`feature_batches` yields features only."""
 
     def __init__(self, loader: DataLoader) -> None:
         self.loader, self.batch = loader, None
@@ -37,7 +37,7 @@ class _Remembering:
 
 def labelled_batches(model: nn.Module, loader: DataLoader,
                      layer: str) -> Iterator[Tuple[Tensor, Tensor, Any]]:
-    """Yields features (B, d), labels (B,) and the batch itself.
+    """Yield features (B, d), labels (B,) and the batch itself.
 
     Args:
         model (BaseModel): The task model, or a wrapper around it.
@@ -53,16 +53,16 @@ class BottleneckPass:
     """One pass over a data set that refreshes an :class:`InformationBottleneckLoss`.
 
     Every sample goes through the network once. The features of at most ``samples`` drawn
-    ones are held, k-means runs on them, and Q is summed over them and over all others as
-    they stream by. So with C = A = 1000 classes and clusters, d = 640 and the default of
-    256 samples a cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB divided by the
-    ranks, and Q and its sums 8 MB each, for n = 1.28 M as for any n; reporting the IB value
-    adds 256 000 x 1000 x 4 B = 1.02 GB, divided alike. k-means begins with the centroids of
-    the refresh before, if there was one.
+    samples are held, and k-means runs on them. Q is summed over these and over all others as
+    they stream by. With C = A = 1000 classes and clusters, d = 640 and the default of
+    256 samples per cluster, the largest tensor has 256 000 x 640 x 4 B = 655 MB divided by the
+    number of ranks, and Q and its sums 8 MB each, for any n. Reporting the IB value
+    adds 256 000 x 1000 x 4 B = 1.02 GB, divided likewise. k-means starts from the centroids of
+    the previous refresh, if there was one.
 
     Args:
         model (BaseModel): The task model, or a wrapper around it, in eval mode.
-        loss (InformationBottleneckLoss): What is refreshed. With ``input_features`` its
+        loss (InformationBottleneckLoss): The loss to refresh. With ``input_features`` its
             input clusters are fitted too, once.
         dataset (Dataset): With test transforms and labels.
         like (DataLoader): See :func:`~mmkcr.evaluation.features.share_of_rank`.
@@ -81,7 +81,7 @@ class BottleneckPass:
 
         Args:
             drawn (Tensor, optional): Samples for k-means, ascending. Defaults to all.
-            seed (int): Of k-means. Defaults to 0.
+            seed (int): Seed of k-means. Defaults to 0.
             step (int): See :meth:`InformationBottleneckLoss.refresh`.
 
         Returns:
@@ -97,6 +97,7 @@ class BottleneckPass:
         loss.set_centroids(fit_clusters(features, loss.num_clusters, seed, loss.normalize,
                                         loss.centroids if loss.ready else None,
                                         distributed=get_dist_info()[1] > 1))
+        # memory: k-means was the last that needed them together
         del features
         broadcast(loss.centroids)
         device = loss.centroids.device
@@ -106,6 +107,7 @@ class BottleneckPass:
         for row in held:
             self._add(sums, *row)
         held.clear()
+        # the second pass sees only samples that the first one did not
         if drawn is not None:
             others = torch.ones(len(self.dataset), dtype=torch.bool)
             others[drawn] = False
@@ -124,7 +126,7 @@ class BottleneckPass:
         return flat_inputs(self.model.data_preprocessor(batch, False)['inputs'])
 
     def _row(self, features: Tensor, labels: Tensor, batch: Any) -> Tuple:
-        """What is held of a batch: features, labels, log phi of the inputs."""
+        """The part of a batch that is held: features, labels, log phi of the inputs."""
         if self.loss.input_features is None:
             return features.float(), labels, None
         loss = self.loss
@@ -136,8 +138,9 @@ class BottleneckPass:
         sums.add(self.loss.log_phi(features), labels, log_inputs)
 
     def _cluster_inputs(self, seed: int) -> None:
-        """Fit the clusters of the inputs, which do not change, on the first rank."""
+        """Fit the clusters of the inputs on the first rank; the inputs never change."""
         loss, n = self.loss, len(self.dataset)
+        # a sample of fixed size: one rank is fast enough, and the others get its result
         if get_dist_info()[0] == 0:
             number = min(n, SAMPLES_PER_CLUSTER * loss.num_classes)
             generator = torch.Generator().manual_seed(seed)
@@ -161,10 +164,10 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
 
     Args:
         model (BaseModel): A classifier, or a wrapper around one.
-        loader (DataLoader): As of :func:`~mmkcr.evaluation.analysis.split_loader`.
+        loader (DataLoader): See :func:`~mmkcr.evaluation.analysis.split_loader`.
         num_classes (int): C = A = B.
         layer (str): Layer of the features. Defaults to 'backbone'.
-        seed (int): Of k-means and of the samples that it sees. Defaults to 0.
+        seed (int): Seed of k-means and of its samples. Defaults to 0.
         **kwargs: ``beta``, ``normalize`` and ``smoothing`` of
             :class:`InformationBottleneckLoss`.
 
@@ -173,6 +176,7 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
         :meth:`~mmkcr.functional.information.InformationAccumulator.values`.
     """
     with undisturbed(model):
+        # one sample tells the widths of features and inputs
         one = share_of_rank(loader.dataset, [0], loader, distributed=False)
         features, _, batch = next(labelled_batches(model, one, layer))
         inputs = flat_inputs(unwrap(model).data_preprocessor(batch, False)['inputs'])

@@ -1,4 +1,4 @@
-"""KC and A-KC of what a layer gives while a model runs anyway."""
+"""KC and A-KC of a layer's outputs, collected while a model runs for another purpose."""
 
 from typing import Any, Dict, Optional
 
@@ -18,11 +18,11 @@ from mmkcr.models.wrappers.feature_tap import pool_features
 class ComplexityTap:
     """Collects the pooled outputs of a module during the ``with`` block.
 
-    KC depends on the number of samples, so only values of the same images can be compared.
+    KC depends on the number of samples, so only values for the same images can be compared.
 
     Args:
-        module (nn.Module): Such as a backbone.
-        every (int): One of so many samples is a landmark of A-KC. Defaults to 2: calibration
+        module (nn.Module): The module, such as a backbone.
+        every (int): Every how many samples one is a landmark of A-KC. Defaults to 2: calibration
             images are few.
     """
 
@@ -41,18 +41,20 @@ class ComplexityTap:
     def _collect(self, _: nn.Module, __: Any, output: Any) -> None:
         try:
             features = pool_features(output).detach()
-        except TypeError:  # of a model that gives no maps, such as a dict of scores
+        except TypeError:  # a model whose outputs are no maps, such as a dict of scores
             return
         if self._all is None:
             self._all, self._landmarks = (
                 MomentAccumulator(features.shape[1], features.device) for _ in range(2))
+        # counted over all batches
         self._landmarks.add(features[-self._all.count % self._every::self._every])
         self._all.add(features)
 
     def values(self) -> Dict[str, float]:
-        """``kc`` and ``a_kc``; empty if the module gave nothing that can be pooled."""
+        """``kc`` and ``a_kc``; empty if the module's outputs cannot be pooled."""
         if self._all is None or not torch.isfinite(self._all.total).all():
             return {}
+        # (d, d)
         moment, count = self._all.moment(), self._all.count
         return dict(
             kc=kernel_complexity(tails(spectrum(moment)[0]), count)[0],

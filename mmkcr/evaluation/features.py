@@ -1,6 +1,6 @@
-"""Features of a data set under a model: eval mode, test transforms, nothing disturbed.
+"""Features of a data set under a model: eval mode, test transforms, no side effects.
 
-Not imported by the package's ``__init__``: it needs :mod:`mmkcr.models`, which needs
+The package's ``__init__`` does not import it: it needs :mod:`mmkcr.models`, which needs
 :mod:`mmkcr.functional.kernel`.
 """
 
@@ -22,7 +22,7 @@ from mmkcr.models.wrappers.feature_tap import FeatureTap, find_layer
 
 
 def find_pipeline(dataset: Any) -> Any:
-    """The transforms of a data set, looked for through its wrappers.
+    """The transforms of a data set, also inside its wrappers.
 
     Raises:
         ValueError: Neither the data set nor one that it wraps has a ``pipeline``.
@@ -37,13 +37,13 @@ def find_pipeline(dataset: Any) -> Any:
 
 
 def plain_pipeline(pipeline: Any, size: Tuple[int, int]) -> Any:
-    """Transforms without chance: images as a set loads them, resized and cropped in the centre.
+    """Deterministic transforms: images as a set loads them, resized and cropped in the centre.
 
     The shorter edge becomes 8/7 of the crop's longer one (256 for 224), as in mmpretrain's linear
     evaluation.
 
     Args:
-        pipeline (Compose): Of a training set; its leading ``Load...`` transforms are kept.
+        pipeline (Compose): Transforms of a training set; the leading ``Load...`` ones are kept.
         size (tuple[int, int]): Height and width of the crop.
 
     Raises:
@@ -63,7 +63,7 @@ def plain_pipeline(pipeline: Any, size: Tuple[int, int]) -> Any:
 
 
 def with_pipeline(dataset: Any, pipeline: Any) -> Any:
-    """A view of a data set with other transforms; samples and the original stay as they are.
+    """A view of a data set with other transforms; the original and its samples are not changed.
 
     Args:
         dataset (Dataset): With a ``pipeline``, or a wrapper (attribute ``dataset`` or
@@ -71,7 +71,7 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
         pipeline (Callable): The transforms, e.g. another data set's ``pipeline``.
     """
     view = copy.copy(dataset)
-    own = vars(dataset)  # a wrapper may answer for the attributes of what it wraps
+    own = vars(dataset)  # not hasattr: a wrapper may forward attributes of what it wraps
     if 'dataset' in own:
         view.dataset = with_pipeline(dataset.dataset, pipeline)
     elif 'datasets' in own:
@@ -89,8 +89,8 @@ def share_of_rank(dataset: Any, indices: Optional[Sequence[int]], like: DataLoad
     Args:
         dataset (Dataset): The data set.
         indices (Sequence[int], optional): Samples to load. Defaults to all.
-        like (DataLoader): Batch size, workers and collate function are taken from it.
-        distributed (bool): Whether to load every world_size-th only. Defaults to True.
+        like (DataLoader): Provides batch size, workers and collate function.
+        distributed (bool): Whether to load only every world_size-th sample. Defaults to True.
     """
     rank, world = get_dist_info() if distributed else (0, 1)
     indices = range(len(dataset)) if indices is None else indices
@@ -102,15 +102,15 @@ def share_of_rank(dataset: Any, indices: Optional[Sequence[int]], like: DataLoad
 
 
 def feature_layer_of(model: nn.Module) -> str:
-    """The layer whose features a classifier's analysis is about.
+    """The layer whose features a classifier's analysis uses.
 
     Args:
         model (nn.Module): A classifier, or a model around one.
 
     Returns:
-        str: The ``feature_layer`` of a :class:`~mmkcr.models.wrappers.RegularizedModel` that has
-        one of its own, else what the last linear layer of the head reads, in the form of
-        :class:`~mmkcr.models.wrappers.FeatureTap`.
+        str: The ``feature_layer`` of a :class:`~mmkcr.models.wrappers.RegularizedModel` if it
+        differs from the default, otherwise the input of the head's last linear layer, in the form
+        of :class:`~mmkcr.models.wrappers.FeatureTap`.
 
     Raises:
         ValueError: The head has no linear layer.
@@ -130,9 +130,10 @@ def feature_layer_of(model: nn.Module) -> str:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every module's mode and all random states are as before."""
+    """Eval mode inside; afterwards all modules' modes and all random states are restored."""
     modes = {module: module.training for module in model.modules()}
     numpy_state, python_state = np.random.get_state(), random.getstate()
+    # without this argument `fork_rng` visits all devices, and so starts CUDA
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     try:
         with torch.random.fork_rng(devices=devices):
@@ -147,10 +148,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterator[Tensor]:
-    """Yields the pooled features (B, d) of every batch of a loader.
+    """Yield the pooled features (B, d) of every batch of a loader.
 
-    A batch of images of several sizes is run image by image: padded to one
-    size, an image's features would depend on its neighbours, hence on the
+    A batch of images of several sizes is run image by image. Padded to one
+    size, an image's features would depend on its neighbours, and so on the
     number of ranks. The heads behind a tapped backbone are not run.
 
     Args:
@@ -172,12 +173,12 @@ def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterato
 
 
 class _Reached(Exception):
-    """Ends a forward pass behind the layer whose output was asked for."""
+    """Ends a forward pass after the requested layer."""
 
 
 @contextmanager
 def _ending_after(model: nn.Module, layer: str) -> Iterator[None]:
-    """End forward passes behind the backbone; another layer may run more than once."""
+    """End forward passes after the backbone; other layers may run more than once."""
     def end(*_: Any) -> None:
         raise _Reached
 
@@ -190,7 +191,7 @@ def _ending_after(model: nn.Module, layer: str) -> Iterator[None]:
 
 
 def _of_one_size(batch: Any) -> Iterator[Any]:
-    """A batch, or its images one by one where their sizes differ."""
+    """A batch, or its images one by one if their sizes differ."""
     images = batch.get('inputs') if isinstance(batch, Mapping) else None
     if not isinstance(images, list) or len({tuple(image.shape) for image in images}) == 1:
         yield batch

@@ -1,8 +1,8 @@
-"""How much a head's attention depends on the image (drop-in depthwise convolution, 3.3.1).
+"""Dependence of a head's attention on the image (drop-in depthwise convolution, 3.3.1).
 
 The score of a head is the standard deviation over images of every entry of its attention map,
-summed over the entries: small where the head looks at the same places whatever the image. Not
-imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
+summed over the entries. It is small if the head attends to the same places in every image. The
+package's ``__init__`` does not import this module, as with :mod:`mmkcr.evaluation.features`.
 """
 
 from contextlib import ExitStack, suppress
@@ -45,6 +45,7 @@ class RunningMoments:
             raise ValueError(f'expected a tensor of shape {tuple(self.mean.shape)} as before, '
                              f'found {tuple(value.shape)}')
         self.count += 1
+        # Welford: M2 += delta^2 (n - 1) / n, with the delta from the mean before
         delta = value.double() - self.mean
         self.mean.add_(delta, alpha=1 / self.count)
         self.deviations.addcmul_(delta, delta, value=(self.count - 1) / self.count)
@@ -60,6 +61,7 @@ class RunningMoments:
         total = own_mean * own_count
         all_reduce(total)
         self.mean, self.count = total / count, int(count)
+        # Chan: deviations about the common mean simply add up
         self.deviations = self.deviations + own_count * (own_mean - self.mean).square()
         all_reduce(self.deviations)
         return self
@@ -86,6 +88,7 @@ def attention_map(attn: nn.Module, tokens: Tensor) -> Tensor:
     Returns:
         Tensor: Shape (H, N, N).
     """
+    # (N, 3 H d) -> (N, 2, H, d) -> (2, H, N, d)
     q, k = F.linear(tokens, attn.qkv.weight, attn.qkv.bias).unflatten(
         1, (3, attn.num_heads, attn.head_dims))[:, :2].permute(1, 2, 0, 3)
     return torch.softmax(q @ k.transpose(1, 2) * attn.head_dims**-0.5, -1)
@@ -94,15 +97,15 @@ def attention_map(attn: nn.Module, tokens: Tensor) -> Tensor:
 class HeadStatistics:
     """Moments of the attention maps of some layers while a model runs.
 
-    All maps are over one token grid: 4 x 8 and 8 x 4 patches make maps of one shape whose entries
-    mean different pairs of positions.
+    All maps must share one token grid: 4 x 8 and 8 x 4 patches give maps of one shape whose entries
+    are different pairs of positions.
 
     Args:
-        attentions (Mapping[str, MultiheadAttention]): By name.
-        grid (TokenGrid): Of the backbone: how the tokens of the running batch lie.
-        expected (tuple[int, int], optional): The grid that counts; maps over others are left out,
-            and the images they are of counted in ``others``. Defaults to None: the first one, and
-            another is refused.
+        attentions (Mapping[str, MultiheadAttention]): Layers by name.
+        grid (TokenGrid): Grid of the backbone: the layout of the running batch's tokens.
+        expected (tuple[int, int], optional): The required grid; maps on others are skipped, and
+            their images counted in ``others``. Defaults to None: the first grid, and any other is
+            an error.
 
     Examples:
         >>> layers = {'layers.0.attn': backbone.layers[0].attn}
@@ -137,7 +140,7 @@ class HeadStatistics:
         return watch
 
     def _counts(self, name: str, images: int) -> bool:
-        """Whether the running batch has the grid."""
+        """Whether the running batch has the required grid."""
         found = tuple(self.grid.hw)
         self.hw = found if self.hw is None else self.hw
         if found == self.hw:
@@ -158,9 +161,9 @@ class HeadStatistics:
         """Score of every head, by layer.
 
         Args:
-            reduction (str): Over the entries of a map: ``'sum'``, the paper's; ``'mean'``, which
-                can be compared across image sizes; or ``'relative'``, the sum over the sum of the
-                mean map, which is N. Defaults to ``'sum'``.
+            reduction (str): How a map's entries are combined: ``'sum'``, as in the paper;
+                ``'mean'``, comparable across image sizes; or ``'relative'``, the sum over the sum
+                of the mean map, which is N. Defaults to ``'sum'``.
 
         Returns:
             dict[str, Tensor]: Shape (H,), fp64.
@@ -183,11 +186,11 @@ class HeadStatistics:
 
 
 class _Seen(Exception):
-    """Ends a forward pass that was for the number of tokens alone."""
+    """Ends a forward pass that only determines the number of tokens."""
 
 
 def tokens_of(model: nn.Module, attention: nn.Module, batch: Any) -> int:
-    """Tokens N that an attention layer sees of a batch as the model is deployed.
+    """Number of tokens N that an attention layer sees of a batch as the model is deployed.
 
     Args:
         model (BaseModel): The task model.
@@ -215,19 +218,19 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
                 memory: int = 2 * 2**30) -> Dict[str, Tensor]:
     """Run a model over a data set as it is deployed, and score its heads.
 
-    A segmentor that slides windows is scored on all its windows (on those of the window's size:
-    an image smaller than the window is left out), a classifier on its crops. The moments of a
-    block take 16 H N^2 bytes (16 heads and 1813 tokens: 841 MB); the data set is run through as
-    often as it takes to hold no more than ``memory``, at least one block at a time.
+    A segmentor with a sliding window is scored on all its windows of full size (an image smaller
+    than the window is skipped), a classifier on its crops. The moments of a
+    block take 16 H N^2 bytes (16 heads and 1813 tokens: 841 MB). The data set is processed in as
+    many passes as it takes to hold no more than ``memory``, at least one block at a time.
 
     Args:
         model (BaseModel): A task model, dense.
-        sites (Mapping[str, HeadOperatorSite]): Of its backbone, by name.
-        batches (Iterable): As the model's data preprocessor takes them; a rank's share, the same
-            in every pass.
+        sites (Mapping[str, HeadOperatorSite]): Sites of its backbone, by name.
+        batches (Iterable): As the model's data preprocessor takes them; this rank's share, the
+            same in every pass.
         reduction (str): See :meth:`HeadStatistics.scores`. Defaults to ``'sum'``.
         distributed (bool): Merge the ranks. Defaults to False.
-        memory (int): Most bytes of moments. Defaults to 2 GiB.
+        memory (int): Maximum bytes of moments. Defaults to 2 GiB.
 
     Returns:
         dict[str, Tensor]: Shape (H,) by site, fp64.
@@ -240,8 +243,10 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
     some = next(iter(sites.values()))
     first, window = some.owner, window_grid(model, some.host)
     with undisturbed(model):
+        # tokens decide the size of the moments, so the first batch is run to count them
         tokens = tokens_of(model, first, next(iter(batches)))
-        block = 16 * first.num_heads * tokens**2
+        block = 16 * first.num_heads * tokens**2  # mean and deviations, fp64
+        # blocks of one pass over the data
         together = max(1, int(memory // block))
         while rest:
             part = dict(list(rest.items())[:together])
@@ -254,12 +259,13 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
 
 
 def window_grid(model: nn.Module, backbone: nn.Module) -> Optional[Tuple[int, int]]:
-    """Patches of the window that a segmentor slides, None if a model slides none."""
+    """Patches of a segmentor's sliding window, or None for models without one."""
     test_cfg = getattr(find_task(model), 'test_cfg', None) or {}
     if test_cfg.get('mode') != 'slide':
         return None
     projection = backbone.patch_embed.projection
     sizes = zip(test_cfg['crop_size'], projection.padding, projection.kernel_size,
                 projection.stride)
+    # output size of the patch embedding's convolution
     return tuple((side + 2 * padding - kernel) // stride + 1
                  for side, padding, kernel, stride in sizes)

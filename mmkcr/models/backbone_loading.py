@@ -28,7 +28,7 @@ def split_pretrained(init_cfg: InitCfg) -> Tuple[Optional[Dict[str, Any]], List[
     """Take ``Pretrained`` out of an ``init_cfg``.
 
     Args:
-        init_cfg (dict | list[dict], optional): Of a ``BaseModule``.
+        init_cfg (dict | list[dict], optional): ``init_cfg`` of a ``BaseModule``.
 
     Returns:
         tuple[dict | None, list[dict]]: The arguments of ``Pretrained``, and
@@ -44,11 +44,11 @@ def split_pretrained(init_cfg: InitCfg) -> Tuple[Optional[Dict[str, Any]], List[
 
 def read_backbone(checkpoint: str, prefix: Optional[str] = None,
                   map_location: str = 'cpu') -> Dict[str, Tensor]:
-    """The backbone's part of a checkpoint of a classifier, detector or segmentor.
+    """Read the backbone's part of a checkpoint of a classifier, detector or segmentor.
 
     Args:
-        checkpoint (str): A file or URL; beside MMEngine's ``EMAHook`` it holds
-            the averaged weights.
+        checkpoint (str): A file or URL. A checkpoint that MMEngine's ``EMAHook`` wrote
+            holds the averaged weights there.
         prefix (str, optional): Where the backbone's keys start. Defaults to
             None: ``'backbone.'`` if there are such keys, else all keys.
         map_location (str): See ``torch.load``. Defaults to ``'cpu'``.
@@ -83,8 +83,8 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] 
         map_location (str): As there.
 
     Raises:
-        FileNotFoundError: As of :func:`read_backbone`.
-        ValueError: As of :func:`read_backbone`, or the keys are not those of
+        FileNotFoundError: As in :func:`read_backbone`.
+        ValueError: As in :func:`read_backbone`, or the keys are not those of
             the backbone.
     """
     state = read_backbone(str(checkpoint), prefix, map_location)
@@ -101,15 +101,16 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] 
 
 
 def renamed_keys(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
-    """Give keys of version 0.1, whose sites had no kind in their names, today's names.
+    """Rename the keys of version 0.1, whose sites had no kind in their names, to today's names.
 
-    There a gate was at ``layers.0.ffn.gate`` and the kept units at ``layers.0.ffn.kept``; now both
-    are below ``layers.0.ffn.mlp_channels``, so that several kinds can share a module.
+    In version 0.1 a gate was at ``layers.0.ffn.gate`` and the kept units at
+    ``layers.0.ffn.kept``. Now both are below ``layers.0.ffn.mlp_channels``, so that several kinds
+    of site can share a module.
 
     Args:
-        space (SearchSpace): Of the backbone that loads.
+        space (SearchSpace): Search space of the backbone that loads.
         state_dict (dict): Changed in place.
-        prefix (str): Of the backbone's keys.
+        prefix (str): Prefix of the backbone's keys.
     """
     owners: Dict[str, List[str]] = {}
     for name, site in space._sites.items():
@@ -117,6 +118,7 @@ def renamed_keys(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: st
     for path, names in owners.items():
         start = f'{prefix}{path}.' if path else prefix
         for key in [key for key in state_dict if key.startswith((f'{start}gate.', f'{start}kept'))]:
+            # version 0.1 had one site per module: with several, the owner of a bare key is unknown
             if len(names) == 1:
                 state_dict[f'{prefix}{names[0]}.{key[len(start):]}'] = state_dict.pop(key)
 
@@ -128,18 +130,19 @@ OUTSIDE = '/'
 
 
 def take_rungs(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
-    """Of the weights of many budgets, those of the network that was chosen.
+    """Pick the weights of the chosen network from a file with the weights of many budgets.
 
-    The file is one of the dense network, with the blocks that its rungs have instead. A dense
-    backbone takes it as that.
+    The file holds the dense network's state_dict and, beside it, the blocks that each rung
+    replaces. A dense backbone loads the former and drops the latter.
 
     Args:
-        space (SearchSpace): Of the backbone that loads.
+        space (SearchSpace): Search space of the backbone that loads.
         state_dict (dict): Changed in place.
-        prefix (str): Of the backbone's keys.
+        prefix (str): Prefix of the backbone's keys.
     """
     start = f'{prefix}{RUNGS}'
     keys = [key for key in state_dict if key.startswith(start)]
+    # a subnet that no rung describes: the keys stay, and `check_state` refuses them as unexpected
     if not keys or space.structure is not None and not space.rungs:
         return
     stored = {key[len(start):]: state_dict.pop(key) for key in keys}
@@ -148,20 +151,22 @@ def take_rungs(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str)
         # what is in no block is in the block ''
         block = next((one for one in space.rungs if one and name.startswith(f'{one}.')), '')
         if str(space.rungs.get(block)) == rung and not name.startswith(OUTSIDE):
+            # replaces the dense block's entry by the chosen rung's, in the sliced shape
             state_dict[f'{prefix}{name}'] = value
+    # `kept` buffers that the file does not store are those of the structure
     for site in space.structure.sites if space.rungs else ():
         state_dict.setdefault(f'{prefix}{site}.kept', space.host.get_buffer(f'{site}.kept'))
 
 
 def load_outside(space: 'SearchSpace', parent: nn.Module, name: str) -> None:
-    """Let a module give its other layers the weights of the rung that its backbone is from.
+    """Let a module give its other layers the weights of the rung that its backbone comes from.
 
-    Layers that read a residual stream behind the backbone are refitted for each of its widths.
+    Layers behind the backbone that read a residual stream are refitted for each of its widths.
 
     Args:
-        space (SearchSpace): Of the backbone.
-        parent (nn.Module): That it is part of.
-        name (str): Of the backbone in it.
+        space (SearchSpace): Search space of the backbone.
+        parent (nn.Module): The module that the backbone is part of.
+        name (str): The backbone's name in it.
     """
     parent._register_load_state_dict_pre_hook(partial(_take_outside, space, name))
 
@@ -178,14 +183,14 @@ _ALONE: 'weakref.WeakSet[nn.Module]' = weakref.WeakSet()
 
 
 def await_parent(host: nn.Module) -> None:
-    """See :func:`load_outside`; for the module that a backbone is made a part of first."""
+    """Call :func:`load_outside` for the module that a backbone is first made a part of."""
     _ALONE.add(host)
     _watch_registrations()
 
 
 @lru_cache(maxsize=None)
 def _watch_registrations() -> None:
-    """Once for all: a hook that is removed while hooks run breaks those of others."""
+    """Register one global hook for good: removing one while hooks run breaks those of others."""
     def look(parent: nn.Module, name: str, child: Optional[nn.Module]) -> None:
         if child in _ALONE:
             _ALONE.discard(child)
@@ -201,9 +206,9 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     has in excess.
 
     Args:
-        space (SearchSpace): Of the backbone that loads.
+        space (SearchSpace): Search space of the backbone that loads.
         state_dict (Mapping[str, Tensor]): With the backbone's keys.
-        prefix (str): Of these keys.
+        prefix (str): Prefix of these keys.
 
     Raises:
         ValueError: Missing, unexpected or mis-shaped keys, or other kept units.
@@ -213,9 +218,11 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
              if key.startswith(prefix) and hasattr(value, 'shape')}
     if not found:
         return
+    # of `nn.Module`: a host's own `state_dict` may rename or drop entries
     own = {key: value.shape for key, value in nn.Module.state_dict(host).items()
            if hasattr(value, 'shape')}
     gates = tuple(f'{site}.gate.' for site in space.gates())
+    # the supernet has these layers in excess of the dense network
     gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
     optional = re.compile(space.optional_keys)
     missing = [key for key in own if key not in found and not optional.match(key)

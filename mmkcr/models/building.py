@@ -62,7 +62,7 @@ def build_model(config: Config) -> nn.Module:
     Weights are random: nothing is downloaded, ``init_cfg`` is not applied.
 
     Args:
-        config (Config): Of mmpretrain, mmdet, mmseg or this package.
+        config (Config): A config of mmpretrain, mmdet, mmseg or this package.
 
     Returns:
         nn.Module: In eval mode.

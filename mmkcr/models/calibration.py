@@ -1,8 +1,9 @@
 """Statistics of a network's inner activations over calibration images (SPEC 9).
 
-A *reader* is a layer whose inputs are the units of a site: the output projection of an MLP or an
-attention, or what reads the channels of a stream. Everything that closed-form slimming needs is
-the moments of the readers' inputs, and how much the network's outputs depend on theirs.
+A *reader* is a layer whose inputs are the units of a site: the output projection of an MLP or of
+an attention, or a layer that reads the channels of a stream. Closed-form slimming needs only two
+things: the moments of the readers' inputs, and the sensitivity of the network's outputs to the
+readers' outputs.
 """
 
 import math
@@ -35,10 +36,10 @@ class Reader(NamedTuple):
     """A layer that reads the units of a site.
 
     Args:
-        path (str): Of the layer, from the host.
+        path (str): Path of the layer, from the host.
         inner (int): Consecutive input channels of one unit.
-        span (tuple[int, int]): Input channels, of the dense layer, that are the site's.
-        repeats (int): Times that all units follow each other in these. Defaults to 1.
+        span (tuple[int, int]): The site's range among the input channels of the dense layer.
+        repeats (int): How often the sequence of all units occurs in that range. Defaults to 1.
     """
 
     path: str
@@ -47,14 +48,16 @@ class Reader(NamedTuple):
     repeats: int = 1
 
     def each(self, layer: nn.Module) -> int:
-        """Columns of one unit."""
+        """Columns of the weight matrix that belong to one unit."""
         return self.repeats * self.inner * taps(layer)
 
     def of_units(self, layer: nn.Module, units: Tensor, total: int) -> Tensor:
-        """Places of some of ``total`` units within :meth:`columns`, (n, each)."""
+        """Columns of the given of ``total`` units, relative to :meth:`columns`, (n, each)."""
         inner = self.inner * taps(layer)
+        # a repeat holds all units one after the other, so repeats are total * inner columns apart
         blocks = torch.arange(self.repeats, device=units.device) * total * inner
         places = torch.arange(inner, device=units.device)
+        # (n, 1, 1) + (repeats, 1) + (inner,) -> (n, repeats, inner)
         return (units[:, None, None] * inner + blocks[:, None] + places).flatten(1)
 
     def columns(self, layer: nn.Module) -> slice:
@@ -78,24 +81,26 @@ def _reads(layer: nn.Module, dim: int) -> bool:
 
 
 def ordering_readers(site: HostSite) -> List[Reader]:
-    """Those readers whose inputs have one form, of the form that most have.
+    """The readers whose inputs have the most common number of columns per unit.
 
-    The order of units is made from these; what sizes lose is measured with all.
+    Units are ordered by these readers alone. The loss at each size is measured with all readers.
     """
     found = readers(site)
     forms = [reader.each(site.module(reader.path)) for reader in found]
+    # of two that are as common, the smaller form
     most = max(forms, key=lambda form: (forms.count(form), -form))
     return [reader for reader, form in zip(found, forms) if form == most]
 
 
 def taps(layer: nn.Module) -> int:
-    """Entries of a weight's row for one input channel: 1, or the area of a kernel."""
+    """Columns of a weight matrix per input channel: 1, or the area of the kernel."""
     return layer.weight[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1
 
 
 def weight_matrix(layer: nn.Module) -> Tensor:
     """A layer's weight as the matrix of :func:`input_rows` and :func:`output_rows`."""
     weight = layer.weight.detach()
+    # transposed weight (in, out, kh, kw) -> (out kh kw, in); else (out, in) or (out, in kh kw)
     return weight.flatten(1).T if isinstance(layer, nn.ConvTranspose2d) else weight.flatten(1)
 
 
@@ -103,7 +108,8 @@ def set_weights(layer: nn.Module, matrix: Tensor, bias: Tensor) -> None:
     """Give a layer another matrix, see :func:`weight_matrix`, and another bias if it has one."""
     transposed = isinstance(layer, nn.ConvTranspose2d)
     layer.weight.data.copy_((matrix.T if transposed else matrix).reshape(layer.weight.shape))
-    if layer.bias is not None:  # that of a transposed convolution is one for all its patch
+    if layer.bias is not None:
+        # matrix rows of a transposed convolution are (out, taps), but its bias is one per channel
         layer.bias.data.copy_(bias.view(len(layer.bias), -1).mean(1))
 
 
@@ -133,13 +139,13 @@ def pick(rows: int, most: int, generator: torch.Generator) -> Optional[Tensor]:
 
 
 def rows_of_a_batch(most: int, inputs: int, enough: float, batches: int) -> int:
-    """Rows of a batch that moments take in: fewer of a wide layer, whose rows cost inputs^2.
+    """Rows of a batch that enter the moments: fewer for wide layers, as a row costs inputs^2.
 
     Args:
-        most (int): For layers of up to 256 inputs.
-        inputs (int): Of the layer.
-        enough (float): Rows that are enough in all: so many come from ``batches``.
-        batches (int): That are run in any case.
+        most (int): Upper limit, for layers of up to 256 inputs.
+        inputs (int): Input features of the layer.
+        enough (float): Rows that suffice in all. They are spread over ``batches``.
+        batches (int): Number of batches that are run in any case.
     """
     if not batches or math.isinf(enough):
         return most
@@ -148,7 +154,7 @@ def rows_of_a_batch(most: int, inputs: int, enough: float, batches: int) -> int:
 
 def rows_of_inputs(model: nn.Module, batch: Any, forward: Forward,
                    layers: Mapping[str, nn.Module], most: int) -> Dict[str, int]:
-    """Rows of a batch that moments of layers take in, at most ``most`` of a call, by name."""
+    """Rows per batch that enter the moments of each layer, at most ``most`` per call, by name."""
     counts = dict.fromkeys(layers, 0)
 
     def counting(name: str) -> Callable:
@@ -164,19 +170,20 @@ def rows_of_inputs(model: nn.Module, batch: Any, forward: Forward,
 
 
 class ReaderMoments:
-    """Moments of one reader: of its inputs, and of what its outputs do to the network's.
+    """Moments of a reader's inputs, and of the gradients with respect to its outputs.
 
-    ``inputs`` are the inputs' moments, ``gradients`` those of the outputs' gradients,
-    ``output_energy`` the mean squares of the outputs, ``positions`` their number in an image.
+    ``inputs`` are the moments of the inputs and ``gradients`` those of the outputs' gradients.
+    ``output_energy`` holds the mean squares of the outputs, ``positions`` their count per image.
 
     Args:
         layer (nn.Module): The reader.
         name (str): For messages.
-        rows (int): Most rows of a batch that are taken in.
+        rows (int): Maximum number of rows per batch that are taken in.
         sensitive (bool): Also collect the gradients of the outputs.
-        enough (float): Rows for each input after which no more is taken in. Defaults to infinity.
-        least (int): Batches that are taken in whatever the rows: neighbours in an image are much
-            alike. Defaults to 0.
+        enough (float): Rows per input feature after which no more are taken in. Defaults to
+            infinity.
+        least (int): Minimum number of batches, whatever the number of rows: neighbours within an
+            image are much alike. Defaults to 0.
     """
 
     def __init__(self, layer: nn.Module, name: str, rows: int, sensitive: bool,
@@ -201,17 +208,19 @@ class ReaderMoments:
         self.inputs.add(_chosen(rows, chosen))
         energy = output_rows(self.layer, out.detach()).double().square().mean(0)
         self._calls += 1
+        # running mean over calls, all rows: m_k = m_(k-1) + (x - m_(k-1)) / k
         self.output_energy += (energy - self.output_energy) / self._calls
         if self.gradients is not None and out.requires_grad:
+            # the same rows as of the inputs, so that both moments are of the same positions
             out.register_hook(lambda gradient: self._gradient(gradient, chosen))
 
     @property
     def positions(self) -> float:
-        """Rows of an image; a layer may be called several times."""
+        """Mean number of rows per image, summed over all calls of the layer."""
         return self._seen / max(self._images, 1)
 
     def end_batch(self, images: int) -> None:
-        """Count a batch; look at no more of them once there are enough rows."""
+        """Count a batch, and stop collecting once there are enough rows."""
         if self.complete or not self._seen:
             return
         self._batches += 1
@@ -233,36 +242,40 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             others: Optional[Mapping[str, nn.Module]] = None) -> Dict[str, ReaderMoments]:
     """Moments of some readers over calibration batches.
 
-    With ``logits`` not None every batch is also run backward from a random projection of the
-    outputs: the gradients' second moments F say by how much an error of a reader's output changes
-    the network's, ``E |dz|^2 = positions * tr(F cov(dy))``. No label is read.
+    Unless ``logits`` is None, every batch is also run backward from a random projection of the
+    outputs. The second moments F of the gradients then tell by how much an error dy of a reader's
+    output changes the network's outputs z: ``E |dz|^2 = positions * tr(F cov(dy))``. No label is
+    read.
 
     Args:
         model (nn.Module): In eval mode.
         batches (Iterable): What ``forward`` takes.
-        forward (Callable): Takes model and batch; gives tensors, in tuples or lists or alone.
+        forward (Callable): Takes model and batch. Returns a tensor, or tensors in nested tuples or
+            lists.
         layers (Mapping[str, nn.Module]): Readers by name.
-        rows (int): Most rows of a batch and reader. Defaults to 4096.
-        logits (bool, optional): Whether the outputs are class scores (B, C): their error is then
-            measured by Kullback and Leibler; else relative to the outputs. Defaults to None: no
-            gradients.
-        seed (int): Of the projections. Defaults to 0.
-        enough (float): Rows for each input of a reader after which it takes in no more; when all
-            readers have them, no further batch is run. Defaults to infinity.
+        rows (int): Maximum number of rows per batch and reader. Defaults to 4096.
+        logits (bool, optional): Whether the outputs are class scores (B, C). If so, their error is
+            measured as a Kullback-Leibler divergence, otherwise relative to the outputs' size.
+            Defaults to None: no gradients.
+        seed (int): Seed of the random projections. Defaults to 0.
+        enough (float): Rows per input feature after which a reader takes in no more. Once all
+            readers have enough, no further batch is run. Defaults to infinity.
         least (int): Batches that are run in any case. Defaults to 0.
-        others (Mapping[str, nn.Module], optional): Layers by name whose inputs alone are wanted.
-            Defaults to none.
+        others (Mapping[str, nn.Module], optional): Layers by name of which only the inputs are
+            needed. Defaults to none.
 
     Returns:
         dict[str, ReaderMoments]: By name.
     """
     sensitive = logits is not None
+    # gradients are collected only for `layers`
     both = {**layers, **(others or {})}
     found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers, enough, least)
              for name, layer in both.items()}
     generator = torch.Generator().manual_seed(seed)
     with ExitStack() as stack:
         if sensitive:
+            # before the readers' hooks, which run later and so see outputs that require gradients
             stack.enter_context(_gradients_of_activations(model, layers.values()))
         for name, layer in both.items():
             handle = layer.register_forward_hook(found[name].hook)
@@ -274,26 +287,27 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
                     _projected(outputs, logits, generator).backward()
             for moments in found.values():
                 moments.end_batch(_images_of(batch, outputs))
+            # images that no reader needs are not even run
             if all(moments.complete for moments in found.values()):
                 break
     return found
 
 
 def _images_of(batch: Any, outputs: Sequence[Tensor]) -> int:
-    """Images of a batch; where only ``forward`` knows, the length of the last output."""
+    """Number of images in a batch; if only ``forward`` knows it, the length of the last output."""
     if isinstance(batch, Mapping) and isinstance(batch.get('inputs'), Tensor):
         batch = batch['inputs']
     return len(batch) if isinstance(batch, Tensor) else len(outputs[-1]) if outputs else 1
 
 
 class WeightChange(NamedTuple):
-    """Changes of a layer that are tried: its outputs change by ``delta (x - mean)``.
+    """Trial changes of a layer's weights: its outputs change by ``delta (x - mean)``.
 
     Args:
         layer (nn.Module): A reader, or another layer with weights.
-        mean (Tensor): Of x, (d,).
-        deltas (Tensor): Of the weights, (tries, m, d).
-        rows (Callable): Takes layer and input; gives x as rows (n, d). Defaults to the inputs.
+        mean (Tensor): Mean of x, (d,).
+        deltas (Tensor): Changes of the weights, (tries, m, d).
+        rows (Callable): Takes layer and input, returns x as rows (n, d). Defaults to the inputs.
     """
 
     layer: nn.Module
@@ -305,31 +319,34 @@ class WeightChange(NamedTuple):
 def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
                    changes: Mapping[str, Sequence[WeightChange]], logits: bool,
                    seed: int = 0) -> Dict[str, Tensor]:
-    """By how much changes of weights change a network's outputs, to first order.
+    """First-order effect of weight changes on a network's outputs.
 
-    The errors of a reader's outputs at the positions of one image are alike, most of all behind
-    attention, so what they do adds up. With the gradient S of a random projection of the outputs,
-    ``dz = <delta, S>`` for every image; S is summed over the image's positions before it is
-    squared. (Moments of errors and gradients alone take positions as independent.)
+    The errors of a reader's outputs at the positions of one image are correlated, most of all
+    behind attention, so their effects add up. Let S be the sum, over the image's positions, of
+    ``gradient x^T``, with the gradient of a random projection of the outputs. Then
+    ``dz = <delta, S>`` for every image, and squares are taken only after that sum. (Moments of
+    errors and gradients alone would treat positions as independent.)
 
     Args:
         model (nn.Module): In eval mode.
         batches (Iterable): What ``forward`` takes.
         forward (Callable): Takes model and batch.
-        changes (Mapping[str, Sequence[WeightChange]]): What is changed together, by name.
+        changes (Mapping[str, Sequence[WeightChange]]): By name, the changes that are made together.
         logits (bool): As in :func:`collect`.
-        seed (int): Of the projections. Defaults to 0.
+        seed (int): Seed of the random projections. Defaults to 0.
 
     Returns:
-        dict[str, Tensor]: Mean squares over images, (tries,), fp64, in the unit of
-        :func:`collect`'s gradients.
+        dict[str, Tensor]: Mean squares over images, (tries,), fp64, in the unit of the gradients
+        of :func:`collect`.
     """
     generator = torch.Generator().manual_seed(seed)
+    # per try; all changes of a name have equally many
     sums = {name: torch.zeros(len(tried[0].deltas), dtype=torch.float64)
             for name, tried in changes.items()}
     images = 0
     for batch in batches:
         with ExitStack() as stack:
+            # by (name, place): [x, gradients] of every call
             caught: Dict[Any, List[List[Tensor]]] = {}
             stack.enter_context(_gradients_of_activations(
                 model, [change.layer for tried in changes.values() for change in tried]))
@@ -343,6 +360,7 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
                 count = _images_of(batch, outputs)
                 _projected(outputs, logits, generator).backward()
         for name, tried in changes.items():
+            # changes made together, and calls of one layer, add up in dz before it is squared
             moved = sum(_moved(change, *call, count) for place, change in enumerate(tried)
                         for call in caught[name, place])
             sums[name] += moved.square().sum(0)
@@ -351,7 +369,7 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
 
 
 def _catcher(caught: Dict[Any, List[List[Tensor]]], key: Any, rows: Callable) -> Callable:
-    """A hook that keeps inputs and outputs' gradients of a layer's calls as rows."""
+    """Make a forward hook that stores a layer's inputs and output gradients as rows, per call."""
     def catch(layer: nn.Module, args: tuple, out: Tensor) -> None:
         call = [rows(layer, args[0].detach())]
         out.register_hook(lambda gradient: call.append(output_rows(layer, gradient)))
@@ -361,23 +379,25 @@ def _catcher(caught: Dict[Any, List[List[Tensor]]], key: Any, rows: Callable) ->
 
 
 def _moved(change: WeightChange, rows: Tensor, gradients: Tensor, images: int) -> Tensor:
-    """``<delta, S>`` of every image and try, (images, tries), fp64.
+    """``<delta, S>`` for every image and try, (images, tries), fp64.
 
-    Rows of regions that do not part into images count as one image.
+    Rows that do not divide evenly into images (such as regions) count as one image.
     """
     images = images if len(rows) % images == 0 else 1
-    deltas = change.deltas.to(rows).flatten(1)
+    deltas = change.deltas.to(rows).flatten(1)  # (tries, m d)
     rows = (rows - change.mean.to(rows)).view(images, -1, rows.shape[-1])
     gradients = gradients.view(images, -1, gradients.shape[-1])
+    # S = sum over positions of gradient x^T: (m, n) @ (n, d)
     return torch.stack([deltas @ (gradient.T @ row).flatten()
                         for gradient, row in zip(gradients, rows)]).double().cpu()
 
 
 @contextmanager
 def _gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Within the block activations have gradients and parameters have none.
+    """Within the block, activations have gradients and parameters have none.
 
-    Some of the layers may not depend on the images, such as those of the first queries.
+    Some layers may not depend on the images, such as those that read a decoder's first queries.
+    Their outputs become leaves that require gradients.
     """
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
     first = next(module for module in model.modules()
@@ -386,6 +406,7 @@ def _gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> 
         parameter.requires_grad_(False)
     handles = [layer.register_forward_hook(
         lambda _, __, out: out if out.requires_grad else out.requires_grad_())
+        # the first layer's output starts the graph: no parameter and no image requires a gradient
         for layer in {first: None, **dict.fromkeys(layers)}]
     try:
         yield
@@ -397,17 +418,24 @@ def _gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> 
 
 
 def _projected(outputs: List[Tensor], logits: bool, generator: torch.Generator) -> Tensor:
-    """A scalar whose gradients have the outputs' sensitivity as second moments."""
+    """A scalar whose gradients have, in expectation, the outputs' sensitivity as second moments.
+
+    Images do not interact in eval mode, so the sum over a batch gives each image its own gradient.
+    """
     if logits:
         scores = outputs[-1].float()
         chances = scores.detach().softmax(-1)
         drawn = torch.multinomial(chances.cpu(), 1, generator=generator).to(scores.device)
+        # gradient onehot(y) - p with y ~ p: its second moment diag(p) - p p^T is the Fisher matrix
+        # of the softmax, so E (g . dz)^2 = dz^T F dz, twice the divergence KL to second order
         return (scores * (torch.zeros_like(scores).scatter_(1, drawn, 1.) - chances)).sum()
     total = 0.
     for out in outputs:
         energy = out.detach().flatten(1).square().sum(1).mean().clamp(min=1e-12).sqrt()
+        # random signs s have E s s^T = I: E (s . dz)^2 / energy^2 is the squared relative error
         signs = torch.randint(0, 2, out.shape, generator=generator).to(out) * 2 - 1
         total = total + (out * signs).sum() / energy
+    # the mean over outputs, not the sum
     return total / len(outputs)**0.5
 
 
@@ -425,7 +453,7 @@ def flat_tensors(outputs: Any) -> List[Tensor]:
 
 
 def block_of(path: str) -> str:
-    """The block of a module: its path up to the last number in it, or the path itself."""
+    """The block of a module: its path up to its last number, or the path itself."""
     parts = path.split('.')
     numbers = [place for place, part in enumerate(parts) if part.isdigit()]
     return '.'.join(parts[:numbers[-1] + 1]) if numbers else path

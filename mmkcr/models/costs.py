@@ -1,4 +1,4 @@
-"""What budgets are of, by name."""
+"""Cost models of budgets, by name."""
 
 from typing import Optional
 
@@ -7,11 +7,12 @@ from .utils import momentum_copies
 
 
 def cost_model(cost: str, macs: MacsModel, table: Optional[LatencyTable] = None) -> CostModel:
-    """What a budget is of.
+    """Build the cost model of a budget.
 
     Args:
-        cost (str): ``'macs'``, ``'params'`` or ``'bytes'``; ``'macs'`` beside a ``table`` is time.
-        macs (MacsModel): Of the network.
+        cost (str): ``'macs'``, ``'params'`` or ``'bytes'``. With a ``table``, ``'macs'`` means
+            time.
+        macs (MacsModel): MACs of the network.
         table (LatencyTable, optional): Measured on it. Defaults to None.
 
     Raises:

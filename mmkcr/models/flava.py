@@ -32,10 +32,10 @@ def hugging_face() -> Any:
 
 
 def read_answers(answers: Union[str, Sequence[str]]) -> List[str]:
-    """The answers that are classes, in the order of the classes.
+    """Read the answers that serve as classes, in the order of the classes.
 
     Args:
-        answers (str | Sequence[str]): They, or a JSON file with a list of them.
+        answers (str | Sequence[str]): The answers, or a JSON file with a list of them.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -75,13 +75,13 @@ def _encoder(name: str, config: Mapping[str, Any], normed: bool = False) -> nn.M
 class FlavaImageEncoder(BaseModule):
     """FLAVA's image encoder as a backbone: gives all tokens (B, 1 + N, d), class token first.
 
-    Without its last norm: FLAVA's multimodal encoder reads the tokens before it.
+    It omits the last norm, because FLAVA's multimodal encoder reads the tokens before that norm.
 
     Args:
         img_size (int): Height and width of an image in pixels. Defaults to 224.
         init_cfg (dict, optional): See ``BaseModule``.
-        **config: Of ``transformers.FlavaImageConfig``, such as ``hidden_size``; that of the
-            public checkpoint, a ViT-B/16, where nothing is given.
+        **config: Arguments of ``transformers.FlavaImageConfig``, such as ``hidden_size``. Defaults
+            to those of the public checkpoint, a ViT-B/16.
 
     Raises:
         ImportError: ``transformers`` is not installed.
@@ -102,13 +102,14 @@ class FlavaImageEncoder(BaseModule):
 
 @MODELS.register_module()
 class FlavaVQA(ImageClassifier):
-    """Answers questions about images with one of some answers.
+    """Answers questions about images by choosing one of a fixed list of answers.
 
-    As ``FlavaModel`` computes it: tokens of image and question, each projected to the width of
-    the multimodal encoder, are read by it together with a class token, which the head classifies.
-    Data samples have ``tokens`` (:class:`mmkcr.TokenizeQuestion`) and, for the loss, ``gt_label``
-    (:class:`mmkcr.LabelAnswer`). Budgets are about the image encoder, ``backbone``, unless
-    ``part='model'`` is said: the whole is then counted with a question of one token.
+    The computation is that of ``FlavaModel``. The tokens of image and question are projected to
+    the width of the multimodal encoder, which reads them together with a class token. The head
+    classifies this class token. Data samples have ``tokens`` (:class:`mmkcr.TokenizeQuestion`)
+    and, for the loss, ``gt_label`` (:class:`mmkcr.LabelAnswer`). Budgets refer to the image
+    encoder, ``backbone``, unless ``part='model'`` is given: the whole model is then counted with
+    a question of one token.
 
     Args:
         backbone (dict | nn.Module): :class:`FlavaImageEncoder`, or another one with ``embed_dims``
@@ -116,8 +117,9 @@ class FlavaVQA(ImageClassifier):
         head (dict): A classification head that reads (B, d), such as ``LinearClsHead``.
         answers (Sequence[str] | str): See :func:`read_answers`; a file is read by the first
             prediction.
-        text (dict, optional): Of ``transformers.FlavaTextConfig``. Defaults to None: as published.
-        multimodal (dict, optional): Of ``transformers.FlavaMultimodalConfig``, likewise.
+        text (dict, optional): Arguments of ``transformers.FlavaTextConfig``. Defaults to None: as
+            published.
+        multimodal (dict, optional): Arguments of ``transformers.FlavaMultimodalConfig``, likewise.
         data_preprocessor (dict, optional): See ``ImageClassifier``.
         init_cfg (dict, optional): See ``BaseModule``.
 
@@ -175,9 +177,11 @@ class FlavaVQA(ImageClassifier):
             return seen
         question = torch.zeros(len(inputs), 1, dtype=torch.int64, device=inputs.device) \
             if data_samples is None else torch.stack([one.tokens for one in data_samples])
-        words = question != 0
+        words = question != 0  # (B, T); 0 is the padding token
         read = self.text_encoder(question, attention_mask=words.long()).last_hidden_state
         both = torch.cat([self.image_to_mm_projection(seen), self.text_to_mm_projection(read)], 1)
+        # the encoder puts its class token before the image tokens; the words come last, and only
+        # they can be padding: the mask is True for all that precedes them
         others = both.shape[1] - words.shape[1] + self.multimodal_encoder.use_cls_token
         found = self.multimodal_encoder(
             both, attention_mask=pad(words, (others, 0), value=True).long()).last_hidden_state
@@ -186,7 +190,7 @@ class FlavaVQA(ImageClassifier):
 
     def forward(self, inputs: Tensor, data_samples: Optional[List] = None,
                 mode: str = 'tensor') -> Any:
-        """As of ``ImageClassifier``; also mode ``'tensor'`` reads the questions."""
+        """Like ``ImageClassifier``, but mode ``'tensor'`` reads the questions as well."""
         if mode == 'tensor':
             return self.head(self.extract_feat(inputs, data_samples=data_samples))
         return super().forward(inputs, data_samples, mode)

@@ -1,9 +1,9 @@
 """Bases of attention heads whose first channels matter most (SPEC 9).
 
-Within a head, queries and keys may be mixed by any T and its inverse transposed, and values by any
-T that the output projection undoes: the network stays what it is. In the bases chosen here the
-first r channels of a head are the best r: of the logits by the truncated SVD of
-``Mq^(1/2) K^(1/2)``, of the output by that of ``W_h C_h^(1/2)``. So a narrower head is a slice.
+Within a head, queries may be mixed by any T and keys by its inverse transposed, and values by any
+T that the output projection undoes: the network's outputs do not change. In the bases chosen here
+the first r channels of a head are the best r: for the logits by the truncated SVD of
+``Mq^(1/2) K^(1/2)``, for the output by that of ``W_h C_h^(1/2)``. So a narrower head is a slice.
 """
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -24,13 +24,13 @@ from .sites.heads import HeadChannels
 
 
 class HeadPart(NamedTuple):
-    """Where queries, keys or values of a layer come from, channel by channel.
+    """Location of the weights that project to queries, keys or values of a layer.
 
     Args:
-        path (str): Of the projection.
-        rows (slice): Of its weight.
-        bias (str): Path of the bias; '' without one.
-        entries (slice): Of the bias.
+        path (str): Path of the projection.
+        rows (slice): Rows of its weight.
+        bias (str): Path of the bias, or '' if there is none.
+        entries (slice): Entries of the bias.
     """
 
     path: str
@@ -40,11 +40,13 @@ class HeadPart(NamedTuple):
 
 
 def head_parts(site: AttentionWidth) -> List[HeadPart]:
-    """Those of queries, keys and values, in this order."""
+    """The parts of queries, keys and values, in this order."""
     view, size = site.view, site.view.heads * site.view.width
+    # hosts with a fused `qkv` may keep biases as parameters of their own (BEiT: q_bias, v_bias)
     own = {axis.name[0]: axis.name for axis in view.extra(site.owner) if axis.per == 1 and
            isinstance(axis.value, nn.Parameter)} if view.extra is not None else {}
     parts: List[HeadPart] = []
+    # a projection holds `count` of q, k and v, each with all heads: `size` rows
     for path, count in zip(view.projections, view.fused):
         for part in range(count):
             rows, name = slice(part * size, (part + 1) * size), own.get('qkv'[len(parts)])
@@ -55,14 +57,14 @@ def head_parts(site: AttentionWidth) -> List[HeadPart]:
 
 
 class HeadRotation(NamedTuple):
-    """New weights of a layer's projections, and what narrower heads lose.
+    """New weights of a layer's projections, and the errors of narrower heads.
 
     Args:
         state (dict[str, Tensor]): Weights and biases, by their path in the host.
         order (Tensor): The units, the best first.
-        errors (Tensor): Share of the logits' and of the outputs' energy that the first k units do
-            without, their mean; k = 0 … total, fp64.
-        values (Tensor): How the values are mixed, a block for each head, (H * d, H * d), fp64.
+        errors (Tensor): Share of the energy that is lost with the first k units, mean of the
+            logits' and of the outputs' share; k = 0 … total, fp64.
+        values (Tensor): Mixing of the values, block-diagonal over the heads, (H * d, H * d), fp64.
     """
 
     state: Dict[str, Tensor]
@@ -79,14 +81,15 @@ def layers_of(site: AttentionWidth) -> Dict[str, nn.Module]:
 
 def rotate_heads(site: HeadChannels, moments: Mapping[str, Moments],
                  rho: float = 1e-3) -> HeadRotation:
-    """The bases of one attention layer; its weights are not changed here.
+    """Compute the bases of one attention layer; its weights are not changed here.
 
     Args:
-        site (HeadChannels): Of a dense layer: H heads of d channels.
-        moments (Mapping[str, Moments]): Of the inputs of :func:`layers_of`, by path.
+        site (HeadChannels): Site of a dense layer with H heads of d channels.
+        moments (Mapping[str, Moments]): Moments of the inputs of :func:`layers_of`, by path.
         rho (float): Relative ridge of the moments. Defaults to 1e-3.
     """
     heads, parts, state = site.view.heads, head_parts(site), {}
+    # keys are centred, as the softmax does not see what is the same for all keys; queries are not
     queries, keys = (_second_moment(site, part, moments[part.path], heads, centred)
                      for part, centred in ((parts[0], False), (parts[1], True)))
     query, key, logits = logit_bases(queries, keys, rho)
@@ -94,6 +97,7 @@ def rotate_heads(site: HeadChannels, moments: Mapping[str, Moments],
     fold(site, state, parts[1], key)
     values, lost = rotate_values(site, state, moments[site.view.output], rho)
     errors = _share(singular_tails(logits)) + _share(lost)
+    # exact where all heads have the same width, linear in between
     widths = np.arange(site.view.width + 1) * heads
     errors = np.interp(np.arange(site.total + 1), widths, errors.cpu().numpy() / 2)
     return HeadRotation(state, torch.tensor(width_order(site)), torch.from_numpy(errors), values)
@@ -101,33 +105,36 @@ def rotate_heads(site: HeadChannels, moments: Mapping[str, Moments],
 
 def rotate_values(site: AttentionWidth, state: Dict[str, Tensor], moments: Moments, rho: float,
                   places: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
-    """Mix the values of every head, and undo it in the output projection, in ``state``.
+    """Write to ``state`` mixed values of every head, and the output projection that undoes it.
 
     Args:
-        site (AttentionWidth): Of a dense layer.
+        site (AttentionWidth): Site of a dense layer.
         state (dict[str, Tensor]): Gets the new weights.
-        moments (Moments): Of the output projection's inputs.
+        moments (Moments): Moments of the output projection's inputs.
         rho (float): Relative ridge.
-        places (Tensor, optional): Channel of a head that the best mixture gets, then the others,
-            (d,). Defaults to their order.
+        places (Tensor, optional): Channel of a head that the best mixture gets, then that of the
+            second best, and so on, (d,). Defaults to ascending channels.
 
     Returns:
-        tuple[Tensor, Tensor]: :attr:`HeadRotation.values`; the energies of the output that the r
-        best do without, (H, d + 1), fp64.
+        tuple[Tensor, Tensor]: :attr:`HeadRotation.values`, and the output energy that is lost with
+        the r best mixtures, (H, d + 1), fp64.
     """
     heads, output = site.view.heads, site.module(site.view.output)
-    columns = output.weight.detach().double().unflatten(1, (heads, -1)).transpose(0, 1)
+    columns = output.weight.detach().double().unflatten(1, (heads, -1)).transpose(0, 1)  # (H, m, d)
     value, back, values = value_bases(columns, _own(moments.covariance, heads), rho)
     if places is not None:
+        # inverse permutation: the mixture of each channel
         order = places.argsort().to(value.device)
         value, back = value[:, order], back[..., order]
     fold(site, state, head_parts(site)[2], value)
+    # (H, m, d) -> (m, H d)
     state[f'{site.view.output}.weight'] = back.transpose(0, 1).flatten(1).to(output.weight)
     return torch.block_diag(*value), singular_tails(values)
 
 
 def fold(site: AttentionWidth, state: Dict[str, Tensor], part: HeadPart, mixing: Tensor) -> None:
     """Mix the channels of queries, keys or values in ``state``, see :func:`fold_heads`."""
+    # queries, keys and values of one fused projection are folded into one copy, one after the other
     def entry(path: str) -> Tensor:
         if path not in state:
             state[path] = site.host.get_parameter(path).detach().clone()
@@ -142,12 +149,12 @@ def fold(site: AttentionWidth, state: Dict[str, Tensor], part: HeadPart, mixing:
 
 
 def _share(lost: Tensor) -> Tensor:
-    """Of the energies of all heads (H, n + 1), (n + 1,)."""
+    """Share of all heads' energy that is lost, (n + 1,), from (H, n + 1)."""
     return lost.sum(0) / lost[:, 0].sum().clamp(min=1e-30)
 
 
 def take_weights(host: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give a dense host the weights of a rotation, in place."""
+    """Copy the weights of a rotation into a dense host, in place."""
     parameters = dict(host.named_parameters())
     with torch.no_grad():
         for path, value in state.items():
@@ -155,7 +162,7 @@ def take_weights(host: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def width_order(site: HeadChannels) -> List[int]:
-    """Units by width: the first channels of all heads, then the second ones, and so on."""
+    """Units in the order of widths: the first channels of all heads, then the second ones, …"""
     width = site.view.width
     return [head * width + channel for channel in range(width)
             for head in range(site.total // width)]
@@ -163,8 +170,9 @@ def width_order(site: HeadChannels) -> List[int]:
 
 def _second_moment(site: HeadChannels, part: HeadPart, moments: Moments, heads: int,
                    centred: bool) -> Tensor:
-    """Of queries or keys, from that of what they are projected from, (H, d, d)."""
+    """Moment (H, d, d) of queries or keys, from the moments of the projection's inputs."""
     weight = site.module(part.path).weight.detach()[part.rows].to(moments.covariance)
+    # cov(W x + b) = W C W^T; a bias moves only the mean
     moment = weight @ moments.covariance @ weight.T
     if not centred:
         mean = weight @ moments.mean
@@ -175,6 +183,7 @@ def _second_moment(site: HeadChannels, part: HeadPart, moments: Moments, heads: 
 
 
 def _own(matrix: Tensor, heads: int) -> Tensor:
-    """The blocks (H, d, d) of every head with itself."""
-    blocks = matrix.unflatten(0, (heads, -1)).unflatten(2, (heads, -1))
+    """The diagonal blocks (H, d, d): every head with itself."""
+    blocks = matrix.unflatten(0, (heads, -1)).unflatten(2, (heads, -1))  # (H, d, H, d)
+    # diagonal() appends the heads: (d, d, H)
     return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)

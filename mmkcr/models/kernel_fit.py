@@ -1,9 +1,9 @@
-"""Depthwise convolutions in the place of attention heads, in closed form (SPEC 9).
+"""Depthwise convolutions instead of attention heads, fitted in closed form (SPEC 9).
 
-The taps and the bias of a channel are least squares of attention's output on the patches' values,
-a system of ten equations. Where there are class and register tokens, what these take from the
-patches is least squares too, one number a head. Then the output projection is refitted as any
-reader is.
+The taps and the bias of a channel are the least-squares fit of attention's output to the patches'
+values, a system of ten equations. Class and register tokens, where there are any, take one scalar
+per head times the mean patch, also by least squares. The output projection is then refitted like
+any other reader.
 """
 
 from typing import Any, List, Sequence, Tuple
@@ -23,10 +23,10 @@ FITTED = ('dwconv', )
 
 
 class KernelMoments:
-    """Values of some heads and what attention makes of them, while they stream by.
+    """Streaming moments of the values of some heads and of attention's output for them.
 
     Args:
-        operator (DepthwiseHeads): That shall give the same.
+        operator (DepthwiseHeads): The operator to fit.
         name (str): For messages.
     """
 
@@ -35,13 +35,15 @@ class KernelMoments:
         device = operator.conv.weight.device
         self.patches = tap_moments(operator.conv.out_channels, device=device, name=name)
         extra = 0 if operator.exchange is None else len(operator.exchange.from_patches)
-        #: of the mean patch with what an extra token has besides its value, and with itself
+        #: sums over images and channels of <output - value, mean patch> and of |mean patch|^2, for
+        #: every extra token and head
         self.sums = torch.zeros(2, extra, operator.heads, dtype=torch.float64, device=device)
 
     def add(self, values: Tensor, targets: Tensor, hw: Tuple[int, int]) -> None:
         """Add values and attention's outputs (B, N, C), extra tokens first, of maps of ``hw``."""
         extra, heads = self.sums.shape[1:]
         if extra:
+            # an extra token becomes value + a * mean, so a = sum(missing mean) / sum(mean^2)
             mean = values[:, extra:].double().mean(1, keepdim=True)
             missing = (targets[:, :extra] - values[:, :extra]).double()
             self.sums += torch.stack([part.unflatten(-1, (heads, -1)).sum((0, -1)) for part in (
@@ -51,10 +53,10 @@ class KernelMoments:
 
     @torch.no_grad()
     def fit(self, rho: float = 1e-3) -> None:
-        """Give the operator its parameters; never further from attention than those before.
+        """Set the operator's parameters; the fit is never worse than the parameters before.
 
         Args:
-            rho (float): Relative ridge, towards the taps before. Defaults to 1e-3.
+            rho (float): Relative ridge towards the current taps. Defaults to 1e-3.
         """
         conv, exchange = self.operator.conv, self.operator.exchange
         taps, bias = fit_taps(self.patches, conv.weight.squeeze(1), rho)
@@ -66,14 +68,15 @@ class KernelMoments:
 
 
 class HeadKernels:
-    """The heads of a dense attention layer, and the convolutions nearest to them.
+    """The heads of a dense attention layer, and the convolutions that approximate them best.
 
-    Within the block it looks at what runs: first for the kernels, and once these are fitted for
-    the moments of the heads' outputs together with what the kernels give.
+    Within its ``with`` block it observes the running layer: first it collects what the kernels
+    are fitted to, and, once :meth:`fit` was called, the joint moments of the heads' outputs and
+    the kernels' outputs.
 
     Args:
-        site (HeadOperatorSite): Of a dense layer.
-        rows (int): Positions that are enough for kernels, and most of a batch that moments take.
+        site (HeadOperatorSite): Site of a dense layer.
+        rows (int): Half of the positions that a fit uses, and most of a batch that moments take.
         rho (float): Relative ridge.
     """
 
@@ -96,7 +99,7 @@ class HeadKernels:
             handle.remove()
 
     def _keep(self, _: nn.Module, args: tuple, out: Tensor) -> None:
-        self._values = out.detach()[..., -out.shape[-1] // 3:]
+        self._values = out.detach()[..., -out.shape[-1] // 3:]  # q, k, v side by side
 
     @torch.no_grad()
     def _take(self, layer: nn.Module, args: tuple, out: Tensor) -> None:
@@ -114,29 +117,32 @@ class HeadKernels:
 
     @torch.no_grad()
     def rows_of(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """Heads' outputs x and what the kernels give in their place, as rows (n, 2 C)."""
+        """Heads' outputs x beside the kernels' outputs, as rows (n, 2 C)."""
         replaced = self.operator.mix(self._values, self.site.grid.hw)
         return input_rows(layer, torch.cat([x, replaced], -1))
 
     def order(self, sensitivity: Tensor) -> Tuple[Tensor, Tensor]:
-        """Heads by what is lost without their attention, the last one first to go; greedy.
+        """Order heads greedily by the loss of replacing their attention.
 
         Args:
-            sensitivity (Tensor): What an error of the layer's outputs costs, (m, m).
+            sensitivity (Tensor): Cost of an error of the layer's outputs, (m, m).
 
         Returns:
-            tuple[Tensor, Tensor]: Heads, int64 (H,); loss with the first k kept, k = 0 … H, fp64,
-            before the output projection is refitted.
+            tuple[Tensor, Tensor]: Heads, the first to be replaced last, int64 (H,), and the loss
+            with the first k kept, k = 0 … H, fp64, before the output projection is refitted.
         """
         heads, width = self.site.total, self.site.view.width
         channels, covariance = heads * width, self.joint.covariance
+        # e = attention - kernel = [I, -I] (a, r), so cov(e) = [I, -I] C [I, -I]^T, (C, C)
         apart = torch.eye(channels).to(covariance)
         apart = torch.cat([apart, -apart], 1)
         weight = weight_matrix(self.site.owner.proj).to(covariance)
+        # replacing the set R costs tr(F W_R cov(e)_RR W_R^T): the sum over R x R of this product
         errors = (apart @ covariance @ apart.T) * (weight.T @ sensitivity.to(weight) @ weight)
         together = errors.view(heads, width, heads, width).sum((1, 3)).cpu()
         replaced: List[int] = []
         losses = [0.]
+        # cost of one more head i: errors_ii + 2 sum_j errors_ij over the replaced heads j
         while len(replaced) < heads:
             costs = {head: float(together[head, head] + 2 * together[head, replaced].sum())
                      for head in range(heads) if head not in replaced}
@@ -145,19 +151,22 @@ class HeadKernels:
         return torch.tensor(replaced[::-1]), torch.tensor(losses[::-1], dtype=torch.float64)
 
     def change(self, kept: Sequence[Tensor]) -> WeightChange:
-        """What kernels in the place of all but some heads change, the projection refitted.
+        """Weight changes for kernels in all heads but the kept ones, the projection refitted.
 
         Args:
-            kept (Sequence[Tensor]): Heads, for every try.
+            kept (Sequence[Tensor]): Kept heads of every try.
         """
         layer, heads, deltas = self.site.owner.proj, self.site.total, []
         weight = weight_matrix(layer)
+        # over (a, r): the dense projection reads attention's half and ignores the kernels' half
         dense = torch.cat([weight, torch.zeros_like(weight)], 1)
         for units in kept:
             source = torch.arange(heads)
-            source[~torch.isin(source, units.cpu())] += heads  # of the kernels
+            # the second half of the joint inputs, heads ... 2 heads - 1, holds the kernels' outputs
+            source[~torch.isin(source, units.cpu())] += heads
             columns = (source[:, None] * self.site.view.width
                        + torch.arange(self.site.view.width)).flatten().to(weight.device)
+            # T selects, for every head, its channels of one half: (C, 2 C)
             mixing = torch.zeros_like(dense[:1]).repeat(len(columns), 1)
             mixing[torch.arange(len(columns)), columns] = 1.
             new = refit_mixed(dense, None, self.joint.covariance, self.joint.mean, mixing, weight,

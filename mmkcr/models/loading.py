@@ -17,8 +17,8 @@ _SIZE = re.compile(r'size mismatch for (\S+): copying a param with shape torch\.
 def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -> Dict[str, Tensor]:
     """The ``state_dict`` of a checkpoint.
 
-    Beside MMEngine's ``EMAHook``, ``state_dict`` holds the averaged weights and
-    ``ema_state_dict`` those that the optimizer works on: the hook swaps the two when it saves.
+    With MMEngine's ``EMAHook``, ``state_dict`` holds the averaged weights and ``ema_state_dict``
+    those that the optimizer updates: the hook swaps the two when it saves.
 
     Args:
         checkpoint (Mapping): What was read from a file.
@@ -39,17 +39,18 @@ def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -
     if 'ema_state_dict' not in checkpoint:
         raise ValueError('expected a checkpoint with averaged and online weights (`EMAHook`), '
                          f'found `{path}` without `ema_state_dict`')
+    # the averaged model keeps its network below `module.`, beside a counter of steps
     return {key[len(prefix):]: value for key, value in checkpoint['ema_state_dict'].items()
             if key.startswith(prefix)}
 
 
 def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
-    """Load the task model: every entry in its shape, and nothing in excess.
+    """Load the task model: every entry must fit in shape, and none may be left over.
 
     A training wrapper around the model keeps its own state, and that of a wrapper in the
-    checkpoint is passed over: so whatever was searched or retrained loads under its own config,
-    under the deployed model's, and the other way round. What the model's own loading converts (old
-    keys, position embeddings of another size) is converted.
+    checkpoint is ignored. So whatever was searched or retrained loads under its own config, under
+    the deployed model's, and the other way round. Entries that the model's own loading converts
+    (old keys, position embeddings of another size) are converted.
 
     Args:
         model (nn.Module): A task model, possibly wrapped.
@@ -73,7 +74,7 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 
 
 def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
-    """Load all of a run's model, the state of its training wrapper included.
+    """Load a run's whole model, including the state of its training wrapper.
 
     Args:
         model (nn.Module): As the run's config builds it.
@@ -81,7 +82,7 @@ def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
         path (str): The file, for the message.
 
     Raises:
-        ValueError: As of :func:`load_task`.
+        ValueError: As in :func:`load_task`.
     """
     model = _unwrapped(model)
     missing, _, shaped = _try(model, state, path)
@@ -89,10 +90,10 @@ def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 
 
 def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
-    """Load what a training begins with (``load_from``).
+    """Load the weights that a training starts from (``load_from``).
 
-    Most of the backbone's entries must be there, in their shapes; a head for other classes may
-    differ, and what is missing keeps its initial values, as the hosts do it.
+    At least half of the backbone's entries must be there, in their shapes. A head for other
+    classes may differ. Missing entries keep their initial values, as in the host libraries.
 
     Args:
         model (nn.Module): A task model, possibly wrapped.
@@ -106,6 +107,7 @@ def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None
     model = _unwrapped(model)
     task = find_task(model)
     names = [name for name in task.state_dict() if name.startswith('backbone.')]
+    # a model without `backbone.`, such as a bare backbone
     names = names or list(task.state_dict())
     missing, _, shaped = _try(model, state, path)
     absent = sorted(set(names) & set(missing))
@@ -127,7 +129,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def _try(model: nn.Module, state: Mapping[str, Tensor],
          path: str) -> Tuple[List[str], List[str], List[Tuple[str, str, str]]]:
-    """Load what fits; names of what is missing and in excess; name and shapes of what differs."""
+    """Load what fits; return missing names, surplus names, and names and shapes that differ."""
     check_finite_state(state, path, model.state_dict())
     missing, surplus, shaped = [], [], []
     try:
@@ -136,6 +138,7 @@ def _try(model: nn.Module, state: Mapping[str, Tensor],
         error.args = (f'{error} of `{path}`', )
         raise
     except RuntimeError as error:
+        # torch reports differing shapes as text only
         shaped = _SIZE.findall(str(error))
         if not shaped:
             raise ValueError(f'expected a checkpoint of the {type(find_task(model)).__name__}, '

@@ -1,4 +1,4 @@
-"""Running a network over the same images again and again, each time from a later block on."""
+"""Running a network repeatedly over the same images, each time from a later block on."""
 
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
@@ -15,7 +15,7 @@ class _Reached(Exception):
 
 @contextmanager
 def stop_after(module: Optional[nn.Module], calls: int = 1) -> Iterator[None]:
-    """Within the block a forward ends behind a call of ``module``; with None it runs through."""
+    """Within the block a forward ends after a call of ``module``; with None it runs through."""
     left = [calls]
 
     def leave(*_: Any) -> None:
@@ -33,12 +33,12 @@ def stop_after(module: Optional[nn.Module], calls: int = 1) -> Iterator[None]:
 
 
 class Replay(nn.Module):
-    """Stands in for a block whose outputs are known; has the block's attributes.
+    """Stand-in for a block whose outputs are known; it has the block's attributes.
 
     Args:
-        block (nn.Module): It.
-        outputs (list): Of every batch.
-        cursor (list[int]): The batch that runs, shared by all stand-ins of a network.
+        block (nn.Module): The block.
+        outputs (list): Its outputs for every batch.
+        cursor (list[int]): Index of the current batch, shared by all stand-ins of a network.
     """
 
     def __init__(self, block: nn.Module, outputs: List[Any], cursor: List[int]) -> None:
@@ -47,31 +47,34 @@ class Replay(nn.Module):
         self._block = (block, )  # no child: its parameters are those of the block itself
 
     def __getattr__(self, name: str) -> Any:
-        """What the host reads off a block beside its outputs."""
+        """Attributes that the host reads off a block, such as its width."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.__dict__['_block'][0], name)
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """The outputs of the batch that runs; what follows may change a copy in place."""
+        """Outputs for the current batch, copied because later layers may work in place.
+
+        The expanded zeros of earlier blocks are not copied: nobody uses their values.
+        """
         return _mapped(self.outputs[self.cursor[0]], lambda tensor: tensor.clone()
                        if tensor.is_contiguous() else tensor)
 
 
 class ResumableForward:
-    """Runs a network over the same batches again and again, each time from a later block on.
+    """Runs a network repeatedly over the same batches, each time from a later block on.
 
-    The outputs of the last finished block are kept in memory and replayed. Blocks before it are
-    replaced by zeros of their outputs' shapes: what is computed from these is not used behind the
-    finished block. Where the outputs would take too much memory, everything is computed anew.
+    The outputs of the last finished block are kept in memory and replayed. Blocks before it
+    return zeros of their outputs' shapes, because nothing behind the finished block depends on
+    them. If the outputs would take too much memory, everything is computed anew.
 
     Args:
         model (nn.Module): Restored by :meth:`close`.
-        host (nn.Module): Its backbone, from which blocks are named.
+        host (nn.Module): Its backbone; paths of blocks start here.
         batches (Sequence): What ``forward`` takes.
         forward (Callable): Takes model and batch.
-        most_bytes (int): Of the outputs that are kept. Defaults to 2 GiB.
+        most_bytes (int): Limit for the outputs that are kept. Defaults to 2 GiB.
     """
 
     def __init__(self, model: nn.Module, host: nn.Module, batches: Any, forward: Forward,
@@ -95,7 +98,7 @@ class ResumableForward:
             return self.forward(self.model, self._input(batch))
 
     def calls(self, module: nn.Module) -> int:
-        """How often a forward calls a module; a part of several levels is called for each."""
+        """How often a forward calls a module; a part shared by several levels runs for each."""
         if self._calls is None:
             counts: Dict[nn.Module, int] = {}
             with ExitStack() as stack, torch.no_grad():
@@ -109,10 +112,10 @@ class ResumableForward:
         return self._calls.get(module, 1)
 
     def go_on(self, done: str, following: str) -> None:
-        """Run from behind a block that is done, if what follows needs nothing before it.
+        """Continue behind a finished block, if what follows needs nothing before it.
 
-        Within a backbone a block's output is all that the next one reads. A neck or a head reads
-        several of the backbone's: then the whole part is kept, and each part alike.
+        Within a backbone a block's output is all that the next block reads. A neck or a head reads
+        several outputs of the backbone, so there the outputs of the whole part are kept.
         """
         parts = [path.partition('.')[0] for path in (done, following)]
         bare = not isinstance(getattr(self.host, 'backbone', None), nn.Module)
@@ -125,7 +128,7 @@ class ResumableForward:
                 self.finish(parts[0])
 
     def _input(self, batch: int) -> Any:
-        """A batch; behind a finished block its shapes are enough."""
+        """A batch; behind a finished block only its shapes matter."""
         if self._last is None:
             return self.batches[batch]
         if batch not in self._shapes:
@@ -133,20 +136,22 @@ class ResumableForward:
         return self._shapes[batch]
 
     def outputs(self, path: str) -> Optional[List[Any]]:
-        """Outputs of a block for every batch; None if they do not fit.
+        """Outputs of a block for every batch, or None if they do not fit in memory.
 
-        They are kept until another block is asked for: the block must not change meanwhile.
+        They are cached until another block is asked for, so the block must not change meanwhile.
         """
         if self.calls(self.host.get_submodule(path)) > 1:
             return None
         if path in self._known:
             return self._known[path]
         block, outputs = self.host.get_submodule(path), []
+        # the cache of the previous block is freed before this one fills
         self._known = {path: None}
         handle = block.register_forward_hook(lambda _, __, out: outputs.append(_detached(out)))
         try:
             for batch in range(len(self.batches)):
                 self.run(batch, block)
+                # judged by the first batch
                 size = sum(tensor.numel() * tensor.element_size()
                            for tensor in flat_tensors(outputs[:1]))
                 if size * len(self.batches) > self.most_bytes:
@@ -163,6 +168,7 @@ class ResumableForward:
             return
         self._known = {}
         if self._last is not None:
+            # the previous stand-in is read by no one now; its shapes are enough
             self._last.outputs = [_zeros_like(out) for out in self._last.outputs]
         parent, _, name = path.rpartition('.')
         block = self.host.get_submodule(path)
@@ -183,6 +189,7 @@ def _detached(out: Any) -> Any:
 
 
 def _zeros_like(out: Any) -> Any:
+    # one element in memory, whatever the shape
     return _mapped(out, lambda tensor: tensor.new_zeros(()).expand(tensor.shape))
 
 
@@ -201,18 +208,19 @@ Calls = List[Tuple[Tensor, Any]]
 
 def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
            last: nn.Module) -> Dict[str, Calls]:
-    """First inputs and outputs of some modules in one forward up to ``last``, by call.
+    """Inputs and outputs of some modules in one forward up to ``last``, one pair per call.
 
-    An input that has a name is not seen. They are copies: many hosts have an activation in place
-    behind a layer, which would be seen in the layer's outputs.
+    Only the first positional input is recorded. All tensors are copies: many hosts run an
+    activation in place behind a layer, which would change the layer's recorded outputs.
 
     Args:
         run (ResumableForward): The network.
-        batch (int): Which batch.
+        batch (int): Index of the batch.
         modules (Mapping[str, nn.Module]): By name.
         last (nn.Module): The last of them.
     """
     found: Dict[str, Calls] = {}
+    # may run a counting forward of its own, so it comes before the hooks
     run.calls(last)  # it may need a forward, which no hook is to see
     with ExitStack() as stack:
         for name, module in modules.items():
@@ -240,9 +248,10 @@ def block_rows(layer: nn.Module, out: Any) -> Tensor:
 
 
 def added_last(run: ResumableForward, block: str, layer: nn.Module) -> Optional[Tensor]:
-    """How a layer's outputs enter its block's: None if by more than a factor for each channel.
+    """Factor per channel with which a layer's outputs enter its block's outputs, or None.
 
-    It is tried: the outputs are moved at random, and the block's outputs looked at.
+    It is found by experiment: the layer's outputs are shifted at random, and the change of the
+    block's outputs is compared with the shift. None means that the relation is not such a factor.
 
     Args:
         run (ResumableForward): The network, of which one batch is run.
@@ -250,16 +259,18 @@ def added_last(run: ResumableForward, block: str, layer: nn.Module) -> Optional[
         layer (nn.Module): Within it.
 
     Returns:
-        Tensor, optional: The factors, (outputs,); 1 but for layer scale.
+        Tensor, optional: The factors, (outputs,); 1 except with layer scale.
     """
     module = run.host.get_submodule(block)
     if module is layer:
         return None
     before = caught(run, 0, {'block': module, 'layer': layer}, module)
+    # a layer that is shared, or not reached
     if [len(before.get(name, ())) for name in ('block', 'layer')] != [1, 1] or \
             isinstance(layer, nn.ConvTranspose2d):
         return None
     rows, out = block_rows(layer, before['block'][0][1]), before['layer'][0][1]
+    # as large as the outputs themselves, so that rounding does not matter
     step = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out) * out.std()
     handle = layer.register_forward_hook(lambda _, __, found: found + step)
     try:
@@ -271,7 +282,9 @@ def added_last(run: ResumableForward, block: str, layer: nn.Module) -> Optional[
         return None
     change = (block_rows(layer, moved) - rows).double()
     step = step.double()
+    # least squares per channel, change = factor * step; then what it leaves unexplained
     factors = (change * step).sum(0) / step.square().sum(0).clamp(min=1e-30)
     rest = (change - factors * step).square().sum().sqrt()
     exact = rest <= 1e-3 * change.square().sum().sqrt()
+    # callers divide by the factors, so none may vanish
     return factors.to(out) if exact and factors.abs().min() > 1e-6 * factors.abs().max() else None

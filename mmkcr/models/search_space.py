@@ -1,8 +1,8 @@
 """The three states of any backbone: dense, supernet, subnet.
 
-A host network stays what it is: its class, its keys, its methods. Its :class:`SearchSpace`, the
-attribute ``search_space``, knows the sites that some kinds found in it, puts gates there
-(supernet) or slices them (subnet).
+A host network keeps its class, its keys and its methods. Its :class:`SearchSpace`, the attribute
+``search_space``, holds the sites that some kinds found in it. It puts gates there (supernet) or
+slices them (subnet).
 """
 
 import copy
@@ -38,7 +38,7 @@ StructureLike = Union[str, Mapping[str, Any], Structure, None]
 
 
 class SearchSpace:
-    """Sites of a host network, with their gates or what is kept of them.
+    """Sites of a host network, with their gates or their kept units.
 
     Args:
         host (nn.Module): The network; changed in place.
@@ -46,9 +46,9 @@ class SearchSpace:
             :func:`~mmkcr.models.sites.find_sites`.
         backbone (dict): Registered ``type`` and arguments that build the host, for structure
             files. Defaults to the host's class, without arguments.
-        gates (dict, optional): Config of the gates without ``total``; or one for each kind, such
-            as ``dict(heads=dict(type=...))``. Sites of kinds without one are as in ``structure``,
-            or whole.
+        gates (dict, optional): Config of the gates without ``total``; or one config per kind, such
+            as ``dict(heads=dict(type=...))``. Sites of kinds without a config are sliced as in
+            ``structure``, or stay whole.
         structure (str | dict | Structure, optional): Structure file; or any budget of an order
             file, ``dict(order=<file>, target_macs=...)``, see
             :func:`~mmkcr.core.order.chosen_structure`.
@@ -70,16 +70,18 @@ class SearchSpace:
             type=f'{type(host).__module__}.{type(host).__qualname__}'))
         self.optional_keys = optional_keys
         self.structure: Optional[Structure] = None
-        #: Of an order file: from which of its rungs every block is.
+        #: For an order file: the rung that each block comes from.
         self.rungs: Dict[str, int] = {}
         self._fixed: Dict[str, SiteEntry] = {}
         self._attached: Dict[str, List[Axis]] = {}
         self._sites: Dict[str, HostSite] = {}
         self._dense_params = count_params(host)
         searched = gates is not None or structure is not None
+        # before the gates: they are built with the number of units that the kinds find
         self._prepare(searched)
         configs = {} if gates is None else self._gate_configs(gates)
         if structure is not None:
+            # of an order file the network of the chosen budget, and where its blocks come from
             loaded, self.rungs = chosen_structure(structure)
             self._take_structure(loaded, configs)
             if any(isinstance(site, Embedding) for site in self._sites.values()) and self.rungs:
@@ -93,7 +95,7 @@ class SearchSpace:
 
     @classmethod
     def of_dense(cls, host: nn.Module, kinds: Sequence[KindConfig]) -> 'SearchSpace':
-        """The search space of a dense host with some kinds, in the place of one that it has.
+        """Give a dense host a search space with some kinds, in place of one that it may have.
 
         Args:
             host (nn.Module): The network; its attribute ``search_space`` is set.
@@ -108,10 +110,12 @@ class SearchSpace:
         if before is not None:
             if before.state_name() != 'dense':
                 raise ValueError(f'expected a dense backbone, found a {before.state_name()}')
+            # a `Searchable` describes its host below `backbone`, a named class itself
             inner = before.backbone.get('backbone', before.backbone)
             backbone, optional = inner, before.optional_keys
         described = dict(type='mmkcr.Searchable', sites=list(kinds), backbone=backbone)
         space = cls(host, kinds, described, method=method_of(kinds), optional_keys=optional)
+        # the former space would check and rename what this one loads
         if before is not None:
             for handle in before._handles:
                 handle.remove()
@@ -120,7 +124,7 @@ class SearchSpace:
     # ---- sites ----------------------------------------------------------------------------------
 
     def _prepare(self, searched: bool) -> None:
-        """Apply the kinds without gates; alone they need neither gates nor a structure."""
+        """Apply the kinds without gates; if there are no others, also to a dense host."""
         selecting = any(KINDS[_kind(config)].gated for config in self.kinds
                         if _kind(config) in KINDS)
         for name, site in find_sites(self.host, self.kinds).items() if self.kinds else ():
@@ -165,8 +169,10 @@ class SearchSpace:
     def _gate_configs(self, gates: Mapping[str, Any]) -> Dict[str, Mapping[str, Any]]:
         """Config of the gate of every site that has one."""
         found = {site.kind for site in self.sites.values()}
+        # one config for all, one per kind, or both: then a kind's entries override the common ones
         given = {key: value for key, value in gates.items() if key in KINDS}
         common = {key: value for key, value in gates.items() if key not in KINDS}
+        # without a common `type` any other key could only be the name of a kind
         unknown = sorted((set(given) if 'type' in common else set(gates)) - found)
         if unknown or not gates:
             raise ValueError(f'expected `gates` with a `type`, or by kind among {sorted(found)}, '
@@ -176,26 +182,29 @@ class SearchSpace:
             if 'type' in common or site.kind in given:
                 config = {**common, **given.get(site.kind, {})}
                 cls = MODELS.get(config['type'])
+                # the gate class's own search space for this kind, such as the steps of its options
                 defaults = getattr(cls, 'space', {}).get(site.kind, {})
                 grouped = {'groups': site.groups} if getattr(cls, 'grouped', False) else {}
                 configs[name] = {**defaults, **config, **grouped}
         return configs
-
+  # every site's full config
     def _add_gates(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
         gates = []
         for name, config in configs.items():
             site = self.sites[name]
+            # gates live where their site's weights do
             parameter = next(site.owner.parameters())
             gate = MODELS.build(dict(config, total=site.total)).to(parameter.device)
             site.attach(gate)
             gates.append(gate)
+        # some choose together, such as the k best of all
         for gate in gates:
             gate.join(gates)
 
     # ---- structures -----------------------------------------------------------------------------
 
     def _take_structure(self, structure: Structure, gated: Mapping[str, Any]) -> None:
-        """Become the subnet, or fix the sites that have no gate beside those that have."""
+        """Become the subnet, or fix the sites without gates beside those with gates."""
         structure = structure.renamed(self.sites)
         if not gated:
             self.slice_to(structure)
@@ -204,6 +213,7 @@ class SearchSpace:
             raise ValueError('expected `gates` (supernet) or `structure` (subnet) of '
                              f'`{self.type_name}`, found both')
         fixed = {name: entry for name, entry in structure.sites.items() if name not in gated}
+        # only the part of the structure that is fixed has to fit
         dataclasses.replace(structure, sites=fixed).validate(
             {name: total for name, total in self.totals().items() if name not in gated},
             self._accepted_types(structure))
@@ -217,7 +227,7 @@ class SearchSpace:
         return self.backbone['type'].split('.')[-1]
 
     def _accepted_types(self, structure: Structure) -> str:
-        """The type that a structure must be of: our own, that of a parent class, or its alias."""
+        """The type that a structure must name: our own, a parent class's, or the class's alias."""
         found = structure.backbone['type'].split('.')[-1]
         parents = {cls.__name__ for cls in type(self.host).__mro__}
         alias = MODELS.get(f'mmkcr.{found}') if self.type_name == 'Searchable' else None
@@ -231,7 +241,7 @@ class SearchSpace:
         Weights are inherited: the kept entries stay as they are.
 
         Args:
-            structure (Structure): Of this backbone.
+            structure (Structure): A structure of this backbone.
 
         Raises:
             ValueError: The structure belongs to another backbone, or this one is a subnet already.
@@ -257,13 +267,14 @@ class SearchSpace:
         kept = torch.tensor(entry.kept, dtype=torch.int64,
                             device=next(self.host.parameters()).device)
         site.check(kept)
+        # a bi-mask is part of the weights from now on: what is left of it differs from 1
         if site.gate is not None and hasattr(site.gate, 'folded'):
             self.slice_units(name, kept)
             self.fold(name)
         site.slice_to(kept, entry.operator)
 
     def structure_for(self, kept: Mapping[str, Tensor]) -> Structure:
-        """Structure of this backbone with the given units, all of a site that is not given."""
+        """Structure of this backbone with the given units; sites not given keep all of theirs."""
         sites = {}
         for name, site in self.sites.items():
             units = kept[name].tolist() if name in kept else list(range(site.total))
@@ -277,16 +288,16 @@ class SearchSpace:
     # ---- slicing while it trains (Once for Both, section 3.3) -----------------------------------
 
     def attach_axis(self, name: str, axis: Axis) -> None:
-        """Let a parameter outside of the host follow a site with a gate, such as a mask token.
+        """Let a parameter outside the host, such as a mask token, follow a gated site.
 
         Args:
             name (str): The site.
-            axis (Axis): Of the parameter.
+            axis (Axis): The axis of the parameter that is sliced with the site.
         """
         self._attached.setdefault(name, []).append(axis)
 
     def _gate_axes(self, name: str) -> List[Axis]:
-        """Axes of a gate's own parameters and buffers, and attached ones, along its units."""
+        """Axes along the units of a gate's own parameters and buffers, and attached axes."""
         gate = self.sites[name].gate
         return [Axis(gate, 'importance'), Axis(gate, 'kept'), *self._attached.get(name, ())]
 
@@ -296,7 +307,7 @@ class SearchSpace:
         Args:
             name (str): The site.
             kept (Tensor): Original units to keep, ascending, among those still there.
-            optimizer (Optimizer, optional): Whose moments are sliced alike.
+            optimizer (Optimizer, optional): Its moments are sliced as well.
 
         Returns:
             bool: Whether anything changed.
@@ -304,6 +315,7 @@ class SearchSpace:
         site, gate = self.sites[name], self.sites[name].gate
         if len(kept) == gate.present:
             return False
+        # original indices to positions among the units that are still there
         units = torch.isin(gate.kept, kept.to(gate.kept.device)).nonzero().flatten()
         site.slice_units(units, optimizer)
         slice_axes(self._gate_axes(name), units, optimizer)
@@ -311,22 +323,23 @@ class SearchSpace:
         return True
 
     def fold(self, name: str, optimizer: Optional[Optimizer] = None) -> None:
-        """Multiply the mask of a decided site into its weights, for good."""
+        """Multiply the mask of a decided site into its weights permanently."""
         site = self.sites[name]
         scale_axes([*site.axes(), *self._attached.get(name, ())], site.gate.scale(), optimizer)
         site.gate.fold()
 
     def settle(self, optimizer: Optional[Optimizer] = None) -> bool:
-        """Slice what no option can keep and fold what is decided; the output stays as it is.
+        """Slice units that no option can keep and fold decided masks; outputs do not change.
 
         Args:
-            optimizer (Optimizer, optional): Whose moments follow.
+            optimizer (Optimizer, optional): Its moments follow.
 
         Returns:
             bool: Whether any tensor changed.
         """
         changed = False
         for name, gate in self._sliceable():
+            # `supported` asks for all options alive in training, for the likeliest in eval mode
             mode, gate.training = gate.training, True
             supported = gate.supported()
             gate.training = mode
@@ -338,7 +351,7 @@ class SearchSpace:
         return changed
 
     def settle_like(self, other: 'SearchSpace') -> None:
-        """Follow another copy of this supernet, such as the one whose average this is."""
+        """Follow another copy of this supernet, such as the model that this one averages."""
         for name, gate in other._sliceable():
             self.slice_units(name, gate.kept)
             self.sites[name].gate.alive.copy_(gate.alive)
@@ -346,12 +359,12 @@ class SearchSpace:
                 self.fold(name)
 
     def follow(self, other: 'SearchSpace') -> None:
-        """Mask as another copy of this supernet does: with its gates, noise included.
+        """Mask as another copy of this supernet does: with its gates, including their noise.
 
-        A momentum copy has its averaged weights and the channels of the network that it averages.
+        So a momentum copy has averaged weights, but the channels of the network that it averages.
 
         Args:
-            other (SearchSpace): Of that network.
+            other (SearchSpace): The search space of that network.
 
         Raises:
             ValueError: Its gates slice it while it trains.
@@ -370,9 +383,9 @@ class SearchSpace:
         """Slice a supernet to the sizes of a state_dict that is to be loaded.
 
         Args:
-            state (Mapping[str, Tensor]): Of a supernet that was sliced while it trained.
-            prefix (str): Of the backbone's keys. Defaults to ''.
-            optimizer (Optimizer, optional): That holds this backbone's parameters.
+            state (Mapping[str, Tensor]): State of a supernet that was sliced during training.
+            prefix (str): Prefix of the backbone's keys. Defaults to ''.
+            optimizer (Optimizer, optional): Holds this backbone's parameters.
 
         Returns:
             bool: Whether anything changed.
@@ -383,16 +396,18 @@ class SearchSpace:
             if kept is None:
                 continue
             kept = kept.to(gate.kept.device)
+            # a state that cannot be reached by slicing is left as it is: `check_state` refuses it
             counts = self.sites[name].group_counts(kept)
             if torch.isin(kept, gate.kept).all() and len(counts) and (counts == counts[0]).all():
                 changed |= self.slice_units(name, kept, optimizer)
+            # the mask is in the weights that follow, so here only the gate is told
             if state[f'{prefix}{name}.gate.folded'] and not gate.folded:
                 gate.fold()
                 changed = True
         return changed
 
     def _sliceable(self) -> List[Tuple[str, BaseGate]]:
-        """Gates that slice their sites while they train."""
+        """Gates that slice their sites during training."""
         return [(name, gate) for name, gate in self.gates().items() if hasattr(gate, 'folded')]
 
     def sliced_params(self) -> int:
@@ -403,16 +418,16 @@ class SearchSpace:
     # ---- hooks of the host ----------------------------------------------------------------------
 
     def _begin(self, host: nn.Module, inputs: tuple) -> None:
-        """Tell the gates that a forward begins."""
+        """Tell the gates that a forward pass begins."""
         if host.training:
             for gate in self.gates().values():
                 gate.refresh()
 
     def _finish(self, host: nn.Module, inputs: tuple, outputs: Any) -> Any:
-        """Features have the dense width; maps lie in memory as the images do.
+        """Widen features to the dense width and restore the images' memory layout.
 
-        Operators of mmcv such as ``RoIAlign`` read maps as if they were channels first, and boxes
-        are then wrong without an error.
+        Operators of mmcv such as ``RoIAlign`` read maps as if they were channels first; given
+        another layout, boxes would be wrong without an error.
         """
         for site in self._sites.values():
             if isinstance(site, Embedding):
@@ -421,15 +436,16 @@ class SearchSpace:
         return _channels_first(outputs) if first is not None and first.is_contiguous() else outputs
 
     def _before_loading(self, state_dict: Dict[str, Tensor], prefix: str, *_: Any) -> None:
-        """Refuse a state_dict that would load only in part."""
+        """Adapt a state_dict to this network, and refuse one that would load only in part."""
         renamed_keys(self, state_dict, prefix)
-        take_rungs(self.host.search_space, state_dict, prefix)  # a dense one may be below it
+        # the space of the host's own class may be hooked as well; the rungs are the current one's
+        take_rungs(self.host.search_space, state_dict, prefix)
         self.take_shape(state_dict, prefix)
         check_state(self, state_dict, prefix)
 
 
 def method_of(kinds: Sequence[KindConfig]) -> str:
-    """What a structure file names as its method where a class does not: the kinds."""
+    """Method name for structure files of backbones that have none of their own: the kinds."""
     return '+'.join(str(_kind(config)) for config in kinds)
 
 
@@ -446,7 +462,7 @@ def _channels_first(outs: Any) -> Any:
 
 
 def _widened(site: Embedding, outputs: Any) -> Any:
-    """Features of a stream in the tuple that a host returns, at their dense width."""
+    """Widen a stream's features, in the tuple that a host returns, to their dense width."""
     places = set(site.view.outputs(site.host))
     return type(outputs)(
         site.widen(out, 1 if out.ndim == 4 else -1) if place in places else out

@@ -16,7 +16,7 @@ from .sites.base import KindConfig
 
 
 class SearchableBackbone:
-    """Mixin before a host class: the host with some kinds of site, under a name of its own.
+    """Mixin before a host class: the host with some kinds of site, under its own name.
 
     Without arguments the class *is* the host class, key for key. With ``gates`` it is the
     supernet, with ``structure`` the subnet: the same modules at their kept sizes.
@@ -28,7 +28,7 @@ class SearchableBackbone:
         **kwargs: The host backbone's arguments.
 
     Raises:
-        ValueError: As of :class:`SearchSpace`, or an unknown ``arch``.
+        ValueError: As in :class:`SearchSpace`, or an unknown ``arch``.
     """
 
     #: Kinds of site of the class, see :class:`~mmkcr.models.search_space.SearchSpace`.
@@ -42,6 +42,7 @@ class SearchableBackbone:
 
     def __init__(self, *args: Any, gates: Optional[Mapping[str, Any]] = None,
                  structure: StructureLike = None, **kwargs: Any) -> None:
+        # some hosts replace negative entries in place, which a tuple would refuse
         kwargs = {key: list(value) if key == 'out_indices' and isinstance(value, tuple) else value
                   for key, value in kwargs.items()}
         arguments = self._given(args, kwargs)
@@ -54,13 +55,14 @@ class SearchableBackbone:
 
     def _given(self, args: tuple, kwargs: Dict[str, Any]) -> Dict[str, Any]:
         """The host's arguments by name."""
+        # the first `__init__` of the MRO behind our mixins: its signature names the arguments
         host = next(cls for cls in type(self).__mro__
                     if '__init__' in vars(cls) and not issubclass(cls, SearchableBackbone))
         given = inspect.signature(host.__init__).bind(self, *args, **kwargs)
         found = {**given.arguments, **given.arguments.get('kwargs', {})}
         names = ('self', 'init_cfg', 'args', 'kwargs')
         found = {key: value for key, value in found.items() if key not in names}
-        if 'args' in given.arguments:  # the host hands its arguments on
+        if 'args' in given.arguments:  # a host with `*args`, whose parent takes `arch` first
             found['arch'] = given.arguments['args'][0]
         return copy.deepcopy(found)
 
@@ -70,11 +72,11 @@ class SearchableBackbone:
                              f'{sorted(self.arch_zoo)}, found {arch!r}')
 
     def _chosen_kinds(self) -> Sequence[KindConfig]:
-        """Kinds of an instance, by its own arguments."""
+        """Kinds of site of an instance, which may depend on its arguments."""
         return self.kinds
 
     def _own_arguments(self) -> Dict[str, Any]:
-        """Arguments that the host does not have, where they are not the default."""
+        """Arguments that the host does not have, if they differ from their defaults."""
         return {}
 
     # ---- shorthands of the search space ---------------------------------------------------------
@@ -89,7 +91,7 @@ class SearchableBackbone:
         return self.search_space.totals()
 
     def gates(self) -> Dict[str, BaseGate]:
-        """The gates of a supernet by site."""
+        """The gates of a supernet, by site."""
         return self.search_space.gates()
 
     def slice_to(self, structure: Structure) -> None:
@@ -105,9 +107,9 @@ class SearchableBackbone:
         return QKMaskSite.masks(self)
 
     def init_weights(self) -> None:
-        """Initialise as the host does; a checkpoint of ``Pretrained`` is loaded whole or refused.
+        """Initialise as the host does, but load a ``Pretrained`` checkpoint strictly.
 
-        MMEngine's own ``Pretrained`` warns of what does not fit and goes on.
+        MMEngine's own ``Pretrained`` only warns of entries that do not fit.
 
         Raises:
             FileNotFoundError: The checkpoint is not there.
@@ -118,6 +120,7 @@ class SearchableBackbone:
         if pretrained is None or self.is_init:
             super().init_weights()
             return
+        # `super` applies the other initialisers; the checkpoint is loaded over them, strictly
         kept, self.init_cfg = self.init_cfg, others
         try:
             super().init_weights()
@@ -130,9 +133,9 @@ class SearchableBackbone:
 def Searchable(backbone: Union[Mapping[str, Any], nn.Module], sites: Sequence[KindConfig],
                gates: Optional[Mapping[str, Any]] = None, structure: StructureLike = None,
                optional_keys: str = r'$^', **arguments: Any) -> nn.Module:
-    """Any backbone of the host libraries with kinds of site: dense, supernet or subnet.
+    """Give any backbone of the host libraries kinds of site: dense, supernet or subnet.
 
-    What it returns is the host's own module, with an attribute ``search_space``.
+    The returned module is the host's own, with an attribute ``search_space``.
 
     Args:
         backbone (dict | nn.Module): Config of the backbone, or the module itself.
@@ -141,14 +144,14 @@ def Searchable(backbone: Union[Mapping[str, Any], nn.Module], sites: Sequence[Ki
         gates (dict, optional): See :class:`~mmkcr.models.search_space.SearchSpace`.
         structure (str | dict | Structure, optional): As there.
         optional_keys (str): As there.
-        **arguments: Put into the backbone's config, for configs that change them later (such as
-            ``out_indices``).
+        **arguments: Merged into the backbone's config. Inheriting configs can so change single
+            arguments, such as ``out_indices``.
 
     Returns:
         nn.Module: The backbone.
 
     Raises:
-        ValueError: As of :class:`SearchSpace`.
+        ValueError: As in :class:`SearchSpace`.
     """
     recorded = None
     if not isinstance(backbone, nn.Module):
@@ -165,7 +168,7 @@ def Searchable(backbone: Union[Mapping[str, Any], nn.Module], sites: Sequence[Ki
 
 
 def plain_drop_rates(host: nn.Module) -> None:
-    """Python numbers for NumPy's, which break the graph of ``torch.compile``."""
+    """Replace NumPy numbers by Python's, as the former break the graph of ``torch.compile``."""
     for module in host.modules():
         if hasattr(module, 'drop_prob') and isinstance(module.drop_prob, (int, float)):
             module.drop_prob = float(module.drop_prob)

@@ -1,4 +1,4 @@
-"""Which layers behind a backbone read the channels of a residual stream (SPEC 9)."""
+"""Finding the layers behind a backbone that read the channels of a residual stream (SPEC 9)."""
 
 from contextlib import ExitStack
 from typing import Any, Dict, List, Optional, Tuple
@@ -14,21 +14,22 @@ Readers = Dict[str, Tuple[nn.Module, Tuple[int, int]]]
 
 
 def find_outside(space: SearchSpace, model: nn.Module, batch: Any, forward: Forward) -> None:
-    """Tell the sites of residual streams which layers behind the backbone read them.
+    """Record in the sites of residual streams which layers behind the backbone read them.
 
     Args:
-        space (SearchSpace): Of the backbone.
-        model (nn.Module): Dense, with it.
+        space (SearchSpace): Search space of the backbone.
+        model (nn.Module): Dense model with this backbone.
         batch (Any): What ``forward`` takes.
         forward (Callable): Takes model and batch.
 
     Raises:
-        ValueError: A stream without layer norms, or with features that no layer reads: these are 0
-            at dropped channels, and nothing could be refitted to that.
+        ValueError: A stream has no layer norms, or features that no layer reads: dropped channels
+            of these features are 0, and no layer could be refitted to that.
     """
     for name, site in space.sites.items():
         if not isinstance(site, Embedding):
             continue
+        # without norms, as in ResNet, there are no readers of a normed stream to refit
         if not any(True for _ in site.view.norms(space.host)):
             raise ValueError('expected a residual width with layer norms to refit, found none at '
                              f'`{name}`')
@@ -41,14 +42,14 @@ def find_outside(space: SearchSpace, model: nn.Module, batch: Any, forward: Forw
 @torch.no_grad()
 def readers_behind(model: nn.Module, site: Embedding, batch: Any,
                    forward: Forward) -> Tuple[Readers, bool]:
-    """Linear layers and convolutions that read a stream's channels one by one.
+    """Linear layers and convolutions behind the backbone that read a stream channel by channel.
 
-    It is tried: a third of the channels that leave the backbone become 0, and a layer reads them
-    where these of its inputs, and not the others, are then the same everywhere.
+    They are found by experiment: every third channel that leaves the backbone is set to 0. A layer
+    reads the stream if exactly these of its input channels are then constant over all positions.
 
     Returns:
-        tuple[dict, bool]: As :attr:`~mmkcr.models.sites.base.HostSite.outside`; whether the
-        outputs depend on these channels behind the backbone at all.
+        tuple[dict, bool]: As :attr:`~mmkcr.models.sites.base.HostSite.outside`; and whether the
+        outputs depend on these channels at all.
     """
     before = flat_tensors(forward(model, batch))
     host, inside = site.host, set(site.host.modules())
@@ -66,8 +67,11 @@ def readers_behind(model: nn.Module, site: Embedding, batch: Any,
         return tuple(outs)
 
     def look(path: str, layer: nn.Module, x: Tensor) -> None:
+        # (n, channels); a channel is still if it has one value at all positions of the batch
         rows = x.movedim(1 if isinstance(layer, nn.Conv2d) else -1, -1).flatten(0, -2)
+        # exact equality: a channel that was zeroed and only passed through is one value everywhere
         still = (rows.amax(0) == rows.amin(0)).cpu()
+        # a layer may read concatenated features: find the pattern at any offset
         starts = [start for start in range(len(still) - site.total + 1)
                   if torch.equal(still[start:start + site.total], silent)]
         if getattr(layer, 'groups', 1) == 1:

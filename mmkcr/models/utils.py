@@ -19,7 +19,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def momentum_copies(model: nn.Module) -> List[BaseAveragedModel]:
-    """Averaged copies that a model has of parts of itself, such as MoCo's key encoder."""
+    """Averaged copies that a model keeps of parts of itself, such as MoCo's key encoder."""
     return [module for module in model.modules()
             if module is not model and isinstance(module, BaseAveragedModel)]
 
@@ -32,6 +32,7 @@ def online_modules(model: nn.Module) -> List[nn.Module]:
 
 def online_params(model: nn.Module) -> int:
     """Number of parameters, without those of momentum copies."""
+    # by identity, so that shared parameters count once
     found = {id(parameter): parameter.numel() for module in online_modules(model)
              for parameter in module.parameters(recurse=False)}
     return sum(found.values())
@@ -44,21 +45,25 @@ def copied_spaces(model: nn.Module) -> List[SearchSpace]:
 
 
 def renew_record(average: BaseAveragedModel) -> None:
-    """Let an averaged copy average the parameters that it has now."""
+    """Make an averaged copy average the parameters that it has now.
+
+    MMEngine collects them once, when the copy is made; slicing has replaced some since.
+    """
     average.avg_parameters = average.module.state_dict() if average.update_buffers else \
         dict(average.module.named_parameters())
 
 
 @contextmanager
 def held_copies(model: nn.Module) -> Iterator[None]:
-    """Within the block a model's momentum copies stay as they are.
+    """Within the block, a model's momentum copies stay as they are.
 
-    Self-supervised models update theirs in every forward in training. A copy that was never
-    updated becomes equal to the model, as in its first update.
+    Self-supervised models update their copies in every training forward. A copy that was never
+    updated still becomes equal to the model, as in its first update.
     """
     def hold(copy: BaseAveragedModel) -> None:
         def begin(online: nn.Module) -> None:
             if copy.steps == 0:
+                # the method of the class: the attribute of the instance is this very function
                 type(copy).update_parameters(copy, online)
                 copy.steps.zero_()
 
@@ -77,7 +82,7 @@ def held_copies(model: nn.Module) -> Iterator[None]:
 def search_space(model: nn.Module) -> SearchSpace:
     """The search space of the one searchable backbone of a model, or of the whole model.
 
-    Momentum copies are left aside.
+    Momentum copies are ignored.
 
     Args:
         model (nn.Module): A backbone, a task model or a wrapper around one.
@@ -106,7 +111,7 @@ def find_backbone(model: nn.Module) -> nn.Module:
 
 
 def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], Any]:
-    """A call that runs a model once on zeros, without a data set.
+    """Make a function that runs a model once on zeros, without a data set.
 
     Args:
         model (nn.Module): A backbone, or a classifier, detector or segmentor
@@ -114,10 +119,10 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
         input_shape (Sequence[int]): Shape (C, H, W) of one image.
 
     Returns:
-        Callable: Runs the model on a batch of one, in its own precision and on its device; a task
-        model runs with its head, without losses or post-processing, and a backbone of
-        masked image modelling sees the whole image. A two-stage detector runs on
-        :func:`most_proposals` proposals, whatever its weights would propose.
+        Callable: Runs the model on a batch of one, in the model's precision and on its device. A
+        task model runs with its head, but without losses or post-processing. A backbone for masked
+        image modelling sees the whole image. A two-stage detector runs on :func:`most_proposals`
+        proposals, independent of what its weights would propose.
     """
     inputs = next(model.parameters()).new_zeros(1, *input_shape)
     if not isinstance(model, BaseModel):
@@ -128,20 +133,21 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
     proposals = most_proposals(task)
     if proposals is not None:
         side = min(input_shape[-2:]) / 2
+        # only the number of proposals counts, not where they are
         boxes = inputs.new_tensor([0., 0., side, side]).expand(proposals, 4)
         return lambda: two_stage_outputs(task, inputs, samples, [boxes])
     return lambda: model(inputs, samples, mode='tensor')
 
 
 def most_proposals(task: nn.Module) -> Optional[int]:
-    """Proposals of an image that the second stage of a detector takes at most.
+    """Maximum number of proposals per image that a detector's second stage takes.
 
     Args:
         task (nn.Module): A task model.
 
     Returns:
-        int, optional: ``test_cfg.rpn.max_per_img``, 1000 of mmdet's configs; None where no region
-        proposal network chooses what a second stage looks at.
+        int, optional: ``test_cfg.rpn.max_per_img``, 1000 in mmdet's configs. None if no region
+        proposal network feeds a second stage.
     """
     known = {cls.__name__ for cls in type(getattr(task, 'rpn_head', None)).__mro__}
     if 'RPNHead' not in known or getattr(task, 'roi_head', None) is None:
@@ -151,17 +157,17 @@ def most_proposals(task: nn.Module) -> Optional[int]:
 
 def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
                       boxes: Sequence[Tensor]) -> Tuple[Any, Any]:
-    """What both stages of a detector give for chosen proposals.
+    """Run both stages of a detector on given proposals.
 
     Args:
         task (nn.Module): Two-stage detector of mmdet.
         inputs (Tensor): Images (N, 3, H, W).
-        samples (Sequence): Of the images.
+        samples (Sequence): Data samples of the images.
         boxes (Sequence[Tensor]): Proposals of every image, (P, 4) each: x1, y1, x2, y2 in pixels.
 
     Returns:
-        tuple: Outputs of the region proposal network, and of the heads on regions; masks of the
-        first 100 proposals, as mmdet has it.
+        tuple: Outputs of the region proposal network, and of the heads on regions. Masks are those
+        of the first 100 proposals, as in mmdet.
     """
     from mmengine.structures import InstanceData
     features = task.extract_feat(inputs)
@@ -170,16 +176,16 @@ def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
 
 
 def macs_by_part(report: MacsReport, model: nn.Module) -> Dict[str, int]:
-    """A count of a whole model by part; what is for the training alone has none.
+    """Split a count of a whole model by part; parts used only in training are left out.
 
     Args:
-        report (MacsReport): Of ``model``.
+        report (MacsReport): Report of ``model``.
         model (nn.Module): A task model, or a backbone.
 
     Returns:
-        dict[str, int]: By path of the part (``'backbone'``, ``'neck'``, ``'rpn_head'``,
-        ``'roi_head.bbox_head'``, ``'decode_head'`` ...), in the order of the modules; ``'rest'`` is
-        what belongs to none. Their sum is the model's count.
+        dict[str, int]: MACs by path of the part (``'backbone'``, ``'neck'``, ``'rpn_head'``,
+        ``'roi_head.bbox_head'``, ``'decode_head'`` ...), in the order of the modules. ``'rest'``
+        counts what belongs to no part. The sum is the model's count.
     """
     parts = {path: 0 for name, child in model.named_children()
              for path in ([f'{name}.{below}' for below, _ in child.named_children()]
@@ -216,14 +222,14 @@ def is_dense_task(task: nn.Module) -> bool:
 
 
 def counted_part(task: nn.Module, part: Optional[str] = None) -> nn.Module:
-    """What a budget counts the MACs of.
+    """The module whose MACs a budget counts.
 
     Args:
         task (nn.Module): A backbone or a task model with one.
         part (str, optional): ``'model'``, the task model with its heads, or
-            ``'backbone'``. Defaults to None: the backbone of a detector, whose
-            heads run on as many proposals as its weights happen to give, and of a
-            model that says so (``counts_backbone``), else the model.
+            ``'backbone'``. Defaults to None: the backbone of a detector, because the
+            heads run on as many proposals as the weights happen to give; the backbone of a
+            model that says so (``counts_backbone``); otherwise the model.
 
     Raises:
         ValueError: Another ``part``.
@@ -248,7 +254,7 @@ def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool =
     Args:
         backbone (nn.Module): A backbone.
         input_shape (Sequence[int]): (C, H, W).
-        added (bool): With the layers that a method adds to it, such as masks. Defaults to False.
+        added (bool): Include the layers that a method adds, such as masks. Defaults to False.
     """
     report = count_forward_macs(backbone, task_forward(backbone, input_shape))
     layers = () if added else added_layers(backbone)
@@ -256,13 +262,13 @@ def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool =
 
 
 def check_recorded_macs(model: nn.Module) -> None:
-    """Compare a subnet's backbone with the MACs in its structure, by one forward.
+    """Check the MACs of a subnet's backbone against those in its structure, by one forward.
 
     Args:
-        model (nn.Module): Any; without a structure, or a count of its backbone, it passes.
+        model (nn.Module): Any model; it passes without a structure or without recorded MACs.
 
     Raises:
-        ValueError: They are others: the structure or the backbone's arguments were altered.
+        ValueError: They differ: the structure or the backbone's arguments were altered.
     """
     for module in online_modules(unwrap(model)):
         structure = getattr(getattr(module, 'search_space', None), 'structure', None)

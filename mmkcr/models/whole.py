@@ -1,9 +1,9 @@
-"""What a whole task model gives for calibration images, alike for a dense and a slim one.
+"""Outputs of a whole task model on calibration images, comparable between dense and slim.
 
-What a detector looks at behind its first stage depends on what that stage says: the proposals of a
-region proposal network, the places that a transformer's queries start from. For two networks to be
-compared row by row both must look at the same: at what the dense one chooses. These choices are
-made once and held beside the images.
+The second stage of a detector depends on choices of its first stage: the proposals of a region
+proposal network, or the places where a transformer's queries start. To compare two networks row by
+row, both must use the same choices: those of the dense network. They are made once and kept beside
+the images.
 """
 
 import copy
@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 from .utils import is_detector, most_proposals, two_stage_outputs
 
-#: Most regions of a batch: mmdet computes the masks of the first 100 of a batch.
+#: Maximum number of regions per batch: mmdet computes the masks of the first 100 of a batch.
 REGIONS = 100
-#: Most images of such a batch, so that enough regions are of one image.
+#: Maximum number of images in such a batch, so that each image has enough regions.
 IMAGES_WITH_REGIONS = 2
 
 
 class Held(NamedTuple):
-    """What the dense network chose for a batch.
+    """The dense network's choices for a batch.
 
     Args:
         boxes (list[Tensor], optional): Proposals of every image, (P, 4), equally many.
-        scores (Tensor, optional): Of the places that queries may start from, (N, places).
+        scores (Tensor, optional): Scores of the places where queries may start, (N, places).
     """
 
     boxes: Optional[List[Tensor]] = None
@@ -34,11 +34,11 @@ class Held(NamedTuple):
 
 
 class HeldBatches(Sequence):
-    """Batches of a detector's images with the choices of the dense network under ``'held'``.
+    """Batches of a detector's images, with the choices of the dense network under ``'held'``.
 
     Args:
-        batches (Sequence[dict]): Of its data preprocessor.
-        dense (nn.Module): Task model; its choices are made when a batch is first asked for.
+        batches (Sequence[dict]): Outputs of the model's data preprocessor.
+        dense (nn.Module): Task model. It chooses for a batch when the batch is first asked for.
     """
 
     def __init__(self, batches: Sequence[Any], dense: nn.Module) -> None:
@@ -59,7 +59,7 @@ class HeldBatches(Sequence):
 
 
 class _Opaque:
-    """Keeps its content as it is, whatever is done to the tensors of a batch."""
+    """Hides its content from functions that map over the tensors of a batch."""
 
     def __init__(self, content: Held) -> None:
         self.content = content
@@ -72,12 +72,14 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
     if most_proposals(dense) is not None:
         features = dense.extract_feat(images)
         found = dense.rpn_head.predict(features, samples, rescale=False)
+        # all images of a batch together stay within mmdet's 100
         most = max(1, min(most_proposals(dense), REGIONS // len(images)))
         return Held(boxes=[_chosen(one.bboxes, most, images) for one in found])
     layer = _scoring_layer(dense)
     if layer is None:
         return Held()
     scores: List[Tensor] = []
+    # best class per place
     handle = layer.register_forward_hook(lambda _, __, out: scores.append(out.max(-1)[0]))
     try:
         dense(images, samples, mode='tensor')
@@ -87,15 +89,16 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
 
 
 def _chosen(boxes: Tensor, count: int, images: Tensor) -> Tensor:
-    """Some of an image's proposals; the whole image where there is none.
+    """Choose ``count`` of an image's proposals; the whole image if there are none.
 
-    The box head sees all of them, and most are background: the first ones alone are of another
-    kind, to which a head must not be fitted. So half are the first, the others from all the rest.
+    The box head sees all proposals, and most are background. The first ones alone are of another
+    kind, and a head must not be fitted to these only. So half are the first ones, and the others
+    are spread over the rest.
     """
     if not len(boxes):
         height, width = images.shape[-2:]
         boxes = images.new_tensor([[0., 0., width, height]])
-    if len(boxes) <= count:  # repeated
+    if len(boxes) <= count:  # repeated  # repeated to give `count` rows
         return boxes[torch.arange(count, device=boxes.device) % len(boxes)]
     first = count - count // 2
     rest = torch.linspace(first, len(boxes) - 1, count // 2, device=boxes.device).round().long()
@@ -103,20 +106,21 @@ def _chosen(boxes: Tensor, count: int, images: Tensor) -> Tensor:
 
 
 def _scoring_layer(model: nn.Module) -> Optional[nn.Module]:
-    """The layer whose scores say where queries start, of a transformer of two stages."""
+    """The layer whose scores select where queries start, in a two-stage transformer."""
     branches = getattr(getattr(model, 'bbox_head', None), 'cls_branches', None)
     layers = getattr(getattr(model, 'decoder', None), 'num_layers', None)
+    # one branch per decoder layer, and one more for the encoder's places
     if branches is None or layers is None or len(branches) != layers + 1:
         return None
     return branches[layers]
 
 
 def whole_outputs(model: nn.Module, batch: Any) -> Any:
-    """All outputs of a task model that its losses and predictions are made of.
+    """All outputs of a task model that its losses and predictions depend on.
 
     Args:
         model (nn.Module): Dense or slim.
-        batch (dict): Of :class:`HeldBatches` for a detector.
+        batch (dict): A batch; for a detector one of :class:`HeldBatches`.
 
     Returns:
         Any: Tensors, nested.
@@ -129,6 +133,7 @@ def whole_outputs(model: nn.Module, batch: Any) -> Any:
         return two_stage_outputs(model, images, samples, held.boxes)
     with ExitStack() as stack:
         if held.scores is not None:
+            # equal scores for all classes: the host ranks places by their best class
             handle = _scoring_layer(model).register_forward_hook(
                 lambda _, __, out: held.scores.to(out)[..., None].expand_as(out))
             stack.callback(handle.remove)

@@ -13,7 +13,7 @@ def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: Union[str, P
     """Histograms of the rows' entropy, a panel a head, models on top of each other.
 
     Args:
-        statistics (Mapping[str, Mapping]): By model, of one layer, see
+        statistics (Mapping[str, Mapping]): Statistics of one layer by model, see
             ``AttentionStatistics.values`` of `tools/lab`.
         path (str | Path): Figure to write.
 
@@ -39,13 +39,13 @@ def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: Union[str, P
 
 
 def as_map(weights: np.ndarray, grid: Tuple[int, int]) -> np.ndarray:
-    """One query's weights (N,) on the grid of positions; leading extra tokens are dropped."""
+    """One query's weights (N,) on the grid of positions, without leading extra tokens."""
     height, width = grid
     return np.asarray(weights)[-height * width:].reshape(height, width)
 
 
 def guess_grid(positions: int, ratio: float = 1.) -> Tuple[int, int]:
-    """Height and width of N positions, extra tokens left out.
+    """Height and width of the grid of N positions, without extra tokens.
 
     Args:
         positions (int): N.
@@ -65,11 +65,11 @@ def guess_grid(positions: int, ratio: float = 1.) -> Tuple[int, int]:
 def plot_maps(images: Sequence[np.ndarray], maps: Mapping[str, Sequence[np.ndarray]],
               path: Union[str, Path], boxes: Sequence[Tuple[float, float, float, float]] = (),
               overlay: bool = False) -> None:
-    """Images in the first row, and a row of maps for every model.
+    """Images in the first row, and one row of maps per model.
 
     Args:
         images (Sequence[np.ndarray]): (H, W, 3), 0 to 255, RGB.
-        maps (Mapping[str, Sequence[np.ndarray]]): By model, one an image, (h, w).
+        maps (Mapping[str, Sequence[np.ndarray]]): By model, one per image, (h, w).
         path (str | Path): Figure to write.
         boxes (Sequence[tuple], optional): Left, top, width and height of the query of
             every image, as shares of it. Defaults to none.
@@ -97,11 +97,11 @@ def plot_maps(images: Sequence[np.ndarray], maps: Mapping[str, Sequence[np.ndarr
 
 def plot_affinity(images: Sequence[np.ndarray], weights: Mapping[str, Sequence[np.ndarray]],
                   entropy: Mapping[str, Sequence[float]], path: Union[str, Path]) -> None:
-    """Affinity matrices, queries down and keys across, a row a model (DCS, figure 7).
+    """Affinity matrices, queries down and keys across, one row per model (DCS, figure 7).
 
     Args:
         images (Sequence[np.ndarray]): As in :func:`plot_maps`, the first row.
-        weights (Mapping[str, Sequence[np.ndarray]]): By model, one an image, (N, N).
+        weights (Mapping[str, Sequence[np.ndarray]]): By model, one per image, (N, N).
         entropy (Mapping[str, Sequence[float]]): Mean of the rows' entropy of each, in nats.
         path (str | Path): Figure to write.
     """
@@ -110,7 +110,7 @@ def plot_affinity(images: Sequence[np.ndarray], weights: Mapping[str, Sequence[n
                       ncols=len(images), squeeze=False) as (_, axes):
         for column, image in enumerate(images):
             axes[0, column].imshow(image.astype(np.uint8))
-            # one scale an image: a spiked row looks so beside a flat one
+            # one scale per image, so that peaked and flat rows can be compared
             highest = max(float(found[column].max()) for found in weights.values())
             for row, (name, found) in enumerate(weights.items(), 1):
                 axes[row, column].imshow(found[column], vmin=0, vmax=highest, cmap=AMOUNT,

@@ -1,4 +1,4 @@
-"""What a bi-mask search does and finds: Once-for-Both, figures 5 and 6."""
+"""Course and result of a bi-mask search: Once-for-Both, figures 5 and 6."""
 
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple, Union
@@ -14,16 +14,16 @@ Numbers = Sequence[float]
 
 
 def head_widths(structure: Structure, groups: Mapping[str, int]) -> Dict[str, List[int]]:
-    """Channels kept of every head of every attention.
+    """Kept channels of every head of every attention.
 
     Args:
-        structure (Structure): Of a bi-mask search.
+        structure (Structure): Result of a bi-mask search.
         groups (Mapping[str, int]): Heads of the dense attention by site.
 
     Returns:
-        dict[str, list[int]]: By site, a number a head of the dense attention.
+        dict[str, list[int]]: By site, one number per head of the dense attention.
     """
-    return {name: np.bincount(np.asarray(structure.sites[name].kept) //
+    return {name: np.bincount(np.asarray(structure.sites[name].kept) //  # head of each channel
                               (structure.sites[name].total // count), minlength=count).tolist()
             for name, count in groups.items() if count > 1}
 
@@ -32,7 +32,7 @@ def plot_widths(structure: Structure, groups: Mapping[str, int], path: Union[str
     """Searched widths: a grid of heads with their channels, bars for all other sites.
 
     Args:
-        structure (Structure): Of a bi-mask search.
+        structure (Structure): Result of a bi-mask search.
         groups (Mapping[str, int]): Heads of the dense attention, or 1, by site.
         path (str | Path): Figure to write.
     """
@@ -60,7 +60,7 @@ def plot_widths(structure: Structure, groups: Mapping[str, int], path: Union[str
 
 def plot_mask_descent(masks: Mapping[str, Sequence[Tuple[str, Numbers]]],
                       path: Union[str, Path]) -> None:
-    """Mask values in descending order, a colour a checkpoint; 1 once folded into the weights.
+    """Mask values in descending order, one colour per checkpoint; 1 once folded into the weights.
 
     Args:
         masks (Mapping[str, Sequence[tuple[str, Sequence[float]]]]): By site,
@@ -80,7 +80,7 @@ def plot_mask_descent(masks: Mapping[str, Sequence[Tuple[str, Numbers]]],
         colors = colormaps[AMOUNT](np.linspace(0, 0.9, len(series)))
         for axis, (site, values) in zip(axes.flat, masks.items()):
             for number, (label, mask) in enumerate(values):
-                # thinner, so that one does not hide those below
+                # later curves are thinner, so that they do not hide earlier ones
                 axis.plot(np.sort(np.asarray(mask, dtype=float))[::-1], color=colors[number],
                           linewidth=1 + 2 * (len(values) - 1 - number) / len(values), label=label)
             axis.set_title(site, fontsize='small')

@@ -1,4 +1,4 @@
-"""Figures that are written whole or not at all, without a display."""
+"""Figures that are written completely or not at all, without a display."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +17,9 @@ FORMATS = ('.png', '.jpg', '.pdf', '.svg')
 @contextmanager
 def saved_figure(path: Union[str, Path], size: Tuple[float, float],
                  **grid: Any) -> Iterator[Tuple[Figure, Any]]:
-    """Give a figure that is saved when the block ends.
+    """Provide a figure that is saved when the block ends.
 
-    pyplot is not used: nothing stays open and no display is asked for. Colours are those of
+    pyplot is not used, so no figure stays open and no display is needed. Colours are those of
     :mod:`~mmkcr.visualization.palette`.
 
     Args:

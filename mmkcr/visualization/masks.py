@@ -1,4 +1,4 @@
-"""Which channels a search keeps: KCR-Transformer, figure 3."""
+"""Channels that a search keeps: KCR-Transformer, figure 3."""
 
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence, Tuple, Union
@@ -15,11 +15,11 @@ Masks = Union[Structure, Mapping[str, Sequence[float]]]
 
 
 def site_values(masks: Masks) -> Dict[str, np.ndarray]:
-    """Values by site: 0 and 1 of a structure, or scores as they are.
+    """Values by site: 0 and 1 for a structure, scores unchanged.
 
     Args:
         masks (Structure | Mapping[str, Sequence[float]]): A structure, or one
-            number a unit by site (the gates' alpha).
+            number per unit by site (the gates' alpha).
 
     Raises:
         ValueError: No sites.
@@ -41,7 +41,7 @@ def as_grid(values: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def kept_shares(masks: Masks) -> Dict[str, float]:
-    """Share of units kept by site: of scores, those above 0."""
+    """Share of kept units by site; for scores the share above 0."""
     return {name: float((values > 0).mean()) for name, values in site_values(masks).items()}
 
 
@@ -50,8 +50,8 @@ def plot_channel_masks(masks: Masks, path: Union[str, Path], title: str = '') ->
 
     Args:
         masks (Structure | Mapping[str, Sequence[float]]): A structure: kept, cut and absent
-            channels have a colour each. Scores: the colour is alpha, centred at the
-            threshold 0, and a second map shows what is kept.
+            channels have one colour each. Scores: the colour is alpha, centred at the
+            threshold 0, and a second map shows the kept channels.
         path (str | Path): Figure to write.
         title (str): Defaults to none.
     """
@@ -91,7 +91,7 @@ def plot_kept_shares(masks: Mapping[str, Masks], path: Union[str, Path]) -> None
 
     Args:
         masks (Mapping[str, Structure | Mapping]): One or more selections by
-            name; bars of a block stand side by side.
+            name; bars of a block are placed side by side.
         path (str | Path): Figure to write.
 
     Raises:
@@ -134,7 +134,7 @@ def plot_mask_evolution(masks: Sequence[Tuple[str, Masks]], path: Union[str, Pat
 
 
 def same_sites(by_name: Mapping[str, Mapping[str, float]]) -> List[str]:
-    """The sites that all selections have in common, refused if they differ."""
+    """The sites of all selections, which must be the same."""
     if not by_name:
         raise ValueError('expected at least one selection to plot, found none')
     first, *others = by_name.items()

@@ -1,7 +1,7 @@
 """One palette for all figures.
 
 Dense is grey and slim is teal wherever both are shown. Kept, cut and absent units have three
-colours. Amounts are on one scale from dark to light, signed values on another around 0.
+colours. Amounts use one scale from dark to light, signed values another one around 0.
 """
 
 from typing import Any, Dict
@@ -15,7 +15,7 @@ AMOUNT, SIGNED = 'viridis', 'RdBu'
 
 
 def settings() -> Dict[str, Any]:
-    """What all figures have in common, as of :func:`matplotlib.rc_context`."""
+    """Settings that all figures share, for :func:`matplotlib.rc_context`."""
     from cycler import cycler
     return {
         'axes.prop_cycle': cycler(color=SERIES), 'image.cmap': AMOUNT, 'axes.spines.top': False,

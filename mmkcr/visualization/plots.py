@@ -16,7 +16,7 @@ def plot_gate_histograms(scores: Mapping[str, Numbers],
                          bins: int = 40) -> None:
     r"""Histogram of the gates before noise, :math:`\sigma(\alpha / \tau)`.
 
-    A search that has decided has its gates at 0 and 1.
+    After a search that has decided, its gates are at 0 and 1.
 
     Args:
         scores (Mapping[str, Sequence[float]]): :math:`\alpha` of every unit,
@@ -32,6 +32,7 @@ def plot_gate_histograms(scores: Mapping[str, Numbers],
     edges = np.linspace(0, 1, bins + 1)
     with saved_figure(path, (7, 4)) as (_, axes):
         for name, values in scores.items():
+            # sigmoid(a / tau) as a tanh, which does not overflow
             gates = 0.5 * (1 + np.tanh(np.asarray(values, dtype=float) / (2 * temperature)))
             counts = np.histogram(gates, edges)[0] / max(gates.size, 1)
             axes.stairs(counts, edges, label=name, fill=len(scores) == 1, alpha=0.8)

@@ -1,4 +1,4 @@
-"""How far a long loop is."""
+"""Progress bars for long loops."""
 
 import os
 import sys
@@ -12,17 +12,17 @@ Item = TypeVar('Item')
 
 def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
           refresh: bool = True) -> Iterator[Item]:
-    """Items, with a bar and the time left on standard error.
+    """Yield items, with a bar and the remaining time on standard error.
 
-    Nothing is shown where standard error is no terminal, as in logs and pipes, and by other
-    processes than the first.
+    Nothing is shown if standard error is not a terminal, as in logs and pipes, nor in
+    processes other than the first.
 
     Args:
-        items (Iterable): Any.
-        what (str): Shown before the bar.
-        total (int, optional): How many. Defaults to None: their length, if they have one.
-        refresh (bool): Draw from a thread of its own, ten times a second; False draws between
-            items only, for what is being timed. Defaults to True.
+        items (Iterable): The items.
+        what (str): Text before the bar.
+        total (int, optional): Number of items. Defaults to None: their length, if they have one.
+        refresh (bool): Draw from a separate thread, ten times a second. False draws only between
+            items, for loops that are timed. Defaults to True.
 
     Yields:
         Item: Each, in order.

@@ -1,4 +1,4 @@
-"""What layers lose at every size, and what a metric costs in time."""
+"""Losses of layers at every size, and a metric over time."""
 
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -17,9 +17,9 @@ Points = Sequence[Tuple[float, float]]
 
 def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: Union[str, Path],
                      kept: Optional[Mapping[str, int]] = None, title: str = '') -> None:
-    """Curves of the loss over the share of units kept: a panel a kind, a colour a depth.
+    """Curves of the loss over the share of kept units: one panel per kind, one colour per depth.
 
-    All panels share one scale of losses and one of colours: the layer's position in the network.
+    All panels share one scale of losses and one of colours: the layer's depth in the network.
 
     Args:
         losses (Mapping[str, Sequence[float]]): By site, ``<layer>.<kind>``: the loss with 0, 1, 2,
@@ -50,7 +50,7 @@ def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: Union[str, Pat
                 values = np.asarray(losses[site], dtype=float)
                 shares = np.linspace(0, 100, len(values))
                 colour = colours.to_rgba(depth[_layer(site)])
-                shown = values > 0  # the whole layer loses nothing: no place on a log scale
+                shown = values > 0  # the full layer's loss of 0 has no place on a log scale
                 axis.plot(shares[shown], values[shown], color=colour, linewidth=1.3)
                 if kept is not None and kept[site] < len(values) - 1:
                     axis.plot(shares[kept[site]], values[kept[site]], 'o', color=colour,
@@ -74,16 +74,16 @@ def plot_metric_over_time(dense: Mapping[str, Tuple[float, float]],
                           slim: Mapping[str, Points], path: Union[str, Path], metric: str = '',
                           runtime: str = '', labels: Sequence[str] = (),
                           step: float = 0.) -> None:
-    """A metric over milliseconds: a curve a model, whose dense network is a square.
+    """A metric over milliseconds: one curve per model, with its dense network as a square.
 
     Args:
         dense (Mapping[str, tuple[float, float]]): By model, milliseconds and metric.
-        slim (Mapping[str, Sequence[tuple[float, float]]]): By model, of its subnets.
+        slim (Mapping[str, Sequence[tuple[float, float]]]): By model, the same for its subnets.
         path (str | Path): Figure to write.
         metric (str): Label of the values. Defaults to none.
-        runtime (str): Of the times. Defaults to none.
-        labels (Sequence[str]): Said at the subnets. Defaults to none.
-        step (float): What one image changes of the metric, drawn as bars. Defaults to 0: none.
+        runtime (str): Runtime of the times. Defaults to none.
+        labels (Sequence[str]): Labels of the subnets. Defaults to none.
+        step (float): Change of the metric by one image, drawn as bars. Defaults to 0: none.
 
     Raises:
         ValueError: No models, or others in the one than in the other.
@@ -111,13 +111,13 @@ def plot_metric_over_time(dense: Mapping[str, Tuple[float, float]],
 
 def plot_spectrum(eigenvalues: Sequence[float], bound: Sequence[float], path: Union[str, Path],
                   rank: int) -> None:
-    """Eigenvalues of a kernel and the terms whose least is the kernel complexity (KCR).
+    """Eigenvalues of a kernel, and the terms whose minimum is the kernel complexity (KCR).
 
     Args:
-        eigenvalues (Sequence[float]): Of ``K / n``, descending.
+        eigenvalues (Sequence[float]): Eigenvalues of ``K / n``, descending.
         bound (Sequence[float]): ``h / n + sqrt(TNN_h / n)`` for h = 0, 1, ...
         path (str | Path): Figure to write.
-        rank (int): Of the truncation: what lies behind it, the loss lowers.
+        rank (int): Rank of the truncation: the loss reduces the eigenvalues behind it.
     """
     bound = np.asarray(bound, dtype=float)
     with saved_figure(path, (8.5, 3.2), ncols=2) as (_, (left, right)):
@@ -137,13 +137,13 @@ def plot_spectrum(eigenvalues: Sequence[float], bound: Sequence[float], path: Un
 
 def plot_shares(shares: Any, path: Union[str, Path], rows: str, columns: str,
                 title: str = '') -> None:
-    """A matrix of shares with its numbers, such as clusters of classes.
+    """A matrix of shares with its numbers, such as clusters against classes.
 
     Args:
         shares (array): (R, C).
         path (str | Path): Figure to write.
-        rows (str): What a row is.
-        columns (str): What a column is.
+        rows (str): Meaning of a row.
+        columns (str): Meaning of a column.
         title (str): Defaults to none.
     """
     shares = np.asarray(shares, dtype=float)

@@ -1,4 +1,4 @@
-"""Checkpoints that survive being killed while they are written."""
+"""Checkpoints that survive a process being killed while it writes them."""
 
 import os.path as osp
 from pathlib import Path
@@ -12,12 +12,12 @@ from mmengine.runner import Runner
 from mmkcr.core import atomic_write
 from mmkcr.registry import HOOKS
 
-#: What hooks are called by on all processes before one of them saves.
+#: Name of the event that is announced on all processes before one of them saves.
 BEFORE_CHECKPOINT = 'before_checkpoint'
 
 
 def write_atomically(content: bytes, path: Union[str, Path]) -> None:
-    """Write a file so that at any moment it is the old one or the new one.
+    """Write a file so that at any moment it holds either the old or the new content.
 
     Args:
         content (bytes): What to write.
@@ -28,7 +28,7 @@ def write_atomically(content: bytes, path: Union[str, Path]) -> None:
 
 
 def point_to(checkpoint: str, work_dir: str) -> None:
-    """Make a checkpoint the one that ``--resume`` goes on from.
+    """Make ``--resume`` continue from a checkpoint.
 
     Args:
         checkpoint (str): The file.
@@ -52,7 +52,7 @@ class AtomicLocalBackend(LocalBackend):
 
 
 class _DeferredRemoval:
-    """A file backend whose removals wait until :meth:`flush`."""
+    """A file backend whose removals are delayed until :meth:`flush`."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -78,25 +78,27 @@ class AtomicCheckpointHook(CheckpointHook):
     """``CheckpointHook`` that always leaves a complete checkpoint to resume from.
 
     The host writes to the final name, and removes the outdated checkpoint
-    before it has written the new one. Here a checkpoint is written to a
+    before the new one is written. Here a checkpoint is written to a
     temporary file and renamed, then ``last_checkpoint`` is replaced the same
-    way, then outdated ones are removed. Only local files are treated so; with
-    other ``backend_args`` the storage's own guarantees hold.
+    way, and only then are outdated ones removed. This applies to local files;
+    with other ``backend_args`` the storage's own guarantees hold.
 
     Takes the arguments of :class:`mmengine.hooks.CheckpointHook`.
     """
 
     def before_train(self, runner: Runner) -> None:
-        """Choose the atomic file backend where the target is local."""
+        """Choose the atomic file backend if the target is local."""
         super().before_train(runner)
         if type(self.file_backend) is LocalBackend and self.file_client_args is None:
             self.backend_args = dict(backend='mmkcr_atomic')
             self.file_backend = AtomicLocalBackend()
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: Dict) -> None:
+        # the host's order is remove, save, point; here: save, point, remove
         outdated = self._rotate(runner, step)
         name = self.filename_tmpl.format(step)
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
+        # before the file is written, as it is part of it
         runner.message_hub.update_info('last_ckpt', self.last_ckpt)
         runner.call_hook(BEFORE_CHECKPOINT)
         runner.save_checkpoint(
@@ -109,6 +111,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def _save_best_checkpoint(self, runner: Runner, metrics: Dict) -> None:
         runner.call_hook(BEFORE_CHECKPOINT)
+        # the host removes the former best checkpoint before it writes the new one
         backend, self.file_backend = self.file_backend, _DeferredRemoval(self.file_backend)
         try:
             super()._save_best_checkpoint(runner, metrics)
@@ -119,7 +122,8 @@ class AtomicCheckpointHook(CheckpointHook):
         deferred.flush(keep=[self.last_ckpt, getattr(self, 'best_ckpt_path', None), *best])
 
     def _rotate(self, runner: Runner, step: int) -> List[int]:
-        """Note a step as kept and name the steps that it makes outdated."""
+        """Record a step as kept and return the steps that it makes outdated."""
+        # as in the host: the same step once more changes nothing
         if self.max_keep_ckpts <= 0 or step in list(self.keep_ckpt_ids)[-1:]:
             return []
         kept = [*self.keep_ckpt_ids, step]

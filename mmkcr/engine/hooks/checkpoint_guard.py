@@ -15,17 +15,17 @@ from mmkcr.registry import HOOKS
 class CheckpointGuardHook(Hook):
     """Stops a run whose checkpoint does not fit, which MMEngine only warns of.
 
-    To resume, a checkpoint must hold every entry of the model, in its shape
-    (:func:`~mmkcr.models.loading.load_run`); to test, every entry of the task model
-    (:func:`~mmkcr.models.loading.load_task`); to start a training (``load_from``), those of the
-    backbone (:func:`~mmkcr.models.loading.load_start`). A run is not resumed with another model,
-    price, split or accumulation than it had, and other changes of its config are named, see
-    :func:`~mmkcr.engine.resume_check.config_changes`. ``tools/train.py`` and ``tools/test.py``
-    use it.
+    Requirements depend on the use. To resume, a checkpoint must hold every entry of the model, in
+    its shape (:func:`~mmkcr.models.loading.load_run`). To test, it must hold every entry of the
+    task model (:func:`~mmkcr.models.loading.load_task`). To start a training (``load_from``), it
+    must hold those of the backbone (:func:`~mmkcr.models.loading.load_start`). A run is not
+    resumed with another model, price, split or accumulation than it had; other changes of its
+    config are logged, see :func:`~mmkcr.engine.resume_check.config_changes`. ``tools/train.py``
+    and ``tools/test.py`` use this hook.
 
     Args:
         complete (bool, optional): Whether the whole task model must be there. Defaults to None:
-            what the run does with the checkpoint decides.
+            decided by what the run does with the checkpoint.
     """
 
     priority = 'VERY_LOW'  # after others changed the checkpoint, as `EMAHook` does
@@ -37,20 +37,20 @@ class CheckpointGuardHook(Hook):
         """Compare a subnet with its structure, see :func:`~mmkcr.models.utils.check_recorded_macs`.
 
         Raises:
-            ValueError: It is another.
+            ValueError: They differ.
         """
         check_recorded_macs(runner.model)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Load it once for a try.
+        """Load the checkpoint once, strictly, before the host loads it.
 
         Args:
             runner (Runner): The runner.
             checkpoint (dict): What was read from the file.
 
         Raises:
-            ValueError: It does not fit; the message names the first entry that does not. Or the
-                run to resume was another one.
+            ValueError: The checkpoint does not fit; the message names the first entry that does
+                not. Or the run to resume was another one.
         """
         path = str(runner._load_from or runner.work_dir)
         if runner._resume:

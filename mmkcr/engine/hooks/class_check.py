@@ -15,12 +15,12 @@ from mmkcr.registry import HOOKS
 class ClassCheckHook(Hook):
     """Compares ``num_classes`` of every head with the classes of the data sets.
 
-    The hosts do not, in general: a head for fewer classes stops in the middle
-    of a loss or of a metric, one for more trains. Masks of semantic
-    segmentation are looked at when they are loaded, see
-    :class:`~mmkcr.datasets.label_check.CheckSegLabels`. Where none are needed, in
-    self-supervised training, a note in the log says that labels are not read.
-    ``tools/train.py`` and ``tools/test.py`` use it.
+    The hosts do not check this in general: a head for fewer classes fails in the middle
+    of a loss or a metric, one for more classes trains. Masks of semantic
+    segmentation are checked when they are loaded, see
+    :class:`~mmkcr.datasets.label_check.CheckSegLabels`. Self-supervised
+    training needs no labels; a note in the log then says that they are not read.
+    ``tools/train.py`` and ``tools/test.py`` use this hook.
     """
 
     priority = 'VERY_HIGH'
@@ -41,12 +41,12 @@ class ClassCheckHook(Hook):
 
 
 def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
-    """Refuse heads for other classes than a data set has.
+    """Refuse heads whose number of classes differs from the data set's.
 
     Args:
         model (nn.Module): A task model, possibly wrapped.
         dataset (Dataset): With ``metainfo``; one that names no classes passes.
-        part (str): Which one it is, for the message.
+        part (str): Name of the part, for the message.
 
     Raises:
         ValueError: A head has another number of classes, or COCO annotations
@@ -68,7 +68,7 @@ def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
 
 
 def _heads(task: nn.Module) -> Iterator[Tuple[str, int]]:
-    """Name and ``num_classes`` of every head but those that tell objects from background."""
+    """Name and ``num_classes`` of every head except those that tell objects from background."""
     for name, module in task.named_modules():
         count = getattr(module, 'num_classes', None)
         if 'head' in name and 'rpn_head' not in name and isinstance(count, int) and count > 0:

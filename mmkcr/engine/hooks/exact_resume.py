@@ -1,4 +1,4 @@
-"""Runs that were stopped go on as if they had not been."""
+"""Runs that were stopped continue as if they had not been."""
 
 from typing import Dict, List, Optional
 
@@ -31,30 +31,28 @@ _KEY = 'exact_resume'
 
 @HOOKS.register_module()
 class ExactResumeHook(Hook):
-    """Makes a resumed run give the numbers of the unbroken one.
+    """Makes a resumed run give the same numbers as an unbroken one.
 
     MMEngine restores weights, optimizers, schedules and logs, but no random
     state. This hook makes every random draw a function of the seed and of
-    where the run is, so that there is no state to restore:
+    the position in the run, so that there is no state to restore:
 
     - a sample's augmentation depends on (seed, epoch, position in the epoch):
       on no worker and on no number of ranks
       (:func:`~mmkcr.engine.reproducible.make_reproducible`);
-    - an iteration-based run goes to its sample by drawing indices, without loading what it
-      passes over (:class:`~mmkcr.engine.endless.EndlessBatches`);
+    - an iteration-based run reaches its sample by drawing indices, without loading the batches
+      that it skips (:class:`~mmkcr.engine.endless.EndlessBatches`);
     - mixup, dropout and stochastic depth in the main process depend on
       (seed, iteration, rank). They differ between ranks, on purpose: with
       them, two processes are not one with twice the batch.
 
-    It also keeps the seeds of samplers when ``randomness`` gives none, keeps
-    gradients that are still being accumulated, goes on within an epoch, saves
-    where a run is that is told to end (:class:`PreemptionHook`), makes up
-    for the validation that follows a checkpoint, whose results it cannot hold,
-    makes saving safe against being killed (see :class:`AtomicCheckpointHook`,
-    whose behaviour a plain ``CheckpointHook`` gets), stops a run whose loss is
-    no number (:class:`FiniteHook`), and lets the batch norms of several
-    processes keep one set of statistics, the one that a checkpoint holds
-    (:class:`SyncBatchNormHook`).
+    It also does the following. It stores the seeds of samplers when ``randomness`` gives none, and
+    gradients that are still being accumulated. It resumes within an epoch. It saves a run that is
+    told to end (:class:`PreemptionHook`). It repeats the validation that follows a checkpoint,
+    whose results the checkpoint cannot hold. It gives a plain ``CheckpointHook`` the behaviour of
+    :class:`AtomicCheckpointHook`, so that saving survives being killed. It stops a run whose loss
+    is not finite (:class:`FiniteHook`). And it lets the batch norms of several processes keep one
+    set of statistics, which is the one in the checkpoint (:class:`SyncBatchNormHook`).
 
     Works with ``EpochBasedTrainLoop``, ``IterBasedTrainLoop``,
     :class:`~mmkcr.engine.loops.BilevelTrainLoop` and
@@ -65,11 +63,11 @@ class ExactResumeHook(Hook):
 
     Args:
         sync_batch_norm (bool): Whether batch norms see the batches of all processes. Without
-            it, runs of several processes with batch norms do not go on exactly. Defaults to True.
+            it, runs of several processes with batch norms do not resume exactly. Defaults to True.
 
     .. warning::
-        A run that is resumed within an epoch needs the number of batches that it had; an
-        iteration-based one must not skip advancing its data (``fast_forward_on_resume=False``,
+        A run that is resumed within an epoch needs the number of batches per epoch that it had.
+        An iteration-based run must not skip advancing its data (``fast_forward_on_resume=False``,
         the default). Lines of the text log count the rest of a resumed epoch from 1.
     """
 
@@ -84,9 +82,10 @@ class ExactResumeHook(Hook):
         self._gradients: Optional[Dict[str, List[Tensor]]] = None
 
     def before_run(self, runner: Runner) -> None:
-        """Give a plain ``CheckpointHook`` atomic saving; add the hooks that this one needs."""
+        """Make a plain ``CheckpointHook`` atomic, and add the hooks that this one needs."""
         for hook in runner.hooks:
             if type(hook) is CheckpointHook:
+                # in place: the runner and other hooks hold this object
                 hook.__class__ = AtomicCheckpointHook
         wanted = [MissedValidationHook, PreemptionHook, FiniteHook]
         wanted += [SyncBatchNormHook] if self.sync_batch_norm else []
@@ -95,15 +94,17 @@ class ExactResumeHook(Hook):
                 runner.register_hook(hook())
 
     def before_checkpoint(self, runner: Runner) -> None:
-        """Gather waiting gradients, on all processes: one of them saves."""
+        """Gather gradients that wait for a step, on all processes, as only one of them saves."""
         self._gradients = gather_gradients(unwrap(runner.model))
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Add samplers' seeds, waiting gradients, and whether validation is to come."""
+        """Add samplers' seeds, waiting gradients, and whether a validation is outstanding."""
         gradients, self._gradients = self._gradients, None
-        if gradients is None:  # by a hook that does not say so on all processes
+        if gradients is None:  # saved by a hook that does not announce it on all processes
+            # with several processes a collective here would wait for those that do not save
             gradients = gather_gradients(unwrap(runner.model)) if get_world_size() == 1 else {}
         loop, meta = runner.train_loop, checkpoint['meta']
+        # in the middle of an epoch: more iterations than the epochs that are complete hold
         within = isinstance(loop, EpochBasedTrainLoop) and meta['iter'] > meta['epoch'] * len(
             loop.dataloader)
         state = dict(
@@ -116,7 +117,7 @@ class ExactResumeHook(Hook):
         checkpoint[_KEY] = state
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Keep what was added, if the run is resumed."""
+        """Keep the added state if the run is resumed."""
         if runner._resume:
             self._resumed = checkpoint.get(_KEY, {})
 
@@ -129,6 +130,7 @@ class ExactResumeHook(Hook):
         for name, loader in train_loaders(runner).items():
             make_reproducible(loader, self._seed, name)
             if resumed_seeds.get(name) is not None:
+                # without `randomness` the host draws a new seed for every start
                 source_sampler(loader).seed = resumed_seeds[name]
         gradients, (rank, processes) = self._resumed.get('gradients', {}), get_dist_info()
         for name, param in unwrap(runner.model).named_parameters():
@@ -142,10 +144,11 @@ class ExactResumeHook(Hook):
         self._resumed = {}
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Set the random states and the samplers' epoch."""
+        """Set the random states and the samplers' epoch, and skip batches of a resumed epoch."""
         seed_everything(derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
         for loader in train_loaders(runner).values():
             source_sampler(loader).set_epoch(runner.epoch)
+            # a pass that is entered later, as indices only
             batches = iter(loader.batch_sampler) if self._passed else None
             for _ in range(self._passed):
                 next(batches, None)
@@ -162,23 +165,24 @@ class ExactResumeHook(Hook):
         seed_everything(derive_seed(self._seed, 'iter', runner.iter, get_rank()))
 
     def after_val_epoch(self, runner: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
-        """Note that a checkpoint of the best model holds this validation."""
+        """Note that a checkpoint of the best model already has this validation behind it."""
         self._validated = True
 
     @staticmethod
     def _endless(loop: BaseLoop) -> None:
-        """Let an iteration-based run go to its position without loading what lies before."""
+        """Let an iteration-based run go to its position without loading skipped batches."""
         if isinstance(loop, IterBasedTrainLoop) and not isinstance(loop.dataloader_iterator,
                                                                    EndlessBatches):
             loop.dataloader_iterator = EndlessBatches(loop.dataloader)
 
     @staticmethod
     def _within_epoch(runner: Runner, batches: Optional[int]) -> int:
-        """Batches of the epoch that a resumed run has behind it."""
+        """Number of batches that a resumed run has already used of its epoch."""
         loop = runner.train_loop
         if not isinstance(loop, EpochBasedTrainLoop):
             return 0
         passed = loop.iter - loop.epoch * len(loop.dataloader)
+        # another number of batches means another order: the epoch begins anew
         if batches == len(loop.dataloader):
             return passed
         if passed:
@@ -191,11 +195,11 @@ class ExactResumeHook(Hook):
 
 
 class MissedValidationHook(Hook):
-    """Runs the validation that a resumed run's checkpoint was written before.
+    """Runs the validation that was due when a resumed run's checkpoint was written.
 
     MMEngine saves first and validates then, so a checkpoint never holds the
-    results of its own validation, and the best score may be among them.
-    :class:`ExactResumeHook` registers it.
+    results of its own validation, which may include the best score.
+    :class:`ExactResumeHook` registers this hook.
     """
 
     priority = 'LOWEST'  # after all other hooks are ready
@@ -204,11 +208,11 @@ class MissedValidationHook(Hook):
         self._missed = False
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """See whether the checkpoint is older than its validation."""
+        """Find out whether the checkpoint is older than its validation."""
         self._missed = runner._resume and not checkpoint.get(_KEY, {}).get('validated', True)
 
     def before_train(self, runner: Runner) -> None:
-        """Validate if the unbroken run did at this point."""
+        """Validate if the unbroken run did so at this point."""
         if self._missed and runner.val_loop is not None and self._is_due(runner.train_loop):
             runner.val_loop.run()
         self._missed = False

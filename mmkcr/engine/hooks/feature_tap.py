@@ -1,4 +1,4 @@
-"""Hands a layer's features to the metrics."""
+"""Passes a layer's features to the metrics."""
 
 from contextlib import ExitStack
 
@@ -12,15 +12,15 @@ from mmkcr.registry import HOOKS
 class FeatureTapHook(Hook):
     """Attaches a layer's features to the predicted data samples during val and test.
 
-    Works for any model whose 'predict' mode returns one data sample an image (bare
+    Works for any model whose 'predict' mode returns one data sample per image (bare
     task models, models around them, distributed wrappers). Its forward hooks exist
-    for the duration of a val or test loop only.
+    only during a val or test loop.
 
     Args:
         layer (str): Tapped layer, as in
             :class:`mmkcr.models.wrappers.feature_tap.FeatureTap`. Defaults to 'backbone'.
         key (str): Field of the data samples that receives the vector (d,). A second
-            hook with ``layer='head.fc', key='logits'`` hands on logits.
+            hook with ``layer='head.fc', key='logits'`` passes on logits.
             Defaults to 'features'.
     """
 
@@ -31,22 +31,22 @@ class FeatureTapHook(Hook):
         self._taps = ExitStack()
 
     def before_val_epoch(self, runner) -> None:
-        """Registers the forward hooks."""
+        """Register the forward hooks."""
         self._taps.close()
         self._taps.enter_context(features_on_samples(runner.model, self.layer, self.key))
 
     def after_val_epoch(self, runner, metrics=None) -> None:
-        """Removes the forward hooks."""
+        """Remove the forward hooks."""
         self._taps.close()
 
     def before_test_epoch(self, runner) -> None:
-        """Registers the forward hooks."""
+        """Register the forward hooks."""
         self.before_val_epoch(runner)
 
     def after_test_epoch(self, runner, metrics=None) -> None:
-        """Removes the forward hooks."""
+        """Remove the forward hooks."""
         self._taps.close()
 
     def before_train(self, runner) -> None:
-        """Removes forward hooks that an interrupted val loop left."""
+        """Remove forward hooks that an interrupted val loop left behind."""
         self._taps.close()

@@ -1,4 +1,4 @@
-"""Stops a run whose numbers are none, before it is saved."""
+"""Stops a run whose numbers are not finite, before it is saved."""
 
 from typing import Any, Dict, List, Optional, Set
 
@@ -19,13 +19,13 @@ _STATES = ('state_dict', 'ema_state_dict')
 class FiniteHook(Hook):
     """Stops at the first loss that is not finite, and never saves a state that is not.
 
-    The message has the iteration and the term. So the last good checkpoint stays the last one.
-    Where the scaler of mixed precision skips steps (``AmpOptimWrapper``), it may skip ``patience``
-    in a row: it then looks for its scale, and the weights stay as they are. ``ExactResumeHook``
-    and ``tools/train.py`` bring this hook.
+    The message names the iteration and the term. So the last good checkpoint remains the last one.
+    In mixed precision (``AmpOptimWrapper``) the scaler skips steps while it looks for its scale,
+    and the weights stay as they are. It may skip ``patience`` of them in a row.
+    ``ExactResumeHook`` and ``tools/train.py`` add this hook.
 
     Args:
-        patience (int): Most iterations in a row without a step. Defaults to 50.
+        patience (int): Maximum number of iterations in a row without a step. Defaults to 50.
 
     Raises:
         ValueError: ``patience`` is negative.
@@ -42,14 +42,14 @@ class FiniteHook(Hook):
         self._ignored: Set[str] = set()
 
     def before_train(self, runner: Runner) -> None:
-        """Note buffers that are not finite by design."""
+        """Record buffers that are not finite by design."""
         self._skipped, self._scales = 0, _scales(runner)
         self._ignored = {name for name, value in unwrap(runner.model).named_buffers()
                          if not _finite(value)}
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[Any] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:
-        """Look at all terms of the loss.
+        """Check all terms of the loss.
 
         Raises:
             NonFiniteError: One is not finite, or the scaler has skipped too many steps.
@@ -58,9 +58,11 @@ class FiniteHook(Hook):
                  if 'loss' in name and not _finite(value)}
         scales, before = _scales(runner), self._scales
         self._scales = scales
+        # a scaler that skips a step lowers its scale
         skipped = any(now < then for now, then in zip(scales, before))
         self._skipped = self._skipped + 1 if skipped or found else 0
         step = runner.iter + 1
+        # with a scaler, a loss that overflows is first answered by a smaller scale
         if found and (not scales or self._skipped > self.patience):
             # the terms first: their sum is a consequence
             name = min(found, key=lambda name: name.rpartition('/')[2] == 'loss')
@@ -71,13 +73,14 @@ class FiniteHook(Hook):
                                  f'{self._skipped} iterations: the loss scale is {min(scales):g}')
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: Dict[str, Any]) -> None:
-        """Look at all that is to be saved.
+        """Check everything that is to be saved.
 
         Raises:
             NonFiniteError: A weight is not finite; nothing is written.
         """
         for part in _STATES:
             for name, value in (checkpoint.get(part) or {}).items():
+                # averaged copies have a prefix
                 if not _finite(value) and not any(name.endswith(own) for own in self._ignored):
                     raise NonFiniteError(
                         f'expected finite weights to save at iteration {runner.iter}, found others '
@@ -92,7 +95,7 @@ def _finite(value: Any) -> bool:
 
 
 def _scales(runner: Runner) -> List[float]:
-    """Scales of the losses in mixed precision; empty without."""
+    """Scales of the losses in mixed precision; empty otherwise."""
     wrapper = runner.optim_wrapper
     parts = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
     scalers = [getattr(part, 'loss_scaler', None) for part in parts]

@@ -14,11 +14,11 @@ from mmkcr.registry import HOOKS
 class GateNoiseHook(Hook):
     """Draws the noise of every gate in a retraining, such as that of the QK masks (DCS, 3.1).
 
-    In a search the model does so itself. The noise is a function of the seed and the iteration:
-    the same on every rank, and after a resume as if nothing had happened.
+    In a search the model itself does so. The noise is a function of the seed and the iteration:
+    it is the same on every rank, and continues seamlessly after a resume.
 
     Args:
-        seed (int): Of the noise. Defaults to 0.
+        seed (int): Seed of the noise. Defaults to 0.
     """
 
     priority = 'ABOVE_NORMAL'

@@ -17,21 +17,21 @@ from .refresh import RefreshHook
 class InformationBottleneckHook(RefreshHook):
     """K-means on the features, and Q(a | y) with its clusters (DCS algorithm 1, line 16).
 
-    Before the first epoch with the term on, which is at the end of the warm-up, and before
-    every following one: so the loss of an epoch has the clusters and the Q of the weights
-    with which the epoch before it ended. One eval pass over the training set; its memory
-    does not grow with it, see :class:`~mmkcr.evaluation.bottleneck.BottleneckPass` for the
-    bytes. Logs ``ib_i_labels``, I(X~, Y); if the loss has ``input_features``, also
+    It runs before the first epoch with the term on, which is at the end of the warm-up, and before
+    every later one. So the loss of an epoch uses the clusters and the Q of the weights
+    at the end of the previous epoch. It takes one eval pass over the training set; its memory
+    does not grow with the set, see :class:`~mmkcr.evaluation.bottleneck.BottleneckPass` for the
+    bytes. It logs ``ib_i_labels``, I(X~, Y); if the loss has ``input_features``, also
     ``ib_i_inputs``, ``ib_ib`` and the bounds.
 
-    The paper computes Q with the clusters of the epoch before and then moves the clusters,
-    so that its a are not those of its phi; here Q follows the clusters, as in the authors'
-    later public code.
+    The paper computes Q with the clusters of the previous epoch and then moves the clusters,
+    so that the cluster indices of its Q and its phi do not match. Here Q follows the clusters, as
+    in the authors' later public code.
 
     Args:
         interval (int): Steps between refreshes. Defaults to 1: every epoch.
         samples (int, optional): Features that k-means sees, drawn without replacement,
-            seeded by the step. Defaults to None: 256 a cluster, or all if there are fewer.
+            seeded by the step. Defaults to None: 256 per cluster, or all if there are fewer.
         loss (str): Name in ``RegularizedModel.regularizers``. Defaults to 'ib'.
         **kwargs: See :class:`RefreshHook`.
 
@@ -58,7 +58,7 @@ class InformationBottleneckHook(RefreshHook):
                             f'found `{type(loss).__name__}` as `{self.loss}`')
 
     def due(self, loss: nn.Module, step: int) -> bool:
-        """While the term is on: at first, and every ``interval`` steps."""
+        """While the term is on: the first time, and every ``interval`` steps."""
         return loss.active and (not loss.ready or (step + 1) % self.interval == 0)
 
     def compute(self, runner: Runner, loss: nn.Module, step: int) -> str:

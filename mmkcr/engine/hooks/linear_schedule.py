@@ -1,4 +1,4 @@
-"""Numbers that move linearly over a run."""
+"""Scheduled values that change linearly over a run."""
 
 from typing import List
 
@@ -13,7 +13,7 @@ from .scheduled import ScheduledHook
 
 @HOOKS.register_module()
 class LinearScheduleHook(ScheduledHook):
-    r"""Sets an attribute of the model's modules, a function of the iteration alone.
+    r"""Sets an attribute of the model's modules as a function of the iteration alone.
 
     .. math:: v = v_0 + (v_1 - v_0) \min(1,\ t / (u T))
 
@@ -24,10 +24,11 @@ class LinearScheduleHook(ScheduledHook):
     paper) and the share of masked patches (``'mask_ratio'``, 0.01 to 0.25).
 
     Args:
-        attribute (str): Of every module that has it.
+        attribute (str): Name of the attribute; it is set on every module that has it.
         start (float): :math:`v_0`.
         end (float): :math:`v_1`.
-        share (float): u, the share of the run that it takes, within (0, 1]. Defaults to 1.
+        share (float): u, the share of the run until the end value is reached, within (0, 1].
+            Defaults to 1.
 
     Raises:
         ValueError: ``share`` is out of range.
@@ -47,7 +48,7 @@ class LinearScheduleHook(ScheduledHook):
         return self.start + (self.end - self.start) * min(1., step / (self.share * steps))
 
     def before_train(self, runner: Runner) -> None:
-        """Refuses a model that has no such attribute."""
+        """Refuse a model that has no such attribute."""
         super().before_train(runner)
         if not self._owners(runner.model):
             raise ValueError(f'expected a module with `{self.attribute}` in '
@@ -55,7 +56,7 @@ class LinearScheduleHook(ScheduledHook):
                              'LinearScheduleHook')
 
     def before_step(self, runner: Runner, step: int) -> None:
-        """Sets and logs the iteration's value."""
+        """Set and log the iteration's value."""
         value = self.value(step, runner.max_iters)
         for module in self._owners(runner.model):
             held = getattr(module, self.attribute)

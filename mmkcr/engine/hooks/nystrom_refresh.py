@@ -19,11 +19,11 @@ DEFAULT_LANDMARKS = 50000
 class NystromRefreshHook(RefreshHook):
     """Computes the basis of :class:`mmkcr.KernelComplexityLoss` (KCR algorithm 1, line 11).
 
-    Before every epoch t (counted from 1) with ``t % interval == 0``, and before the
-    first epoch with the term on if there is no basis yet: features of the landmarks in
-    eval mode with the test transforms, each rank its share, one all-reduce of the
-    (d, d) moment, the same basis on every rank. With ``by_epoch=False`` all of this is
-    said of iterations: t = ``runner.iter + 1``.
+    It runs before every epoch t (counted from 1) with ``t % interval == 0``, and before the
+    first epoch with the term on if there is no basis yet. Features of the landmarks are
+    computed in eval mode with the test transforms, each rank its share. One all-reduce of the
+    (d, d) moment gives the same basis on every rank. With ``by_epoch=False`` the same holds
+    for iterations, with t = ``runner.iter + 1``.
 
     Args:
         interval (int): Epochs, or iterations, between refreshes. Defaults to 30.
@@ -68,6 +68,7 @@ class NystromRefreshHook(RefreshHook):
         """See :meth:`RefreshHook.compute`."""
         model, indices = unwrap(runner.model), self._draw(step)
         if loss.needs_indices:
+            # the form 'sample' stores U for every sample, so it needs all features, not a moment
             loss.refresh_from_features(self._all_features(model), indices, step)
         else:
             loss.refresh(self._moment(model, indices), len(self.dataset), step)
@@ -75,7 +76,7 @@ class NystromRefreshHook(RefreshHook):
         return f'basis of rank {int(loss.basis_rank)} from {used} of {len(self.dataset)} samples'
 
     def _draw(self, step: int) -> Optional[Tensor]:
-        """Landmarks of a step, ascending; None for all samples."""
+        """Landmarks of a step, ascending, or None for all samples."""
         n = len(self.dataset)
         m = min(DEFAULT_LANDMARKS, n) if self.landmarks is None else self.landmarks
         if m > n:

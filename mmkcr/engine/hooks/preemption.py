@@ -1,4 +1,4 @@
-"""A run that is told to end saves where it is, and ends."""
+"""A run that is told to end saves its state first."""
 
 import os
 import os.path as osp
@@ -17,20 +17,20 @@ from mmkcr.engine.reproducible import train_loaders
 from mmkcr.registry import HOOKS
 from .atomic_checkpoint import BEFORE_CHECKPOINT, point_to
 
-#: Status of a process that ended as it was told, as a shell reports a SIGTERM.
+#: Exit status of a process that ended as it was told, as a shell reports a SIGTERM.
 STATUS = 128 + signal.SIGTERM
 NAME = 'preempted.pth'
 
 
 @HOOKS.register_module()
 class PreemptionHook(Hook):
-    """Ends a run after the iteration in which a signal came, and saves it first.
+    """Saves and ends a run after the iteration in which a signal came.
 
     Batch systems send SIGTERM before they take a machine away. All processes agree on the
-    iteration; then ``preempted.pth`` is written, ``last_checkpoint`` points to it, and the run
-    ends with status 143. Started again with ``--resume`` it goes on within the epoch, exactly
-    (:class:`ExactResumeHook`, which registers this hook), and the file is removed after the next
-    ordinary checkpoint. A signal that comes during a validation waits for its end.
+    iteration. Then ``preempted.pth`` is written, ``last_checkpoint`` points to it, and the run
+    ends with status 143. Started again with ``--resume`` it continues within the epoch, exactly
+    (:class:`ExactResumeHook`, which registers this hook). The file is removed after the next
+    ordinary checkpoint. A signal during a validation takes effect after it.
 
     Args:
         signals (Sequence[str]): Names of the signals. Defaults to ``('SIGTERM', )``.
@@ -44,7 +44,8 @@ class PreemptionHook(Hook):
         self._told = False
 
     def before_train(self, runner: Runner) -> None:
-        """Listen, and let workers not: a batch system signals them too."""
+        """Handle the signals, and shield workers from them: a batch system signals them too."""
+        # Python allows handlers in the main thread only
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in self.signals}
         for loader in train_loaders(runner).values():
@@ -69,12 +70,12 @@ class PreemptionHook(Hook):
             point_to(osp.join(runner.work_dir, NAME), runner.work_dir)
         runner.logger.info(f'Told to end: saved iteration {runner.iter + 1} to {NAME}; start again '
                            'with --resume to go on.')
-        barrier()  # whoever ends first may end the others
+        barrier()  # the first process that exits may take the others down
         self.after_train(runner)
         raise SystemExit(STATUS)
 
     def after_train(self, runner: Runner) -> None:
-        """Listen no longer."""
+        """Restore the former handlers."""
         while self._before:
             signal.signal(*self._before.popitem())
         self._forget_old(runner)
@@ -84,18 +85,18 @@ class PreemptionHook(Hook):
 
     @staticmethod
     def _forget_old(runner: Runner) -> None:
-        """Remove the file that the run went on from, once ``last_checkpoint`` is another."""
+        """Remove the file that the run resumed from once ``last_checkpoint`` names another."""
         path, pointer = (Path(runner.work_dir, name) for name in (NAME, 'last_checkpoint'))
         if is_main_process() and path.is_file() and Path(pointer.read_text()).name != NAME:
             path.unlink()
 
 
 class _Loyal:
-    """Starts a worker process that obeys signals of the process that it works for, and no others.
+    """Starts a worker process that obeys signals only if they come from its own parent process.
 
     Args:
-        signals (Sequence[int]): Which signals.
-        start (Callable, optional): What the loader starts a worker with.
+        signals (Sequence[int]): The signals.
+        start (Callable, optional): The loader's own ``worker_init_fn``.
     """
 
     def __init__(self, signals: Sequence[int], start: Optional[Callable]) -> None:
@@ -103,19 +104,21 @@ class _Loyal:
 
     def __call__(self, worker: int) -> None:
         if hasattr(signal, 'sigwaitinfo'):  # not on macOS
+            # blocked signals stay pending until the thread takes them, together with their sender
             signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
             threading.Thread(target=self._obey, daemon=True).start()
         if self.start is not None:
             self.start(worker)
 
     def _obey(self) -> None:
+        # the loader terminates its workers by the same signal, and that one they must obey
         while signal.sigwaitinfo(self.signals).si_pid != os.getppid():
             pass
-        os._exit(0)
+        os._exit(0)  # SystemExit would only end this thread
 
 
 def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
-    """Let the workers of a loader outlive signals of others, so that an iteration can be finished.
+    """Let a loader's workers outlive other processes' signals, so that an iteration can finish.
 
     Args:
         loader (DataLoader): Changed in place, before it is iterated.

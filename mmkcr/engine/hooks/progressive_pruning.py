@@ -21,27 +21,27 @@ from mmkcr.registry import HOOKS
 
 @HOOKS.register_module()
 class ProgressivePruningHook(Hook):
-    r"""Drops options while a supernet trains and slices what none can keep (OFB, section 3.3).
+    r"""Drops options while a supernet trains, and slices units that no option keeps (OFB, 3.3).
 
-    At every event the options with :math:`p \le \eta \bar p` die. When the
-    largest of a site is among them, weights and optimizer moments are sliced,
-    when one is left the mask is folded into the weights; neither changes the
-    network's output. Averaged weights (``EMAHook``) follow, a distributed
+    At every event the options with :math:`p \le \eta \bar p` are dropped. If the
+    largest option of a site is among them, weights and optimizer moments are sliced.
+    If one option is left, the mask is folded into the weights. Neither changes the
+    network's output. Averaged weights (``EMAHook``) follow, and a distributed
     wrapper is renewed.
 
-    The budget is that of the model's price. An option dies only if the others
-    still hold a network within [0.97, 1] of the target, and at the end of the
-    search, ``share``, such a one is chosen among those alive, near the learned
-    probabilities (:func:`~mmkcr.core.choose_options`): the search
+    The budget is that of the model's price. An option is dropped only if the others
+    still contain a network within [0.97, 1] of the target. At the end of the
+    search, ``share``, such a network is chosen among the remaining options, near the learned
+    probabilities (:func:`~mmkcr.core.choose_options`). So the search
     cannot miss its target, and a target that no options meet is refused before
-    training starts. What is alive and there is in the gates' buffers; a
+    training starts. The gates' buffers record which options and units remain; a
     supernet takes that shape before a checkpoint is loaded into it.
 
     Args:
         interval (int, optional): Iterations between events. Defaults to None:
             a third of an epoch.
         eta (float): :math:`\eta`, within [0, 1). Defaults to 0.2.
-        share (float): Share of the run by which all is decided, within (0, 1].
+        share (float): Share of the run by which all sizes are decided, within (0, 1].
             Defaults to 0.5.
 
     Raises:
@@ -79,11 +79,12 @@ class ProgressivePruningHook(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[dict] = None,
                          outputs: Optional[dict] = None) -> None:
-        """Prune when it is time."""
+        """Prune when an event is due."""
         model, done = unwrap(runner.model), runner.iter + 1
         if all(gate.decided for gate in model.gates().values()):
             return
         interval = self.interval or max(1, len(runner.train_dataloader) // 3)
+        # from then on all open sites are decided at once, within the budget
         if done >= int(self.share * runner.max_iters):
             self._agree(model)
             self._decide(model, runner.logger)
@@ -103,31 +104,31 @@ class ProgressivePruningHook(Hook):
 
     @staticmethod
     def _agree(model: torch.nn.Module) -> None:
-        """Every rank decides on the same numbers, bit for bit."""
+        """Make every rank decide on the same numbers, bit for bit."""
         for parameter in model.gate_parameters():
             broadcast(parameter.data)
 
     @staticmethod
     def _window(model: torch.nn.Module) -> Tuple[CostModel, int, int]:
-        """Cost by sizes, the least and the most of the budget."""
+        """Cost as a function of sizes, and the budget's lower and upper limit."""
         cost = model.price.cost_model(model.macs_model())
         target = cost.parse_target(model.price.target)
         return cost, int(target * (1 - TOLERANCE)) + 1, target
 
     @staticmethod
     def _sizes(model: torch.nn.Module, alive: Dict[str, Tensor]) -> Dict[str, List[int]]:
-        """Sizes of the options that would be alive."""
+        """Sizes of the options that would remain."""
         gates: Dict[str, BiMaskGate] = model.gates()
         return {site: gates[site].option_sizes()[kept].tolist() for site, kept in alive.items()}
 
     def _choose(self, model: torch.nn.Module, alive: Dict[str, Tensor]) -> Dict[str, int]:
-        """Positions, among options that would be alive, of a network within the budget."""
+        """Choose a network within the budget; positions among the options that would remain."""
         gates: Dict[str, BiMaskGate] = model.gates()
         scores = {site: gates[site].alpha.detach()[kept].tolist() for site, kept in alive.items()}
         return choose_options(self._sizes(model, alive), scores, *self._window(model))
 
     def _prune(self, model: torch.nn.Module) -> None:
-        """Let die what is unlikely, all at once or as much as the budget allows."""
+        """Drop unlikely options: all of them, or site by site as far as the budget allows."""
         alive = self._alive(model)
         likely = {site: self._likely(gate) for site, gate in model.gates().items()}
         if self._affordable(model, likely):
@@ -141,15 +142,17 @@ class ProgressivePruningHook(Hook):
 
     def _likely(self, gate: BiMaskGate) -> Tensor:
         probabilities = gate.probabilities().detach()
+        # eta times the mean probability of the options alive, which is 1 / their number; the
+        # likeliest option always stays
         threshold = self.eta / int(gate.alive.sum())
         return gate.alive & (probabilities > min(threshold, float(probabilities.max()) * 0.999))
 
     def _affordable(self, model: torch.nn.Module, alive: Dict[str, Tensor]) -> bool:
-        """Whether a network within the budget is left."""
+        """Whether the options still contain a network within the budget."""
         return can_meet(self._sizes(model, alive), *self._window(model))
 
     def _decide(self, model: torch.nn.Module, logger: logging.Logger) -> None:
-        """Choose a network within the budget, and say how likely its options were."""
+        """Choose a network within the budget, and log how likely its options were."""
         alive = self._alive(model)
         chosen, likely, forced = self._choose(model, alive), [], []
         for site, gate in model.gates().items():
@@ -182,10 +185,11 @@ class ProgressivePruningHook(Hook):
         return changed
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Take the checkpoint's shape, with the optimizer, before the weights are loaded."""
+        """Take the checkpoint's shape, optimizer included, before the weights are loaded."""
         state = checkpoint.get('state_dict', checkpoint)
         space = search_space(unwrap(runner.model))
         ends = [f'{site}.gate.kept' for site in space.gates()]
+        # the prefix of the backbone's keys, read off the first gate
         key = next((key for key in state for end in ends[:1] if key.endswith(end)), None)
         if key is None:
             return
@@ -199,7 +203,7 @@ class ProgressivePruningHook(Hook):
 
     @staticmethod
     def _averages(runner: Runner) -> Iterator[SearchSpace]:
-        """Search spaces of averaged copies, whose record of parameters is renewed afterwards."""
+        """Search spaces of averaged copies; their record of parameters is renewed after use."""
         for hook in runner.hooks:
             average = getattr(hook, 'ema_model', None)
             if average is not None:
@@ -208,13 +212,14 @@ class ProgressivePruningHook(Hook):
 
     @staticmethod
     def _renew(runner: Runner) -> None:
-        """A distributed wrapper of the parameters that are there, and learn, now."""
+        """Renew a distributed wrapper for the parameters that now exist and learn."""
         model = unwrap(runner.model)
         if all(gate.folded for gate in model.gates().values()):
             model.end_search()
         if is_model_wrapper(runner.model):
+            # no reference may keep the old wrapper alive
             module, runner.model = runner.model.module, None
-            gc.collect()  # the old wrapper takes its hooks off the parameters when it is freed
+            gc.collect()  # a freed wrapper removes its hooks from the parameters
             runner.model = runner.wrap_model(runner.cfg.get('model_wrapper_cfg'), module)
 
     @staticmethod

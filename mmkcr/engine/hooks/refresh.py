@@ -1,4 +1,4 @@
-"""What hooks that refresh a regulariser from the training set's features have in common."""
+"""Base of the hooks that refresh a regulariser from the training set's features."""
 
 from abc import abstractmethod
 from typing import Any, Dict, Optional, Sequence, Tuple, Union
@@ -18,14 +18,14 @@ from .warmup_switch import find_regularizer
 
 
 class RefreshHook(ScheduledHook):
-    """Computes state of a regulariser from the training set before some steps.
+    """Computes a regulariser's state from the training set before some steps.
 
-    In eval mode with the test transforms; each rank does its share, and all
-    hold the same state afterwards. The state consists of buffers, and
-    remembers its step, so a run resumed within an epoch keeps what the epoch
-    began with. Modules' modes and random states are left as they were.
+    The model runs in eval mode with the test transforms. Each rank does its share, and all
+    hold the same state afterwards. The state consists of buffers and
+    records its step, so a run resumed within an epoch keeps the state that the epoch
+    began with. The modules' modes and the random states are left as they were.
 
-    The regulariser has ``ready`` (whether there is state) and ``refresh_step``
+    The regulariser has ``ready`` (whether there is a state) and ``refresh_step``
     (the step before which it was computed, a buffer).
 
     Note:
@@ -36,12 +36,12 @@ class RefreshHook(ScheduledHook):
         interval (int): Steps between refreshes.
         loss (str): Name in ``RegularizedModel.regularizers``.
         dataloader (dict | DataLoader, optional): The samples. Defaults to None: the
-            training set with the transforms of the validation set; where there is none, in
-            self-supervised training, resized and cropped in the centre
+            training set with the transforms of the validation set. Without a validation set, in
+            self-supervised training, images are resized and cropped in the centre
             (:func:`~mmkcr.evaluation.features.plain_pipeline`).
-        seed (int): Of what is drawn. Defaults to 0.
+        seed (int): Seed of the draws. Defaults to 0.
         by_epoch (bool): Whether steps are epochs. Defaults to True.
-        pipeline (Sequence[dict], optional): Transforms of the training set's samples in the place
+        pipeline (Sequence[dict], optional): Transforms for the training set's samples instead
             of those of the validation set. Defaults to None.
 
     Raises:
@@ -69,7 +69,7 @@ class RefreshHook(ScheduledHook):
 
     @abstractmethod
     def check(self, loss: nn.Module) -> None:
-        """Refuse bad settings before any work; ``self.dataset`` is known."""
+        """Refuse bad settings before any work; ``self.dataset`` is already set."""
 
     @abstractmethod
     def due(self, loss: nn.Module, step: int) -> bool:
@@ -85,11 +85,11 @@ class RefreshHook(ScheduledHook):
             step (int): Epoch or iteration, from 0.
 
         Returns:
-            str: What was computed, for the log.
+            str: A description of what was computed, for the log.
         """
 
     def before_train(self, runner: Runner) -> None:
-        """Finds the loss and the samples, and refuses bad settings before any work."""
+        """Find the loss and the samples, and refuse bad settings before any work."""
         super().before_train(runner)
         loss = find_regularizer(runner.model, self.loss)
         self.dataset, self.like = self._samples(runner)
@@ -98,13 +98,14 @@ class RefreshHook(ScheduledHook):
             loss.refresh_step.fill_(-1)
 
     def before_step(self, runner: Runner, step: int) -> None:
-        """Refreshes if this step is due."""
+        """Refresh if this step is due."""
         loss = find_regularizer(runner.model, self.loss)
+        # a run that resumes within this step has its state from the checkpoint
         if self.due(loss, step) and not (loss.ready and int(loss.refresh_step) == step):
             self.refresh(runner)
 
     def refresh(self, runner: Runner) -> None:
-        """Computes the state from the model as it is now.
+        """Compute the state from the current model.
 
         Args:
             runner (Runner): The runner of the training process.
@@ -118,7 +119,7 @@ class RefreshHook(ScheduledHook):
         runner.logger.info(f'{type(self).__name__}: {text} before {self.unit} {step + 1}')
 
     def draw(self, number: int, step: int) -> Optional[Tensor]:
-        """Samples drawn for a step without replacement, ascending; None for all."""
+        """Draw samples for a step without replacement, ascending; None for all."""
         n = len(self.dataset)
         if number >= n:
             return None
@@ -126,7 +127,7 @@ class RefreshHook(ScheduledHook):
         return torch.randperm(n, generator=generator)[:number].sort().values
 
     def _samples(self, runner: Runner) -> Tuple[Any, DataLoader]:
-        """Data set with test transforms, and the loader whose settings to follow."""
+        """The data set with test transforms, and the loader whose settings are used."""
         if self.dataloader is not None:
             loader = runner.build_dataloader(self.dataloader) if isinstance(
                 self.dataloader, dict) else self.dataloader

@@ -1,4 +1,4 @@
-"""What hooks with a schedule have in common."""
+"""Base of the hooks with a schedule."""
 
 from abc import ABCMeta, abstractmethod
 from typing import Any, Optional
@@ -8,12 +8,12 @@ from mmengine.runner import IterBasedTrainLoop, Runner
 
 
 class ScheduledHook(Hook, metaclass=ABCMeta):
-    """A hook whose effect is a function of the epoch, or of the iteration, alone.
+    """A hook whose effect depends only on the epoch or the iteration.
 
-    So a resumed run needs no state of it. A *step* is an epoch with
+    So it needs no state to resume. A *step* is an epoch with
     ``by_epoch=True`` and an iteration with ``by_epoch=False``, counted from 0
-    as ``runner.epoch`` and ``runner.iter`` are; in an iteration-based run
-    there are no epochs to count.
+    like ``runner.epoch`` and ``runner.iter``. An iteration-based run
+    has no epochs to count.
 
     Args:
         by_epoch (bool): Whether the schedule counts epochs. Defaults to True.
@@ -24,7 +24,7 @@ class ScheduledHook(Hook, metaclass=ABCMeta):
 
     @abstractmethod
     def before_step(self, runner: Runner, step: int) -> None:
-        """Bring about what belongs to a step, before its first batch is used.
+        """Apply the effect of a step, before its first batch is used.
 
         Args:
             runner (Runner): The runner.
@@ -37,15 +37,15 @@ class ScheduledHook(Hook, metaclass=ABCMeta):
         return 'epoch' if self.by_epoch else 'iteration'
 
     def step_of(self, runner: Runner) -> int:
-        """The step that a run is in, or about to begin."""
+        """The step that a run is in or about to begin."""
         return runner.epoch if self.by_epoch else runner.iter
 
     def begins(self, runner: Runner) -> bool:
-        """Whether a step begins, or goes on in a run that was resumed within an epoch."""
+        """Whether a step begins, as opposed to a run that resumes within an epoch."""
         return not self.by_epoch or runner.iter <= runner.epoch * len(runner.train_dataloader)
 
     def before_train(self, runner: Runner) -> None:
-        """Refuse to count epochs where there are none.
+        """Refuse to count epochs in a run that has none.
 
         Raises:
             ValueError: ``by_epoch=True`` in an iteration-based run.

@@ -1,4 +1,4 @@
-"""Batch norms whose statistics are those of the batches of all processes."""
+"""Batch norms with statistics over the batches of all processes."""
 
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
@@ -20,20 +20,20 @@ from mmkcr.registry import HOOKS
 
 @HOOKS.register_module()
 class SyncBatchNormHook(Hook):
-    """Makes batch norms of several processes those of one with the whole batch.
+    """Makes batch norms of several processes equal to those of one process with the whole batch.
 
-    Without it every process normalises with its own images and keeps running statistics of its
-    own, of which a checkpoint holds the first process's: neither is a run of two processes one
-    of a single process, nor does it go on exactly when it is resumed.
+    Without it every process normalises with its own images and keeps its own running statistics,
+    of which a checkpoint holds those of the first process. Then a run of two processes neither
+    equals that of a single process, nor does it resume exactly.
 
-    PyTorch's ``SyncBatchNorm`` does the same on GPUs. It refuses the CPU, and converting a model
-    to it puts a plain layer in the place of a subclass with a forward of its own. Here the layers
-    stay what they are, and the one function that they call is another while they train; so it
-    works under NCCL and gloo, in supernets, and in layers that are sliced while they train. Layers
+    PyTorch's ``SyncBatchNorm`` does the same on GPUs. But it refuses the CPU, and converting a
+    model to it replaces a subclass with its own forward by a plain layer. Here the layers
+    stay, and only the function that they call is replaced during training. So it
+    works under NCCL and gloo, in supernets, and in layers that are sliced during training. Layers
     that already are ``SyncBatchNorm`` are left alone on GPUs and become plain ones on the CPU.
 
-    A single process trains as without it. Layers in eval mode (``norm_eval``) take no part. Every
-    process has to run the same layers in the same order, as with ``SyncBatchNorm``.
+    A single process trains as without this hook. Layers in eval mode (``norm_eval``) take no part.
+    Every process has to run the same layers in the same order, as with ``SyncBatchNorm``.
     :class:`ExactResumeHook` registers this hook.
     """
 
@@ -43,7 +43,7 @@ class SyncBatchNormHook(Hook):
         self._handles: List[Any] = []
 
     def before_train(self, runner: Runner) -> None:
-        """Let the model's batch norms meet."""
+        """Synchronise the model's batch norms."""
         if get_world_size() == 1:
             return
         model = unwrap(runner.model)
@@ -54,13 +54,13 @@ class SyncBatchNormHook(Hook):
                 self._handles += synchronize(module)
 
     def after_train(self, runner: Runner) -> None:
-        """Let them part again."""
+        """End the synchronisation."""
         while self._handles:
             self._handles.pop().remove()
 
 
 def synchronize(module: nn.Module) -> List[Any]:
-    """Let the batch norm that a layer calls in training use the batches of all processes.
+    """Make the batch norm that a layer calls in training use the batches of all processes.
 
     Args:
         module (nn.Module): A batch norm, possibly with a forward of its own around it.
@@ -77,6 +77,7 @@ def synchronize(module: nn.Module) -> List[Any]:
         mode.__exit__(None, None, None)
 
     return [module.register_forward_pre_hook(enter),
+            # also when the forward raises: a mode left behind would stay active
             module.register_forward_hook(leave, always_call=True)]
 
 
@@ -94,7 +95,7 @@ def batch_norm_across_processes(x: Tensor, running_mean: Optional[Tensor],
                                 running_var: Optional[Tensor], weight: Optional[Tensor] = None,
                                 bias: Optional[Tensor] = None, training: bool = True,
                                 momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
-    """``torch.nn.functional.batch_norm`` in training over the batches of all processes.
+    """``torch.nn.functional.batch_norm`` in training, over the batches of all processes.
 
     Args:
         x (Tensor): (B, C, ...); B may differ between processes.
@@ -107,9 +108,10 @@ def batch_norm_across_processes(x: Tensor, running_mean: Optional[Tensor],
         eps (float): Added to the variance. Defaults to 1e-5.
 
     Returns:
-        Tensor: Of the shape of ``x``. Its gradient is that of the sum of all processes' losses,
-        which ``DistributedDataParallel`` makes their mean.
+        Tensor: Same shape as ``x``. Its gradient is that of the sum of all processes' losses,
+        which ``DistributedDataParallel`` turns into their mean.
     """
+    # statistics in fp32, as the fused kernels have it
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     out, mean, var, count = _Normalise.apply(wide, eps)
     with torch.no_grad():
@@ -131,11 +133,12 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
         dims = [0, *range(2, x.ndim)]
+        # one message for means, variances and count
         own = torch.cat([x.mean(dims), x.var(dims, unbiased=False),
                          x.new_tensor([x.numel() / x.shape[1]])])  # (2C + 1,)
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, own)
-        parts = torch.stack(parts)
+        parts = torch.stack(parts)  # (processes, 2C + 1)
         means, variances = parts[:, :-1].chunk(2, 1)  # (processes, C) each
         counts = parts[:, -1:]
         count = counts.sum()
@@ -156,5 +159,6 @@ class _Normalise(torch.autograd.Function):
         dims = [0, *range(2, out.ndim)]
         sums = torch.stack([grad.sum(dims), (grad * out).sum(dims)])  # (2, C)
         dist.all_reduce(sums)
+        # dx = scale (g - mean(g) - y mean(g y)), the means over the batches of all processes
         first, second = (sums / count).view(2, *scale.shape)
         return (grad - first - out * second) * scale, None

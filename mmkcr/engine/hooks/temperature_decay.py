@@ -12,17 +12,17 @@ from .scheduled import ScheduledHook
 
 @HOOKS.register_module()
 class TemperatureDecayHook(ScheduledHook):
-    r"""Sets the temperature of every gate, a function of the step alone (KCR section 3.1).
+    r"""Sets the temperature of every gate as a function of the step alone (KCR section 3.1).
 
     .. math:: \tau = \max(\tau_{\min},\ \tau_0\, \gamma^{\lfloor t / T \rfloor})
 
     with the step t, an epoch or an iteration, counted from 0, and T the interval. The
-    value is logged as ``temperature``. In an iteration-based run T takes the place of the
-    length of an epoch: it is :math:`\tau_0` in iterations 0 to T - 1,
+    value is logged as ``temperature``. In an iteration-based run T replaces the
+    length of an epoch: the value is :math:`\tau_0` in iterations 0 to T - 1,
     :math:`\tau_0 \gamma` in T to 2T - 1, and so on.
 
-    Differentiable subset pruning gives the end instead of :math:`\gamma`: log-linear from
-    :math:`\tau_0` to :math:`\tau_{\min}` in n intervals, then constant, which is the same with
+    Differentiable subset pruning specifies the end instead of :math:`\gamma`: log-linear from
+    :math:`\tau_0` to :math:`\tau_{\min}` in n intervals, then constant. This is the same with
     :math:`\gamma = (\tau_{\min} / \tau_0)^{1/n}`; its values are 1, 1e-3 and 30 epochs.
 
     Args:
@@ -57,6 +57,7 @@ class TemperatureDecayHook(ScheduledHook):
             raise ValueError(f'expected `until` >= 1 without a `decay`, found until `{until}` and '
                              f'decay `{decay}` in TemperatureDecayHook')
         if until is not None:
+            # tau_0 gamma^n = tau_min
             decay = (minimum / initial)**(1 / until)
         decay = 0.95 if decay is None else decay
         if not 0 < decay <= 1:
@@ -72,7 +73,7 @@ class TemperatureDecayHook(ScheduledHook):
         return max(self.minimum, self.initial * self.decay**(step // self.interval))
 
     def before_train(self, runner: Runner) -> None:
-        """Refuses a model that has nothing to anneal."""
+        """Refuse a model without gates to anneal."""
         super().before_train(runner)
         if not self._gates(runner.model):
             raise ValueError('expected a model with at least one gate that has a `temperature`, '
@@ -80,7 +81,7 @@ class TemperatureDecayHook(ScheduledHook):
                              'TemperatureDecayHook')
 
     def before_step(self, runner: Runner, step: int) -> None:
-        """Sets the step's temperature, and logs it once."""
+        """Set the step's temperature, and log it once."""
         value = self.temperature(step)
         for gate in self._gates(runner.model):
             gate.temperature = value

@@ -11,7 +11,7 @@ from .scheduled import ScheduledHook
 
 
 def find_regularizer(model: nn.Module, name: str) -> nn.Module:
-    """A regulariser of the model by name, through a distributed wrapper.
+    """Find a regulariser of the model by name, through a distributed wrapper.
 
     Args:
         model (nn.Module): A ``RegularizedModel``, possibly wrapped.
@@ -61,11 +61,11 @@ class WarmupSwitchHook(ScheduledHook):
         self.losses = (losses, ) if isinstance(losses, str) else tuple(losses)
 
     def before_train(self, runner: Runner) -> None:
-        """Switches for the first step, and refuses unknown names before any work."""
+        """Switch for the first step, and refuse unknown names before any work."""
         super().before_train(runner)
         self.before_step(runner, self.step_of(runner))
 
     def before_step(self, runner: Runner, step: int) -> None:
-        """Switches the terms on or off for this step."""
+        """Switch the terms on or off for this step."""
         for name in self.losses:
             find_regularizer(runner.model, name).active = step >= self.begin

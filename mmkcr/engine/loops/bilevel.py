@@ -16,14 +16,14 @@ from .split import build_split_dataloaders
 class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
     """Trains gates and weights in turn, on disjoint parts of the training set.
 
-    KCR-Transformer v2, algorithm 1: the search set is split once; in each
+    KCR-Transformer v2, algorithm 1: the search set is split once. In each
     iteration a batch of one part updates the gates, then a batch of the other
     part updates the weights. An epoch is one pass over the weights' part. The
     architecture's losses are logged with the prefix ``architecture/``.
 
-    Neither step leaves a trace in the other's gradients, whatever is
-    accumulated. Works with AMP, gradient accumulation and clipping for each,
-    EMA, and distributed training: gates get the gradients' mean over ranks.
+    Neither step affects the other's gradients, even while gradients are
+    accumulated. It supports AMP, gradient accumulation and clipping for each,
+    EMA, and distributed training, where gates get the mean gradient over ranks.
 
     Args:
         runner (Runner): The runner; its model offers ``gate_parameters()``,
@@ -63,6 +63,7 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
         # the host's sampler hook knows of the other loader only
         source_sampler(self.architecture_dataloader).set_epoch(self._epoch)
         self.runner.model.train()
+        # the weights' loader comes first: its end is the end of the epoch
         batches = zip(self.dataloader, self.architecture_dataloader)
         for index, (weights_batch, architecture_batch) in enumerate(batches):
             self.run_iter(index, weights_batch, architecture_batch)
@@ -86,13 +87,13 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
 class IterBilevelTrainLoop(BilevelSteps, IterBasedTrainLoop):
     """:class:`BilevelTrainLoop` for iteration-based runs, such as those of mmseg.
 
-    The two parts are streams of their own: with ``InfiniteSampler`` neither
-    ends, with a sampler of epochs each is restarted in its next order.
+    The two parts are separate streams. With an ``InfiniteSampler`` neither
+    ends; with a sampler of epochs each restarts in its own next order.
 
     Args:
         runner (Runner): See :class:`BilevelTrainLoop`.
         dataloader (dict): Config of the loader; both parts use it.
-        max_iters (int): Iterations, of a batch of either part each.
+        max_iters (int): Iterations, each with one batch of either part.
         architecture_fraction (float): As there. Defaults to 0.3.
         split_seed (int): As there. Defaults to 0.
         **kwargs: ``val_begin``, ``val_interval``, ``dynamic_intervals``,

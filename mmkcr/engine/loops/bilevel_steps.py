@@ -1,4 +1,4 @@
-"""One iteration of the bilevel search, whatever the loop."""
+"""One iteration of the bilevel search, for any loop."""
 
 from contextlib import contextmanager
 from typing import Dict, Iterator, List, Sequence
@@ -13,18 +13,19 @@ from mmkcr.models.utils import held_copies, unwrap
 
 
 class BilevelSteps:
-    """Updates gates and weights in turn; put it before one of MMEngine's training loops."""
+    """Updates gates and weights in turn; a mixin before one of MMEngine's training loops."""
 
     runner: Runner
 
     def _prepare(self, runner: Runner) -> None:
-        """Find the gates, and refuse a run that is no search."""
+        """Find the gates, and refuse a run that is not a search."""
         self._module = unwrap(runner.model)
         self._gates = gate_parameters(self._module)
         check_optimizers(runner.optim_wrapper)
 
     def run(self) -> nn.Module:
         """Launch training."""
+        # the host's `OptimWrapperDict` leaves this to its parts
         for wrapper in self.runner.optim_wrapper.values():
             wrapper.initialize_count_status(self.runner.model, self._iter, self._max_iters)
         return super().run()
@@ -49,12 +50,14 @@ class BilevelSteps:
 
     def _step_architecture(self, batch: Sequence[dict]) -> Dict[str, Tensor]:
         wrapper: OptimWrapper = self.runner.optim_wrapper['architecture']
-        # momentum copies average the weights, once for every step of these
+        # momentum copies average the weights once per weight step, so not here
+        # the bare module, as a distributed wrapper would reduce the gradients of the weights too
         with wrapper.optim_context(self._module), held_copies(self._module):
             data = self._module.data_preprocessor(batch, True)
             losses = self._module._run_forward(data, mode='loss')
         loss, logs = self._module.parse_losses(losses)
         loss = wrapper.scale_loss(loss)
+        # accumulated gradients of the weights must survive this backward pass
         if self._recomputes():
             with gradients_aside(self._others()):
                 wrapper.backward(loss)
@@ -67,6 +70,7 @@ class BilevelSteps:
         return logs
 
     def _step_weights(self, batch: Sequence[dict]) -> Dict[str, Tensor]:
+        # gradients of the gates that are being accumulated must not see this step
         with gradients_aside(self._gates):
             return self.runner.model.train_step(
                 batch, optim_wrapper=self.runner.optim_wrapper['weights'])
@@ -82,11 +86,11 @@ class BilevelSteps:
 
 @contextmanager
 def gradients_aside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Take gradients away for the ``with`` block and put them back after it.
+    """Remove gradients for the ``with`` block and restore them afterwards.
 
     Args:
-        parameters (Sequence[nn.Parameter]): Whose gradients; those that the
-            block makes are dropped.
+        parameters (Sequence[nn.Parameter]): Their gradients; those that the
+            block computes are dropped.
     """
     kept = [param.grad for param in parameters]
     for param in parameters:

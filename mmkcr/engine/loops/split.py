@@ -14,7 +14,7 @@ from mmkcr.engine.reproducible import source_sampler
 
 
 class CycledSampler(Sampler):
-    """Repeats an epoch's sampler until enough samples are drawn.
+    """Repeats a finite sampler until enough samples are drawn.
 
     Its order is a function of the epoch: pass k of epoch e is the inner
     sampler's epoch ``e * passes + k``.
@@ -22,7 +22,7 @@ class CycledSampler(Sampler):
     Args:
         dataset (Dataset): What to draw from.
         sampler (dict): Config of the inner sampler.
-        num_samples (int): Samples an epoch on this rank.
+        num_samples (int): Samples per epoch on this rank.
         seed (int, optional): The inner sampler's seed. Defaults to None.
     """
 
@@ -50,6 +50,7 @@ class CycledSampler(Sampler):
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
+        # rounded up; the last pass may be cut short
         passes = -(-self.num_samples // len(self.sampler))
         for k in range(passes):
             if hasattr(self.sampler, 'set_epoch'):
@@ -68,7 +69,7 @@ class CycledSampler(Sampler):
 
 
 def sample_sources(dataset: Dataset) -> Sequence[int]:
-    """Which sample every index of a data set is, if it repeats some.
+    """Map every index of a data set to its original sample, as some data sets repeat samples.
 
     Args:
         dataset (Dataset): Such as MMEngine's ``RepeatDataset`` around another.
@@ -87,12 +88,12 @@ def split_indices(total: int, architecture_fraction: float, seed: int,
         total (int): Number of samples.
         architecture_fraction (float): Share of the second part, within (0, 1).
         seed (int): Seed of the split.
-        sources (Sequence[int], optional): Of :func:`sample_sources`: all indices of a sample are in
-            one part. Defaults to None: each index is a sample of its own.
+        sources (Sequence[int], optional): See :func:`sample_sources`. All indices of a sample go to
+            one part. Defaults to None: each index is its own sample.
 
     Returns:
         Tuple[list[int], list[int]]: Ascending indices for the weights and for
-        the architecture; the latter are ``round(total * fraction)`` many.
+        the architecture; the latter hold ``round(samples * fraction)`` of the samples.
 
     Raises:
         ValueError: The fraction is not within (0, 1), or a part is empty.
@@ -101,6 +102,8 @@ def split_indices(total: int, architecture_fraction: float, seed: int,
         raise ValueError('expected `architecture_fraction` within (0, 1), found '
                          f'{architecture_fraction}')
     sources = torch.arange(total) if sources is None else torch.tensor(sources)
+    # sample: (total,), number of each index's sample
+    # the split is over samples, not indices: copies of one sample must not be on both sides
     samples, sample = sources.unique(return_inverse=True)
     number = len(samples)
     count = round(number * architecture_fraction)
@@ -119,8 +122,8 @@ def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fracti
     """Build the loaders of the weights' and the architecture's part.
 
     Both have the same settings. An epoch is one pass over the weights' part;
-    the other loader cycles, and yields at least as many batches. Of endless
-    loaders each goes through its own part at its own pace.
+    the other loader cycles and yields at least as many batches. Endless
+    loaders each run through their own part at their own pace.
 
     Args:
         runner (Runner): Gives the seed.
@@ -141,6 +144,7 @@ def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fracti
         raise TypeError('expected the config of `train_dataloader`, to build two loaders from, '
                         f'found `{type(config).__name__}`')
     config = copy.deepcopy(dict(config))
+    # built once: both parts share it
     dataset = config.pop('dataset')
     dataset = DATASETS.build(dataset) if isinstance(dataset, dict) else dataset
     if hasattr(dataset, 'full_init'):

@@ -1,4 +1,4 @@
-"""One optimizer for weights and gates, with settings of its own for the gates."""
+"""One optimizer for weights and gates, with separate settings for the gates."""
 
 from typing import Any, Dict, Optional
 
@@ -12,16 +12,16 @@ from .search_constructor import gate_parameters, keep_only
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class JointOptimWrapperConstructor:
-    """Builds the one optimizer of a search without a split (Once-for-Both, algorithm 1).
+    """Builds the single optimizer of a search without a split (Once-for-Both, algorithm 1).
 
-    Everything is built as the host builds an ordinary ``optim_wrapper``; then
-    the gates' parameters move to a parameter group of their own.
+    The optimizer is built as the host builds an ordinary ``optim_wrapper``. Then
+    the gates' parameters move to their own parameter group.
 
     Args:
         optim_wrapper_cfg (dict): Config of an optimizer wrapper, with
-            ``architecture``, options of the gates' group. Its defaults are
-            ``betas=(0.5, 0.999)`` and ``weight_decay=0``; others are those of
-            ``optimizer``. Of these, ``importance`` gives what is different for
+            ``architecture``, the options of the gates' group. Its defaults are
+            ``betas=(0.5, 0.999)`` and ``weight_decay=0``; all others are those of
+            ``optimizer``. Its entry ``importance`` holds options that differ for
             the gates' importance S, such as ``betas=(0.9, 0.999)`` in the
             public code.
         paramwise_cfg (dict, optional): See the host's constructor.
@@ -48,8 +48,8 @@ class JointOptimWrapperConstructor:
             model (nn.Module): Offers ``gate_parameters()``; may be wrapped.
 
         Returns:
-            OptimWrapper: Its last parameter group holds the gates, or its last two their sizes
-            and their importance.
+            OptimWrapper: Its last parameter group holds the gates; with ``importance`` its last
+            two hold the gates' sizes and their importance.
 
         Raises:
             ValueError: The model has no gates.
@@ -59,6 +59,7 @@ class JointOptimWrapperConstructor:
         wrapper = build_optim_wrapper(module, dict(self.config))
         known = {id(gate) for gate in gates}
         keep_only(wrapper, [p for p in module.parameters() if id(p) not in known])
+        # S and alpha of one gate may have different settings
         apart = {id(gate.importance) for gate in module.gates().values()} if self.importance else ()
         groups = ([gate for gate in gates if id(gate) not in apart], self.architecture), (
             [gate for gate in gates if id(gate) in apart],

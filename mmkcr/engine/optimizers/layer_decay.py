@@ -1,4 +1,4 @@
-"""Learning rates that fall from the head to the stem, and what does not decay."""
+"""Learning rates that fall from the head to the stem, and parameters without weight decay."""
 
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -14,16 +14,16 @@ _NO_DECAY = ('norm_decay_mult', 'bias_decay_mult', 'flat_decay_mult')
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """Layer-wise rates and no weight decay on norms, biases, tables and tokens.
+    """Layer-wise learning rates, and no weight decay on norms, biases, tables and tokens.
 
     For any backbone in any task model of mmpretrain, mmdet and mmseg, dense,
     as a supernet (also as the part ``weights`` of a search) or as a subnet:
     :func:`~mmkcr.engine.optimizers.layer_depth` says where a parameter lies.
     A parameter at depth l of L learns at ``lr * layer_decay_rate ** (L - 1 - l)``.
 
-    All of MMEngine's ``paramwise_cfg`` works as there, ``custom_keys`` with
-    ``lr_mult`` and ``decay_mult`` included, but norms, biases and all other
-    one-dimensional parameters do not decay unless it says so. Besides:
+    All of MMEngine's ``paramwise_cfg`` is supported, including ``custom_keys`` with
+    ``lr_mult`` and ``decay_mult``. But norms, biases and all other
+    one-dimensional parameters do not decay unless it says so. Additional keys:
 
     - ``layer_decay_rate`` (float): Within (0, 1]. Defaults to 1.
     - ``table_decay_mult`` (float): Factor on the weight decay of position and
@@ -62,11 +62,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     def add_params(self, params: List[Dict], module: nn.Module, prefix: str = '',
                    **kwargs: Any) -> None:
-        """Add the parameters of a module, and at the root divide them by layer.
+        """Add the parameters of a module; at the root, regroup them by layer.
 
         Args:
             params (list[dict]): Parameter groups, changed in place.
-            module (nn.Module): Whose parameters are added.
+            module (nn.Module): The module whose parameters are added.
             prefix (str): Path of the module. Defaults to ``''``, the root.
             **kwargs: See MMEngine's constructor.
         """
@@ -78,9 +78,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         names = {id(param): name for name, param in model.named_parameters()}
         depth, groups = layer_depth(model), {}
         for group in params:
+            # MMEngine's constructor makes one group per parameter: join those with equal settings
             param, = group.pop('params')
             name = names[id(param)]
             settings = self._settings(group, name, param.ndim, depth(name))
+            # repr, as settings such as betas may not be hashable
             key = tuple(sorted((key, repr(value)) for key, value in settings.items()))
             groups.setdefault(key, dict(settings, params=[]))['params'].append(param)
         groups = sorted(groups.values(), key=lambda group: group['layer_id'])

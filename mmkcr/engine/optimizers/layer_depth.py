@@ -1,4 +1,4 @@
-"""At which depth of the backbone a parameter lies."""
+"""The depth of the backbone at which a parameter lies."""
 
 from typing import Callable, Iterator, Tuple
 
@@ -14,11 +14,11 @@ def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
     """Depths of a model's parameters by their names.
 
     Depth 0 is the stem with the backbone's own parameters (position tables,
-    class and register tokens), then every block has a depth of its own, and
-    the last one is everything behind the blocks: output norms, neck, heads and
-    whatever else the model has. Blocks are counted by the backbone's
-    ``get_layer_depth`` where it has one (mmpretrain's Swin, ViT and others),
-    else they are the items of its lists and sequences of modules.
+    class and register tokens). Then every block has its own depth. The
+    last depth is everything behind the blocks: output norms, neck, heads and
+    the rest of the model. Blocks are counted by the backbone's
+    ``get_layer_depth`` if it has one (mmpretrain's Swin, ViT and others).
+    Otherwise they are the items of its lists and sequences of modules.
 
     The state of a backbone does not matter: a layer has the same depth in the
     dense model, the supernet and the subnet.
@@ -27,7 +27,7 @@ def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
         model (nn.Module): A backbone, a task model, or a wrapper around one.
 
     Returns:
-        Callable: Takes the name of a parameter; gives its depth and the number
+        Callable: Takes the name of a parameter; returns its depth and the number
         of depths.
 
     Raises:
@@ -43,7 +43,7 @@ def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
         if not name.startswith(prefix):
             return layers - 1, layers
         local = name[len(prefix):]
-        return inside(local) if '.' in local else (0, layers)
+        return inside(local) if '.' in local else (0, layers)  # no dot: the backbone's own
 
     return depth
 
@@ -59,7 +59,7 @@ def _find_backbone(model: nn.Module) -> Tuple[str, nn.Module]:
 
 
 def _count_blocks(backbone: nn.Module) -> Tuple[Callable[[str], Tuple[int, int]], int]:
-    """Depths by the order of modules, for a backbone that does not tell them.
+    """Depths by the order of modules, for a backbone without ``get_layer_depth``.
 
     The first module is the stem. A module between blocks belongs to the block
     before it, and one behind all blocks to what follows the backbone.
@@ -73,11 +73,13 @@ def _count_blocks(backbone: nn.Module) -> Tuple[Callable[[str], Tuple[int, int]]
     if blocks == 0:
         raise ValueError('expected a backbone with blocks in a `ModuleList` or `Sequential`, or '
                          f'with `get_layer_depth`, found `{type(backbone).__name__}`')
+    # modules behind the last block lie one deeper
     found = {path: depth + (depth == blocks and not repeated)
              for path, (depth, repeated) in depths.items()}
 
     def inside(name: str) -> Tuple[int, int]:
         parts = name.split('.')
+        # the longest known prefix of the name
         paths = ('.'.join(parts[:stop]) for stop in range(len(parts), 0, -1))
         return next(found[path] for path in paths if path in found), blocks + 2
 

@@ -16,14 +16,14 @@ class SearchOptimWrapperConstructor:
     """Builds the two optimizers of a search (KCR-Transformer, algorithm 1).
 
     ``architecture`` gets the gates, ``weights`` gets every other parameter.
-    Each part is built as the host builds an ordinary ``optim_wrapper``, with
+    Each part is built like an ordinary ``optim_wrapper``, with
     its own type, optimizer, ``clip_grad``, ``accumulative_counts``,
     ``paramwise_cfg`` and ``constructor``.
 
     Args:
         optim_wrapper_cfg (dict): With the keys ``weights`` and
             ``architecture``, each the config of an optimizer wrapper.
-        paramwise_cfg (dict, optional): Only None: it belongs into a part.
+        paramwise_cfg (dict, optional): Must be None: it belongs into a part.
 
     Raises:
         ValueError: Other keys, or a ``paramwise_cfg`` outside the parts.
@@ -67,6 +67,7 @@ class SearchOptimWrapperConstructor:
         return OptimWrapperDict(**{key: self._build(module, key, parts[key]) for key in _KEYS})
 
     def _build(self, module: nn.Module, key: str, parameters: List) -> OptimWrapper:
+        # for the whole module, as `paramwise_cfg` works by names; then others are removed
         wrapper = build_optim_wrapper(module, self.optim_wrapper_cfg[key])
         keep_only(wrapper, parameters)
         return wrapper
@@ -105,7 +106,7 @@ def check_optimizers(config: Union[OptimWrapperDict, Dict]) -> None:
 
 
 def keep_only(wrapper: OptimWrapper, parameters: Iterable[nn.Parameter]) -> None:
-    """Take all other parameters out of a new optimizer, whoever grouped them."""
+    """Remove all other parameters from a new optimizer, in whichever groups they are."""
     optimizer, kept = wrapper.optimizer, {id(param) for param in parameters}
     for group in optimizer.param_groups:
         for param in group['params']:

@@ -23,26 +23,26 @@ class InformationBottleneckMetric(BaseMetric):
     .. math:: \text{IB} = I(\tilde X, X) - I(\tilde X, Y) \le \text{IBB}
 
     ``ibb`` is the bound with the lemma's term that the printed theorem drops;
-    ``ibb_printed`` is the printed right side, no bound. Needs
+    ``ibb_printed`` is the printed right side, which is not a bound. Needs
     :class:`mmkcr.FeatureTapHook`.
 
-    k-means sees the set before anything can be summed, so the set's features, and inputs of
+    k-means needs the whole set before anything can be summed. So the set's features, and inputs of
     at most 32 x 32 pixels, are held: n (4 d + 12 288) B over all ranks, 740 MB for ImageNet's
-    validation set at d = 640. For larger sets:
+    validation set at d = 640. For larger sets use
     :func:`~mmkcr.evaluation.bottleneck.information_statistics`, whose memory is bounded.
 
     Args:
         num_classes (int): C.
-        inputs (bool): Whether to cluster the inputs; without, only I(X~, Y) is given.
+        inputs (bool): Whether to cluster the inputs; without them only I(X~, Y) is given.
             Defaults to True.
-        mean (Sequence[float], optional): Of the pixels as they are loaded, one a channel.
+        mean (Sequence[float], optional): Mean of the loaded pixels, one per channel.
             Defaults to None: 0.
-        std (Sequence[float], optional): As ``mean``. Defaults to None: 1.
+        std (Sequence[float], optional): Likewise. Defaults to None: 1.
         beta (float): See :class:`mmkcr.InformationBottleneckLoss`. Defaults to 1.
         normalize (bool): As there. Defaults to True.
         smoothing (float): As there. Defaults to 1e-3.
         feature_key (str): Field with the feature (d,). Defaults to 'features'.
-        seed (int): Of k-means. Defaults to 0.
+        seed (int): Seed of k-means. Defaults to 0.
         collect_device (str): See ``BaseMetric``. Defaults to 'cpu'.
         prefix (str, optional): Defaults to None: 'information'.
     """
@@ -69,10 +69,10 @@ class InformationBottleneckMetric(BaseMetric):
         self.feature_key, self.seed = feature_key, seed
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Keeps features, labels and inputs of a batch.
+        """Store features, labels and inputs of a batch.
 
         Args:
-            data_batch (dict): With ``inputs`` as they are loaded.
+            data_batch (dict): With ``inputs`` as loaded.
             data_samples (Sequence[dict]): With the feature and ``gt_label``.
         """
         points = self._points(data_batch) if self.inputs else [None] * len(data_samples)
@@ -84,10 +84,10 @@ class InformationBottleneckMetric(BaseMetric):
                                  int(sample['gt_label']), point))
 
     def compute_metrics(self, results: List) -> Dict[str, float]:
-        """Clusters, soft assignments and their mutual information.
+        """Compute clusters, soft assignments and their mutual information.
 
         Args:
-            results (list): Of all ranks, in the order of the data set.
+            results (list): Results of all ranks, in the order of the data set.
         """
         features, labels, inputs = zip(*results)
         log_phi = self._log_phi(torch.stack(features))
@@ -95,6 +95,7 @@ class InformationBottleneckMetric(BaseMetric):
         sums = InformationAccumulator(self.num_classes, self.num_classes,
                                       self.num_classes if self.inputs else 0)
         labels = torch.tensor(labels)
+        # the joint of inputs and features is summed in parts, which bounds the memory
         for start in range(0, len(labels), _CHUNK):
             part = slice(start, start + _CHUNK)
             sums.add(log_phi[part], labels[part], log_inputs[part] if self.inputs else None)

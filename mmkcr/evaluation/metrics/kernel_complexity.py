@@ -23,8 +23,8 @@ from mmkcr.registry import METRICS
 def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray:
     """Whether each sample is a landmark: Bernoulli(ratio) by a hash of seed and index alone.
 
-    The draw does not depend on the number of samples or ranks and needs no memory
-    (the mixing function is that of splitmix64, vectorised).
+    The draw does not depend on the number of samples or ranks and needs no memory.
+    (The mixing function is that of splitmix64, vectorised.)
 
     Args:
         indices (Sequence[int]): Positions of the samples in the data set.
@@ -40,6 +40,7 @@ def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
+    # the upper 53 bits as a number in [0, 1)
     return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53 < ratio
 
 
@@ -98,7 +99,7 @@ class KernelComplexityMetric(BaseMetric):
         self._reset()
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Adds a batch to the moments.
+        """Add a batch to the moments.
 
         Args:
             data_batch (Any): Not used.
@@ -106,11 +107,11 @@ class KernelComplexityMetric(BaseMetric):
                 ``gt_label`` (or one-hot ``gt_score``) for the bounds.
         """
         rows = self._tail + [self._row(sample) for sample in data_samples]
-        self._tail = rows[-1:]  # it may be padding: known at the end only
+        self._tail = rows[-1:]  # may be padding, which is known only at the end
         self._consume(rows[:-1])
 
     def evaluate(self, size: int) -> Dict[str, float]:
-        """Merges the ranks and computes the values (the same on every rank).
+        """Merge the ranks and compute the values (the same on every rank).
 
         Args:
             size (int): Length of the data set; positions beyond it are padding.
@@ -120,6 +121,7 @@ class KernelComplexityMetric(BaseMetric):
             scores squared_error, kcr_lower, kcr_upper, a_kcr_lower, a_kcr_upper.
         """
         rank, world = get_dist_info()
+        # ranks interleave and pad by at most one sample each: position seen * world + rank
         if self._seen * world + rank < size:
             self._consume(self._tail)
         metrics = self.compute_metrics([])
@@ -127,7 +129,7 @@ class KernelComplexityMetric(BaseMetric):
         return {f'{self.prefix}/{key}': value for key, value in metrics.items()}
 
     def compute_metrics(self, results: List) -> Dict[str, float]:
-        """Values of all ranks' moments.
+        """Compute the values from all ranks' moments.
 
         Args:
             results (list): Not used: nothing is collected sample by sample.
@@ -135,6 +137,7 @@ class KernelComplexityMetric(BaseMetric):
         if self._moment is None:
             raise ValueError('expected at least one data sample, found `0` in '
                              'KernelComplexityMetric')
+        # (d, d), over all ranks
         moment, n = self._moment.all_reduce().moment(), self._moment.count
         landmarks = self._landmarks.all_reduce()
         values, _ = spectrum(moment)
@@ -178,9 +181,10 @@ class KernelComplexityMetric(BaseMetric):
         if 'gt_score' in sample:
             return (score - sample['gt_score'].to(score)).square().sum()
         label = int(sample['gt_label'])
-        return score.square().sum() - 2 * score[label] + 1
+        return score.square().sum() - 2 * score[label] + 1  # |score - onehot|^2
 
     def _consume(self, rows: list) -> None:
+        # also on a rank without samples of its own, which takes part in the all-reduce
         if self._moment is None and (rows or self._tail):
             feature = (rows or self._tail)[0][0]
             self._moment = MomentAccumulator(len(feature), feature.device)

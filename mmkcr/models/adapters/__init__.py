@@ -1,4 +1,4 @@
-"""Adapters: where the MLPs, the attention, the channels and the residual streams of hosts are."""
+"""Adapters: they locate MLPs, attention, channels and residual streams in the host libraries."""
 
 from . import attentions, channels, mlps, streams  # noqa: F401  (they register themselves)
 from .views import (

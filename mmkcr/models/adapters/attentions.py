@@ -1,9 +1,9 @@
-"""Attention of the host libraries: where queries, keys and values are, and how heads go.
+"""Attention of the host libraries: where queries, keys and values are, and how heads are removed.
 
-Most hosts compute with fewer heads once an attribute or two say so. Where a host reshapes to the
-width of its input, the layer is exchanged for one of
-:mod:`mmkcr.models.layers.sized_attention`, which computes the same with fewer heads. What a view
-holds is a ``partial`` of a function of this module, so that networks can be pickled.
+Most hosts compute with fewer heads once an attribute or two are changed. Where a host reshapes to
+the width of its input, the layer is replaced by one of
+:mod:`mmkcr.models.layers.sized_attention`, which computes the same with fewer heads. Callables of
+a view are ``partial`` of functions of this module, so that networks can be pickled.
 """
 
 from functools import partial
@@ -50,8 +50,8 @@ def multihead_attention(module: nn.Module) -> Dict[str, Any]:
 
 def _resize_multihead(scale: float, layer: nn.Module, heads: int, width: int) -> nn.Module:
     layer.num_heads, layer.head_dims, layer.embed_dims = heads, width, heads * width
+    # the layer passes no scale: PyTorch would use that of the sliced width, not of the dense head
     if layer.scaled_dot_product_attention is F.scaled_dot_product_attention:
-        # the softmax keeps the scale of the dense head
         layer.scaled_dot_product_attention = partial(F.scaled_dot_product_attention, scale=scale)
     return layer
 
@@ -59,7 +59,7 @@ def _resize_multihead(scale: float, layer: nn.Module, heads: int, width: int) ->
 @attention_adapter('mmpretrain.models.backbones.twins.GlobalSubsampledAttention',
                    'timm.models.pvt_v2.Attention')
 def reduced_attention(module: nn.Module) -> Dict[str, Any]:
-    """Attention to a map of fewer tokens (Twins, timm's PVT v2); the reduction has no heads."""
+    """Attention to a downsampled map (Twins, timm's PVT v2); the reduction has no heads."""
     if getattr(module, 'v_shortcut', False):
         raise Unsupported('a shortcut adds the values to the output of the attention')
     width = module.q.out_features // module.num_heads
@@ -100,7 +100,7 @@ def _temperature(layer: nn.Module) -> List[Axis]:
                    'mmpretrain.models.backbones.efficientformer.AttentionWithBias',
                    f'{_UTILS}.LeAttention')
 def biased_attention(module: nn.Module) -> Dict[str, Any]:
-    """LeViT's attention, also in EfficientFormer and TinyViT: wide values, a bias for offsets.
+    """LeViT's attention, also in EfficientFormer and TinyViT: wide values, biases by offset.
 
     Queries, keys and values of one head lie next to each other in the projections' outputs.
     """
@@ -112,8 +112,9 @@ def biased_attention(module: nn.Module) -> Dict[str, Any]:
 
 
 def _of_whole_heads(layer: nn.Module) -> List[Axis]:
-    """Biases, and projections with queries, keys and values of a head side by side."""
+    """Axes of the biases, and of projections that keep a head's q, k and v side by side."""
     keys, values = layer.key_dim, layer.d
+    # one unit is a head: `inner` adjacent rows with its queries, keys and values
     found = [Axis(layer, 'attention_biases')]
     for name, inner in (('qkv', 2 * keys + values), ('kv', keys + values), ('q.1', keys)):
         projection = dict(layer.named_modules()).get(name)
@@ -132,7 +133,7 @@ def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
 
 @attention_adapter('mmpretrain.models.backbones.vit_sam.Attention')
 def sam_attention(module: nn.Module) -> Dict[str, Any]:
-    """ViT-SAM's attention, whose positions are channels that all heads share."""
+    """ViT-SAM's attention, whose relative positions have channels that all heads share."""
     return dict(_fused(module), resize=partial(_record, ('num_heads', ), ''),
                 why_no_width='its positions have channels that all heads share')
 
@@ -140,7 +141,7 @@ def sam_attention(module: nn.Module) -> Dict[str, Any]:
 @attention_adapter(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
                    'mmseg.models.backbones.swin.WindowMSA')
 def window_msa(module: nn.Module) -> Dict[str, Any]:
-    """``WindowMSA`` of the three hosts' Swin, with a table of positions for every head."""
+    """``WindowMSA`` of Swin in the three hosts, with a table of positions per head."""
     if type(module).__name__ == 'DaViTWindowMSA':
         raise Unsupported('its heads fill the width of the input')
     return dict(_fused(module, module.embed_dims // module.num_heads),
@@ -160,6 +161,7 @@ def window_msa_v2(module: nn.Module) -> Dict[str, Any]:
 
 def _along_cosine(width: int, layer: nn.Module) -> List[Axis]:
     return [*_along(('q_bias', 'v_bias', 'k_bias'), '', layer),
+            # entries of a head: unit u, a channel, lies at entry u // width
             Axis(layer, 'logit_scale', 0, per=width),
             Axis(list(layer.cpb_mlp.modules())[-1], 'weight', 0, per=width)]
 
@@ -266,7 +268,7 @@ def timm_window_attention(module: nn.Module) -> Dict[str, Any]:
                    f'{_HF}.siglip.modeling_siglip.SiglipAttention',
                    f'{_HF}.siglip2.modeling_siglip2.Siglip2Attention')
 def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
-    """Attention of Hugging Face's vision encoders, with projections of their own."""
+    """Attention of Hugging Face's vision encoders, with separate projections."""
     if 'q_proj' not in module._modules:
         return _nested_attention(module)
     rotary = 'DINOv3' in type(module).__name__
@@ -284,7 +286,7 @@ def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
 
 @attention_adapter(f'{_HF}.flava.modeling_flava.FlavaAttention')
 def _nested_attention(module: nn.Module) -> Dict[str, Any]:
-    """Attention of FLAVA, and before v5 of ViT and DINOv2: a module of its own, then a layer."""
+    """Attention of FLAVA, and of ViT and DINOv2 before v5: a nested module, then a layer."""
     inner = module.attention
     scaled = not hasattr(inner, 'scaling')
     return dict(path='attention', fused=(1, 1, 1), output='output.dense',
@@ -318,6 +320,7 @@ def torch_attention(module: nn.Module) -> Dict[str, Any]:
 
 
 def _along_torch(layer: nn.Module) -> List[Axis]:
+    # q, k and v one after the other in one parameter
     return [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
 
 
@@ -327,7 +330,7 @@ def _open(cls: Type[nn.Module], layer: nn.Module) -> nn.Module:
 
 @attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
 def deformable_attention(module: nn.Module) -> Dict[str, Any]:
-    """mmcv's deformable attention, whose heads sample the values at places of their own."""
+    """mmcv's deformable attention, whose heads sample the values at their own places."""
     return dict(projections=('value_proj', ), fused=(1, ), output='output_proj',
                 heads=module.num_heads, width=module.value_proj.out_features // module.num_heads,
                 of_heads=_along_samples, resize=partial(_record, ('num_heads', ), ''),
@@ -335,6 +338,7 @@ def deformable_attention(module: nn.Module) -> Dict[str, Any]:
 
 
 def _along_samples(layer: nn.Module) -> List[Axis]:
+    # samples of a query in one head: each has an (x, y) offset and a weight
     samples = layer.num_levels * layer.num_points
     return [Axis(part, name, inner=inner) for part, inner in (
         (layer.sampling_offsets, 2 * samples), (layer.attention_weights, samples))
@@ -342,20 +346,20 @@ def _along_samples(layer: nn.Module) -> List[Axis]:
 
 
 def _fused(module: nn.Module, width: int = 0) -> Dict[str, Any]:
-    """Arguments of a view with one layer ``qkv`` and the projection ``proj``."""
+    """Arguments of a view with one layer ``qkv`` and the output projection ``proj``."""
     width = width or module.qkv.out_features // 3 // module.num_heads
     return dict(projections=('qkv', ), output='proj', heads=module.num_heads, width=width)
 
 
 def _along(names: Sequence[str], table: str, layer: nn.Module) -> List[Axis]:
-    """Axes of biases with an entry a channel, and of a table with an entry a head, if any."""
+    """Axes of biases with an entry per channel, and of a table with an entry per head, if any."""
     width = layer.qkv.out_features // 3 // layer.num_heads if table else 1
     return [*(Axis(layer, name) for name in names),
             *([Axis(layer, table, 1, per=width)] if table else [])]
 
 
 def _exchange(cls: Type[nn.Module], layer: nn.Module, heads: int, width: int) -> nn.Module:
-    """Exchange the layer for one that computes with any number of heads."""
+    """Replace the layer by one that computes with any number of heads."""
     layer = layer if isinstance(layer, cls) else take_over(cls, layer)
     layer.num_heads = heads
     return layer
@@ -363,7 +367,7 @@ def _exchange(cls: Type[nn.Module], layer: nn.Module, heads: int, width: int) ->
 
 def _exchange_scaled(cls: Type[nn.Module], scale: float, layer: nn.Module, heads: int,
                      width: int) -> nn.Module:
-    """As :func:`_exchange`, of a host that does not record the scale of its dense head."""
+    """Like :func:`_exchange`, for a host that does not record the scale of its dense head."""
     layer = _exchange(cls, layer, heads, width)
     layer.scale = scale
     return layer
@@ -371,7 +375,7 @@ def _exchange_scaled(cls: Type[nn.Module], scale: float, layer: nn.Module, heads
 
 def _record(names: Sequence[str], width_name: str, layer: nn.Module, heads: int,
             width: int) -> nn.Module:
-    """Set the attributes that say how many heads there are, and how wide they are."""
+    """Set the attributes that record the number of heads and their width."""
     for name in names:
         setattr(layer, name, heads)
     if width_name:

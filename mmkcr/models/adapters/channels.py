@@ -1,7 +1,7 @@
 """Heads and necks of mmdet and mmseg: who writes channels, and who reads them.
 
-A view is given where all that reads the channels is known: elsewhere an adapter says in one
-sentence what is supported.
+An adapter gives a view only if all readers of the channels are known. Otherwise it raises an
+error that says in one sentence what is supported.
 """
 
 from typing import Any, Dict, List, Sequence
@@ -23,7 +23,7 @@ def _only(module: nn.Module, *names: str) -> None:
 
 
 def _norm(module: nn.Module, path: str) -> str:
-    """Path of the norm of an mmcv ``ConvModule``; '' if it has none."""
+    """Path of the norm of an mmcv ``ConvModule``, or '' if it has none."""
     name = module.get_submodule(path).norm_name
     return f'{path}.{name}' if name else ''
 
@@ -34,13 +34,13 @@ def _convs(module: nn.Module, name: str) -> List[str]:
 
 def _view(module: nn.Module, convs: Sequence[str], readers: Sequence[Reads],
           **others: Any) -> View:
-    """A view of channels that some ``ConvModule`` write."""
+    """A view of the channels that some ``ConvModule`` write."""
     return dict(writers=tuple(f'{conv}.conv' for conv in convs), readers=tuple(readers),
                 norms=tuple(_norm(module, conv) for conv in convs), **others)
 
 
 def _layer(module: nn.Module, path: str) -> View:
-    """A view of what one plain layer writes, without its readers."""
+    """A view of the channels that one plain layer writes, still without readers."""
     name = type(module.get_submodule(path)).__name__  # PyTorch's, or mmcv's around it
     if name not in ('Linear', 'Conv2d', 'ConvTranspose2d'):
         raise Unsupported(f'`{name}` has no adapter')
@@ -52,14 +52,17 @@ def _layer(module: nn.Module, path: str) -> View:
 
 @channel_adapter(f'{_MMSEG}.uper_head.UPerHead')
 def uper_head(module: nn.Module) -> List[View]:
-    """UPerNet: pooled maps, the sum of the levels, what is put side by side, and the last map."""
+    """UPerNet: pooled maps, the sum of the levels, the concatenated levels, and the last map."""
     _only(module, 'UPerHead')
     pooled = [f'psp_modules.{number}.1' for number in range(len(module.psp_modules))]
     laterals, outs = _convs(module, 'lateral_convs'), _convs(module, 'fpn_convs')
     side_by_side = [f'{out}.conv' for out in outs]
+    # `bottleneck` reads the last feature map, then all pooled maps
     views = [_view(module, [conv], [Reads('bottleneck.conv', before=(
         module.in_channels[-1], *(f'{other}.conv' for other in pooled[:number])))])
         for number, conv in enumerate(pooled)]
+    # the top-down sum ties all laterals and the bottleneck to the same channels; the coarsest of
+    # them is also concatenated, behind the outputs of the fpn_convs
     views.append(_view(module, [*laterals, 'bottleneck'], [
         *(Reads(path) for path in side_by_side),
         Reads('fpn_bottleneck.conv', before=tuple(side_by_side))]))
@@ -71,7 +74,7 @@ def uper_head(module: nn.Module) -> List[View]:
 
 @channel_adapter(f'{_MMSEG}.segformer_head.SegformerHead')
 def segformer_head(module: nn.Module) -> List[View]:
-    """SegFormer: the levels side by side, and the last map."""
+    """SegFormer: the concatenated levels, and the last map."""
     _only(module, 'SegformerHead')
     convs = _convs(module, 'convs')
     views = [_view(module, [conv], [Reads('fusion_conv.conv', before=tuple(
@@ -102,7 +105,7 @@ def rpn_head(module: nn.Module) -> List[View]:
 
 
 def _chain(module: nn.Module, convs: Sequence[str], ends: Sequence[Reads]) -> List[View]:
-    """Convolutions one after the other, and what reads the last one."""
+    """Views of consecutive convolutions; ``ends`` read the last one."""
     following = [[Reads(f'{conv}.conv')] for conv in convs[1:]]
     return [_view(module, [conv], reads) for conv, reads in zip(convs, [*following, list(ends)])]
 
@@ -119,9 +122,11 @@ def box_head(module: nn.Module) -> List[View]:
         if len(getattr(module, f'{branch}_convs')):
             raise Unsupported(f'convolutions of the branch `{branch}` behind shared layers')
         own = _convs(module, f'{branch}_fcs')
+        # none if the branch is off
         ends += [Reads(own[0] if own else f'fc_{branch}')] * getattr(module, f'with_{branch}')
     for end in ends:
         _layer(module, end.path)
+    # the flattened region holds each channel as `area` adjacent entries
     area = 1 if module.with_avg_pool else module.roi_feat_area
     views = _chain(module, convs, [Reads(layers[0], area)])
     following = [*([Reads(layer)] for layer in layers[1:]), ends]
@@ -153,13 +158,14 @@ def fpn(module: nn.Module) -> List[View]:
 
 @channel_adapter(f'{_MMDET}.detectors.two_stage.TwoStageDetector')
 def pyramid_of_two_stages(module: nn.Module) -> List[View]:
-    """What a feature pyramid gives to region proposals and to the heads on regions."""
+    """What a feature pyramid passes to the region proposals and to the heads on regions."""
     neck, head = getattr(module, 'neck', None), module.roi_head
     _only(neck, 'FPN', 'PAFPN')
     _only(module.rpn_head, 'RPNHead')
     if neck.add_extra_convs or head.with_shared_head or getattr(head, 'semantic_head', None):
         raise Unsupported('a feature pyramid with convolutions for more levels, or one that a '
                           'shared or a semantic head reads')
+    # one set of heads reads all levels, so all output convolutions share their channels
     convs = [f'neck.{conv}' for conv in _convs(neck, 'fpn_convs')]
     readers = [Reads('rpn_head.rpn_conv' if isinstance(module.rpn_head.rpn_conv, nn.Conv2d) else
                      'rpn_head.rpn_conv.0.conv')]
@@ -190,7 +196,7 @@ def _first_of_masks(head: nn.Module, path: str) -> Reads:
 
 
 def _resize_regions(module: nn.Module, channels: int) -> None:
-    """The layers that cut out regions make room for so many channels."""
+    """Tell the layers that cut out regions how many channels they give."""
     for part in module.roi_head.modules():
         if hasattr(part, 'roi_layers'):
             part.out_channels = channels

@@ -1,4 +1,4 @@
-"""MLPs of the host libraries, one entry a class."""
+"""MLPs of the host libraries, one entry per class."""
 
 from typing import Any, Dict, List
 
@@ -41,7 +41,7 @@ def timm_mlp(module: nn.Module) -> Dict[str, Any]:
 
 @mlp_adapter('mmseg.models.backbones.mit.MixFFN', 'mmdet.models.backbones.pvt.MixFFN')
 def mix_ffn(module: nn.Module) -> Dict[str, Any]:
-    """MiT's and PVT's MLP of 1 x 1 convolutions, with a depthwise one between or without."""
+    """MLP of MiT and PVT with 1 x 1 convolutions, and possibly a depthwise one in between."""
     convs = [name for name, layer in module.layers.named_children() if isinstance(layer, nn.Conv2d)]
     first, *between, last = (f'layers.{name}' for name in convs)
     return dict(inputs=(first, ), between=tuple(between), output=last, dim=1,
@@ -129,7 +129,7 @@ simple_mlp(f'{_HF}.dinov2.modeling_dinov2.Dinov2SwiGLUFFN', inputs=('weights_in'
 
 @mlp_adapter(f'{_HF}.flava.modeling_flava.FlavaLayer', f'{_HF}.vit.modeling_vit.ViTLayer')
 def split_mlp(module: nn.Module) -> Any:
-    """FLAVA's MLP, and before v5 ViT's, whose two layers are modules of their own in the block."""
+    """MLP of FLAVA, and of ViT before v5, whose two layers are separate modules of the block."""
     if 'intermediate' not in module._modules:
         return []
     return dict(inputs=('intermediate.dense', ), output='output.dense',

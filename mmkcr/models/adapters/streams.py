@@ -1,4 +1,4 @@
-"""Residual streams of ViT, Swin and ResNet: who writes them, who reads them."""
+"""Residual streams of ViT, Swin and ResNet: their writers and readers."""
 
 from typing import Iterator, List, Optional, Sequence, Tuple
 
@@ -11,7 +11,7 @@ from mmkcr.models.layers.sized_attention import SizedWindowMSA
 from mmkcr.models.layers.take_over import take_over
 from .views import LinearStream, StreamView, stream_adapter
 
-_MERGED = 4  # neighbours that Swin's patch merging puts side by side
+_MERGED = 4  # neighbours that Swin's patch merging concatenates
 _BATCH_NORM = ('weight', 'bias', 'running_mean', 'running_var')
 
 
@@ -21,7 +21,7 @@ def _outputs(layer: nn.Module, folds: bool = False) -> List[Axis]:
 
 
 class ViTStream(StreamView):
-    """The one stream of a ViT, from the patch embedding to the output."""
+    """The single stream of a ViT, from the patch embedding to the output."""
 
     def norms(self, host: nn.Module) -> Iterator[Tuple[nn.Module, str, int]]:
         """See :class:`StreamView`."""
@@ -34,11 +34,13 @@ class ViTStream(StreamView):
     def axes(self, host: nn.Module) -> List[Axis]:
         """See :class:`StreamView`."""
         embed = host.patch_embed
+        # the mask multiplies the embedding, so it folds into the layer that embeds last
         found = _outputs(embed.projection, embed.norm is None)
         found += [] if embed.norm is None else _outputs(embed.norm, True)
         found += [Axis(host, name, 2, True) for name in ('pos_embed', 'cls_token')]
         for layer in host.layers:
             attn, ffn = layer.attn, layer.ffn
+            # writers of the stream, then its readers (dim 1: input channels)
             for out, scale in ((attn.proj, attn.gamma1), (ffn.layers[1], ffn.gamma2)):
                 found += [*_outputs(out), Axis(scale, 'weight')]
             found += [Axis(attn.qkv, 'weight', 1), Axis(ffn.layers[0][0], 'weight', 1)]
@@ -52,8 +54,9 @@ class ViTStream(StreamView):
             layer.attn.input_dims = layer.ffn.embed_dims = units
 
     def linear(self, host: nn.Module) -> Optional[LinearStream]:
-        """See :class:`StreamView`; of a host that gives its last features, normed once."""
+        """See :class:`StreamView`; only for hosts that return the last features, normed once."""
         norms = [name for owner, name, _ in self.norms(host) if owner is host]
+        # every norm must be followed by linear layers only, and `ln1` must be the only way out
         if norms != ['ln1'] or host.patch_embed.norm is not None or \
                 list(host.out_indices) != [len(host.layers) - 1]:
             return None
@@ -90,7 +93,7 @@ class SwinStream(StreamView):
 
     Args:
         host (nn.Module): The network.
-        number (int): Of the stage.
+        number (int): Number of the stage.
     """
 
     def __init__(self, host: nn.Module, number: int) -> None:
@@ -106,6 +109,7 @@ class SwinStream(StreamView):
             yield host.patch_embed, 'norm', 1
         for block in stage.blocks:
             yield from ((block, 'norm1', 1), (block, 'norm2', 1))
+        # output norms exist only for the stages in `out_indices`
         if hasattr(host, f'norm{self.number}'):
             yield host, f'norm{self.number}', 1
         if stage.downsample is not None:
@@ -148,7 +152,7 @@ class SwinStream(StreamView):
 
 @stream_adapter('mmpretrain.models.backbones.swin_transformer.SwinTransformer')
 def swin_transformer(host: nn.Module) -> List[StreamView]:
-    """mmpretrain's ``SwinTransformer``: a stream a stage."""
+    """mmpretrain's ``SwinTransformer``: one stream per stage."""
     if host.out_after_downsample:
         raise Unsupported('features behind the merging of patches (`out_after_downsample=True`) '
                           'are of the next stage')
@@ -162,7 +166,7 @@ class ResNetStream(StreamView):
 
     Args:
         host (nn.Module): The network.
-        number (int): Of the stage.
+        number (int): Number of the stage.
     """
 
     def __init__(self, host: nn.Module, number: int) -> None:
@@ -177,10 +181,12 @@ class ResNetStream(StreamView):
     def axes(self, host: nn.Module) -> List[Axis]:
         """See :class:`StreamView`."""
         stage = getattr(host, host.res_layers[self.number])
+        # the mask is behind the batch norms: it folds into weight and bias, not statistics
         found = [Axis(host.get_submodule(norm), part, 0, part in _BATCH_NORM[:2])
                  for norm, _ in self.masked for part in _BATCH_NORM]
         found.append(Axis(host.get_submodule(self.path), 'weight', 0))
         found += [Axis(block.conv3, 'weight', 0) for block in stage]
+        # the first block reads the stage before, all others read this stream
         found += [Axis(block.conv1, 'weight', 1) for block in list(stage)[1:]]
         if self.number + 1 < len(host.res_layers):
             following = getattr(host, host.res_layers[self.number + 1])
@@ -203,7 +209,7 @@ def _shortcut(host: nn.Module, number: int) -> str:
 
 @stream_adapter('mmpretrain.models.backbones.resnet.ResNet')
 def resnet(host: nn.Module) -> List[StreamView]:
-    """mmpretrain's ``ResNet`` of bottlenecks: a stream a stage."""
+    """mmpretrain's ``ResNet`` of bottlenecks: one stream per stage."""
     for name in host.res_layers:
         for block in getattr(host, name):
             if type(block).__name__ != 'Bottleneck' or block.conv2.groups > 1:

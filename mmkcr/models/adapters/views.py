@@ -1,8 +1,8 @@
-"""What a kind of site sees of a host network: its MLPs, its attention, its residual streams.
+"""What a kind of site needs to know of a host: its MLPs, its attention, its residual streams.
 
-An *adapter* is a function from a module of a host library to a view of it. It is registered for
-the qualified name of the module's class, so no host library is imported for it; a subclass of a
-known class has the same adapter unless it has one of its own.
+An *adapter* is a function from a module of a host library to a view of it. It is registered under
+the qualified name of the module's class, so no host library has to be imported. A subclass of a
+known class uses the same adapter unless it has its own.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _NORMS_BEFORE = {
     'ffn': ('ln2', 'norm2', 'norm_ffn'), 'mlp': ('norm2', 'layernorm_after', 'layer_norm2'),
     'channel_mix': ('ln2', ),
 }
-#: Blocks whose MLP has no norm of its own in front of it.
+#: Blocks whose MLP has no norm in front that it alone reads.
 _NO_NORM_BEFORE = {
     **dict.fromkeys(
         ('SwinBlockV2', 'SwinTransformerV2Block', 'EvaBlockPostNorm', 'ResPostBlock'),
@@ -42,22 +42,22 @@ _NO_NORM_BEFORE = {
 
 @dataclass(frozen=True)
 class MLPView:
-    """An MLP: projections into a hidden layer, and one out of it. Paths are from the host.
+    """An MLP: projections into a hidden layer, and one out of it. Paths start at the host.
 
     Args:
-        path (str): Of the module that is the MLP.
+        path (str): Path of the module that is the MLP.
         inputs (tuple[str, ...]): Projections (linear, or convolutions) into the hidden layer.
         output (str): The projection out of it.
-        parts (int): Times that the hidden units follow each other in the outputs of each input
-            projection: 2 where gate and value are one layer. Defaults to 1.
+        parts (int): How often the hidden units occur, one copy after the other, in the outputs of
+            each input projection: 2 where gate and value are one layer. Defaults to 1.
         between (tuple[str, ...]): Modules that work on hidden channels one by one: depthwise
             convolutions, batch norms. Defaults to none.
         hidden_norm (str): A layer norm over the hidden channels. Defaults to none.
         norm (str): The norm that only this MLP reads. Defaults to ''.
-        after (str): A module without parameters that is called once, behind the output
-            projection and before the residual sum. Defaults to ''.
+        after (str): A module without parameters that is called exactly once, between the output
+            projection and the residual sum. Defaults to ''.
         scales (tuple[str, ...]): Channelwise factors between output projection and ``after``.
-        why_no_channels (str): Why channels of input and output cannot be selected, if so.
+        why_no_channels (str): Why input and output channels cannot be selected, or ''.
         dim (int): Channel dimension of the hidden layer: -1, or 1 for maps. Defaults to -1.
         width (str): Attribute of the module that records the hidden width. Defaults to ''.
     """
@@ -82,8 +82,8 @@ class RotaryView(NamedTuple):
     Args:
         layout (str): Which channels are a pair, see
             :func:`~mmkcr.functional.attention_refit.rotary_pairs`.
-        opened (Callable): Takes the module; gives one that computes the same, calls its
-            projections as modules and turns by a child ``rotary``, see
+        opened (Callable): Takes the module; returns one that computes the same, calls its
+            projections as modules and rotates by a child ``rotary``, see
             :class:`~mmkcr.models.layers.sized_attention.Rotary`.
     """
 
@@ -96,26 +96,26 @@ class AttentionView:
     """Multi-head attention: queries, keys and values of H heads with d channels each.
 
     Args:
-        path (str): Of the module that computes the products.
+        path (str): Path of the module that computes the products.
         projections (tuple[str, ...]): Layers of queries, keys and values, fused or not.
         output (str): The projection that reads the heads' outputs; called as a module.
         heads (int): H.
         width (int): d.
-        fused (tuple[int, ...]): For each of the projections, times that all heads follow each other
-            in its outputs: (3, ) for queries, keys and values in one layer, (1, 2) for queries
-            alone, keys and values together. Defaults to (3, ).
+        fused (tuple[int, ...]): For each projection, how many of queries, keys and values it
+            holds, all heads of one after those of the other: (3, ) for one layer ``qkv``, (1, 2)
+            for queries alone, keys and values together. Defaults to (3, ).
         resize (Callable): Takes the module, its heads and their width after slicing; returns the
             module that computes with them, itself or one of another class.
-        extra (Callable, optional): Takes the module; gives further axes with channels as units
+        extra (Callable, optional): Takes the module; returns further axes with channels as units
             (biases, tables of positions), as :class:`~mmkcr.core.Axis`. Defaults to none.
-        why_no_width (str): Why the width of heads cannot shrink, if so.
+        why_no_width (str): Why heads cannot become narrower, or ''.
         called (bool): Whether the projections are called as modules, so that hooks see queries
             and keys. Defaults to True.
         why_uncalled (str): Why they are not.
-        of_heads (Callable, optional): Takes the module; gives further axes with heads as units.
+        of_heads (Callable, optional): Takes the module; returns further axes with heads as units.
             Defaults to none.
-        opened (Callable, optional): Takes the module; gives one that computes the same and calls
-            its output projection as a module. Defaults to None: it does so itself.
+        opened (Callable, optional): Takes the module; returns one that computes the same and calls
+            its output projection as a module. Defaults to None: the module does so itself.
         rotary (RotaryView, optional): Positions that turn pairs of channels. Defaults to none.
     """
 
@@ -139,12 +139,12 @@ class Reads(NamedTuple):
     """A layer that reads channels.
 
     Args:
-        path (str): Of a linear layer or convolution, from the host.
+        path (str): Path of a linear layer or convolution, from the host.
         inner (int): Consecutive inputs of one channel (49 of a flattened 7 x 7 map). Defaults to
             1.
-        before (tuple[int | str, ...], optional): Where it reads several layers one after the
-            other: numbers of channels, or paths of the layers that write them, in front of these.
-            Defaults to None: it reads nothing else.
+        before (tuple[int | str, ...], optional): For a layer that reads a concatenation: what
+            comes before these channels, as numbers of channels or paths of the layers that write
+            them. Defaults to None: it reads nothing else.
     """
 
     path: str
@@ -154,15 +154,15 @@ class Reads(NamedTuple):
 
 @dataclass(frozen=True)
 class ChannelView:
-    """Channels that some layers write, together as a sum or side by side, and others read.
+    """Channels that some layers write, as a sum or concatenated, and other layers read.
 
     Args:
         writers (tuple[str, ...]): Linear layers and convolutions; the first names the site.
-        readers (tuple[Reads, ...]): Layers that read them, and nothing else does.
+        readers (tuple[Reads, ...]): The layers that read them; there must be no others.
         norms (tuple[str, ...]): Norm behind each writer; '' where there is none. Defaults to none.
         resize (Callable, optional): Takes the module of the adapter and the number of channels
-            that are left; sets what no weight shows. Defaults to nothing.
-        path (str): Of the module of the adapter.
+            that are left; sets attributes that depend on it. Defaults to nothing.
+        path (str): Path of the adapter's module.
     """
 
     writers: Tuple[str, ...]
@@ -173,10 +173,10 @@ class ChannelView:
 
 
 class LinearStream(NamedTuple):
-    """What stands around a stream that only linear maps write, and read behind layer norms.
+    """The surroundings of a stream that only linear maps write, and read behind layer norms.
 
     Args:
-        writers (tuple[tuple[str, str], ...]): Layers, each with the path of the factors of its
+        writers (tuple[tuple[str, str], ...]): Layers, each with the path of the layer scale of its
             outputs, or ''.
         tables (tuple[str, ...]): Tables of tokens, channels last.
         norms (tuple[tuple[str, tuple[str, ...]], ...]): Norms with the layers that read them.
@@ -190,34 +190,34 @@ class LinearStream(NamedTuple):
 
 
 class StreamView:
-    """A residual stream: what embeds into it, the norms over it, who reads and writes it.
+    """A residual stream: what embeds into it, its norms, its readers and writers.
 
-    An adapter subclasses it. It holds no module of the host, so that copies of a host have views
-    of their own modules: every method takes the host.
+    An adapter subclasses it. A view holds no module of the host: every method takes the host, so
+    that a deep copy of a host has views of its own modules.
 
     Args:
-        path (str): Of the layer that embeds (a patch embedding, a merging, a shortcut).
+        path (str): Path of the layer that embeds (a patch embedding, a merging, a shortcut).
         total (int): Channels.
-        masked (Sequence[tuple[str, int]]): Modules whose output a mask of the stream multiplies,
-            with the dimension of the channels.
+        masked (Sequence[tuple[str, int]]): Modules whose output the stream's mask multiplies,
+            with the channel dimension.
     """
 
     def __init__(self, path: str, total: int, masked: Sequence[Tuple[str, int]]) -> None:
         self.path, self.total, self.masked = path, total, tuple(masked)
 
     def axes(self, host: nn.Module) -> List[Axis]:
-        """The axes along the channels; ``folds`` marks those that the mask multiplies."""
+        """The axes along the channels; ``folds`` marks those that a mask can be folded into."""
         raise NotImplementedError
 
     def norms(self, host: nn.Module) -> Iterator[Tuple[nn.Module, str, int]]:
-        """Layer norms over the stream: owner, name, entries a unit."""
+        """Layer norms over the stream: owner, attribute name, entries per unit."""
         return iter(())
 
     def resize(self, host: nn.Module, units: int) -> None:
-        """Set what no weight shows once so many channels are left."""
+        """Set attributes of the host that record the number of channels."""
 
     def linear(self, host: nn.Module) -> Optional[LinearStream]:
-        """What stands around it, where it may be turned into other bases; else None."""
+        """The stream's surroundings if it may be turned into other bases, else None."""
         return None
 
     def outputs(self, host: nn.Module) -> Sequence[int]:
@@ -246,22 +246,22 @@ def _register(table: Dict[str, Adapter], names: Sequence[str]) -> Callable[[Adap
 
 
 def mlp_adapter(*names: str) -> Callable[[Adapter], Adapter]:
-    """Register ``adapter(module)``, which gives :class:`MLPView` arguments with local paths."""
+    """Register ``adapter(module)``, which returns :class:`MLPView` arguments with local paths."""
     return _register(_MLPS, names)
 
 
 def attention_adapter(*names: str) -> Callable[[Adapter], Adapter]:
-    """Register ``adapter(module)``, which gives :class:`AttentionView` arguments."""
+    """Register ``adapter(module)``, which returns :class:`AttentionView` arguments."""
     return _register(_ATTENTIONS, names)
 
 
 def stream_adapter(*names: str) -> Callable[[Adapter], Adapter]:
-    """Register ``adapter(host)``, which gives a list of :class:`StreamView` of a whole host."""
+    """Register ``adapter(host)``, which returns a list of :class:`StreamView` of a whole host."""
     return _register(_STREAMS, names)
 
 
 def channel_adapter(*names: str) -> Callable[[Adapter], Adapter]:
-    """Register ``adapter(module)``, which gives a list of :class:`ChannelView` arguments."""
+    """Register ``adapter(module)``, which returns a list of :class:`ChannelView` arguments."""
     return _register(_CHANNELS, names)
 
 
@@ -286,7 +286,7 @@ def _absolute(path: str, local: Any) -> Any:
 
 
 def mlp_views(host: nn.Module) -> List[Any]:
-    """Views of the MLPs of a host in the order of its modules; reasons where there is none.
+    """Views of the MLPs of a host, in the order of its modules, with reasons where there is none.
 
     Returns:
         list[MLPView | Unsupported]: An ``Unsupported`` names a known MLP that cannot be seen.
@@ -300,7 +300,7 @@ def mlp_views(host: nn.Module) -> List[Any]:
             found = adapter(module)
         except Unsupported as reason:
             views.append(Unsupported(f'{reason} at `{path}`'))
-            continue
+            continue  # one MLP that cannot be seen does not hide the others
         for local in found if isinstance(found, list) else [found]:
             local = dict(local)
             own = local.pop('path', '')
@@ -308,6 +308,7 @@ def mlp_views(host: nn.Module) -> List[Any]:
                         if key in ('inputs', 'output', 'between', 'hidden_norm', 'after', 'scales',
                                    'norm')}
             view = dict(local, **absolute, path=_absolute(path, own) or path)
+            # an adapter's own `norm` or reason comes after, so it wins
             views.append(MLPView(**{**_norm_before(host, path), **view}))
     return views
 
@@ -336,6 +337,7 @@ def attention_views(host: nn.Module) -> List[Any]:
         except Unsupported as reason:
             views.append(Unsupported(f'{reason} at `{path}`'))
             continue
+        # paths from the module become paths from the host
         local.update(projections=_absolute(path, local['projections']),
                      output=_absolute(path, local['output']),
                      path=_absolute(path, local.get('path', '')) or path)
@@ -356,6 +358,7 @@ def channel_views(host: nn.Module) -> List[Any]:
             views.append(Unsupported(f'{reason} at `{path}`'))
             continue
         for local in found:
+            # paths from the module become paths from the host
             readers = tuple(reads._replace(
                 path=_absolute(path, reads.path), before=None if reads.before is None else tuple(
                     item if isinstance(item, int) else _absolute(path, item)

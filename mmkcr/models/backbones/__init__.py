@@ -1,4 +1,4 @@
-"""Backbones of this package, and the names of the methods' backbones."""
+"""Backbones of this package, and the methods' backbones by name."""
 
 from .efficientvit import EfficientViT
 from .named import (

@@ -18,10 +18,10 @@ class EfficientViTBlock(BaseModule):
 
     Args:
         channels (int): Channels.
-        expand_ratio (float): Of the bottleneck.
+        expand_ratio (float): Expansion of the bottleneck.
         attention (dict): Arguments of :class:`~mmkcr.models.layers.LiteMLA`.
-        norm_cfg (dict): Of both parts.
-        act_cfg (dict): Of the bottleneck.
+        norm_cfg (dict): Norms of both parts.
+        act_cfg (dict): Activation of the bottleneck.
     """
 
     def __init__(self, channels: int, expand_ratio: float, attention: Mapping, norm_cfg: Mapping,
@@ -42,16 +42,16 @@ class EfficientViT(BaseBackbone):
 
     `EfficientViT: Multi-Scale Linear Attention for High-Resolution Dense Prediction
     <https://arxiv.org/abs/2205.14756>`_. With the weights of timm's ``efficientvit_b*``
-    (``tools/model_converters/efficientvit_timm.py``) it gives timm's outputs; ``eps`` and
-    ``quadratic`` are where the official code differs.
+    (``tools/model_converters/efficientvit_timm.py``) it gives timm's outputs. The options ``eps``
+    and ``quadratic`` cover what differs in the official code.
 
     Args:
         arch (str | dict): 'b0', 'b1', 'b2' or 'b3', or a dict of ``widths`` (stem, then stages),
             ``depths`` (alike), ``head_dim``, and optionally ``attention_stages`` (how many of
             the last stages have attention, 2) and ``expand_ratio`` (4). Defaults to 'b1'.
         img_size (int): The most common image size. Any size can be run; the commands count MACs
-            for this one. Defaults to 224.
-        in_channels (int): Of the image. Defaults to 3.
+            at this size. Defaults to 224.
+        in_channels (int): Channels of the image. Defaults to 3.
         out_indices (Sequence[int]): Stages whose output is returned; stage i has stride
             ``2 ** (i + 2)``, negative ones count from the last. Defaults to (-1, ).
         frozen_stages (int): 0 freezes the stem, i the stem and i stages. Defaults to -1, none.
@@ -145,7 +145,7 @@ class EfficientViT(BaseBackbone):
         return Sequential(*blocks)
 
     def forward(self, x: Tensor) -> tuple:
-        """Feature maps of the stages in ``out_indices``.
+        """Feature maps of the stages in ``out_indices``, in the order of the stages.
 
         Args:
             x (Tensor): Images (B, C, H, W).
@@ -161,7 +161,7 @@ class EfficientViT(BaseBackbone):
         return tuple(outs[index] for index in sorted(self.out_indices))
 
     def train(self, mode: bool = True) -> 'EfficientViT':
-        """Set the mode, except of what is frozen."""
+        """Set the mode of all parts that are not frozen."""
         super().train(mode)
         frozen = [self.stem, *self.stages][:self.frozen_stages + 1]
         for part in frozen:

@@ -1,7 +1,7 @@
-"""The methods' backbones under their names: a host class and the kinds of site of the method.
+"""The methods' backbones under their names: a host class and the method's kinds of site.
 
-Everything else, :class:`~mmkcr.models.searchable.SearchableBackbone` does. Any other backbone
-takes the same kinds by :func:`~mmkcr.models.searchable.Searchable`.
+:class:`~mmkcr.models.searchable.SearchableBackbone` does everything else. Any other backbone takes
+the same kinds by :func:`~mmkcr.models.searchable.Searchable`.
 """
 
 from typing import Any, Dict, List, Mapping, Optional
@@ -28,7 +28,8 @@ class UpgradedSwinKeys:
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str,
                               local_metadata: Dict[str, Any], *args: Any) -> None:
-        """Upgrade keys of old checkpoints, which the host does for itself only."""
+        """Upgrade keys of old checkpoints, which the host does only for its own class."""
+        # the host tests `self.__class__ is SwinTransformer`, which no subclass passes
         if (local_metadata.get('version') or 1) < 3:
             for key in [k for k in state_dict if k.startswith(prefix)]:
                 name = key[len(prefix):]
@@ -88,9 +89,9 @@ class KCREfficientViT(SearchableBackbone, EfficientViT):
 
 
 class DCSBackbone(SearchableBackbone):
-    """Mixin: a mask on queries and keys of every attention, and selected attention outputs.
+    """Mixin: a mask on queries and keys of every attention, and a selection of attention outputs.
 
-    The mask is there in the supernet and in the subnet. The paper's ablations:
+    The mask is part of both supernet and subnet. The paper's ablations:
 
     - ``DCS-Arch1`` (mask only): ``outputs=False``. There is nothing to search: the network
       with masks is trained as it is, without ``gates`` or ``structure``.
@@ -131,8 +132,8 @@ class DCSEfficientViT(DCSBackbone, EfficientViT):
     Args:
         *args: See :class:`EfficientViT`.
         local (bool): Also select the channels of the bottleneck after every attention, which is
-            the MLP of this network. The projections alone are a twelfth of B1's MACs, less than
-            the paper's subnet saves. Defaults to False.
+            this network's MLP. The projections alone hold a twelfth of B1's MACs, which is less
+            than the paper's subnet saves. Defaults to False.
         **kwargs: See :class:`DCSBackbone`.
     """
 
@@ -174,13 +175,13 @@ class DCSMobileViT(DCSBackbone, MobileViT):
 
 
 class _WithTokens:
-    """Mixin for masked image modelling: tokens of the last stream as maps of the dense width."""
+    """Mixin for masked image modelling: the last stream's tokens as maps of the dense width."""
 
     #: Site of the width that patches are embedded in.
     embedding_site = 'patch_embed.embedding'
 
     def _last_width(self) -> Any:
-        return list(self.search_space.sites.values())[0]
+        return list(self.search_space.sites.values())[0]  # a ViT's only stream
 
     def token_map(self, tokens: Tensor, hw: tuple) -> Tensor:
         """Normalised tokens (B, N, present) as a map (B, dense width, h, w)."""
@@ -201,7 +202,7 @@ class OFBVisionTransformer(_WithTokens, SearchableBackbone, VisionTransformer):
 
     @property
     def last_norm(self) -> Any:
-        """The norm that gives the normalised tokens."""
+        """The norm whose outputs are the normalised tokens."""
         return self.ln1
 
 
@@ -209,8 +210,8 @@ class OFBVisionTransformer(_WithTokens, SearchableBackbone, VisionTransformer):
 class OFBSwinTransformer(_WithTokens, UpgradedSwinKeys, SearchableBackbone, SwinTransformer):
     """mmpretrain's ``SwinTransformer`` with the search space of Once-for-Both.
 
-    Sites: the width of every stage, heads and their channels with the heads' position biases, and
-    the hidden width of every MLP.
+    Sites: the width of every stage, the channels of all heads (with the heads' position biases),
+    and the hidden width of every MLP.
     """
 
     method, kinds, unlearned_gates = _OFB['method'], _OFB['kinds'], _OFB['unlearned_gates']
@@ -220,7 +221,7 @@ class OFBSwinTransformer(_WithTokens, UpgradedSwinKeys, SearchableBackbone, Swin
 
     @property
     def last_norm(self) -> Any:
-        """The norm that gives the normalised tokens."""
+        """The norm whose outputs are the normalised tokens."""
         return getattr(self, f'norm{self.num_layers - 1}')
 
 
@@ -248,7 +249,7 @@ class DWConvVisionTransformer(SearchableBackbone, RegisterVisionTransformer):
 
     Args:
         *args: See :class:`mmpretrain.models.VisionTransformer`.
-        operator (str): Of replaced heads in a supernet and in new structures: ``'dwconv'``
+        operator (str): Operator of replaced heads in a supernet and new structures: ``'dwconv'``
             (DW[all]), ``'conv'`` (Conv[all]), ``'ensembled-dwconv'`` or ``'spvit'``. A structure
             file names its own. Defaults to ``'dwconv'``.
         **kwargs: See :class:`RegisterVisionTransformer` and
@@ -260,7 +261,7 @@ class DWConvVisionTransformer(SearchableBackbone, RegisterVisionTransformer):
 
     def __init__(self, *args: Any, operator: str = 'dwconv', **kwargs: Any) -> None:
         self.operator = operator
-        if not kwargs.get('with_cls_token', True):  # that of a checkpoint is left out
+        if not kwargs.get('with_cls_token', True):  # a checkpoint's class token is then ignored
             self.optional_keys = f'{self.optional_keys}|cls_token$'
         super().__init__(*args, **kwargs)
 
@@ -271,7 +272,7 @@ class DWConvVisionTransformer(SearchableBackbone, RegisterVisionTransformer):
 
 @MODELS.register_module()
 class KCRDWConvVisionTransformer(DWConvVisionTransformer):
-    """Both at once: replaced heads, and KCR's channel selection at the MLPs.
+    """Two methods at once: replaced heads, and KCR's channel selection at the MLPs.
 
     With ``structure`` of replaced heads and ``gates=dict(mlp_channels=...)`` the channels are
     searched on the replaced network; with ``gates=dict(head_operator=..., mlp_channels=...)`` both

@@ -16,13 +16,14 @@ _ZOO = VisionTransformer.arch_zoo
 
 
 class CheckpointedEncoderLayer(TransformerEncoderLayer):
-    """A block that is computed again in the backward pass, on the token grid of its batch."""
+    """A block with gradient checkpointing, recomputed on the token grid of its own batch."""
 
     grid: TokenGrid
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, D) to (B, N, D)."""
         if not (self.training and torch.is_grad_enabled()):
+            # another batch may have run before the backward pass, so the grid is an argument
             return super().forward(x)
         return checkpoint(self._at, x, self.grid.hw, use_reentrant=False)
 
@@ -59,6 +60,7 @@ class RegisterVisionTransformer(VisionTransformer):
         self.grid = TokenGrid()
         super().__init__(*args, **kwargs)
         self.grid.extra = self.num_extra_tokens + num_registers
+        # layers see tokens, not their grid: the patch embedding records it for them
         self.patch_embed.register_forward_hook(self.grid.record)
         if num_registers:
             self.register_tokens = nn.Parameter(
@@ -69,20 +71,22 @@ class RegisterVisionTransformer(VisionTransformer):
                 self.layers[index] = take_over(CheckpointedEncoderLayer, layer, grid=self.grid)
 
     def _insert_registers(self, module: nn.Module, inputs: tuple, x: Tensor) -> Tensor:
+        # behind the class token, and after the position embedding, which has no entry for registers
         before = self.num_extra_tokens
         registers = self.register_tokens.expand(x.shape[0], -1, -1)
         return torch.cat([x[:, :before], registers, x[:, before:]], 1)
 
     def _format_output(self, x: Tensor, hw: Tuple[int, int]) -> Tensor:
-        """As the host, without register tokens; ``out_type='raw'`` has all tokens."""
+        """Like the host, without register tokens; ``out_type='raw'`` returns all tokens."""
         if self.num_registers and self.out_type != 'raw':
             x = torch.cat([x[:, :self.num_extra_tokens], x[:, self.grid.extra:]], 1)
         return super()._format_output(x, hw)
 
     def _prepare_pos_embed(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any,
                            **kwargs: Any) -> None:
-        """As the host, which leaves out a class token's position at one image size only."""
+        """Like the host, but drop a class token's position at any image size, not only at one."""
         found = state_dict.get(f'{prefix}pos_embed')
+        # the host compares with its own number of patches; here N - 1 being a square is the sign
         if found is not None and not self.num_extra_tokens and math.isqrt(
                 found.shape[1] - 1)**2 == found.shape[1] - 1:
             state_dict[f'{prefix}pos_embed'] = found[:, 1:]

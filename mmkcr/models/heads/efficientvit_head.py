@@ -17,11 +17,11 @@ class EfficientViTClsHead(ClsHead):
 
     Args:
         num_classes (int): Classes.
-        in_channels (int): Of the backbone's last stage.
-        widths (Sequence[int]): Of the convolution and of the hidden layer: 1024 and 1280 for B0,
+        in_channels (int): Channels of the backbone's last stage.
+        widths (Sequence[int]): Widths of convolution and hidden layer: 1024 and 1280 for B0,
             1536 and 1600 for B1, 2304 and 2560 for B2 and B3.
         dropout (float): Before the classifier. Defaults to 0.
-        norm_cfg (dict): Of the convolution. Defaults to batch norm.
+        norm_cfg (dict): Norm of the convolution. Defaults to batch norm.
         act_cfg (dict): Defaults to Hardswish.
         init_cfg (dict | list, optional): Defaults to a normal of 0.02 for linear layers.
         **kwargs: See :class:`mmpretrain.models.heads.ClsHead`.
@@ -55,7 +55,7 @@ class EfficientViTClsHead(ClsHead):
         self.fc = nn.Linear(widths[1], num_classes)
 
     def pre_logits(self, feats: Sequence[Tensor]) -> Tensor:
-        """What the classifier reads.
+        """Features that the classifier reads.
 
         Args:
             feats (Sequence[Tensor]): Feature maps; the last one (B, C, H, W) counts.

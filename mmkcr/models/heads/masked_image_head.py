@@ -12,12 +12,12 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class MaskedImageHead(nn.Module):
-    r"""Reconstructs masked patches from the normalised tokens of the same forward.
+    r"""Reconstructs masked patches from the normalised tokens of the same forward pass.
 
-    A 1x1 convolution and a pixel shuffle give pixels, compared by L1, on the
-    masked ones, with the image normalised by the mean and standard deviation of
-    the window around each pixel. Of a batch of images of several sizes, as detectors have it, what
-    was added below and to the right of an image is neither masked nor seen.
+    A 1x1 convolution and a pixel shuffle predict pixels. The loss is L1 on the masked pixels; its
+    target is the image normalised by the mean and standard deviation of the window around each
+    pixel. In a padded batch of images of several sizes, as detectors have it, the padding below
+    and to the right of an image is neither masked nor used.
 
     Args:
         in_channels (int): Width of the tokens.
@@ -57,10 +57,10 @@ class MaskedImageHead(nn.Module):
 
     def draw(self, batch: int, grid: Sequence[int], generator: torch.Generator,
              sizes: Optional[Tensor] = None) -> Tensor:
-        """Masked patches of every image, the same share of each.
+        """Draw masked patches, the same share of every image.
 
-        Drawn for the batches of all ranks, whose samples interleave, so that
-        several processes mask what one would.
+        The draw covers the batches of all ranks, whose samples interleave, so that several
+        processes mask the same patches as one process would.
 
         Args:
             batch (int): Images of this rank.
@@ -80,6 +80,7 @@ class MaskedImageHead(nn.Module):
             _inside(sizes.cpu(), grid, self.patch_size).flatten(1)
         counts = [max(1, round(self.mask_ratio * patches)) if self.mask_ratio > 0 else 0
                   for patches in inside.sum(1).tolist()]
+        # rank of every patch within its image; patches of the padding come last, as 2 > rand
         ranked = order.masked_fill(~inside, 2.).argsort(1).argsort(1)
         return (ranked < torch.tensor(counts)[:, None]).view(batch, rows, columns)
 
@@ -89,10 +90,11 @@ class MaskedImageHead(nn.Module):
         Args:
             tokens (Tensor): Shape (B, N, C), the last h * w of N tokens in rows.
             hw (Sequence[int]): h and w.
-            mask (Tensor): Of :meth:`draw`.
+            mask (Tensor): See :meth:`draw`.
             finer (int): Tokens along a side of a patch. Defaults to 1.
         """
         fine = _spread(mask, finer, hw).flatten(1)
+        # tokens in front (class token) are never masked
         extra = tokens.shape[1] - fine.shape[1]
         fine = F.pad(fine, (extra, 0)).to(tokens.device)
         return torch.where(fine[..., None], self.mask_token.to(tokens.dtype), tokens)
@@ -114,23 +116,25 @@ class MaskedImageHead(nn.Module):
     def _average(self, x: Tensor, inside: Tensor) -> Tensor:
         """Mean of the window around each pixel, as far as it lies inside.
 
-        From sums of 1, 2, 4, ... neighbours, rows first: 20 additions a pixel for a window of 47,
-        where ``avg_pool2d`` takes 94 and a ``cumsum`` is not deterministic on a GPU.
+        Window sums are built from sums of 1, 2, 4, ... neighbours, rows first. That takes 20
+        additions per pixel for a window of 47, where ``avg_pool2d`` takes 94, and a ``cumsum`` is
+        not deterministic on a GPU.
         """
         x = x * inside
         for dim in (-2, -1):
+            # zeros outside the image add nothing; the sums over `inside` count valid pixels
             x, inside = (_window_sums(y, self.window, dim) for y in (x, inside))
         return x / inside.clamp(min=1)
 
     def forward(self, features: Tensor, images: Tensor, mask: Tensor,
                 sizes: Optional[Tensor] = None) -> Tensor:
-        """L1 of the masked pixels.
+        """L1 loss on the masked pixels.
 
         Args:
             features (Tensor): Shape (B, in_channels, h, w), one entry a patch.
             images (Tensor): Shape (B, image_channels, H, W).
             mask (Tensor): Shape (B, h, w).
-            sizes (Tensor, optional): As of :meth:`draw`.
+            sizes (Tensor, optional): See :meth:`draw`.
 
         Returns:
             Tensor: Mean over masked pixels and channels, a scalar.
@@ -138,24 +142,25 @@ class MaskedImageHead(nn.Module):
         inside = None if sizes is None else _inside(
             sizes.to(images.device), images.shape[-2:], 1)[:, None].float()
         pixels = _spread(mask.to(features.device), self.patch_size, images.shape[-2:])[:, None]
+        # stages round up, so the last patches may reach beyond the image: crop to what both have
         height, width = pixels.shape[-2:]
         pixels = pixels.to(features.dtype)
         if inside is not None:
             pixels = pixels * inside[..., :height, :width].to(features.dtype)
         target = self.normalised(images.float(), inside)[..., :height, :width]
-        decoded = self.decoder(features)[..., :height, :width]
+        decoded = self.decoder(features)[..., :height, :width]  # (B, C, H, W)
         error = (decoded.float() - target).abs() * pixels
         return error.sum() / (pixels.sum() * images.shape[1]).clamp(min=1)
 
 
 def _inside(sizes: Tensor, grid: Sequence[int], unit: int) -> Tensor:
-    """Entries (B, rows, columns) of a grid that begin within their image of the sizes (B, 2)."""
+    """Which cells (B, rows, columns) of a grid begin inside their image, for sizes (B, 2)."""
     rows, columns = (torch.arange(side, device=sizes.device) * unit for side in grid)
     return (rows[:, None] < sizes[:, 0, None, None]) & (columns < sizes[:, 1, None, None])
 
 
 def _spread(mask: Tensor, times: int, size: Sequence[int]) -> Tensor:
-    """Every entry of a mask (B, h, w) as a square of that many, at most of a size."""
+    """Enlarge every entry of a mask (B, h, w) to a square of ``times``, cropped to a size."""
     fine = mask.repeat_interleave(times, 1).repeat_interleave(times, 2)
     return fine[:, :size[0], :size[1]]
 
@@ -164,6 +169,8 @@ def _window_sums(x: Tensor, window: int, dim: int) -> Tensor:
     """Sum of the ``window`` entries around each along ``dim``, with zeros beyond the border."""
     reach, length = window // 2, x.shape[dim]
     doubled = F.pad(x, (reach, reach) if dim == -1 else (0, 0, reach, reach))
+    # invariants: doubled[i] is the sum of the `side` padded entries from i on, and total[i] that of
+    # the `start` entries from i on. The bits of `window` choose which powers of 2 are added
     total, start, side = torch.zeros_like(x), 0, 1
     while True:
         if window & side:

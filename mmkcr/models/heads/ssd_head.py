@@ -1,6 +1,6 @@
-"""mmdet's SSD head, able to predict.
+"""mmdet's SSD head, fixed so that it can predict.
 
-Not imported with the package, which runs without mmdet's compiled operators: configs import it.
+The package does not import it, because it needs mmdet's compiled operators: configs import it.
 """
 
 from mmdet.models.dense_heads import SSDHead
@@ -10,7 +10,7 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class SSDLiteHead(SSDHead):
-    """mmdet's ``SSDHead``, whose prediction asks for a ``loss_cls`` that it does not have.
+    """mmdet's ``SSDHead``, whose prediction reads an attribute ``loss_cls`` that it lacks.
 
     Args:
         *args: See :class:`mmdet.models.SSDHead`.

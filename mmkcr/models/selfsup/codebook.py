@@ -1,6 +1,6 @@
-"""A codebook of a teacher's tokens, renewed while it is used.
+"""A codebook of a teacher's tokens, renewed during training.
 
-B images, N tokens of each, C channels, K words.
+Shapes: B images, N tokens per image, C channels, K words.
 """
 
 from typing import Tuple
@@ -15,17 +15,17 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class OnlineCodebook(nn.Module):
-    r"""Words that tokens are assigned to, a queue of tokens of earlier batches (MOCA).
+    r"""Words that tokens are assigned to: a queue of tokens of earlier batches (MOCA).
 
     Token i is assigned to word k by :math:`q_{ik} = softmax_k(\kappa s_{ik} / \sigma)`, with the
     cosine :math:`s_{ik}` and :math:`\sigma`, the running mean over tokens of
-    :math:`\max_k s_{ik} - mean_k s_{ik}`: assignments are as sharp whatever the scale of the
-    cosines. An image's assignment is the mean of those of its inner tokens.
+    :math:`\max_k s_{ik} - mean_k s_{ik}`. So the sharpness of assignments does not depend on the
+    scale of the cosines. An image's assignment is the mean over its inner tokens.
 
-    In an update the oldest words give way to inner tokens of as many images of the batch, or of
-    all in turn where it is smaller. What
-    is drawn is a function of the seed and the number of updates: a resumed run draws what an
-    unbroken one does, and several processes draw what one with the whole batch does.
+    An update replaces the oldest words by inner tokens, one from each of as many images of the
+    batch; a smaller batch gives several per image. The draw is a function of the seed and the
+    number of updates. So a resumed run draws what an unbroken one does, and several processes draw
+    what one process with the whole batch does.
 
     Args:
         channels (int): C.
@@ -34,8 +34,8 @@ class OnlineCodebook(nn.Module):
         sharpness (float): :math:`\kappa`. Defaults to 10.
         border (int): Rows and columns of tokens at the edge of an image that are neither words
             nor part of an image's assignment. Defaults to 2.
-        decay (float): Of the running mean. Defaults to 0.99.
-        seed (int): Of what is drawn. Defaults to 0.
+        decay (float): Decay of the running mean. Defaults to 0.99.
+        seed (int): Seed of the draws. Defaults to 0.
 
     Raises:
         ValueError: ``new_words`` is no divisor of ``words``.
@@ -66,24 +66,25 @@ class OnlineCodebook(nn.Module):
             tuple[Tensor]: Assignments of the tokens (B, N, K) and of the images (B, K), rows
             sum to 1, and the spread of the cosines, a scalar for :meth:`update`.
         """
-        cosines = (normalize(tokens, dim=-1) @ self.words.T.to(tokens.dtype)).float()
+        cosines = (normalize(tokens, dim=-1) @ self.words.T.to(tokens.dtype)).float()  # (B, N, K)
         spread = (cosines.amax(-1) - cosines.mean(-1)).mean()
         codes = torch.softmax(cosines * (self.sharpness / self.spread), -1)
         return codes, codes[:, self._inner(size, tokens.device)].mean(1), spread
 
     @torch.no_grad()
     def update(self, tokens: Tensor, size: Tuple[int, int], spread: Tensor) -> None:
-        """Replace the oldest words, and let the running spread follow.
+        """Replace the oldest words and update the running spread.
 
         Args:
             tokens (Tensor): (B, N, C), of this process's images.
-            size (tuple[int, int]): As of :meth:`forward`.
-            spread (Tensor): Of :meth:`forward`.
+            size (tuple[int, int]): See :meth:`forward`.
+            spread (Tensor): Result of :meth:`forward`.
         """
         (rank, world), step = get_dist_info(), int(self.steps)
         images = len(tokens) * world
         generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
         order = torch.randperm(images, generator=generator)
+        # all images in turn, until there are enough (rounded up)
         chosen = order.repeat(-(-self.new_words // images))[:self.new_words].to(tokens.device)
         inner = self._inner(size, tokens.device)
         places = inner[torch.randint(len(inner), chosen.shape, generator=generator)]
@@ -91,7 +92,7 @@ class OnlineCodebook(nn.Module):
         mine = chosen % world == rank
         words = torch.zeros_like(self.words[:self.new_words])
         words[mine] = tokens[chosen[mine] // world, places[mine]].to(words.dtype)
-        all_reduce(words)
+        all_reduce(words)  # each row is 0 but on one rank
         first = step * self.new_words % len(self.words)
         self.words[first:first + self.new_words] = normalize(words, dim=1)
         spread = spread.detach().clone()
@@ -100,7 +101,7 @@ class OnlineCodebook(nn.Module):
         self.steps += 1
 
     def _inner(self, size: Tuple[int, int], device: torch.device) -> Tensor:
-        """Positions of the tokens that are not at the edge."""
+        """Positions of the tokens away from the edge of the image."""
         rows, columns = size
         grid = torch.arange(rows * columns, device=device).view(rows, columns)
         edge = self.border

@@ -15,35 +15,35 @@ from .moca_heads import checked_views
 
 @MODELS.register_module()
 class MOCA(BaseSelfSupervisor):
-    """Predicts from a masked image how a teacher assigns whole images to a codebook.
+    """Predicts, from a masked image, how a teacher assigns whole images to a codebook.
 
-    The teacher is a momentum copy of the backbone and sees both views of an image whole; its
-    tokens are assigned to the words of an online codebook. The student sees the views masked. Of
-    it two things are asked: the mean assignment of the *other* view, from the mean of its visible
-    tokens; and the assignments of the tokens of the *same* view, of masked ones too, by a
-    decoder that sees an early layer and that mean.
+    The teacher is a momentum copy of the backbone. It sees both views of an image unmasked, and
+    its tokens are assigned to the words of an online codebook. The student sees masked views and
+    has two tasks. From the mean of its visible tokens it predicts the mean assignment of the
+    *other* view. With a decoder that reads an early layer and that mean, it predicts the
+    assignments of the tokens of the *same* view, masked ones included.
 
     The masks of a view are drawn independently; the public code makes two of them complementary.
 
     Args:
-        backbone (dict): Called with ``mask=True`` it masks and returns visible tokens (class
-            token first), mask and restoring indices, with ``mask=None`` it returns all tokens:
-            mmpretrain's ``MAEViT``.
+        backbone (dict): A backbone such as mmpretrain's ``MAEViT``: with ``mask=True`` it masks
+            and returns visible tokens (class token first), mask and restoring indices; with
+            ``mask=None`` it returns all tokens.
         neck (dict, optional): :class:`MOCADecoder`. Defaults to None: no loss of tokens.
         head (dict): :class:`MOCAHead`.
         codebook (dict): :class:`OnlineCodebook`.
-        early_layer (int): Layer that the decoder sees, from 0. Defaults to 7, of 12.
-        mask_ratios (Sequence[float]): Share of the tokens that is masked, for each of the masks of
-            every view. Defaults to (0.55, 0.75).
-        decoded (Sequence[float]): Share of the tokens that is decoded, for each of them: with less
-            than 1 training is faster. Defaults to (0.65, 0.45).
-        base_momentum (float): Of the teacher, falling to 0 by a cosine. Defaults to 0.006.
+        early_layer (int): Layer that the decoder reads, from 0. Defaults to 7, of 12.
+        mask_ratios (Sequence[float]): Share of masked tokens, for each mask of every view.
+            Defaults to (0.55, 0.75).
+        decoded (Sequence[float]): Share of decoded tokens, for each mask; less than 1 makes
+            training faster. Defaults to (0.65, 0.45).
+        base_momentum (float): Momentum of the teacher, falling to 0 by a cosine. Defaults to 0.006.
         data_preprocessor (dict, optional): See ``BaseSelfSupervisor``.
         init_cfg (dict | list[dict], optional): See ``BaseModule``.
 
     Raises:
-        ValueError: No teacher (``base_momentum`` outside of (0, 1)), a backbone that does not
-            mask, a layer that it does not have, or ratios that cannot be.
+        ValueError: No teacher (``base_momentum`` outside (0, 1)), a backbone that does not
+            mask, a layer that the backbone does not have, or impossible ratios.
     """
 
     def __init__(self,
@@ -70,6 +70,7 @@ class MOCA(BaseSelfSupervisor):
         if not 0 <= early_layer < layers:
             raise ValueError(f'expected `early_layer` of MOCA below the {layers} layers of '
                              f'`{name}`, found {early_layer}')
+        # visible tokens are always decoded, so no smaller share is possible
         if len(mask_ratios) != len(decoded) or not all(
                 0 < 1 - ratio <= share <= 1 for ratio, share in zip(mask_ratios, decoded)):
             raise ValueError('expected as many `decoded` as `mask_ratios` of MOCA, each at least '
@@ -81,7 +82,7 @@ class MOCA(BaseSelfSupervisor):
         self.teacher = CosineEMA(self.backbone, momentum=base_momentum)
 
     def extract_feat(self, inputs: Tensor) -> Any:
-        """All tokens of whole images."""
+        """All tokens of unmasked images."""
         return self.backbone(inputs, mask=None)
 
     def loss(self, inputs: List[Tensor], data_samples: Optional[List] = None,
@@ -98,9 +99,9 @@ class MOCA(BaseSelfSupervisor):
         Raises:
             ValueError: There are not two views.
         """
-        images = torch.cat(checked_views(inputs))
+        images = torch.cat(checked_views(inputs))  # (2B, 3, H, W), view after view
         words = self.codebook.words.clone()  # before they are renewed
-        codes, bags = self._targets(images)
+        codes, bags = self._targets(images)  # (2B, N, K), (2B, K)
         bags = bags.roll(len(bags) // 2, 0)  # those of the other view
         losses: Dict[str, Tensor] = dict(loss_image=images.new_zeros(()))
         if self.with_neck:
@@ -109,11 +110,13 @@ class MOCA(BaseSelfSupervisor):
             self.backbone.mask_ratio = ratio
             with self._early() as seen:
                 tokens, _, restore = self.backbone(images, mask=True)
-            pooled = tokens[:, 1:].mean(1)
+            pooled = tokens[:, 1:].mean(1)  # (2B, C), without the class token
             losses['loss_image'] = losses['loss_image'] + \
                 self.head.image_loss(pooled, bags, words) / len(self.decoded)
             if self.with_neck:
+                # argsort inverts the restoring permutation: places, the visible ones first
                 decoded, places = self.neck(pooled, seen[0][:, 1:], restore.argsort(1), share)
+                # (2B, P, K)
                 target = codes.gather(1, places[..., None].expand(-1, -1, codes.shape[-1]))
                 losses['loss_token'] = losses['loss_token'] + \
                     self.head.token_loss(decoded, target, words) / len(self.decoded)
@@ -122,19 +125,21 @@ class MOCA(BaseSelfSupervisor):
     @torch.no_grad()
     def _targets(self, images: Tensor) -> Any:
         """Assignments of the tokens (2B, N, K) and of the images (2B, K) by the teacher."""
+        # a teacher that is held (a step of the gates) does not count a step
         before = int(self.teacher.steps)
         self.teacher.update_parameters(self.backbone)
         tokens = self.teacher(images, mask=None)[-1][:, 1:]
         size = self.backbone.patch_resolution
         codes, bags, spread = self.codebook(tokens, size)
         if self.training and int(self.teacher.steps) > before:  # not in a step of the gates
+            # the views take turns, so that a step's new words are of one view
             view = tokens.chunk(2)[before % 2]
             self.codebook.update(view, size, spread)
         return codes, bags
 
     @contextmanager
     def _early(self) -> Iterator[List[Tensor]]:
-        """Catch what the early layer gives in the block."""
+        """Catch the early layer's output within the block."""
         seen: List[Tensor] = []
         handle = self.backbone.layers[self.early_layer].register_forward_hook(
             lambda _, __, output: seen.append(output))

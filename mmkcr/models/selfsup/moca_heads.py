@@ -1,7 +1,7 @@
 """Decoder and prediction heads of MOCA.
 
-B images, N tokens of each, V of them visible, C channels of the student, D of the decoder, K
-words.
+Shapes: B images, N tokens per image, V of them visible, C channels of the student, D of the
+decoder, K words.
 """
 
 from typing import Any, Mapping, Optional, Tuple
@@ -21,10 +21,10 @@ _INIT = [dict(type='Xavier', distribution='uniform', layer='Linear'),
 
 @MODELS.register_module()
 class MOCADecoder(BaseModule):
-    """Predicts features of tokens from an early layer's visible ones and the image's embedding.
+    """Predicts tokens' features from an early layer's visible tokens and the image's embedding.
 
-    The image's embedding is all that it has of the last layers (a *condenser*): so it has to
-    hold what masked places look like.
+    The image's embedding is all that the decoder gets of the last layers (a *condenser*), so it
+    has to describe the masked places.
 
     Args:
         size (tuple[int, int]): Rows and columns of the N tokens.
@@ -50,23 +50,25 @@ class MOCADecoder(BaseModule):
 
     def forward(self, image: Tensor, tokens: Tensor, order: Tensor,
                 decoded: float = 1.) -> Tuple[Tensor, Tensor]:
-        """Decode.
+        """Decode a share of the tokens.
 
         Args:
             image (Tensor): Embedding of every image, (B, C).
-            tokens (Tensor): Of an early layer at the visible places, (B, V, C).
+            tokens (Tensor): An early layer's tokens at the visible places, (B, V, C).
             order (Tensor): Permutation of the places, the visible ones first, (B, N).
-            decoded (float): Share of the places that is decoded, the first of ``order``, at least
-                the visible ones. Defaults to 1.
+            decoded (float): Share of the places that is decoded: the first ones of ``order``, and
+                at least the visible ones. Defaults to 1.
 
         Returns:
             tuple[Tensor]: Features (B, P, D) and their places (B, P).
         """
         visible = tokens.shape[1]
-        places = order[:, :max(visible, int(decoded * order.shape[1]))]
+        places = order[:, :max(visible, int(decoded * order.shape[1]))]  # (B, P)
+        # (B, 1 + V, D) and (B, P - V, D)
         known = self.embed(torch.cat([image[:, None], self.norm(tokens)], 1))
         masked = self.mask_token.expand(len(known), places.shape[1] - visible, -1)
         positions = self.positions.to(known.dtype)
+        # (B, P, D); entry 0 of the positions is that of the image's embedding
         where = positions[0, 1:][places]
         x = torch.cat([known[:, :1] + positions[:, :1],
                        torch.cat([known[:, 1:], masked], 1) + where], 1)
@@ -74,16 +76,16 @@ class MOCADecoder(BaseModule):
 
 
 class Prototypes(BaseModule):
-    r"""A classifier over words whose weights are made from the words.
+    r"""A classifier over words whose weights are computed from the words.
 
-    :math:`\kappa\, x \cdot \widehat{(G(w) + S(w))}_k`: G is a perceptron with one hidden layer
-    and batch norm over the words (in eval mode, too), S the identity, or linear if the widths
-    differ, and the hat is the division by the norm. So the classifier is of the codebook of this
-    very step.
+    Logits are :math:`\kappa\, x \cdot \widehat{(G(w) + S(w))}_k`. G is a perceptron with one hidden
+    layer and batch norm over the words (in eval mode, too). S is the identity, or a linear map if
+    the widths differ. The hat divides by the norm. So the classifier always belongs to the current
+    codebook.
 
     Args:
-        channels (int): Of the words.
-        features (int): Of what is classified.
+        channels (int): Width of the words.
+        features (int): Width of the classified features.
         hidden (int): Width of the hidden layer.
         scale (float): :math:`\kappa`.
         init_cfg (dict | list[dict], optional): See ``BaseModule``.
@@ -102,20 +104,21 @@ class Prototypes(BaseModule):
     def forward(self, features: Tensor, words: Tensor) -> Tensor:
         """Logits (..., K) of features (..., F) for words (K, C)."""
         words = normalize(words, dim=1)
+        # (..., F) @ (F, K)
         return self.scale * features @ normalize(self.generator(words) + self.skip(words), dim=1).T
 
 
 @MODELS.register_module()
 class MOCAHead(BaseModule):
-    """The two losses of MOCA: Kullback-Leibler divergences of predicted assignments.
+    """The two losses of MOCA: Kullback-Leibler divergences from the teacher's assignments.
 
     Args:
         in_channels (int): C, of the student and of the words.
         decoder_channels (int, optional): D. Defaults to None: no loss of tokens.
         hidden_ratio (float): Hidden width of the prototypes' perceptrons over C. Defaults to 2.
-        scale (float): Of the logits. Defaults to 5.
-        image_weight (float): Of the image's loss. Defaults to 1.
-        token_weight (float): Of the tokens' loss. Defaults to 1.
+        scale (float): Scale of the logits. Defaults to 5.
+        image_weight (float): Weight of the images' loss. Defaults to 1.
+        token_weight (float): Weight of the tokens' loss. Defaults to 1.
         init_cfg (dict, optional): See ``BaseModule``.
     """
 
@@ -130,22 +133,23 @@ class MOCAHead(BaseModule):
         self.image_weight, self.token_weight = image_weight, token_weight
 
     def image_loss(self, images: Tensor, target: Tensor, words: Tensor) -> Tensor:
-        """Of the embeddings (B, C) of masked images to the assignments (B, K) of other views."""
+        """Loss of masked images' embeddings (B, C) for the other views' assignments (B, K)."""
         return self.image_weight * _divergence(self.image(images, words), target)
 
     def token_loss(self, features: Tensor, target: Tensor, words: Tensor) -> Tensor:
-        """Of decoded tokens (B, P, D) to the assignments (B, P, K) of the same places."""
+        """Loss of decoded tokens (B, P, D) for the assignments (B, P, K) of the same places."""
         return self.token_weight * _divergence(self.tokens(features, words), target)
 
 
 def _divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """Mean over all but the last dimension."""
+    """Kullback-Leibler divergence, the mean over all but the last dimension."""
     logits = logits.flatten(0, -2).float()
+    # KL(target || softmax(logits))
     return kl_div(logits.log_softmax(-1), target.flatten(0, -2), reduction='batchmean')
 
 
 def checked_views(inputs: Any) -> Tuple[Tensor, Tensor]:
-    """The two views of a batch.
+    """Unpack the two views of a batch.
 
     Raises:
         ValueError: There are not two.

@@ -1,6 +1,6 @@
-"""Reading attention out of a running model, whatever computes it.
+"""Reading attention out of a running model, whichever implementation computes it.
 
-B batch (times windows or patch positions where attention runs within those), H heads,
+Shapes: B batch (times windows or patch positions where attention runs within those), H heads,
 N positions, d head width.
 """
 
@@ -19,9 +19,9 @@ class Attention(NamedTuple):
     """Attention of one layer in one forward pass.
 
     Args:
-        weights (Tensor): (B, H, N, N), rows sum to 1 (of linear attention, up to its eps;
-            a query without an open channel has a row of zeros).
-        product (Tensor): Of the (masked) queries and keys, (B, H, N, N), before any scale.
+        weights (Tensor): (B, H, N, N). Rows sum to 1 (for linear attention, up to its eps; a
+            query without an open channel has a row of zeros).
+        product (Tensor): Product of the (masked) queries and keys, unscaled, (B, H, N, N).
         width (int): Head width d, the largest rank of ``product``.
     """
 
@@ -33,8 +33,8 @@ class Attention(NamedTuple):
 class AttentionTap:
     """Captures the attention of every layer during the ``with`` block.
 
-    Softmax attention by ``scaled_dot_product_attention`` (ViT, MobileViT, with DCS's mask or
-    without), Swin's windows, and the linear attention of EfficientViT, whose weights are
+    It knows softmax attention by ``scaled_dot_product_attention`` (ViT, MobileViT, with or without
+    DCS's mask), Swin's windows, and the linear attention of EfficientViT, whose weights are
     ``ReLU(q_i) . ReLU(k_j) / sum_j``. If a layer runs more than once, the last run counts.
 
     Args:
@@ -62,8 +62,9 @@ class AttentionTap:
         self._stack.close()
 
     def _hook_windows(self, name: str, module: WindowMSA) -> Callable[[], None]:
-        """Swin calls no function to replace: its projection and its softmax are hooked."""
+        """Hook Swin's projection and its softmax, as there is no function to replace."""
         def project(_: nn.Module, args: Any, out: Tensor) -> None:
+            # (B, H, N, d)
             q, k, _ = out.unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4)
             products[:] = [q.detach().float() @ k.detach().float().transpose(-2, -1), q.shape[-1]]
 
@@ -75,16 +76,17 @@ class AttentionTap:
             for handle in handles:
                 handle.remove()
 
-        products: list = []
+        products: list = []  # written by the projection, read by the softmax behind it
         handles = [module.qkv.register_forward_hook(project),
                    module.softmax.register_forward_hook(weigh)]
         if isinstance(module, FusedWindowMSA):
+            # the fused kernel would not call the module `softmax`
             vars(module)['fused'] = False
         return undo
 
     def _replace(self, name: str, module: nn.Module, attribute: str,
                  record: Optional[Callable]) -> Callable[[], None]:
-        """Let a callable of a module be recorded; returns what undoes it."""
+        """Record the calls of a module's callable; return what undoes it."""
         if attribute == 'softmax':
             return self._hook_windows(name, module)
         original, own = getattr(module, attribute), attribute in vars(module)
@@ -93,6 +95,7 @@ class AttentionTap:
             self.attention[name] = record(module, q.detach(), k.detach(), kwargs.get('scale'))
             return original(q, k, *args, **kwargs)
 
+        # an attribute of the instance hides a method of the class, and may be one already
         vars(module)[attribute] = recording
         return lambda: vars(module).update({attribute: original}) if own else \
             vars(module).pop(attribute)
@@ -116,5 +119,6 @@ def _softmax(module: nn.Module, q: Tensor, k: Tensor, scale: Any = None) -> Atte
 
 
 def _linear(module: nn.Module, q: Tensor, k: Tensor, scale: Any = None) -> Attention:
+    # LiteMLA has positions last: q and k are (B, H, d, N)
     product = q.float().transpose(-2, -1) @ k.float()
     return Attention(product / (product.sum(-1, keepdim=True) + module.eps), product, q.shape[-2])

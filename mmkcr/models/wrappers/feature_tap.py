@@ -10,13 +10,13 @@ from mmkcr.models.utils import task_forward, unwrap
 
 
 def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
-    """Pools a layer's output to one vector a sample.
+    """Pool a layer's output to one vector per sample.
 
     Args:
         output (Tensor | Sequence): (B, C) as it is, (B, N, C) averaged over tokens,
-            (B, C, H, W) averaged over positions. Of a tuple or list (stages, or patch
+            (B, C, H, W) averaged over positions. In a tuple or list (stages, or patch
             tokens beside a class token) the last item counts.
-        layer (str): Of which it is, for the message. Defaults to 'backbone'.
+        layer (str): The layer's path, for the message. Defaults to 'backbone'.
 
     Returns:
         Tensor: Features (B, d).
@@ -24,6 +24,7 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
     Raises:
         TypeError: The output holds no such tensor.
     """
+    # the last stage, and of [patch tokens, class token] the class token
     while isinstance(output, (tuple, list)) and len(output):
         output = output[-1]
     if isinstance(output, Tensor) and not output.is_floating_point():
@@ -38,7 +39,7 @@ def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
 
 
 def find_layer(model: nn.Module, layer: str) -> nn.Module:
-    """Finds a sub-module by its path, also inside wrappers.
+    """Find a sub-module by its path, also inside wrappers.
 
     Args:
         model (nn.Module): A task model, a model around one (attribute ``architecture``),
@@ -65,13 +66,13 @@ class FeatureTap:
     """Captures the pooled output, or input, of one layer during the ``with`` block.
 
     Gradients flow through the captured features. If the layer runs more than once,
-    the last run counts, or with ``every`` each of them.
+    the last run counts, or all of them with ``every``.
 
     Args:
         model (nn.Module): As in :func:`find_layer`.
         layer (str): The layer's path; with the suffix ':input' its first positional
             argument is captured instead of its output. Defaults to 'backbone'.
-        every (bool): Give the features of all runs, one below the other, such as those of the
+        every (bool): Concatenate the features of all runs, such as those of the
             views of self-supervised training. Defaults to False.
 
     Examples:
@@ -126,6 +127,7 @@ def feature_width(model: nn.Module, layer: str = 'backbone', size: int = 224) ->
     """
     found = getattr(getattr(model, 'backbone', None), 'img_size', size)
     height, width = (found, found) if isinstance(found, int) else found
+    # one by one: parts may be in another mode than the model (frozen stages, norms)
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

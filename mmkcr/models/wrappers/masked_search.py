@@ -17,11 +17,11 @@ from .search import SearchModel
 class MaskedSearchModel(SearchModel):
     """A :class:`SearchModel` that masks patches and adds ``loss_reconstruction``.
 
-    Task loss and reconstruction come from the same forward. The latter is
-    weighted to the size of the former, as the public code does. Which patches
-    are masked depends on the noise's seed and step alone, so it is the same
+    Task loss and reconstruction come from the same forward pass. The reconstruction
+    loss is scaled to the size of the task loss, as in the public code. Which patches
+    are masked depends only on the noise's seed and step, so it is the same
     for one process and for several, and after a resume. The mask token is
-    sliced and scaled with the width that it lies in.
+    sliced and scaled with the width that it belongs to.
 
     Args:
         *args: See :class:`SearchModel`.
@@ -31,7 +31,7 @@ class MaskedSearchModel(SearchModel):
         reconstruction_weight (float): Size of the reconstruction loss as a
             share of the task's. Defaults to 1.
         end_when_decided (bool): Whether masking ends when the last size is decided, as the public
-            code does; the paper's algorithm 1 goes on. Defaults to True.
+            code does; in the paper's algorithm 1 it continues. Defaults to True.
         **kwargs: See :class:`SearchModel`.
     """
 
@@ -48,7 +48,7 @@ class MaskedSearchModel(SearchModel):
             dict(type='mmkcr.MaskedImageHead', **reconstruction))
         if self.reconstruction is not None:
             backbone = find_backbone(self.architecture)
-            if not hasattr(backbone, 'last_norm'):  # of Swin it is there with the last output
+            if not hasattr(backbone, 'last_norm'):  # Swin has it only with its last output
                 outputs = list(getattr(backbone, 'out_indices', ()))
                 raise ValueError(
                     'expected an `OFBVisionTransformer`, or an `OFBSwinTransformer` that gives its '
@@ -61,11 +61,12 @@ class MaskedSearchModel(SearchModel):
                 inputs: Tensor,
                 data_samples: Optional[List] = None,
                 mode: str = 'tensor') -> Any:
-        """As :meth:`SearchModel.forward`, with the reconstruction in mode ``'loss'``."""
+        """Like :meth:`SearchModel.forward`, with the reconstruction in mode ``'loss'``."""
         head = self.reconstruction
         if mode != 'loss' or head is None or self._has_ended():
             return super().forward(inputs, data_samples, mode)
-        self.macs_model(tuple(inputs.shape[1:]))  # counted, if it is to be, without a mask
+        # the first call counts MACs by a forward of its own, which must run unmasked
+        self.macs_model(tuple(inputs.shape[1:]))
         seed, step = self._noise_state
         generator = torch.Generator().manual_seed(seed * 2**31 + step)
         sizes = _image_sizes(inputs, data_samples)
@@ -82,27 +83,29 @@ class MaskedSearchModel(SearchModel):
         return self.end_when_decided and all(gate.decided for gate in self.gates().values())
 
     def end_search(self) -> None:
-        """Freeze what no loss reaches any more: a distributed wrapper would wait for it."""
+        """Freeze the reconstruction, for whose gradients a distributed wrapper would wait."""
         if self.reconstruction is not None and self.end_when_decided:
             self.reconstruction.requires_grad_(False)
 
     def _balance(self, task_losses: Dict, error: Tensor) -> Tensor:
         """Task loss over reconstruction error, both averaged over the ranks."""
+        # one factor for all ranks, so that their gradients are of one loss
         sizes = torch.stack([self.parse_losses(task_losses)[0].detach(), error.detach()])
         all_reduce(sizes, 'mean')
         return self.reconstruction_weight * sizes[0] / sizes[1].clamp(min=1e-6)
 
     @contextmanager
     def _masked(self, generator: torch.Generator, sizes: Optional[Tensor]) -> Iterator[Dict]:
-        """Hide tokens in the forward within the block; catch mask, tokens and task losses."""
+        """Hide tokens in the forward within the block; collect mask, tokens and task losses."""
         head, backbone, seen = self.reconstruction, find_backbone(self.architecture), {}
-        # patches are as many as the last tokens, which stages of Swin round up
+        # tokens along a side of a masked patch; stages of Swin round sizes up, so patches do too
         finer = max(1, head.patch_size // backbone.patch_embed.projection.stride[0])
 
-        def embedded(_: Any, __: Any, out: tuple) -> tuple:
+        def embedded(_: Any, __: Any, out: tuple) -> tuple:  # (B, N, C), (h, w)
             tokens, seen['hw'] = out
             seen['mask'] = head.draw(len(tokens), [-(-side // finer) for side in seen['hw']],
                                      generator, sizes)
+            # before the position embedding is added (masked tokens keep it), or else after it
             return (hidden(tokens) if head.keep_position else tokens, seen['hw'])
 
         def hidden(tokens: Tensor) -> Tensor:
@@ -115,20 +118,22 @@ class MaskedSearchModel(SearchModel):
             def attach(handle: Any) -> None:
                 stack.callback(handle.remove)
 
+            # hosts add class tokens and positions between the embedding and the first block
             attach(backbone.patch_embed.register_forward_hook(embedded))
             if not head.keep_position:
                 attach(backbone.drop_after_pos.register_forward_pre_hook(positioned))
             attach(backbone.last_norm.register_forward_hook(
                 lambda _, __, out: seen.update(tokens=out)))
+            # a copy of the task's losses, as the wrapper adds its own terms to the same dict
             attach(self.architecture.register_forward_hook(
                 lambda _, __, out: seen.update(losses=dict(out))))
             yield seen
 
 
 def _image_sizes(inputs: Tensor, data_samples: Optional[List]) -> Optional[Tensor]:
-    """Height and width (B, 2) of images of a batch that were padded to one size; None if none was.
+    """Height and width (B, 2) of images padded to one size; None if none was padded.
 
-    Only the hosts' own padding is known (``pad_shape``), which is below and to the right.
+    Only the hosts' own padding (``pad_shape``) is recognised, which is below and to the right.
     """
     if not data_samples or not all('pad_shape' in sample for sample in data_samples):
         return None

@@ -19,11 +19,11 @@ _PREFIX = 'architecture.'
 class RegularizedModel(BaseModel):
     """A task model (classifier, detector, segmentor) with regularisers.
 
-    The losses of the task model are kept as they are, and each active
-    regulariser adds ``loss_<name>`` on the features of the same forward.
+    The losses of the task model are kept as they are. Each active
+    regulariser adds ``loss_<name>``, computed on features of the same forward pass.
     Checkpoints hold the task model under its own keys, without a prefix, so
-    that an ordinary config of the task model loads them; state of the
-    regularisers is beside it under ``regularizers.<name>``.
+    that an ordinary config of the task model can load them. The state of the
+    regularisers is stored beside it under ``regularizers.<name>``.
 
     In self-supervised training with several views of an image, the features are those of all
     views in the online network, without those of a momentum copy.
@@ -31,19 +31,19 @@ class RegularizedModel(BaseModel):
     Args:
         architecture (dict | nn.Module): The task model.
         regularizers (dict[str, dict]): Regularisers by name, such as
-            ``dict(kcr=dict(type='mmkcr.KernelComplexityLoss'))``, whose ``num_features``
-            is found if it is not given. Each is
-            called with features of shape (B, d) while its ``active`` is true,
-            and after them with what it asks for: the model's inputs
+            ``dict(kcr=dict(type='mmkcr.KernelComplexityLoss'))``. Their ``num_features``
+            is inferred if it is not given. A regulariser is
+            called while its ``active`` is true, with features of shape (B, d)
+            and then with what it asks for: the model's inputs
             (``needs_inputs``), positions in the training set
             (``needs_indices``), labels (``needs_labels``, see
-            :func:`labels_of`). One with a context manager ``watch()`` sees the
-            forward. Defaults to none.
+            :func:`labels_of`). One with a context manager ``watch()`` observes
+            the forward pass. Defaults to none.
         feature_layer (str): Layer whose features are regularised, see
             :class:`~mmkcr.models.wrappers.FeatureTap`. Defaults to
             ``'backbone'``: the pooled last output, which is what a linear
             classification head reads. A regulariser with an attribute
-            ``feature_layer`` has a layer of its own.
+            ``feature_layer`` uses that layer instead.
         data_preprocessor (dict, optional): Given to the task model if it has
             none.
         init_cfg (dict, optional): See ``BaseModule``.
@@ -75,7 +75,7 @@ class RegularizedModel(BaseModel):
         self._register_load_state_dict_pre_hook(self._add_prefix)
 
     def _built(self, name: str, config: Mapping[str, Any]) -> nn.Module:
-        """A regulariser; where the width of its features is asked for and not said, it is found."""
+        """Build a regulariser; infer the width of its features if it is needed and not given."""
         config = dict(config)
         cls = MODELS.get(config['type'])
         if getattr(cls, 'needs_labels', False) and is_dense_task(self.architecture):
@@ -83,6 +83,7 @@ class RegularizedModel(BaseModel):
                 f'expected a task with one label an image for the regulariser `{name}` '
                 f'(`{cls.__name__}`), found `{type(self.architecture).__name__}`, whose images '
                 'have many: leave it out')
+        # only terms on features have a width
         asked = inspect.signature(cls).parameters
         if 'num_features' in asked and config.get('num_features') is None:
             layer = config.get('feature_layer', self.feature_layer)
@@ -117,7 +118,9 @@ class RegularizedModel(BaseModel):
             _check_for_views(active)
         layers = {name: getattr(term, 'feature_layer', self.feature_layer)
                   for name, term in active.items()}
+        # features come from the forward of the loss: nothing runs twice
         with ExitStack() as stack:
+            # one tap per layer, shared by the terms that read it
             taps = {layer: stack.enter_context(FeatureTap(self.architecture, layer, views))
                     for layer in dict.fromkeys(layers.values())}
             for term in active.values():
@@ -127,6 +130,7 @@ class RegularizedModel(BaseModel):
         for name, term in active.items():
             losses[f'loss_{name}'] = term(taps[layers[name]].features,
                                           *self._needed(term, inputs, data_samples))
+            # `parse_losses` sums entries with `loss` in their names, and only logs the others
             logged = term.log_vars() if hasattr(term, 'log_vars') else {}
             losses.update({f'{name}_{key}': torch.as_tensor(value)
                            for key, value in logged.items()})
@@ -134,7 +138,7 @@ class RegularizedModel(BaseModel):
 
     @staticmethod
     def _needed(term: nn.Module, inputs: Tensor, data_samples: Optional[List]) -> List[Tensor]:
-        """What a regulariser asks for beside the features."""
+        """Further arguments that a regulariser asks for, after the features."""
         needed = []
         if getattr(term, 'needs_inputs', False):
             needed.append(inputs)
@@ -148,12 +152,15 @@ class RegularizedModel(BaseModel):
     def _strip_prefix(module: 'RegularizedModel', state_dict: Dict[str, Tensor], prefix: str,
                       *_: Any) -> None:
         start = prefix + _PREFIX
+        # the metadata holds versions by prefix: the hosts' upgrades of old keys read them
         for mapping in (state_dict, getattr(state_dict, '_metadata', {})):
             for key in list(mapping):
+                # re-inserted in turn: the order stays
                 name = prefix + key[len(start):] if key.startswith(start) else key
                 mapping[name] = mapping.pop(key)
 
     def _add_prefix(self, state_dict: Dict[str, Tensor], prefix: str, *_: Any) -> None:
+        # keys of the wrapper itself; all others are the task model's
         own = {*self._modules, *self._buffers, '_extra_state'} - {'data_preprocessor'}
         for key in [k for k in state_dict if k.startswith(prefix)]:
             if key[len(prefix):].split('.')[0] not in own:
@@ -167,7 +174,7 @@ def are_views(inputs: Any) -> bool:
 
 
 def _check_for_views(active: Mapping[str, nn.Module]) -> None:
-    """Refuse regularisers that need to know which image a feature is of."""
+    """Refuse regularisers that need to know which image a feature belongs to."""
     for name, term in active.items():
         for need in ('inputs', 'indices', 'labels'):
             if getattr(term, f'needs_{need}', False):

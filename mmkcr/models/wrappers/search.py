@@ -1,4 +1,4 @@
-"""The search: a supernet with its price and regularisers."""
+"""The search: a supernet with a price and regularisers."""
 
 from typing import Any, Dict, List, Optional, Tuple, Union
 
@@ -18,13 +18,13 @@ from .regularized import RegularizedModel, are_views
 class SearchModel(RegularizedModel):
     """A task model whose backbone carries gates (KCR, section 3.3).
 
-    To the task's losses it adds ``loss_price``, ``loss_entropy`` if asked for,
-    and the regularisers. The gates' noise is a function of a seed and a step
-    counter, both in the checkpoint, so that it is the same on every rank and
-    goes on after a resume as if nothing had happened.
+    It adds ``loss_price``, ``loss_entropy`` if wanted, and the regularisers
+    to the task's losses. The gates' noise is a function of a seed and a step
+    counter, both in the checkpoint, so it is the same on every rank and
+    continues seamlessly after a resume.
 
-    Of a self-supervised model with a momentum copy (MoCo v3, BYOL ...) the online backbone is
-    searched. The copy averages its weights and has its channels, noise included.
+    For a self-supervised model with a momentum copy (MoCo v3, BYOL ...) the online backbone is
+    searched. The copy averages its weights and uses its channels, noise included.
 
     Args:
         architecture (dict | nn.Module): The task model; its backbone is in the
@@ -34,14 +34,14 @@ class SearchModel(RegularizedModel):
         entropy_weight (float): Weight of the gates' mean binary entropy in
             nats, which pushes them to 0 or 1. The paper mentions the term and
             gives no weight. Defaults to 0.
-        scores (str, optional): ``sensitivity.json`` of ``mmkcr compress``, which the gates begin
-            with, see :func:`~mmkcr.models.gates.start.start_from_scores`. The price needs its
-            ``input_shape`` then. Defaults to None.
+        scores (str, optional): ``sensitivity.json`` of ``mmkcr compress``, which the gates start
+            from, see :func:`~mmkcr.models.gates.start.start_from_scores`. The price then needs its
+            ``input_shape``. Defaults to None.
         **kwargs: See :class:`RegularizedModel`.
 
     Raises:
-        FileNotFoundError: There are no such scores.
-        ValueError: No searchable backbone, or one without gates; or scores that do not fit.
+        FileNotFoundError: The file of scores does not exist.
+        ValueError: No searchable backbone, one without gates, or scores that do not fit.
     """
 
     def __init__(self,
@@ -55,6 +55,7 @@ class SearchModel(RegularizedModel):
             raise ValueError('expected a backbone with gates to search on (`gates=dict(type='
                              '"mmkcr.GumbelChannelGate")`), found a '
                              f'`{search_space(self.architecture).type_name}` without')
+        # momentum copies use the gates of the network that they average
         for copy in copied_spaces(self.architecture):
             copy.follow(search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
@@ -79,8 +80,8 @@ class SearchModel(RegularizedModel):
         """MACs of the task model, or of its backbone, as a function of the gates' sizes.
 
         Args:
-            input_shape (tuple, optional): (C, H, W), used by the first call
-                unless the price has its own.
+            input_shape (tuple, optional): (C, H, W), used only by the first call,
+                and only if the price has no shape of its own.
         """
         if self._macs is None:
             shape = self.price.input_shape or input_shape
@@ -97,6 +98,7 @@ class SearchModel(RegularizedModel):
         """As :meth:`RegularizedModel.forward`, with the price in mode ``'loss'``."""
         if mode == 'loss':
             first = inputs[0] if are_views(inputs) else inputs
+            # before the noise is drawn: the first call runs a forward of its own
             macs = self.macs_model(tuple(first.shape[1:]))
             self._resample()
         outputs = super().forward(inputs, data_samples, mode)
@@ -108,10 +110,10 @@ class SearchModel(RegularizedModel):
         return outputs
 
     def parse_losses(self, losses: Dict[str, Any]) -> Tuple[Tensor, Dict[str, Tensor]]:
-        """Sum the losses, as the host does, and stop where the sum is no number.
+        """Sum the losses, as the host does, and stop if the sum is not finite.
 
         Args:
-            losses (dict): Of :meth:`forward` in mode ``'loss'``.
+            losses (dict): Result of :meth:`forward` in mode ``'loss'``.
 
         Raises:
             ValueError: A gate, a loss or a price is not finite: the message has its name and
@@ -127,14 +129,16 @@ class SearchModel(RegularizedModel):
 
     def _resample(self) -> None:
         seed, step = self._noise_state
+        # a new generator per step: the draw depends on seed and step, not on what ran before
         generator = torch.Generator().manual_seed(seed * 2**31 + step)
+        # all modules: masks on queries and keys have noise too, but no gated site
         for gate in self.architecture.modules():
             if isinstance(gate, NoisyGate):
                 gate.resample(generator)
         self._noise_state[1] = step + 1
 
     def end_search(self) -> None:
-        """All sizes are decided; called before a distributed wrapper is renewed."""
+        """Hook: all sizes are decided. It runs before a distributed wrapper is renewed."""
 
     def get_extra_state(self) -> Tensor:
         """Seed and step of the gates' noise, for the checkpoint."""
