@@ -1,5 +1,6 @@
 """From scores to a selection that meets a budget by construction."""
 
+from itertools import accumulate
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Union
 
 import torch
@@ -45,10 +46,10 @@ def allowed_sizes(total: int, min_size: int, divisor: int) -> List[int]:
 
 def _groups(site: str, ordered: Tensor, sizes: List[int]) -> List[_Group]:
     """Steps between allowed sizes, keyed by the mean score of the units that each adds."""
-    return [
-        _Group(float(ordered[low:high].mean()), site, rank, high)
-        for rank, (low, high) in enumerate(zip(sizes, sizes[1:]))
-    ]
+    means = [float(ordered[low:high].mean()) for low, high in zip(sizes, sizes[1:])]
+    # scores descend, and so do exact means; where scores are equal, a rounded one may not
+    return [_Group(key, site, rank, size)
+            for rank, (key, size) in enumerate(zip(accumulate(means, min), sizes[1:]))]
 
 
 def nearest_size(count: int, total: int, min_size: int, divisor: int) -> int:
@@ -102,8 +103,7 @@ def solve_budget(scores: Mapping[str, Tensor],
                    for site, score in scores.items()}
         groups = [group for site, sizes in allowed.items()
                   for group in _groups(site, order[site].values, sizes)]
-        # scores descend within a site, and ties go by rank: a site's groups stay in their order
-        # (the means of equal fp32 scores are exact in fp64, so that these are ties too)
+        # keys do not rise within a site, and ties go by rank: a site's groups stay in their order
         sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()},
                                 sorted(groups, key=lambda g: (-g.key, g.rank)), macs, target)
     return {site: order[site].indices[:size].sort().values for site, size in sizes.items()}

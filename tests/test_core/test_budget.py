@@ -94,3 +94,12 @@ def test_parse_target_refuses(text):
 def test_divisor_below_one():
     with pytest.raises(ValueError, match='`divisor` of at least 1, found 0'):
         solve_budget(dict(a=torch.ones(4)), macs, None, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(value=st.floats(-10, 10), total=st.integers(1, 64), divisor=st.sampled_from([1, 3, 8]))
+def test_equal_scores_in_double_precision(value, total, divisor):
+    """Their means differ by rounding, which must not change the order of a site's groups."""
+    scores = {site: torch.full((total, ), value, dtype=torch.float64) for site in COSTS}
+    dense = macs(dict.fromkeys(COSTS, total))
+    assert sizes_of(solve_budget(scores, macs, dense, divisor)) == dict.fromkeys(COSTS, total)
