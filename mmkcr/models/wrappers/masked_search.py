@@ -67,7 +67,7 @@ class MaskedSearchModel(SearchModel):
             return super().forward(inputs, data_samples, mode)
         # the first call counts MACs by a forward of its own, which must run unmasked
         self.macs_model(tuple(inputs.shape[1:]))
-        seed, step = self._noise_state
+        seed, step = self._noise()
         generator = torch.Generator().manual_seed(seed * 2**31 + step)
         sizes = _image_sizes(inputs, data_samples)
         with self._masked(generator, sizes) as seen:

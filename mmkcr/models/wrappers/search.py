@@ -3,6 +3,7 @@
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
+from mmengine.dist import broadcast, is_distributed
 from mmengine.logging import MessageHub
 from torch import Tensor, nn
 
@@ -60,7 +61,7 @@ class SearchModel(RegularizedModel):
             copy.follow(search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
         self.entropy_weight = entropy_weight
-        self._noise_state = [torch.initial_seed() % 2**31, 0]
+        self._noise_state, self._noise_agreed = [torch.initial_seed() % 2**31, 0], False
         self._macs: Optional[MacsModel] = None
         if scores is not None:
             if self.price.input_shape is None:
@@ -127,8 +128,17 @@ class SearchModel(RegularizedModel):
             check_finite(logged, f'losses and prices at iteration {step}')
         return loss, logged
 
+    def _noise(self) -> List[int]:
+        """Seed and step of the noise: those of the first rank, also under ``diff_rank_seed``."""
+        if is_distributed() and not self._noise_agreed:
+            state = torch.tensor(self._noise_state)
+            broadcast(state)
+            self._noise_state = state.tolist()
+        self._noise_agreed = True
+        return self._noise_state
+
     def _resample(self) -> None:
-        seed, step = self._noise_state
+        seed, step = self._noise()
         # a new generator per step: the draw depends on seed and step, not on what ran before
         generator = torch.Generator().manual_seed(seed * 2**31 + step)
         # all modules: masks on queries and keys have noise too, but no gated site

@@ -10,8 +10,9 @@ from mmengine.logging import MessageHub
 from mmengine.model import ExponentialMovingAverage
 from mmengine.optim import OptimWrapper
 from mmengine.registry import DefaultScope
-from mmengine.runner import load_state_dict
+from mmengine.runner import load_state_dict, set_random_seed
 from mmpretrain.structures import DataSample
+from torch.multiprocessing import start_processes
 
 from mmkcr.apis import count_macs, slim
 from mmkcr.models.utils import find_backbone
@@ -277,6 +278,28 @@ def test_noise_goes_on_after_a_resume_and_differs_each_step():
     other = build('SearchModel', GATES)  # another seed, other noise
     assert other._noise_state != [state['_extra_state'].tolist()[0], 0]
     assert not torch.equal(noises(other, 3)[2], unbroken[0])
+
+
+def noise_of_a_rank(rank, folder):
+    """Two steps of a search on one of two ranks whose seeds differ."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group('gloo', init_method=f'file://{folder}/init', rank=rank,
+                                         world_size=2)
+    set_random_seed(3, diff_rank_seed=True)
+    DefaultScope.get_instance(f'rank {rank}', scope_name='mmpretrain')
+    model = build('SearchModel', GATES)
+    for _ in range(2):
+        model(*batch(seed=rank), mode='loss')
+    torch.save((torch.initial_seed(), model.get_extra_state(), torch.cat(
+        [gate.noise for gate in model.gates().values()])), f'{folder}/{rank}.pth')
+    torch.distributed.destroy_process_group()
+
+
+def test_noise_is_the_same_on_all_ranks_though_their_seeds_differ(tmp_path):
+    start_processes(noise_of_a_rank, (str(tmp_path), ), 2, start_method='fork')
+    one, two = (torch.load(tmp_path / f'{rank}.pth') for rank in range(2))
+    assert one[0] != two[0]
+    assert torch.equal(one[1], two[1]) and torch.equal(one[2], two[2])
 
 
 def test_entropy_term_and_gate_parameters():
