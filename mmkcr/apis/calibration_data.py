@@ -95,6 +95,9 @@ def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str,
     if not paths:
         raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below `{folder}`, '
                          'found none')
+    if config.get('test_dataloader') is None:
+        raise ValueError('expected a config with `test_dataloader`, whose transforms the images '
+                         f'of `{folder}` go through, found none')
     steps = _pipeline(config.test_dataloader.dataset)
     # plain images have no annotations to load
     transform = Compose([step for step in steps if step['type'].split('.')[-1]

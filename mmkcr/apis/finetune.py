@@ -81,6 +81,9 @@ def without_initial_weights(config: Config) -> Config:
     config = copy.deepcopy(config)
     for part in (config.model, config.model.backbone):
         part.pop('pretrained', None)
-        if (part.get('init_cfg') or {}).get('type') == 'Pretrained':
+        found = part.get('init_cfg')
+        if isinstance(found, list):  # several initialisations, one after the other
+            part.init_cfg = [each for each in found if each['type'] != 'Pretrained']
+        elif found and found['type'] == 'Pretrained':
             part.pop('init_cfg')
     return config

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.core import Structure
 
 REPO = Path(__file__).parents[2]
@@ -110,6 +111,27 @@ def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch
     structure = Structure.load('slim/structure.json')
     assert structure.macs['subnet'] <= 0.8 * structure.macs['dense']
     assert count_macs(model.backbone, (3, 128, 160)) == structure.macs['subnet']
+
+
+def test_a_dense_network_with_several_initialisations():
+    """As mmpretrain's Swin has them; only what would be loaded goes."""
+    name = 'mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py'
+    config = load_config(name)
+    found = without_initial_weights(config).model
+    assert [each['type'] for each in found.init_cfg] == ['TruncNormal', 'Constant']
+    config.model.init_cfg.append(dict(type='Pretrained', checkpoint='no/such.pth'))
+    assert without_initial_weights(config).model.init_cfg == found.init_cfg
+
+
+def test_images_for_a_config_without_a_test_set(load_tool, tmp_path, capsys):
+    (tmp_path / 'config.py').write_text(f"_base_ = '{DIGITS}'\n"
+                                        'test_dataloader = test_cfg = test_evaluator = None\n')
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    with pytest.raises(SystemExit):
+        load_tool('compress').main([
+            str(tmp_path / 'config.py'), checkpoint, '--target-macs', '60%', '--calibration',
+            write_images(tmp_path / 'images', [(32, 32)])])
+    assert 'expected a config with `test_dataloader`, whose' in capsys.readouterr().err
 
 
 def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path, capsys):
