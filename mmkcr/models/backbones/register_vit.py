@@ -86,8 +86,10 @@ class RegisterVisionTransformer(VisionTransformer):
                            **kwargs: Any) -> None:
         """Like the host, but drop a class token's position at any image size, not only at one."""
         found = state_dict.get(f'{prefix}pos_embed')
-        # the host compares with its own number of patches; here N - 1 being a square is the sign
-        if found is not None and not self.num_extra_tokens and math.isqrt(
-                found.shape[1] - 1)**2 == found.shape[1] - 1:
+        # the host compares with its own number of patches; here N - 1 being a square is the sign,
+        # unless the positions are as many as this network's own (5 x 2 patches are 3 x 3 + 1)
+        if found is not None and not self.num_extra_tokens and (
+                found.shape != self.pos_embed.shape) and math.isqrt(
+                    found.shape[1] - 1)**2 == found.shape[1] - 1:
             state_dict[f'{prefix}pos_embed'] = found[:, 1:]
         super()._prepare_pos_embed(state_dict, prefix, *args, **kwargs)

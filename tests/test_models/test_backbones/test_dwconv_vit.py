@@ -342,3 +342,13 @@ def test_checkpoint_of_other_heads_is_refused_by_site():
     two.slice_to(structure(two, [[2], [], [1]]))
     with pytest.raises(ValueError, match='kept units at site `layers.0.attn.head_operator`'):
         two.load_state_dict(one.state_dict())
+
+
+def test_positions_of_a_map_whose_patches_are_a_square_and_one():
+    """5 x 2 patches without a class token are as many entries as 3 x 3 with one."""
+    vit = dict(VIT, img_size=(40, 16), with_cls_token=False, out_type='featmap')
+    model = DWConvVisionTransformer(**vit)
+    model.pos_embed.data.normal_()
+    again = DWConvVisionTransformer(**vit)
+    again.load_state_dict(model.state_dict(), strict=True)
+    assert model.pos_embed.shape[1] == 10 and torch.equal(again.pos_embed, model.pos_embed)
