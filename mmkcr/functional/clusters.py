@@ -157,7 +157,7 @@ def stream_clusters(batches: Iterable[Tensor], clusters: int, seed: int = 0,
             if sum(map(len, held)) >= 4 * clusters:  # the first update needs at least A points
                 kmeans.partial_fit(torch.cat(held).numpy())
                 held, fitted = [], True
-        rest = torch.cat(held) if held else torch.empty(0)
+        rest = torch.cat(held) if held else torch.empty(0, 0)
         if not fitted:
             return fit_clusters(rest, clusters, seed, normalize)
         if len(rest):

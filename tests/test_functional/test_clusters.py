@@ -99,3 +99,8 @@ def test_images_are_averaged_down():
 def test_refusals(features, message):
     with pytest.raises(ValueError, match=message):
         fit_clusters(features, 2, normalize=False)
+
+
+def test_a_stream_of_nothing_is_refused_alike():
+    with pytest.raises(ValueError, match='found `0`'):
+        stream_clusters([], 2)

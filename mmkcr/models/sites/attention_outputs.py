@@ -48,5 +48,6 @@ class AttentionOutputs(HostSite):
 
         C' are the hidden channels of the local module's first convolution.
         """
-        filters = 4 * self.owner.channels  # at the `expand_ratio` 4 of B0 to B3
+        local = self.module(f'{self.view.rpartition(".")[0]}.local')
+        filters = local.inverted_conv.conv.out_channels
         return 2 * size * size + size + (1 + size) * math.prod(input_shape[-2:]) * filters

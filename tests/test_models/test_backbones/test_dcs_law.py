@@ -154,6 +154,16 @@ def test_macs_are_exact_and_count_the_mask(cls, kwargs, size):
             assert costs == sorted(costs) and costs[0] > 0
 
 
+def test_the_papers_cost_has_the_local_modules_width():
+    """``(2 m^2 + m) + (1 + m) H W C'``; C' are 6 times the channels here, not 4 times."""
+    model = DCSEfficientViT(img_size=64, gates=GATES, arch=dict(
+        widths=[8, 16, 32], depths=[1, 1, 1], head_dim=8, expand_ratio=6))
+    sites = [site for site in model.search_space.sites.values() if site.kind == 'attention_outputs']
+    assert sites
+    for site in sites:
+        assert site.paper_cost(3, (1, 5, 7)) == 2 * 9 + 3 + 4 * 35 * 6 * site.owner.channels
+
+
 @pytest.mark.parametrize('cls, kwargs, size', CASES)
 def test_subnet_from_its_file_and_state_dict(cls, kwargs, size, tmp_path):
     subnet, structure = slim(randomise(cls(**kwargs, gates=GATES)), None, 1, (3, *size))
