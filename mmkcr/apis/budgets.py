@@ -13,10 +13,10 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tup
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import MacsModel, Order, parse_target
+from mmkcr.core import MacsModel, Order, block_of, parse_target
 from mmkcr.core.order import Step, steps_between
 from mmkcr.models.backbone_loading import OUTSIDE, RUNGS, load_outside
-from mmkcr.models.calibration import Forward, block_of
+from mmkcr.models.calibration import Forward
 from mmkcr.models.sites.base import HostSite, KindConfig
 from mmkcr.models.sites.embedding import Embedding
 from .compress import CompressResult, compress, macs_model, searched

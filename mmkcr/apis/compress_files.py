@@ -10,7 +10,7 @@ from mmengine.config import Config, ConfigDict
 from torch import nn
 
 from mmkcr.core import atomic_write
-from mmkcr.engine.compressed_config import with_import
+from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.models.utils import find_task, is_dense_task, is_detector, most_proposals
 from mmkcr.models.whole import IMAGES_WITH_REGIONS
 from mmkcr.version import __version__
@@ -136,7 +136,7 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
     searched = {key: value for key, value in searched.items() if key != 'init_cfg'}
     return CompressTask(
         cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
-        scope, _scoped(searched, cfg), dict(
+        scope, scoped(searched, cfg).to_dict(), dict(
             provenance(cfg, config, checkpoint, content), calibration=dict(
                 images=images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
@@ -243,14 +243,6 @@ def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folde
 def _about(input_shape: Sequence[int], part: Optional[str]) -> Dict[str, Any]:
     """Conditions that a table of latencies must have been measured under."""
     return dict(input_shape=list(input_shape), part=part)
-
-
-def _scoped(backbone: Dict[str, Any], cfg: Config) -> Dict[str, Any]:
-    """A backbone's config with plain types, whose type names its library."""
-    plain = ConfigDict(backbone).to_dict()
-    if '.' not in plain['type'] and cfg.get('default_scope'):
-        plain['type'] = f'{cfg.default_scope}.{plain["type"]}'
-    return plain
 
 
 def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str, weights: str,

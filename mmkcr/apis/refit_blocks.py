@@ -6,12 +6,11 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import Structure
+from mmkcr.core import Structure, block_of
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.refit import refit_output
 from mmkcr.models.calibration import (
     Forward,
-    block_of,
     input_rows,
     output_rows,
     pick,

@@ -11,7 +11,7 @@ from .macs import MacsModel, MacsReport, count_forward_macs, count_params
 from .options import allowed_ratio_sizes, can_meet, choose_options
 from .order import Order
 from .selection import TOLERANCE, select_units
-from .sites import MaskPoint, Site, SiteHolder, UnitMask, Unsupported
+from .sites import MaskPoint, Site, SiteHolder, UnitMask, Unsupported, block_of
 from .slicing import slice_parameter, take
 from .structure import SiteEntry, Structure
 from .weights import COUNTED, BytesModel, ParamsModel
@@ -20,7 +20,7 @@ __all__ = [
     'Axis', 'BaseGate', 'BytesModel', 'COUNTED', 'CostModel', 'LatencyModel', 'LatencyTable',
     'MacsModel', 'MacsReport', 'MaskPoint', 'NoisyGate', 'NonFiniteError', 'Order',
     'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE', 'UnitMask',
-    'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'can_meet', 'check_finite',
+    'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'block_of', 'can_meet', 'check_finite',
     'check_finite_gates', 'check_finite_state', 'choose_options', 'count_forward_macs',
     'count_params', 'locked', 'parse_target', 'remove_stale', 'scale_axes', 'select_units',
     'slice_axes', 'slice_parameter', 'solve_budget', 'sync_sizes', 'take'

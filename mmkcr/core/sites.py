@@ -285,3 +285,10 @@ def holders(root: nn.Module) -> Dict[str, SiteHolder]:
     """The holders that have a gate, below ``root``, by site, in the order of the modules."""
     return {name: module for name, module in root.named_modules()
             if isinstance(module, SiteHolder) and hasattr(module, 'gate')}
+
+
+def block_of(path: str) -> str:
+    """The block of a module: its path up to its last number, or the path itself."""
+    parts = path.split('.')
+    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    return '.'.join(parts[:numbers[-1] + 1]) if numbers else path

@@ -133,7 +133,7 @@ def _wrap_backbone(config: Config, settings: ConfigDict) -> None:
             of_package and 'structure' not in backbone and settings.sites is None):
         added = dict(backbone)  # a class of this package knows its kinds
     else:
-        added = dict(type='mmkcr.Searchable', backbone=_scoped(backbone, config),
+        added = dict(type='mmkcr.Searchable', backbone=scoped(backbone, config),
                      sites=settings.sites or ['mlp_channels'])
     for key in ('gates', 'structure'):
         if settings[key] is not None:
@@ -148,12 +148,12 @@ def _wrap_whole(config: Config, settings: ConfigDict) -> None:
         raise ValueError("expected `sites` in `compression` with `scope='model'`, found "
                          f'{settings.sites!r}')
     given = {key: settings[key] for key in ('gates', 'structure') if settings[key] is not None}
-    config.model = ConfigDict(type='mmkcr.Searchable', backbone=_scoped(config.model, config),
+    config.model = ConfigDict(type='mmkcr.Searchable', backbone=scoped(config.model, config),
                               sites=settings.sites, **given, **outside)
 
 
-def _scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
-    """A backbone's config whose type names its library.
+def scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
+    """A config of a model or backbone whose type names its library.
 
     ``mmkcr.Searchable`` builds it from the root registry, whatever the scope is then.
     """

@@ -7,7 +7,7 @@ The package's ``__init__`` does not import it: it needs :mod:`mmkcr.models`, whi
 import copy
 import itertools
 import random
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from mmengine.registry import TRANSFORMS
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
+from mmkcr.models.replay import stop_after
 from mmkcr.models.utils import find_task, unwrap
 from mmkcr.models.wrappers.feature_tap import FeatureTap, find_layer
 
@@ -160,34 +161,18 @@ def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterato
         layer (str): As in :class:`mmkcr.models.wrappers.feature_tap.FeatureTap`.
     """
     model = unwrap(model)
-    with FeatureTap(model, layer) as tap, _ending_after(model, layer):
+    # a layer inside the backbone may run more than once
+    last = find_layer(model, layer) if layer == 'backbone' else None
+    with FeatureTap(model, layer) as tap:
         for batch in loader:
             features = []
             for part in _of_one_size(batch):
                 data = model.data_preprocessor(part, False)
-                with suppress(_Reached):
+                with stop_after(last):
                     model(**data, mode='tensor') if isinstance(data, dict) else \
                         model(*data, mode='tensor')
                 features.append(tap.features)
             yield torch.cat(features)
-
-
-class _Reached(Exception):
-    """Ends a forward pass after the requested layer."""
-
-
-@contextmanager
-def _ending_after(model: nn.Module, layer: str) -> Iterator[None]:
-    """End forward passes after the backbone; other layers may run more than once."""
-    def end(*_: Any) -> None:
-        raise _Reached
-
-    handle = find_layer(model, layer).register_forward_hook(end) if layer == 'backbone' else None
-    try:
-        yield
-    finally:
-        if handle is not None:
-            handle.remove()
 
 
 def _of_one_size(batch: Any) -> Iterator[Any]:

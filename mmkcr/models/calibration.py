@@ -450,10 +450,3 @@ def flat_tensors(outputs: Any) -> List[Tensor]:
     if isinstance(outputs, (list, tuple)) or hasattr(outputs, '__iter__'):
         return [tensor for part in outputs for tensor in flat_tensors(part)]
     return []
-
-
-def block_of(path: str) -> str:
-    """The block of a module: its path up to its last number, or the path itself."""
-    parts = path.split('.')
-    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
-    return '.'.join(parts[:numbers[-1] + 1]) if numbers else path

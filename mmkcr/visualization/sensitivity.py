@@ -9,6 +9,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
+from mmkcr.core import block_of
 from .figures import saved_figure
 from .palette import AMOUNT, DENSE, SERIES
 
@@ -41,7 +42,7 @@ def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: Union[str, Pat
     for site in losses:
         kinds.setdefault(site.rpartition('.')[2], []).append(site)
     depth = {layer: number for number, layer in enumerate(
-        dict.fromkeys(_layer(site) for site in losses))}
+        dict.fromkeys(block_of(site) for site in losses))}
     colours = ScalarMappable(Normalize(0, max(len(depth) - 1, 1)), colormaps[AMOUNT])
     with saved_figure(path, (3.4 * len(kinds) + 1.2, 3.4), ncols=len(kinds), squeeze=False,
                       sharey=True) as (figure, axes):
@@ -49,7 +50,7 @@ def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: Union[str, Pat
             for site in sites:
                 values = np.asarray(losses[site], dtype=float)
                 shares = np.linspace(0, 100, len(values))
-                colour = colours.to_rgba(depth[_layer(site)])
+                colour = colours.to_rgba(depth[block_of(site)])
                 shown = values > 0  # the full layer's loss of 0 has no place on a log scale
                 axis.plot(shares[shown], values[shown], color=colour, linewidth=1.3)
                 if kept is not None and kept[site] < len(values) - 1:
@@ -61,13 +62,6 @@ def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: Union[str, Pat
         figure.colorbar(colours, ax=axes[0, -1], label='depth of the layer',
                         ticks=MaxNLocator(integer=True))
         figure.suptitle(title)
-
-
-def _layer(site: str) -> str:
-    """The block of a site: its path up to the last number."""
-    parts = site.split('.')
-    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
-    return '.'.join(parts[:numbers[-1] + 1]) if numbers else site
 
 
 def plot_metric_over_time(dense: Mapping[str, Tuple[float, float]],
