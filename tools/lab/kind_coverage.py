@@ -47,7 +47,11 @@ class Family(NamedTuple):
     forward: Callable[[nn.Module, Tensor], List[Tensor]] = None
 
 
-def _mm(library: str, name: str, size: int = 64, other: Optional[Tuple[int, int]] = None,
+#: No multiple of a window, in either direction.
+_OTHER = (88, 120)
+
+
+def _mm(library: str, name: str, size: int = 64, other: Optional[Tuple[int, int]] = _OTHER,
         **arguments: Any) -> Family:
     def build() -> nn.Module:
         return MODELS.build(dict(type=f'{library}.{name}', **arguments))
@@ -55,16 +59,17 @@ def _mm(library: str, name: str, size: int = 64, other: Optional[Tuple[int, int]
     return Family(library, build, size, other)
 
 
-def _timm(name: str, size: int = 64, **arguments: Any) -> Family:
+def _timm(name: str, size: int = 64, other: Optional[Tuple[int, int]] = None,
+          **arguments: Any) -> Family:
     def build() -> nn.Module:
         import timm
         return timm.create_model(name, pretrained=False, num_classes=0, **arguments)
 
-    return Family('timm', build, size)
+    return Family('timm', build, size, other)
 
 
-def _transformers(name: str, config: str, size: int = 64, inner: str = '',
-                  **arguments: Any) -> Family:
+def _transformers(name: str, config: str, size: int = 64,
+                  other: Optional[Tuple[int, int]] = None, **arguments: Any) -> Family:
     def build() -> nn.Module:
         import transformers
         cls = getattr(transformers, name)
@@ -73,7 +78,7 @@ def _transformers(name: str, config: str, size: int = 64, inner: str = '',
     def forward(model: nn.Module, images: Tensor) -> List[Tensor]:
         return [model(pixel_values=images).last_hidden_state]
 
-    return Family('transformers', build, size, None, forward)
+    return Family('transformers', build, size, other, forward)
 
 
 _VIT = dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=48)
@@ -102,14 +107,14 @@ FAMILIES: Dict[str, Family] = {
     'Swin V2': _mm('mmpretrain', 'SwinTransformerV2',
                    arch=dict(_SWIN, extra_norm_every_n_blocks=0), img_size=64, window_size=[4, 4],
                    pretrained_window_sizes=[0, 0], out_indices=(1, ), pad_small_map=True),
-    'BEiT': _mm('mmpretrain', 'BEiTViT', arch=_VIT, img_size=64, patch_size=16),
+    'BEiT': _mm('mmpretrain', 'BEiTViT', arch=_VIT, img_size=64, patch_size=16, other=None),
     'EVA-02': _mm('mmpretrain', 'ViTEVA02', arch=dict(_VIT, mlp_ratio=1.5), img_size=64,
-                  patch_size=16, sub_ln=False),
+                  patch_size=16, sub_ln=False, other=None),
     'EVA-02 (sub-LN)': _mm('mmpretrain', 'ViTEVA02', arch=dict(_VIT, mlp_ratio=1.5), img_size=64,
-                           patch_size=16, sub_ln=True),
+                           patch_size=16, sub_ln=True, other=None),
     'TNT': _mm('mmpretrain', 'TNT', arch=dict(
         embed_dims_outer=32, embed_dims_inner=16, num_layers=2, num_heads_outer=4,
-        num_heads_inner=2), img_size=64, patch_size=16),
+        num_heads_inner=2), img_size=64, patch_size=16, other=None),
     'T2T-ViT': _mm('mmpretrain', 'T2T_ViT', img_size=64, embed_dims=32, num_layers=2, t2t_cfg=dict(
         token_dims=16, use_performer=False), layer_cfgs=dict(
             num_heads=4, feedforward_channels=48)),
@@ -133,7 +138,7 @@ FAMILIES: Dict[str, Family] = {
         channels=[16, 24, 32, 48], depths=[1, 2, 2, 2], num_heads=[4, 4, 4, 4]), size=64),
     'EfficientFormer': _mm('mmpretrain', 'EfficientFormer', arch=dict(
         layers=[1, 1, 1, 2], embed_dims=[16, 24, 32, 48], downsamples=[False, True, True, True],
-        vit_num=1), size=224),
+        vit_num=1), size=224, other=None),
     'PoolFormer': _mm('mmpretrain', 'PoolFormer', arch=dict(
         layers=[1, 1, 1, 1], embed_dims=[8, 16, 20, 24], mlp_ratios=[2, 2, 2, 2],
         layer_scale_init_value=1e-5), out_indices=[0, 2, 4, 6]),
@@ -146,20 +151,20 @@ FAMILIES: Dict[str, Family] = {
         embed_dims=16, depths=[1, 1], num_heads=[2, 4]), window_size=4, out_indices=(1, )),
     'MixMIM': _mm('mmpretrain', 'MixMIMTransformer', arch=dict(
         embed_dims=16, depths=[1, 1, 1, 1], num_heads=[2, 2, 4, 4]), img_size=128, size=128,
-        window_size=[4, 4, 4, 4]),
+        window_size=[4, 4, 4, 4], other=None),
     'MLP-Mixer': _mm('mmpretrain', 'MlpMixer', arch=dict(
         embed_dims=32, num_layers=2, tokens_mlp_dims=24, channels_mlp_dims=48), img_size=64,
-        patch_size=16),
+        patch_size=16, other=None),
     'RevViT': _mm('mmpretrain', 'RevVisionTransformer', arch=_VIT, img_size=64, patch_size=16),
     'TinyViT': _mm('mmpretrain', 'TinyViT', arch=dict(
         channels=[16, 24, 32, 48], num_heads=[2, 2, 4, 4], window_sizes=[4, 4, 4, 2],
-        depths=[1, 1, 1, 1]), img_size=(64, 64)),
+        depths=[1, 1, 1, 1]), img_size=(64, 64), other=None),
     'ViT-SAM': _mm('mmpretrain', 'ViTSAM', arch=dict(_VIT, global_attn_indexes=[1]), img_size=64,
                    patch_size=16, out_channels=32, window_size=2),
     'VAN': _mm('mmpretrain', 'VAN', arch=dict(
         embed_dims=[16, 24], depths=[1, 1], ffn_ratios=[2, 2]), out_indices=(1, )),
     'HiViT': _mm('mmpretrain', 'HiViT', arch=dict(embed_dims=32, depths=[1, 1, 7], num_heads=4),
-                 img_size=64, out_indices=[6]),
+                 img_size=64, out_indices=[6], other=None),
     'HorNet': _mm('mmpretrain', 'HorNet', arch=dict(
         base_dim=16, depths=[1, 1, 1, 1], orders=[2, 2, 2, 2], dw_cfg=[dict(
             type='DW', kernel_size=7)] * 4)),
@@ -186,7 +191,7 @@ FAMILIES: Dict[str, Family] = {
     'timm EVA-02': _timm('eva02_tiny_patch14_224', size=56, img_size=56, embed_dim=32, depth=2,
                          num_heads=4),
     'timm DINOv3': _timm('vit_small_patch16_dinov3', img_size=64, embed_dim=32, depth=2,
-                         num_heads=4),
+                         num_heads=4, other=(64, 96)),
     'timm SigLIP 2': _timm('vit_base_patch16_siglip_256.v2_webli', img_size=64, embed_dim=32,
                            depth=2, num_heads=4),
     'timm AIMv2': _timm('aimv2_large_patch14_224', size=56, img_size=56, embed_dim=32, depth=2,
@@ -197,12 +202,13 @@ FAMILIES: Dict[str, Family] = {
                           num_heads=(2, 4), window_size=4),
     'timm BEiT': _timm('beit_base_patch16_224', img_size=64, embed_dim=32, depth=2, num_heads=4),
     'timm PVT v2': _timm('pvt_v2_b0', embed_dims=(16, 32), depths=(1, 1), num_heads=(2, 4),
-                         sr_ratios=(2, 1), mlp_ratios=(2, 2)),
+                         sr_ratios=(2, 1), mlp_ratios=(2, 2), other=_OTHER),
     'HF ViT': _transformers('ViTModel', 'ViTConfig', **_HF_VIT),
-    'HF DINOv2': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2, **_HF_VIT),
+    'HF DINOv2': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2, other=(64, 96),
+                               **_HF_VIT),
     'HF DINOv2 (SwiGLU)': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2,
-                                        use_swiglu_ffn=True, **_HF_VIT),
-    'HF DINOv3': _transformers('DINOv3ViTModel', 'DINOv3ViTConfig', **_HF_VIT),
+                                        use_swiglu_ffn=True, other=(64, 96), **_HF_VIT),
+    'HF DINOv3': _transformers('DINOv3ViTModel', 'DINOv3ViTConfig', other=(64, 96), **_HF_VIT),
     'HF SigLIP': _transformers('SiglipVisionModel', 'SiglipVisionConfig', **_HF_VIT),
     'HF CLIP': _transformers('CLIPVisionModel', 'CLIPVisionConfig', **_HF_VIT),
     'HF FLAVA': _transformers('FlavaImageModel', 'FlavaImageConfig', **_HF_VIT),
