@@ -1,5 +1,6 @@
 """Models from configs and checkpoints: no data set, no runner."""
 
+import copy
 from pathlib import Path
 from typing import Any, Dict, Mapping, Union
 
@@ -76,7 +77,7 @@ def build_model(config: Config) -> nn.Module:
         raise ValueError('expected a config with a `model`, found the keys '
                          f'{sorted(config.keys())}')
     init_default_scope(config.get('default_scope', 'mmengine'))
-    model = dict(config.model)
+    model = copy.deepcopy(dict(config.model))  # detectors of mmdet add entries to theirs
     if config.get('data_preprocessor') is not None:
         model.setdefault('data_preprocessor', config.data_preprocessor)
     try:

@@ -13,6 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 
 from mmkcr.apis import count_macs, slim
+from mmkcr.apis.build import build_model, load_config
 from mmkcr.models.utils import find_backbone
 
 # not divisible by the window of 7, nor by the strides
@@ -139,3 +140,12 @@ def test_a_budget_is_about_the_backbone_at_the_given_size(pair):
     assert find_backbone(model).gates()  # left as it is
     with pytest.raises(ValueError, match="`model` or `backbone`, found 'neck'"):
         slim(model, 0.7, part='neck')
+
+
+def test_a_config_is_as_it_was_after_its_model_was_built():
+    """mmdet's DINO adds entries to that of its head, and refuses them when built again."""
+    config = load_config('mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py')
+    before = config.model.to_dict()
+    build_model(config)
+    assert config.model.to_dict() == before
+    build_model(config)
