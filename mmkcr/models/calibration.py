@@ -278,8 +278,8 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             # before the readers' hooks, which run later and so see outputs that require gradients
             stack.enter_context(_gradients_of_activations(model, layers.values()))
         for name, layer in both.items():
-            handle = layer.register_forward_hook(found[name].hook)
-            stack.callback(handle.remove)
+            hook = _once(found[name].hook) if sensitive else found[name].hook
+            stack.callback(layer.register_forward_hook(hook).remove)
         for batch in batches:
             with torch.set_grad_enabled(sensitive):
                 outputs = flat_tensors(forward(model, batch))
@@ -375,7 +375,12 @@ def _catcher(caught: Dict[Any, List[List[Tensor]]], key: Any, rows: Callable) ->
         out.register_hook(lambda gradient: call.append(output_rows(layer, gradient)))
         caught.setdefault(key, []).append(call)
 
-    return catch
+    return _once(catch)
+
+
+def _once(hook: Callable) -> Callable:
+    """A forward hook that leaves out what activation checkpointing runs again with gradients."""
+    return lambda *call: hook(*call) if torch.is_grad_enabled() else None
 
 
 def _moved(change: WeightChange, rows: Tensor, gradients: Tensor, images: int) -> Tensor:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+from mmdet.models import SwinTransformer
 from mmpretrain.models import SwinTransformerV2, VisionTransformer
 from torch import nn
 
@@ -64,6 +65,28 @@ def test_changes_of_outputs_are_the_directional_derivatives_of_every_image():
                 expected[name] += dz.square() / len(IMAGES)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=0)
+
+
+def test_activation_checkpointing_changes_nothing():
+    """It runs blocks twice; DINO's Swin-L has it. Every layer is counted once."""
+    measured = []
+    for with_cp in (False, True):
+        torch.manual_seed(0)
+        model = SwinTransformer(embed_dims=8, depths=[1, 1], num_heads=[2, 2], window_size=4,
+                                out_indices=(0, 1), strides=(4, 2), with_cp=with_cp)
+        model.double().eval()
+        layers = {f'{stage}': model.stages[stage].blocks[0].ffn.layers[1] for stage in range(2)}
+        layers['merging'] = model.stages[0].downsample.reduction
+        changes = {name: [WeightChange(layer, torch.zeros(layer.in_features).double(),
+                                       layer.weight.detach()[None])]
+                   for name, layer in layers.items()}
+        found = collect(model, [IMAGES], forward, layers, logits=False)
+        measured.append({name: (
+            torch.tensor([moments.positions, moments.inputs.count, moments.gradients.count]),
+            moments.inputs.mean, moments.gradients.mean, moments.output_energy, losses)
+            for (name, moments), losses in zip(found.items(), output_changes(
+                model, [IMAGES], forward, changes, False).values())})
+    torch.testing.assert_close(*measured, rtol=1e-9, atol=1e-12)
 
 
 def test_some_batches_are_looked_at_whatever_their_rows():

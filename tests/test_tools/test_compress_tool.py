@@ -95,6 +95,12 @@ def write_images(folder, sizes):
     ('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
      {'model.backbone.embed_dims': 16, 'model.decode_head.in_channels': [16, 32, 80, 128],
       'test_dataloader.dataset.pipeline.1.scale': (224, 128)}),
+    # its detector adds entries to the config of its head
+    ('mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py',
+     {'model.backbone.embed_dims': 48, 'model.backbone.depths': (2, 1, 1, 1),
+      'model.neck.in_channels': [48, 96, 192, 384], 'model.num_queries': 20,
+      'model.encoder.num_layers': 1, 'model.decoder.num_layers': 1,
+      'test_dataloader.dataset.pipeline.1.scale': (224, 160)}),
 ])
 def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch):
     """From an empty folder, with a folder of images; narrower, for the time it takes."""
