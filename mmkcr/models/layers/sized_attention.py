@@ -63,6 +63,11 @@ class SizedAttention(nn.Module):
             mask (Tensor, optional): Added to the scores of each window, (windows, N, N), within
                 (-inf, 0]. The windows of an image follow each other along B.
         """
+        return self.proj_drop(self.proj(self._mix(x, added, mask)))
+
+    def _mix(self, x: Tensor, added: Optional[Tensor] = None,
+             mask: Optional[Tensor] = None) -> Tensor:
+        """What the projection reads, (B, N, H d); arguments as of :meth:`_attend`."""
         q, k, v = self._qkv(x)
         scores, bias = self._scores(q, k), self._bias(x.shape[1])
         for term in (bias, added):
@@ -72,7 +77,7 @@ class SizedAttention(nn.Module):
             scores = scores.view(-1, mask.shape[0], *scores.shape[1:]) + mask[:, None]
             scores = scores.flatten(0, 1)
         out = self.attn_drop(self._weights(scores)) @ v
-        return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
+        return out.transpose(1, 2).flatten(2)
 
 
 class SizedWindowMSA(SizedAttention, WindowMSA):
@@ -290,11 +295,12 @@ class SizedGroupedAttention(SizedAttention, LocallyGroupedSelfAttention):
             mask = self._windows(padded).squeeze(-1)  # (windows, side^2): 1 where padded
             # real tokens and padding do not attend to each other
             mask = -1000. * (mask[:, :, None] != mask[:, None, :]).to(x.dtype)
-        windows = self._attend(self._windows(x), mask=mask)
+        windows = self._mix(self._windows(x), mask=mask)
         windows = windows.view(len(x), x.shape[1] // side, -1, side, side, windows.shape[-1])
-        # (B, rows of windows, columns, side, side, C): back to a map
-        out = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, H, W, C)
-        return out[:, :height, :width].flatten(1, 2)
+        # (B, rows of windows, columns, side, side, H d): back to a map
+        out = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, height, width, H d)
+        # projected as in the host, without padding and in the order of the map
+        return self.proj_drop(self.proj(out[:, :height, :width].flatten(1, 2)))
 
     def _windows(self, x: Tensor) -> Tensor:
         """Split maps (B, height, width, C) into windows (B * windows, side^2, C)."""

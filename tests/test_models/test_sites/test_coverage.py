@@ -30,6 +30,7 @@ from lab.kind_coverage import (
 from mmkcr.apis import count_macs
 from mmkcr.core import MacsModel
 from mmkcr.models import Searchable
+from mmkcr.models.calibration import output_rows, readers
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
 
@@ -73,6 +74,36 @@ def test_structures_drawn_at_random(name, seed):
 def test_another_size_of_the_image(name):
     for kind in offered(name):
         assert assert_law(name, [kind], 1, FAMILIES[name].other) > 1e-6, kind
+
+
+@every_family
+def test_readers_of_a_subnet_have_the_rows_of_the_supernets(name):
+    """In the same order: a refit compares the two row by row."""
+    family = FAMILIES[name]
+    height, width = family.other or (family.size, family.size)
+    images = torch.randn(2, 3, height, width, dtype=torch.float64)
+    for kind in offered(name):
+        supernet = randomise(Searchable(family.build(), sites=[kind], gates={
+            kind: GATES[kind]}).double(), 1)
+        subnet, space = copy.deepcopy(supernet), supernet.search_space
+        subnet.search_space.slice_to(space.structure_for(
+            {site: gate.selection() for site, gate in space.gates().items()}))
+        seen = []
+        for model in (supernet, subnet):
+            outputs = {}
+            for path in {reader.path for site in space.sites.values() for reader in readers(site)
+                         if not reader.path.startswith('/')}:
+                model.get_submodule(path).register_forward_hook(
+                    lambda layer, _, out, path=path, outputs=outputs:
+                    outputs.setdefault(path, []).append(output_rows(layer, out)))
+            run(family, model, images)
+            seen.append(outputs)
+        assert seen[0].keys() == seen[1].keys() and seen[0], kind
+        for path, calls in seen[0].items():
+            for one, other in zip(calls, seen[1][path], strict=True):
+                assert len(one) == len(other), (kind, path)
+                if one.shape == other.shape:  # some readers write another narrower stream
+                    torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-9, msg=(kind, path))
 
 
 TOGETHER = [('mlp_channels', 'heads'), ('mlp_hidden', 'head_channels'),
