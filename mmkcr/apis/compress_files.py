@@ -11,7 +11,13 @@ from torch import nn
 
 from mmkcr.core import atomic_write
 from mmkcr.engine.compressed_config import scoped, with_import
-from mmkcr.models.utils import find_task, is_dense_task, is_detector, most_proposals
+from mmkcr.models.utils import (
+    find_task,
+    is_dense_task,
+    is_detector,
+    most_proposals,
+    tensor_outputs,
+)
 from mmkcr.models.whole import IMAGES_WITH_REGIONS
 from mmkcr.version import __version__
 from .build import (
@@ -68,7 +74,7 @@ def task_outputs(model: nn.Module, batch: Any) -> Any:
     """
     if is_detector(model):
         return model.extract_feat(batch['inputs'])
-    return model(batch['inputs'], batch.get('data_samples'), mode='tensor')
+    return tensor_outputs(model, batch['inputs'], batch.get('data_samples'))
 
 
 class CompressTask(NamedTuple):

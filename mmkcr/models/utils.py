@@ -136,7 +136,29 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
         # only the number of proposals counts, not where they are
         boxes = inputs.new_tensor([0., 0., side, side]).expand(proposals, 4)
         return lambda: two_stage_outputs(task, inputs, samples, [boxes])
-    return lambda: model(inputs, samples, mode='tensor')
+    return lambda: tensor_outputs(model, inputs, samples)
+
+
+def tensor_outputs(model: nn.Module, inputs: Tensor,
+                   samples: Optional[Sequence[Any]] = None) -> Any:
+    """Outputs of a task model in mode ``'tensor'``, also of a segmentor like Mask2Former.
+
+    The heads of Mask2Former and MaskFormer read the images' sizes from the samples, which mmseg's
+    own mode ``'tensor'`` does not give them.
+
+    Args:
+        model (nn.Module): A classifier, detector or segmentor, or a wrapper around it.
+        inputs (Tensor): Images (B, C, H, W), as the data preprocessor gives them.
+        samples (Sequence, optional): Their data samples. Defaults to None.
+    """
+    task = find_task(model)
+    head = getattr(task, 'decode_head', None)
+    if head is None or 'batch_data_samples' not in inspect.signature(head.forward).parameters:
+        return model(inputs, samples, mode='tensor')
+    from mmseg.structures import SegDataSample
+    size = tuple(inputs.shape[-2:])
+    sizes = dict(img_shape=size, batch_input_shape=size, pad_shape=size)
+    return head(task.extract_feat(inputs), [SegDataSample(metainfo=sizes) for _ in inputs])
 
 
 def most_proposals(task: nn.Module) -> Optional[int]:

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor, nn
 
-from .utils import is_detector, most_proposals, two_stage_outputs
+from .utils import is_detector, most_proposals, tensor_outputs, two_stage_outputs
 
 #: Maximum number of regions per batch: mmdet computes the masks of the first 100 of a batch.
 REGIONS = 100
@@ -98,7 +98,7 @@ def _chosen(boxes: Tensor, count: int, images: Tensor) -> Tensor:
     if not len(boxes):
         height, width = images.shape[-2:]
         boxes = images.new_tensor([[0., 0., width, height]])
-    if len(boxes) <= count:  # repeated  # repeated to give `count` rows
+    if len(boxes) <= count:  # repeated to give `count` rows
         return boxes[torch.arange(count, device=boxes.device) % len(boxes)]
     first = count - count // 2
     rest = torch.linspace(first, len(boxes) - 1, count // 2, device=boxes.device).round().long()
@@ -127,7 +127,7 @@ def whole_outputs(model: nn.Module, batch: Any) -> Any:
     """
     images = batch['inputs']
     if not is_detector(model):
-        return model(images, mode='tensor')
+        return tensor_outputs(model, images)
     held, samples = batch['held'].content, copy.copy(batch['data_samples'])
     if held.boxes is not None:
         return two_stage_outputs(model, images, samples, held.boxes)

@@ -95,6 +95,11 @@ def write_images(folder, sizes):
     ('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
      {'model.backbone.embed_dims': 16, 'model.decode_head.in_channels': [16, 32, 80, 128],
       'test_dataloader.dataset.pipeline.1.scale': (224, 128)}),
+    # mmseg does not hand its head the sizes of the images
+    ('mmseg::mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py',
+     {'model.backbone.embed_dims': 24, 'model.backbone.depths': (1, 1, 1, 1),
+      'model.decode_head.in_channels': [24, 48, 96, 192], 'model.decode_head.num_queries': 10,
+      'test_dataloader.dataset.pipeline.1.scale': (224, 128)}),
     # its detector adds entries to the config of its head
     ('mmdet::dino/dino-5scale_swin-l_8xb2-12e_coco.py',
      {'model.backbone.embed_dims': 48, 'model.backbone.depths': (2, 1, 1, 1),
