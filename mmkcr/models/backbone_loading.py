@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BACKBONE = 'backbone.'
 #: Buffers that hosts compute anew and take out of what they load.
-_RECOMPUTED = re.compile(r'(.*\.)?(relative_position_index|relative_coords_table|attn_mask)$')
+RECOMPUTED = re.compile(r'(.*\.)?(relative_position_index|relative_coords_table|attn_mask)$')
 InitCfg = Union[Mapping[str, Any], List[Mapping[str, Any]], None]
 
 
@@ -226,7 +226,7 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
     optional = re.compile(space.optional_keys)
     missing = [key for key in own if key not in found and not optional.match(key)
-               and not _RECOMPUTED.match(key) and not key.startswith(gates)]
+               and not RECOMPUTED.match(key) and not key.startswith(gates)]
     surplus = [key for key in found if key not in own and not optional.match(key)]
     shaped = [f'{key} {tuple(found[key])} for {tuple(own[key])}' for key in own
               if key in found and own[key] != found[key]]

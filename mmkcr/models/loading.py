@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Tuple
 from torch import Tensor, nn
 
 from mmkcr.core import check_finite_state
+from .backbone_loading import RECOMPUTED
 from .utils import find_task
 
 #: State that training wrappers keep beside the task model's: no task model needs it.
@@ -145,7 +146,7 @@ def _try(model: nn.Module, state: Mapping[str, Tensor],
                              f'found `{path}` of another ({" ".join(str(error).split()):.300})'
                              ) from error
     bare = 'architecture.'  # of our wrappers, not in checkpoints
-    return ([name.removeprefix(bare) for name in missing], surplus,
+    return ([name.removeprefix(bare) for name in missing if not RECOMPUTED.match(name)], surplus,
             [(name.removeprefix(bare), *shapes) for name, *shapes in shaped])
 
 

@@ -9,6 +9,8 @@ from mmengine.runner import save_checkpoint
 from mmkcr.apis import slim
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.backbone_loading import read_backbone, split_pretrained
+from mmkcr.models.loading import load_task
+from mmkcr.registry import MODELS
 
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
 SWIN = dict(arch=dict(embed_dims=12, depths=[2, 2], num_heads=[2, 2]), img_size=32, window_size=4,
@@ -161,3 +163,24 @@ def test_other_initialisers_stay():
 def test_reads_the_averaged_weights_as_they_are_saved(checkpoint, trained):
     assert set(read_backbone(checkpoint)) == {
         key.removeprefix('backbone.') for key in trained[1] if key.startswith('backbone.')}
+
+
+def test_buffers_that_the_host_takes_out_of_a_checkpoint_are_not_missed():
+    """Swin V2 of mmpretrain computes its tables anew, and drops those that it is given."""
+    def build():
+        return MODELS.build(dict(
+            type='mmpretrain.ImageClassifier',
+            backbone=dict(type='mmpretrain.SwinTransformerV2', img_size=32, window_size=[4, 4],
+                          arch=dict(embed_dims=12, depths=[1, 1], num_heads=[2, 2],
+                                    extra_norm_every_n_blocks=0),
+                          pretrained_window_sizes=[0, 0], out_indices=(1, )),
+            head=dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=24)))
+
+    saved, model = build(), build()
+    state = saved.state_dict()
+    assert any('relative_coords_table' in name for name in state)
+    load_task(model, state, 'swin.pth')
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    with pytest.raises(ValueError, match='found none of its entry `head.fc.bias`'):
+        load_task(model, {key: value for key, value in state.items() if key != 'head.fc.bias'}, 'x')
