@@ -389,8 +389,8 @@ def narrow_overrides(config: Config, macs: int) -> Dict[str, Any]:
         ValueError: No such network is within the budget.
     """
     arch = config.model.backbone.arch
-    for options in _narrow_swins(config, arch) if 'depths' in arch else _narrow_vits(config, arch,
-                                                                                    macs):
+    narrower = _narrow_swins(config, arch) if 'depths' in arch else _narrow_vits(config, arch, macs)
+    for options in narrower:
         if _macs(config, options) <= macs:
             return options
     raise ValueError(f'expected a budget that a narrower network meets, found {macs} MACs')
