@@ -6,15 +6,15 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from mmkcr.core import count_forward_macs
-from mmkcr.models.utils import find_task, is_detector, unwrap
+from mmkcr.models.utils import find_task, is_detector, tensor_outputs, unwrap
 
 
 class TensorModel(nn.Module):
     """Runs a model on images and returns tensors, for timing and export.
 
-    A classifier gives logits, a segmentor its head's logits, a backbone its
-    feature maps. A detector gives the feature maps of its neck, because later
-    stages depend on the number of objects. A visual question answering model
+    A classifier gives logits, a segmentor its head's logits (Mask2Former the last layer's scores
+    of queries and masks), a backbone its feature maps. A detector gives the feature maps of its
+    neck, because later stages depend on the number of objects. A visual question answering model
     gives the tokens of its image encoder.
 
     Args:
@@ -39,7 +39,10 @@ class TensorModel(nn.Module):
         elif getattr(self.model, 'counts_backbone', False):
             out = self.model.extract_feat(images, 'backbone')
         else:
-            out = self.model(images, None, mode='tensor')
+            out = tensor_outputs(self.model, images)
+            if isinstance(out, tuple) and out and isinstance(out[0], list):
+                # scores of queries and their masks, of every layer of a decoder: the last are used
+                out = tuple(layers[-1] for layers in out)
         return (out[0] if len(out) == 1 else tuple(out)) if isinstance(out, (list, tuple)) else out
 
     def count_macs(self, input_shape: Sequence[int]) -> int:

@@ -10,6 +10,7 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 from mmkcr.apis import count_macs, slim
+from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.export import compare_onnx, export_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.utils import find_backbone
@@ -177,3 +178,20 @@ def test_onnx_of_the_slim_segmentor_at_any_size(tmp_path):
     assert max(report.errors.values()) < 1e-4 and len(report.errors) >= 5
     others = [(1, 3, *size) for size in SIZES] + [(2, 3, 96, 128)]
     assert max(compare_onnx(TensorModel(subnet), report.path, others).values()) < 1e-4
+
+
+def test_mask2former_as_a_function_from_images_to_tensors():
+    """mmseg's mode 'tensor' does not give its head the sizes that it needs."""
+    config = 'mmseg::mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py'
+    model = build_model(load_config(config, {
+        'model.backbone.embed_dims': 24, 'model.backbone.depths': (1, 1, 1, 1),
+        'model.decode_head.in_channels': [24, 48, 96, 192], 'model.decode_head.num_queries': 10}))
+    images = torch.randn(2, 3, 64, 96)
+    with torch.no_grad():
+        scores, masks = TensorModel(model)(images)
+        size = dict(img_shape=(64, 96), pad_shape=(64, 96))
+        expected = model.encode_decode(images, [size, size])
+    assert scores.shape == (2, 10, 151) and masks.shape == (2, 10, 16, 24)
+    masks = torch.nn.functional.interpolate(masks, (64, 96), mode='bilinear').sigmoid()
+    found = torch.einsum('bqc,bqhw->bchw', scores.softmax(-1)[..., :-1], masks)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
