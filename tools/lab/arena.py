@@ -149,7 +149,7 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def _cut(label: str, call: str = 'cut', **arguments: str) -> Method:
+def _cut(label: str, call: str = 'cut', **arguments: Any) -> Method:
     """Cut the dense network in closed form, or by a simple control, and fine-tune."""
     return Method(label, {
         '{method}-cut': dict(call=f'lab.arena:{call}', config='start_{net}.py', start='start',
@@ -259,6 +259,8 @@ _KCR_RATE, _OFB_RATE = 'compression.architecture.lr', 'optim_wrapper.architectur
 #: What was tried beside: lengths of the search, rates of the gates, gates and weights of the refit.
 _TRIALS: Mapping[str, Method] = {
     'random-refit': _variant('random_refit'),
+    'refit-stream': _cut('closed-form refit, stream too', variant='refit',
+                         sites=[*_SITES, 'embedding']),
     'kcr-short': _kcr_trial('search half as long', 5),
     'kcr-long': _kcr_trial('search half as long again', 15),
     'kcr-slow': _kcr_trial("a fifth of the gates' rate", **{_KCR_RATE: 1e-2}),
@@ -286,15 +288,15 @@ def cut(call: Call) -> Dict[str, Any]:
     """A call stage: cut a trained dense network by one of :data:`~lab.compress_study.VARIANTS`.
 
     Args:
-        call (Call): With ``variant``, ``target`` (MACs) and optionally ``images`` of calibration
-            (300).
+        call (Call): With ``variant``, ``target`` (MACs) and optionally ``sites`` (hidden units and
+            heads) and ``images`` of calibration (300).
 
     Returns:
         dict: ``kept`` units by site, ``macs`` and ``digests`` of the files.
     """
     model, content, batches = _dense(call, call.start.weights)
-    result = compress(model, batches, call.arguments['target'], _SITES,
-                      **_settings(call, model, batches),
+    result = compress(model, batches, call.arguments['target'],
+                      call.arguments.get('sites', _SITES), **_settings(call, model, batches),
                       **VARIANTS[call.arguments['variant']].options)
     return _written(call, result, content)
 
