@@ -122,7 +122,8 @@ def test_a_budget_that_no_narrower_network_meets_is_refused():
         arena_study('nothing', 0.5, ['random'], 'digits-300')
 
 
-SCENES = 'random', 'weight', 'refit', 'narrow', 'kcr-warm', 'kcr-warm-plain', 'ofb-plain'
+SCENES = ('random', 'weight', 'refit', 'refit-stream', 'narrow', 'kcr-warm', 'kcr-warm-plain',
+          'ofb-plain')
 
 
 @pytest.mark.parametrize('budget', [0.7, 0.5, 0.3])

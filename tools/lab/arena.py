@@ -149,13 +149,13 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def _cut(label: str, call: str = 'cut', **arguments: Any) -> Method:
+def _cut(label: str, call: str = 'cut', tune: str = 'tune', **arguments: Any) -> Method:
     """Cut the dense network in closed form, or by a simple control, and fine-tune."""
     return Method(label, {
         '{method}-cut': dict(call=f'lab.arena:{call}', config='start_{net}.py', start='start',
                              arguments=dict(arguments, target='MACS')),
-        '{method}': dict(train='tune_{net}.py', start='{method}-cut')},
-        '{method}-cut', '{method}')
+        '{method}': dict(train=f'{tune}_{{net}}.py', start='{method}-cut')},
+        '{method}-cut', '{method}', f'{tune}_{{net}}.py')
 
 
 def _variant(name: str, label: str = '') -> Method:
@@ -259,7 +259,7 @@ _KCR_RATE, _OFB_RATE = 'compression.architecture.lr', 'optim_wrapper.architectur
 #: What was tried beside: lengths of the search, rates of the gates, gates and weights of the refit.
 _TRIALS: Mapping[str, Method] = {
     'random-refit': _variant('random_refit'),
-    'refit-stream': _cut('closed-form refit, stream too', variant='refit',
+    'refit-stream': _cut('closed-form refit, stream too', tune='tune-stream', variant='refit',
                          sites=[*_SITES, 'embedding']),
     'kcr-short': _kcr_trial('search half as long', 5),
     'kcr-long': _kcr_trial('search half as long again', 15),
