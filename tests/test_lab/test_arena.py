@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def content():
-    return arena_study(NET, 0.5, ['random', 'kcr'], 'digits-300')
+    return arena_study(NET, 0.5, ['random', 'refit-all', 'kcr'], 'digits-300')
 
 
 @pytest.fixture(scope='module')
@@ -56,7 +56,8 @@ def pipeline(folder, content):
     for label in (folder / 'data' / 'val').iterdir():
         for file in sorted(label.iterdir())[3:]:
             file.unlink()
-    study = Study(write_study_file(folder / 'study.yml', content), ['50-random', '50-kcr'])
+    study = Study(write_study_file(folder / 'study.yml', content),
+                  ['50-random', '50-refit-all', '50-kcr'])
     return StudyPipeline(study, NET, 0, StudyOptions(str(folder), str(folder / 'data'), 0.05))
 
 
@@ -122,7 +123,7 @@ def test_a_budget_that_no_narrower_network_meets_is_refused():
         arena_study('nothing', 0.5, ['random'], 'digits-300')
 
 
-SCENES = ('random', 'weight', 'refit', 'refit-stream', 'narrow', 'kcr-warm', 'kcr-warm-plain',
+SCENES = ('random', 'weight', 'refit', 'refit-all', 'narrow', 'kcr-warm', 'kcr-warm-plain',
           'ofb-plain')
 
 

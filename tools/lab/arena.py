@@ -89,6 +89,7 @@ class Method(NamedTuple):
         after (str): The stage with the network after it.
         deploy (str): Config of the network.
         least (float): Smallest budget that its units can meet. Defaults to 0.
+        overrides (dict): Of the config ``deploy``. Defaults to none.
     """
 
     label: str
@@ -97,6 +98,7 @@ class Method(NamedTuple):
     after: str
     deploy: str = 'tune_{net}.py'
     least: float = 0.
+    overrides: Mapping[str, Any] = {}  # noqa: RUF012
 
 
 def _digits(folder: Path, seed: int) -> bool:
@@ -149,13 +151,20 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def _cut(label: str, call: str = 'cut', tune: str = 'tune', **arguments: Any) -> Method:
+def _cut(label: str, call: str = 'cut', **arguments: Any) -> Method:
     """Cut the dense network in closed form, or by a simple control, and fine-tune."""
+    sites = arguments.get('sites')
+    overrides = {'compression.sites': sites} if sites else {}
     return Method(label, {
         '{method}-cut': dict(call=f'lab.arena:{call}', config='start_{net}.py', start='start',
                              arguments=dict(arguments, target='MACS')),
-        '{method}': dict(train=f'{tune}_{{net}}.py', start='{method}-cut')},
-        '{method}-cut', '{method}', f'{tune}_{{net}}.py')
+        '{method}': dict(train='tune_{net}.py', start='{method}-cut', overrides=overrides)},
+        '{method}-cut', '{method}', overrides=overrides)
+
+
+def _refit(what: str, *sites: str) -> Method:
+    """The closed form with other kinds of site than hidden units and heads."""
+    return _cut(f'closed-form refit, {what}', variant='refit', sites=list(sites))
 
 
 def _variant(name: str, label: str = '') -> Method:
@@ -259,8 +268,9 @@ _KCR_RATE, _OFB_RATE = 'compression.architecture.lr', 'optim_wrapper.architectur
 #: What was tried beside: lengths of the search, rates of the gates, gates and weights of the refit.
 _TRIALS: Mapping[str, Method] = {
     'random-refit': _variant('random_refit'),
-    'refit-stream': _cut('closed-form refit, stream too', tune='tune-stream', variant='refit',
-                         sites=[*_SITES, 'embedding']),
+    'refit-stream': _refit('stream too', *_SITES, 'embedding'),
+    'refit-width': _refit('width of heads', 'mlp_hidden', 'head_channels'),
+    'refit-all': _refit('width of heads, stream', 'mlp_hidden', 'head_channels', 'embedding'),
     'kcr-short': _kcr_trial('search half as long', 5),
     'kcr-long': _kcr_trial('search half as long again', 15),
     'kcr-slow': _kcr_trial("a fifth of the gates' rate", **{_KCR_RATE: 1e-2}),
@@ -482,7 +492,8 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
             content = _filled(content, dict(MACS=macs, NARROW=narrow, CLASSIFIER=classifier))
             content.update({key: own(content[key]) for key in ('start', 'slim') if key in content})
             stages[own(stage)] = content
-        row = dict(config=method.deploy, label=method.label, overrides=narrow)
+        row = dict(config=method.deploy, label=method.label,
+                   overrides={**narrow, **method.overrides})
         if method.before:
             rows[f'{at}-{name}-before'] = dict(row, weights=own(method.before))
         rows[f'{at}-{name}'] = dict(row, weights=own(method.after))

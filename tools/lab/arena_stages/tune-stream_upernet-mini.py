@@ -1,4 +1,0 @@
-# Fine-tuning of what was cut in the width of the stream too.
-_base_ = './tune_upernet-mini.py'
-
-compression = dict(sites=['mlp_hidden', 'heads', 'embedding'])
