@@ -154,7 +154,7 @@ TASKS: Mapping[str, Task] = {
 def _cut(label: str, call: str = 'cut', **arguments: Any) -> Method:
     """Cut the dense network in closed form, or by a simple control, and fine-tune."""
     sites = arguments.get('sites')
-    overrides = {'compression.sites': sites} if sites else {}
+    overrides = {'model.backbone.sites': sites} if sites else {}
     return Method(label, {
         '{method}-cut': dict(call=f'lab.arena:{call}', config='start_{net}.py', start='start',
                              arguments=dict(arguments, target='MACS')),
