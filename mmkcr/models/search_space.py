@@ -185,6 +185,12 @@ class SearchSpace:
                 # the gate class's own search space for this kind, such as the steps of its options
                 defaults = getattr(cls, 'space', {}).get(site.kind, {})
                 grouped = {'groups': site.groups} if getattr(cls, 'grouped', False) else {}
+                if cls is not None and site.rows > 1 and not grouped:
+                    # the selection would be refused after the search
+                    raise ValueError(
+                        'expected gates that keep equally many units of every head at sites of '
+                        f'kind `{site.kind}`, such as `mmkcr.BiMaskGate`, found '
+                        f'`{config["type"]}`; sites of kind `heads` take any gate')
                 configs[name] = {**defaults, **config, **grouped}
         return configs
   # every site's full config

@@ -53,6 +53,7 @@ from .torch_pruning import torch_pruning_structure
 
 CONFIGS = Path(__file__).resolve().parent / 'arena_stages'
 _SITES = ('mlp_hidden', 'heads')
+_WIDTH = ('mlp_hidden', 'head_channels')  # the default of `mmkcr compress`
 #: What differences are to, and what a method has to be above to lead.
 RANDOM, REFIT = 'random', 'refit'
 
@@ -202,10 +203,20 @@ def _epochs(count: int, warm_up: int) -> Dict[str, Any]:
 
 
 def _kcr_trial(change: str, search: int = 10, name: str = '{method}', **options: Any) -> Method:
-    """KCR from the dense network with something changed; an epoch of the search has 14 batches."""
+    """KCR from the dense network with something changed.
+
+    Args:
+        change (str): For its label.
+        search (int): Epochs of the search, of 14 batches each. Defaults to 10, those of its config.
+        name (str): Of the stages of the search. Defaults to the method's.
+        **options: Of the search.
+    """
+    retraining: Dict[str, Any] = {}
+    if search != 10:
+        options.update(_epochs(search, 2))
+        retraining.update(_epochs(32 - search * 14 // 10, 2))
     return _searched(f'KCR from the dense network, {change}', 'kcr-warm', 'kcr-short', 'tune',
-                     name, start='start', search_options={**_epochs(search, 2), **options},
-                     retrain_options=_epochs(32 - search * 14 // 10, 2))
+                     name, start='start', search_options=options, retrain_options=retraining)
 
 
 def _from_refit(refitted: bool) -> Method:
@@ -250,6 +261,7 @@ _MAIN: Mapping[str, Method] = {
     'weight': _variant('weight'),
     'variance': _variant('variance'),
     'refit': _variant('refit', 'closed-form refit'),
+    'refit-width': _refit('width of heads', *_WIDTH),
     'kcr': _searched('KCR', 'kcr-search', 'kcr-retrain', 'tune'),
     'kcr-plain': _searched('KCR without its term', 'kcr-search', 'kcr-retrain', 'tune',
                            search_with=_NO_KCR, retrain_with=_NO_KCR),
@@ -269,8 +281,7 @@ _KCR_RATE, _OFB_RATE = 'compression.architecture.lr', 'optim_wrapper.architectur
 _TRIALS: Mapping[str, Method] = {
     'random-refit': _variant('random_refit'),
     'refit-stream': _refit('stream too', *_SITES, 'embedding'),
-    'refit-width': _refit('width of heads', 'mlp_hidden', 'head_channels'),
-    'refit-all': _refit('width of heads, stream', 'mlp_hidden', 'head_channels', 'embedding'),
+    'refit-all': _refit('width of heads, stream', *_WIDTH, 'embedding'),
     'kcr-short': _kcr_trial('search half as long', 5),
     'kcr-long': _kcr_trial('search half as long again', 15),
     'kcr-slow': _kcr_trial("a fifth of the gates' rate", **{_KCR_RATE: 1e-2}),

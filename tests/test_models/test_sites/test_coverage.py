@@ -210,6 +210,14 @@ def test_a_backbone_without_an_adapter():
         Searchable(torch.nn.ReLU(), sites=['heads'])
 
 
+@pytest.mark.parametrize('gate', ['mmkcr.GumbelChannelGate', 'mmkcr.RelaxedTopKGate'])
+def test_gates_that_may_leave_heads_of_unequal_widths_are_refused(gate):
+    host = FAMILIES['ViT'].build()
+    with pytest.raises(ValueError, match=f'such as `mmkcr.BiMaskGate`, found `{gate}`'):
+        Searchable(host, sites=['mlp_hidden', 'head_channels'], gates=dict(type=gate))
+    assert cell('timm DINOv3', 'head_channels') == HOLDS  # all heads lose the same pairs
+
+
 @pytest.mark.parametrize('config, message', [
     (dict(kind='heads', operator='dwconv'), r"options of the kind `heads` among \['where'\]"),
     (dict(kind='heads', where='nowhere'), 'match some of 2 modules .such as `layers.0.attn`.'),
