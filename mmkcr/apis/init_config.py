@@ -111,6 +111,8 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         last=f'{"epoch" if by_epoch else "iter"}_{length}', compression=_dict_text(lines),
         # dwconv has chosen a number of blocks, and Once for Both has met its budget in the search
         budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')
+    if 'weights' in lines and cfg.get('load_from') is not None:
+        text += 'load_from = None  # else these weights of the dense model come first\n'
     with atomic_write(path) as temporary:
         temporary.write_text(text)
     return InitResult(path, text)
