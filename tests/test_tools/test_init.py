@@ -192,3 +192,11 @@ def test_search_needs_gates(refused, user_config):
 def test_dense_models_and_searches_pass(search_config, user_config):
     for config in (search_config, user_config):
         refuse_gates_without_search(build_model(load_config(config)))
+
+
+def test_a_config_of_classes_cannot_be_a_base(refused, tmp_path):
+    """The sentence says how to write an ordinary one."""
+    path = tmp_path / 'pure.py'
+    path.write_text('from torch.optim import SGD\n' + USER.format(data='.').replace(
+        "type='AdamW'", 'type=SGD'))
+    assert f"found `{path}` in MMEngine's pure Python style: write it as" in refused('init', path)
