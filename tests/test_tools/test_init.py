@@ -92,8 +92,10 @@ def test_from_a_users_checkpoint_to_a_fine_tuned_subnet(run_tool, user_config):
     trained = torch.load('work_dirs/compress_vit/epoch_2.pth', weights_only=False)
     trained['state_dict']['head.fc.bias'][3] = 1e4
     torch.save(trained, 'threes.pth')
-    run_tool('test', 'compress_vit.py', 'threes.pth', '--out', 'found.pkl')
-    assert {int(one['pred_label']) for one in pickle.loads(Path('found.pkl').read_bytes())} == {3}
+    for name, flags in dict(plain=(), flipped=('--tta', )).items():
+        run_tool('test', 'compress_vit.py', 'threes.pth', '--out', f'{name}.pkl', *flags)
+        found = pickle.loads(Path(f'{name}.pkl').read_bytes())
+        assert {int(one['pred_label']) for one in found} == {3}
     run_tool('train', 'compress_vit.py', '--resume', '--cfg-options', 'train_cfg.max_epochs=3')
     assert torch.load('work_dirs/compress_vit/epoch_3.pth', weights_only=False)['meta']['iter'] \
         == 3 * trained['meta']['iter'] // 2
