@@ -201,6 +201,11 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
     wrapped = Config(dict(model=model))
     wrapped.merge_from_dict(dict(model=overrides))
     config.model = wrapped.model
+    optimizer = config.get('optim_wrapper') or {}
+    if not str(optimizer.get('constructor') or 'mmkcr.').startswith('mmkcr.'):
+        # the hosts' read the task model's names and methods, which the wrapper hides
+        optimizer.update(constructor='mmkcr.TaskOptimWrapperConstructor',
+                         of_task=optimizer.constructor)
 
 
 def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, int]:
@@ -273,8 +278,9 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
         return  # split by the config itself
     if settings.loop == 'joint':
         if wrapper.get('constructor'):
+            own = wrapper.get('of_task', wrapper.constructor)
             raise ValueError('expected an `optim_wrapper` without a constructor of its own for '
-                             f'`loop="joint"`, found `{wrapper.constructor}`')
+                             f'`loop="joint"`, found `{own}`')
         wrapper.update(constructor=_CONSTRUCTORS['joint'], architecture=gates)
         return
     # both steps run in the same precision
