@@ -34,7 +34,7 @@ from mmkcr.apis.compress_files import (
     dense_and_slim,
 )
 from mmkcr.apis.count import part_rows
-from mmkcr.apis.finetune import write_finetune_config
+from mmkcr.apis.finetune import shortened, write_finetune_config
 from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
 from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
 from mmkcr.apis.refit_blocks import LEAST_PER_INPUT
@@ -218,6 +218,45 @@ def order(args: Any) -> None:
     report_order(files, metrics)
 
 
+def check_given_structure(args: Any) -> None:
+    """Refuse options that a given structure leaves no choice for.
+
+    Raises:
+        ValueError: There are some.
+    """
+    if args.int8 is not None:
+        raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
+                         'export the compressed config')
+    parser = make_parser()
+    for name in ('sites', 'divisor', 'uniform'):
+        if getattr(args, name) != parser.get_default(name):
+            raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
+                             'which says what is kept')
+
+
+def check_later_steps(args: Any) -> None:
+    """Refuse, before anything is compressed, what would stop behind it.
+
+    Raises:
+        FileNotFoundError: Data of a step are missing.
+        ValueError: The config has no training to shorten for ``--finetune``, or no test for
+            ``--evaluate``.
+    """
+    dense, fields = load_config(args.config, args.cfg_options), []
+    if args.calibration is None or args.finetune is not None:
+        fields.append('train_dataloader')
+    if args.finetune is not None:
+        fields.append('val_dataloader')
+        shortened(dense, args.finetune, args.finetune_rate)
+    if args.evaluate:
+        fields.append('test_dataloader')
+        for key in ('test_cfg', 'test_dataloader', 'test_evaluator'):
+            if dense.get(key) is None:
+                raise ValueError(f'expected a config with `{key}` for `--evaluate`, found '
+                                 f'`{args.config}` without')
+    check_data_folders(dense, fields)
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Compress, write and print."""
@@ -225,10 +264,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     check_file(args.checkpoint, 'a checkpoint')
     check_file(args.structure, 'a structure')
-    fields = ('train_dataloader', ) if args.calibration is None else ()
-    fields += ('test_dataloader', ) if args.evaluate else ()
-    check_data_folders(load_config(args.config, args.cfg_options), fields)
+    check_later_steps(args)
     cost, target = chosen_target(args)
+    if args.structure is not None:
+        check_given_structure(args)
     for name in ('order', 'structure'):
         if getattr(args, name) is not None and args.scope != 'backbone':
             raise ValueError(f'expected `--{name}` for a backbone, found `--scope {args.scope}`')
@@ -236,9 +275,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         order(args)
         return
     if args.structure is not None:
-        if args.int8 is not None:
-            raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
-                             'export the compressed config')
         files = refit_files(task_of(args), args.structure, seed=args.seed, rho=args.rho)
     else:
         files = compress_files(

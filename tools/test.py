@@ -23,7 +23,9 @@ from mmkcr.apis.launch import (
     one_run,
     set_dataloader_defaults,
 )
+from mmkcr.apis.processes import is_first_process
 from mmkcr.datasets.data_check import check_data_folders
+from mmkcr.engine.compressed_config import compressed_config
 
 
 def make_parser() -> Parser:
@@ -57,6 +59,9 @@ def merge_args(config: Config, args: Any) -> Config:
         config (Config): Changed in place.
         args (Namespace): Of :func:`make_parser`.
 
+    Returns:
+        Config: The same, or with ``--tta`` what its ``compression`` stands for.
+
     Raises:
         ValueError: An argument does not fit the config or the machine.
     """
@@ -66,10 +71,12 @@ def merge_args(config: Config, args: Any) -> Config:
         config.test_cfg.fp16 = True
     if args.show or args.show_dir is not None:
         show_predictions(config, args)
-    if args.tta:
-        augment_tests(config)
     if args.cfg_options is not None:
         config.merge_from_dict(args.cfg_options)
+    if args.tta:
+        # what goes around the model goes around that which `compression` stands for
+        config = compressed_config(config)
+        augment_tests(config)
     set_dataloader_defaults(config, ('test_dataloader', ), pin_memory=not args.no_pin_memory)
     return config
 
@@ -130,8 +137,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.out is None and args.out_item is not None:
         raise ValueError('expected `--out` with the file to write beside `--out-item`, found none')
     predictions = args.out is not None and args.out_item != 'metrics'
-    if predictions and not args.out.endswith(('.pkl', '.pickle')):
-        raise ValueError(f'expected a .pkl file for predictions, found `--out {args.out}`')
+    suffixes = ('.pkl', '.pickle') if predictions else \
+        ('.json', '.yaml', '.yml', '.pkl', '.pickle')
+    if args.out is not None and not args.out.endswith(suffixes):
+        raise ValueError(f'expected a {suffixes[0]} file for '
+                         f'{"predictions" if predictions else "metrics"}, found `--out {args.out}`')
     config = load_config(args.config, compressed=False)
     if config.get('test_cfg') is None:
         raise ValueError(f'expected a config with a `test_cfg`, found `{args.config}` without')
@@ -149,7 +159,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         if predictions:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
         metrics = runner.test()
-    if args.out and not predictions:
+    if args.out and not predictions and is_first_process(config.launcher):
         mmengine.dump(metrics, args.out)
     outside = check_expected(config, metrics) if args.check else ()
     if outside:

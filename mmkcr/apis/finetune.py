@@ -36,24 +36,9 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
         Path: Path of the config, which ``tools/train.py`` takes.
 
     Raises:
-        ValueError: The config trains nothing, or ``length`` or ``rate`` is not positive.
+        ValueError: As in :func:`shortened`.
     """
-    if length < 1:
-        raise ValueError(f'expected at least one epoch or iteration to fine-tune, found {length}')
-    if not 0 < rate < float('inf'):
-        raise ValueError(f'expected a positive share of the learning rates, found {rate}')
-    train_cfg = dense.get('train_cfg') or {}
-    key = next((key for key in ('max_epochs', 'max_iters') if train_cfg.get(key)), None)
-    if key is None:
-        raise ValueError('expected a config with `max_epochs` or `max_iters` in `train_cfg` to '
-                         'fine-tune, found none')
-    config = copy.deepcopy(dense)
-    stretch_schedule(config, length / train_cfg[key])
-    scale_rates(config, rate)
-    config.train_cfg[key] = length
-    interval = config.train_cfg.get('val_interval', 1)
-    # a short run must still validate, at its end
-    config.train_cfg.val_interval = min(interval, length)
+    config = shortened(dense, length, rate)
     here, checkpoint = '{{ fileDirname }}', str(checkpoint)
     if '://' not in checkpoint:
         checkpoint = str(Path(checkpoint).expanduser().resolve())
@@ -74,6 +59,36 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
         with atomic_write(folder / name) as path:
             path.write_text(content.pretty_text)
     return folder / FINETUNE
+
+
+def shortened(dense: Config, length: int, rate: float) -> Config:
+    """A copy of a config with a schedule of another length, at a share of its learning rates.
+
+    Args:
+        dense (Config): As of :func:`write_finetune_config`; so are the others.
+        length (int): Epochs or iterations.
+        rate (float): Share of the learning rates.
+
+    Raises:
+        ValueError: The config trains nothing, or ``length`` or ``rate`` is not positive.
+    """
+    if length < 1:
+        raise ValueError(f'expected at least one epoch or iteration to fine-tune, found {length}')
+    if not 0 < rate < float('inf'):
+        raise ValueError(f'expected a positive share of the learning rates, found {rate}')
+    train_cfg = dense.get('train_cfg') or {}
+    key = next((key for key in ('max_epochs', 'max_iters') if train_cfg.get(key)), None)
+    if key is None:
+        raise ValueError('expected a config with `max_epochs` or `max_iters` in `train_cfg` to '
+                         'fine-tune, found none')
+    config = copy.deepcopy(dense)
+    stretch_schedule(config, length / train_cfg[key])
+    scale_rates(config, rate)
+    config.train_cfg[key] = length
+    interval = config.train_cfg.get('val_interval', 1)
+    # a short run must still validate, at its end
+    config.train_cfg.val_interval = min(interval, length)
+    return config
 
 
 def without_initial_weights(config: Config) -> Config:

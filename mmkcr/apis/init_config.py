@@ -9,6 +9,7 @@ from torch import nn
 
 from mmkcr.core import atomic_write
 from mmkcr.engine.compressed_config import run_length
+from mmkcr.models.building import is_pure_python
 from mmkcr.models.sites import find_sites, why_not
 from .build import build_model, read_config
 from .compress import DEFAULT_SITES, default_kinds
@@ -77,6 +78,11 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         raise ValueError(f'expected a method of {METHODS} and a stage of {STAGES}, found '
                          f'{method!r} and {stage!r}')
     cfg, stem = read_config(config), Path(str(config)).stem
+    if is_pure_python(cfg.filename):
+        raise ValueError(f'expected a config that others may name in `_base_`, found `{config}` in '
+                         "MMEngine's pure Python style: write it as an ordinary one by `python -c "
+                         '"from mmkcr.apis.build import load_config; '
+                         f'load_config(\'{config}\').dump(\'plain_{stem}.py\')"`')
     host = _host(cfg, config)
     name = Path(out).stem if out else _name(method, stage, stem)
     path = Path(out) if out else Path(f'{name}.py')
@@ -111,6 +117,8 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         last=f'{"epoch" if by_epoch else "iter"}_{length}', compression=_dict_text(lines),
         # dwconv has chosen a number of blocks, and Once for Both has met its budget in the search
         budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')
+    if 'weights' in lines and cfg.get('load_from') is not None:
+        text += 'load_from = None  # else these weights of the dense model come first\n'
     with atomic_write(path) as temporary:
         temporary.write_text(text)
     return InitResult(path, text)

@@ -10,7 +10,7 @@ import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from mmengine.config import Config, ConfigDict
-from mmengine.runner import Runner
+from mmengine.runner import Runner, find_latest_checkpoint
 
 from mmkcr.registry import RUNNERS
 
@@ -59,7 +59,8 @@ def compressed_config(config: Config) -> Config:
     - What the config already has stays: optimizers that are split, with their loop, and
       hooks of a type that ``custom_hooks`` has. Entries of ``model`` that belong to the wrapper,
       such as ``model.price.weight`` or ``model.architecture.backbone.qk_mask``, are merged last.
-    - ``weights`` is the checkpoint to start from.
+    - ``weights`` is the checkpoint to start from, unless ``load_from`` names another, as a
+      command does that tests or resumes.
 
     Args:
         config (Config): Config of a run, with or without ``compression``.
@@ -93,8 +94,21 @@ def compressed_config(config: Config) -> Config:
     _set_parameters(config, settings)
     _add_hooks(config, settings)
     if settings.weights is not None:
-        config.load_from = settings.weights
+        _start_from(config, settings.weights)
     return config
+
+
+def _start_from(config: Config, weights: str) -> None:
+    """Make a run start from weights, unless it has other ones to test, to start or to resume from.
+
+    Commands, the hosts' too, put the checkpoint that they are given into ``load_from``. To resume
+    without one is to resume from the last of the work directory.
+    """
+    if config.get('load_from') is not None:
+        return
+    if config.get('resume') and find_latest_checkpoint(config.get('work_dir') or '.'):
+        return
+    config.load_from, config.resume = weights, False
 
 
 def with_import(config: Config) -> Dict[str, Any]:
@@ -158,8 +172,10 @@ def scoped(backbone: Mapping[str, Any], config: Config) -> ConfigDict:
     ``mmkcr.Searchable`` builds it from the root registry, whatever the scope is then.
     """
     backbone = ConfigDict(backbone)
-    if '.' not in backbone.type and config.get('default_scope'):
-        backbone.type = f'{config.default_scope}.{backbone.type}'
+    # a dict may have a scope of its own, as one of another library has that is inherited
+    scope = backbone.pop('_scope_', None) or config.get('default_scope')
+    if '.' not in backbone.type and scope:
+        backbone.type = f'{scope}.{backbone.type}'
     return backbone
 
 
@@ -185,6 +201,11 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
     wrapped = Config(dict(model=model))
     wrapped.merge_from_dict(dict(model=overrides))
     config.model = wrapped.model
+    optimizer = config.get('optim_wrapper') or {}
+    if not str(optimizer.get('constructor') or 'mmkcr.').startswith('mmkcr.'):
+        # the hosts' read the task model's names and methods, which the wrapper hides
+        optimizer.update(constructor='mmkcr.TaskOptimWrapperConstructor',
+                         of_task=optimizer.constructor)
 
 
 def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, int]:
@@ -224,7 +245,7 @@ def _resize_scales(config: Config) -> List[Tuple[int, int]]:
     """(H, W) of the ``Resize`` of the test images, at most one."""
     pipeline = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline') or []
     return [tuple(step['scale'][::-1]) for step in pipeline  # mmcv's scale is (W, H)
-            if step['type'] == 'Resize' and 'scale' in step][:1]
+            if step['type'].split('.')[-1] == 'Resize' and 'scale' in step][:1]
 
 
 def run_length(config: Config) -> Tuple[int, bool]:
@@ -257,8 +278,9 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
         return  # split by the config itself
     if settings.loop == 'joint':
         if wrapper.get('constructor'):
+            own = wrapper.get('of_task', wrapper.constructor)
             raise ValueError('expected an `optim_wrapper` without a constructor of its own for '
-                             f'`loop="joint"`, found `{wrapper.constructor}`')
+                             f'`loop="joint"`, found `{own}`')
         wrapper.update(constructor=_CONSTRUCTORS['joint'], architecture=gates)
         return
     # both steps run in the same precision

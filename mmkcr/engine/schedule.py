@@ -1,8 +1,24 @@
 """Scaling the length of a training, and its learning rates."""
 
-from typing import Dict, Mapping
+from typing import Dict, List, Mapping
 
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
+
+#: Keys of hooks that count epochs or iterations: mmpretrain's, mmdet's, MMEngine's and ours.
+_OF_HOOKS = ('begin', 'begin_epoch', 'begin_iter', 'interval', 'until', 'switch_epoch',
+             'num_last_epochs', 'action_epoch')
+
+
+def all_schedulers(config: Config) -> List[ConfigDict]:
+    """The schedulers of a config that has one, a list of them, or either for each optimizer.
+
+    Args:
+        config (Config): Config of a run.
+    """
+    given = config.get('param_scheduler') or []
+    several = isinstance(given, Mapping) and 'type' not in given
+    return [scheduler for group in (given.values() if several else [given])
+            for scheduler in (group if isinstance(group, (list, tuple)) else [group])]
 
 
 def stretch_schedule(config: Config, factor: float) -> None:
@@ -16,19 +32,24 @@ def stretch_schedule(config: Config, factor: float) -> None:
         for key in keys:
             if key in entry:
                 # a beginning may be 0, a length may not
-                entry[key] = max(round(entry[key] * factor), int(key != 'begin'))
+                entry[key] = max(round(entry[key] * factor), int(not key.startswith('begin')))
 
     if factor == 1:
         return
-    scale(config.train_cfg, 'max_epochs', 'max_iters')
-    groups = config.get('param_scheduler') or []
-    for group in groups.values() if isinstance(groups, Mapping) else [groups]:
-        for scheduler in group if isinstance(group, list) else [group]:
-            scale(scheduler, 'begin', 'end', 'T_max')
-            if 'milestones' in scheduler:
-                scheduler.milestones = [max(round(m * factor), 1) for m in scheduler.milestones]
-    for hook in config.get('custom_hooks', []):
-        scale(hook, 'begin', 'interval', 'until')
+    loop = config.train_cfg
+    scale(loop, 'max_epochs', 'max_iters', 'val_begin')
+    if loop.get('dynamic_intervals'):
+        # an interval may be the whole run, so that its end is validated
+        length = loop.get('max_epochs') or loop.max_iters
+        loop.dynamic_intervals = [(max(round(begin * factor), 1), min(interval, length))
+                                  for begin, interval in loop.dynamic_intervals]
+    for scheduler in all_schedulers(config):
+        scale(scheduler, 'begin', 'end', 'T_max')
+        if 'milestones' in scheduler:
+            scheduler.milestones = [max(round(m * factor), 1) for m in scheduler.milestones]
+    for hook in config.get('custom_hooks') or []:
+        for part in (hook, *(hook.get('schedule') or ())):  # of mmpretrain's `SwitchRecipeHook`
+            scale(part, *_OF_HOOKS)
         if 'decay' in hook and 'interval' not in hook:  # else its steps are scaled already
             # the same factor over the whole run, spread over `factor` times as many steps
             hook.decay = hook.decay**(1 / factor)
@@ -48,8 +69,7 @@ def scale_rates(config: Config, factor: float) -> None:
     if 'lr' not in optimizer:
         raise ValueError('expected a config with `optim_wrapper.optimizer.lr` to scale, found none')
     optimizer.lr *= factor
-    schedulers = config.get('param_scheduler') or []
-    for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
+    for scheduler in all_schedulers(config):
         for key in ('eta_min', 'eta_max'):
             # bounds of momentum schedulers have the same names, but are no rates
             if scheduler['type'].endswith('LR') and scheduler.get(key):

@@ -17,8 +17,15 @@ _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv wit
            'onedl-mmcv` (about 10 minutes)')
 
 
+#: Libraries whose names are scopes of configs.
+_HOSTS = ('mmpretrain', 'mmdet', 'mmseg')
+
+
 def read_config(path: Union[str, Path]) -> Config:
     """Read a config file, or a config of an installed library by reference.
+
+    A config without a ``default_scope`` (mmpretrain's ``*_headless.py``) gets that of its library.
+    Classes in a config of MMEngine's pure Python style become their names.
 
     Args:
         path (str | Path): A file, or ``library::path`` such as
@@ -44,7 +51,24 @@ def read_config(path: Union[str, Path]) -> Config:
     if not isinstance(config.get('model') or {}, Mapping):
         raise ValueError(f'expected a config whose `model` is a dict at `{path}`, found '
                          f'{str(config.model):.60}')
+    if is_pure_python(config.filename):  # everybody who reads a `type` expects a name
+        config = Config(config.to_dict(), filename=config.filename)
+    if config.get('default_scope') is None:
+        # MMEngine notes the library of a base in its outermost dicts
+        scope = str(path).partition('::')[0] if '::' in str(path) else \
+            (config.get('model') or {}).get('_scope_')
+        if scope in _HOSTS:
+            config.default_scope = scope
     return config
+
+
+def is_pure_python(path: Union[str, Path]) -> bool:
+    """Whether a config file imports classes and bases instead of naming them.
+
+    Args:
+        path (str | Path): A file that MMEngine can read.
+    """
+    return Config._is_lazy_import(str(path))
 
 
 def _resolve(path: str) -> str:

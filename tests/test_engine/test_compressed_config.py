@@ -79,3 +79,30 @@ def test_the_given_config_is_left_as_it_is(config):
     before = Config(config._cfg_dict.to_dict())
     compressed_config(config)
     assert config.to_dict() == before.to_dict()
+
+
+@pytest.mark.parametrize('given, found', [
+    (dict(), dict(load_from='subnet.pth', resume=False)),
+    # a command's checkpoint, to test or to go on from
+    (dict(load_from='epoch_2.pth'), dict(load_from='epoch_2.pth', resume=False)),
+    (dict(load_from='epoch_2.pth', resume=True), dict(load_from='epoch_2.pth', resume=True)),
+    # the hosts' `--resume`, with a checkpoint in the work directory and without
+    (dict(resume=True, work_dir='run'), dict(load_from=None, resume=True)),
+    (dict(resume=True, work_dir='new'), dict(load_from='subnet.pth', resume=False))])
+def test_what_a_run_starts_from(config, given, found, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'last_checkpoint').write_text('run/epoch_1.pth')
+    config.compression.weights = 'subnet.pth'
+    config.merge_from_dict(given)
+    config = compressed_config(config)
+    assert dict(load_from=config.get('load_from'), resume=config.get('resume', False)) == found
+
+
+def test_a_backbone_with_a_scope_of_its_own(config):
+    """As MMEngine notes it in what is taken over from a base of another library."""
+    config.default_scope = 'mmdet'
+    config.compression.sites = ['mlp_hidden']
+    config.model.backbone = dict(type='ConvNeXt', _scope_='mmpretrain')
+    found = compressed_config(config).model.architecture.backbone
+    assert found.backbone.type == 'mmpretrain.ConvNeXt' and '_scope_' not in found.backbone

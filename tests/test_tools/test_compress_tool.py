@@ -145,6 +145,33 @@ def test_images_for_a_config_without_a_test_set(load_tool, tmp_path, capsys):
     assert 'expected a config with `test_dataloader`, whose' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('lines, options, message', [
+    ('test_dataloader = test_cfg = test_evaluator = None', ['--target-macs', '60%', '--evaluate'],
+     'expected a config with `test_cfg` for `--evaluate`'),
+    ("optim_wrapper = dict(_delete_=True, optimizer=dict(type='SGD'))",
+     ['--target-macs', '60%', '--finetune', '1'], 'expected a config with `optim_wrapper.'),
+    ("train_dataloader = dict(dataset=dict(data_root='nowhere'))",
+     ['--target-macs', '60%', '--finetune', '1', '--calibration', '.'],
+     'expected the data of `train_dataloader` in the folder `nowhere`'),
+    # what is kept is given
+    ('', ['--structure', '{folder}/s.json', '--sites', 'heads'], 'expected `--sites` with a'),
+    ('', ['--structure', '{folder}/s.json', '--uniform'], 'expected `--uniform` with a budget'),
+    ('', ['--structure', '{folder}/s.json', '--divisor', '4'], 'expected `--divisor` with a'),
+])
+def test_what_cannot_follow_is_refused_first(refused, data, tmp_path_factory, lines, options,
+                                             message):
+    """Before anything is loaded: the checkpoint is none."""
+    folder = tmp_path_factory.mktemp('refused')
+    for name in ('dense.pth', 's.json'):
+        (folder / name).write_text('')
+    (folder / 'config.py').write_text(f"_base_ = '{DIGITS}'\n{lines}\n")
+    data = [word for word in data if 'test' not in word] if lines.startswith('test') else data
+    data = [word for word in data if not word.startswith('train_dataloader.dataset')] \
+        if lines.startswith('train') else data
+    assert message in refused('compress', folder / 'config.py', folder / 'dense.pth',
+                              *(word.format(folder=folder) for word in options), *data)
+
+
 def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path, capsys):
     """Its own schedule, shortened; the checkpoint is one of the compressed config."""
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')

@@ -1,9 +1,11 @@
 """``mmkcr init``: a few lines beside a config that knows nothing of this package."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
+import torch
 
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.init_config import METHODS
@@ -86,7 +88,27 @@ def test_from_a_users_checkpoint_to_a_fine_tuned_subnet(run_tool, user_config):
     structure = search_space(build_model(load_config('compress_vit.py'))).structure
     assert structure.sites == search_space(build_model(
         load_config('work_dirs/vit/compress/config.py'))).structure.sites
-    assert Path('work_dirs/compress_vit/epoch_2.pth').is_file()
+    # what is tested, and what goes on, is the given checkpoint and not `compression.weights`
+    trained = torch.load('work_dirs/compress_vit/epoch_2.pth', weights_only=False)
+    trained['state_dict']['head.fc.bias'][3] = 1e4
+    torch.save(trained, 'threes.pth')
+    for name, flags in dict(plain=(), flipped=('--tta', )).items():
+        run_tool('test', 'compress_vit.py', 'threes.pth', '--out', f'{name}.pkl', *flags)
+        found = pickle.loads(Path(f'{name}.pkl').read_bytes())
+        assert {int(one['pred_label']) for one in found} == {3}
+    run_tool('train', 'compress_vit.py', '--resume', '--cfg-options', 'train_cfg.max_epochs=3')
+    assert torch.load('work_dirs/compress_vit/epoch_3.pth', weights_only=False)['meta']['iter'] \
+        == 3 * trained['meta']['iter'] // 2
+
+
+def test_weights_of_the_dense_model_do_not_come_first(run_tool, user_config):
+    """A base that starts from some, as mmdet's on Cityscapes do."""
+    with open(user_config, 'a') as file:
+        file.write("load_from = 'dense.pth'\n")
+    for stage, weights in dict(search='dense.pth', compress='subnet.pth').items():
+        run_tool('init', user_config, '--stage', stage)
+        written = {'compress': 'compress_vit.py'}.get(stage, f'kcr-{stage}_vit.py')
+        assert Path(load_config(written).load_from).name == weights
 
 
 @pytest.mark.parametrize('method', METHODS)
@@ -172,3 +194,11 @@ def test_search_needs_gates(refused, user_config):
 def test_dense_models_and_searches_pass(search_config, user_config):
     for config in (search_config, user_config):
         refuse_gates_without_search(build_model(load_config(config)))
+
+
+def test_a_config_of_classes_cannot_be_a_base(refused, tmp_path):
+    """The sentence says how to write an ordinary one."""
+    path = tmp_path / 'pure.py'
+    path.write_text('from torch.optim import SGD\n' + USER.format(data='.').replace(
+        "type='AdamW'", 'type=SGD'))
+    assert f"found `{path}` in MMEngine's pure Python style: write it as" in refused('init', path)

@@ -1,0 +1,46 @@
+"""The hosts' rates by layer stay what they are when a wrapper comes around the model."""
+
+import pytest
+import torch
+from mmengine.optim import build_optim_wrapper
+from torch import nn
+
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.compressed_config import compressed_config
+
+SMALL = dict(
+    mae=('mmpretrain::mae/benchmarks/vit-base-p16_8xb128-coslr-100e_in1k.py', {
+        'model.backbone.img_size': 32, 'model.head.in_channels': 32,
+        'model.backbone.init_cfg': None, 'model.backbone.arch': dict(
+            _delete_=True, embed_dims=32, num_layers=3, num_heads=2, feedforward_channels=64)}),
+    convnext=('mmseg::convnext/convnext-tiny_upernet_8xb2-amp-160k_ade20k-512x512.py', {
+        'model.backbone.init_cfg': None, 'model.backbone.arch': dict(
+            _delete_=True, depths=[1, 1, 3, 1], channels=[8, 16, 32, 64]),
+        'model.decode_head.in_channels': [8, 16, 32, 64], 'model.decode_head.channels': 8,
+        'model.auxiliary_head.in_channels': 32, 'model.auxiliary_head.channels': 8}))
+
+
+def rates(model, config):
+    """Factors on the rate, and decays, by the name in the task model."""
+    names = {id(parameter): name.removeprefix('architecture.')
+             for name, parameter in model.named_parameters()}
+    return {names[id(parameter)]: (group['lr'], group['weight_decay'])
+            for group in build_optim_wrapper(model, config).optimizer.param_groups
+            for parameter in group['params']}
+
+
+@pytest.mark.parametrize('name', SMALL)
+def test_rates_by_layer(name):
+    path, options = SMALL[name]
+    dense = load_config(path, options)
+    dense.optim_wrapper.update(type='OptimWrapper')  # for the CPU
+    dense.optim_wrapper.pop('loss_scale', None)
+    wanted = rates(build_model(dense), dense.optim_wrapper)
+    assert len({rate for rate, _ in wanted.values()}) > 3
+    dense.compression = dict(sites=['mlp_hidden'], wrapper='mmkcr.RegularizedModel')
+    config = compressed_config(dense)
+    model = build_model(config)
+    model.extra = nn.Parameter(torch.zeros(3))  # as a regulariser may have
+    found = rates(model, config.optim_wrapper)
+    assert {**wanted, 'extra': found['extra']} == found
+    assert found['extra'][0] == config.optim_wrapper.optimizer.lr

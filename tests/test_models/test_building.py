@@ -1,0 +1,50 @@
+"""Configs as they are read: the library of one that names none, classes in place of names."""
+
+import pytest
+import torch
+
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.compressed_config import image_size
+
+HEADLESS = 'mmpretrain::dinov2/vit-small-p14_dinov2-pre_headless.py'
+PURE = """
+from mmpretrain.models import ImageClassifier, LinearClsHead, VisionTransformer
+
+model = dict(
+    type=ImageClassifier,
+    backbone=dict(
+        type=VisionTransformer, img_size=32, patch_size=8, out_type='avg_featmap',
+        with_cls_token=False,
+        arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)),
+    head=dict(type=LinearClsHead, num_classes=10, in_channels=32))
+default_scope = 'mmpretrain'
+compression = dict(sites=['mlp_hidden'])
+"""
+
+
+@pytest.mark.parametrize('inherited', [False, True])
+def test_the_library_of_a_config_is_its_scope(tmp_path, inherited):
+    """mmpretrain's configs without a head name none."""
+    (tmp_path / 'mine.py').write_text(f'_base_ = {HEADLESS!r}')
+    config = load_config(tmp_path / 'mine.py' if inherited else HEADLESS)
+    assert config.default_scope == 'mmpretrain'
+    config.model.backbone.update(img_size=56, arch=dict(
+        embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=64))
+    assert type(build_model(config)).__module__.startswith('mmpretrain.')
+    # what a config says itself stays
+    (tmp_path / 'mine.py').write_text(f"_base_ = {HEADLESS!r}\ndefault_scope = 'mmdet'")
+    assert load_config(tmp_path / 'mine.py').default_scope == 'mmdet'
+
+
+def test_a_config_of_classes(tmp_path):
+    """MMEngine's pure Python style: wrapped, built, written and read like one of names."""
+    (tmp_path / 'pure.py').write_text(PURE)
+    config = load_config(tmp_path / 'pure.py')
+    assert image_size(config) == (3, 32, 32)
+    config.dump(tmp_path / 'plain.py')
+    for found in (config, load_config(tmp_path / 'plain.py')):
+        model = build_model(found)
+        assert list(model.backbone.search_space.sites) == [
+            f'layers.{index}.ffn.mlp_hidden' for index in range(2)]
+        assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    assert config.model.backbone.type == 'mmkcr.Searchable'
