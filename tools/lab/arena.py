@@ -280,6 +280,7 @@ _KCR_RATE, _OFB_RATE = 'compression.architecture.lr', 'optim_wrapper.architectur
 #: What was tried beside: lengths of the search, rates of the gates, gates and weights of the refit.
 _TRIALS: Mapping[str, Method] = {
     'random-refit': _variant('random_refit'),
+    'random-width': _cut('random units, width of heads', variant='random', sites=list(_WIDTH)),
     'refit-stream': _refit('stream too', *_SITES, 'embedding'),
     'refit-all': _refit('width of heads, stream', *_WIDTH, 'embedding'),
     'kcr-short': _kcr_trial('search half as long', 5),
