@@ -68,13 +68,17 @@ def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
         raise ValueError(f'expected categories for the {len(classes)} classes of {what} in its '
                          f'annotations, found {len(categories)} of them')
     things = dataset.metainfo.get('thing_classes') or classes  # panoptic: without the stuff
-    for name, count in _heads(find_task(unwrap(model))):
+    task = find_task(unwrap(model))
+    for name, count in _heads(task):
         expected, kind = (things, 'things') if 'roi_head' in name.split('.') and \
             things is not classes else (classes, 'classes')
         if count != len(expected):
             raise ValueError(f'expected `num_classes` {len(expected)} of `{name}`, the number of '
                              f'{kind} of {what}, found {count}')
-    watch_labels(dataset, len(classes))
+    # the stuff maps beside instances have as many classes as the head that learns them
+    stuff = [module.num_classes for module in task.modules()
+             if type(module).__name__ == 'FusedSemanticHead']
+    watch_labels(dataset, stuff[0] if stuff else len(classes))
 
 
 def _heads(task: nn.Module) -> Iterator[Tuple[str, int]]:

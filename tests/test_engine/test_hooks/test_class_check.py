@@ -96,7 +96,7 @@ def test_labels_that_are_not_read_are_noted(model, classes, notes):
 
 
 def test_heads_of_other_labels_are_not_compared():
-    """The hosts' HTC, SCNet, RPN and STDC train: stuff maps, objects and edges are other classes."""
+    """The hosts' HTC, SCNet, RPN and STDC train: stuff, objects and edges are no classes."""
     from mmdet.models import FusedSemanticHead, RPNHead
     from mmseg.models import STDCHead
     task = Task(3, 3, 3)
@@ -105,7 +105,9 @@ def test_heads_of_other_labels_are_not_compared():
     task.bbox_head = RPNHead(in_channels=4, feat_channels=4)  # mmdet's `RPN` calls it so
     task.auxiliary_head = STDCHead(0.1, in_channels=4, channels=4, num_classes=2, num_convs=1,
                                    loss_decode=[dict(type='CrossEntropyLoss', loss_weight=1.)] * 2)
-    check_classes(task, data(('a', 'b', 'c')), 'training')
+    watched = data(('a', 'b', 'c'), pipeline=SimpleNamespace(transforms=[]))
+    check_classes(task, watched, 'training')
+    assert watched.pipeline.transforms[0].num_classes == 183  # the labels of the stuff maps
 
 
 def test_panoptic_segmentation_detects_things_only():
@@ -113,7 +115,8 @@ def test_panoptic_segmentation_detects_things_only():
     panoptic = data(('a', 'b', 'c', 'sky', 'road'))
     panoptic.metainfo.update(thing_classes=('a', 'b', 'c'), stuff_classes=('sky', 'road'))
     task = Task(3, 3, 3)
-    task.semantic_head = PanopticFPNHead(3, 2, in_channels=4, inner_channels=4, norm_cfg=dict(type='BN'))
+    task.semantic_head = PanopticFPNHead(3, 2, in_channels=4, inner_channels=4,
+                                         norm_cfg=dict(type='BN'))
     task.panoptic_fusion_head = Head(5)
     check_classes(task, panoptic, 'training')
     with pytest.raises(ValueError, match='`num_classes` 3 of `roi_head.mask_head`, the number of '
