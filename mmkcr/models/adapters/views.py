@@ -328,7 +328,7 @@ def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
 
 
 def _shortcut_reads_norm(block: nn.Module) -> bool:
-    """Whether it is a block of MViT that widens its shortcut at the MLP (mmpretrain's and timm's)."""
+    """Whether it is a block of MViT (mmpretrain's or timm's) whose shortcut widens at the MLP."""
     if getattr(block, 'dim_mul_in_attention', True) is False:
         return getattr(block, 'proj', None) is not None
     return getattr(block, 'shortcut_proj_mlp', None) is not None

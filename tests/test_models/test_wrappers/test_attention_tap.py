@@ -74,7 +74,7 @@ def test_narrower_heads_keep_the_scale_of_the_dense_ones():
     torch.manual_seed(0)
     model = Searchable(MODELS['vit'](), sites=['head_channels'])
     space, kept = model.search_space, torch.arange(16)[torch.arange(16) % 8 < 2]
-    space.slice_to(space.structure_for({name: kept for name in space.sites}))
+    space.slice_to(space.structure_for(dict.fromkeys(space.sites, kept)))
     model.eval()
     for parameter in model.parameters():
         parameter.data.normal_()
