@@ -97,3 +97,9 @@ def test_refusals(refused, search_config, checkpoint, write_config):
     ]:
         assert message in refused(TOOL, *args), message
     assert 'a backbone with gates' in refused(TOOL, dense, checkpoint)
+    # a bi-mask is above 0 for every unit that some option keeps: all would count as kept
+    bimask = write_config("""
+model['architecture']['backbone'].update(type='mmkcr.OFBVisionTransformer',
+                                         gates=dict(_delete_=True, type='mmkcr.BiMaskGate'))
+""")
+    assert 'found bi-masks' in refused(TOOL, bimask, checkpoint)

@@ -20,6 +20,7 @@ from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.hooks import TemperatureDecayHook
 from mmkcr.evaluation.analysis import training_steps
+from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.utils import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import (
@@ -68,13 +69,16 @@ def read_checkpoints(config: Config, paths: Sequence[str]) -> List[Snapshot]:
 
     Raises:
         FileNotFoundError: A checkpoint is missing.
-        ValueError: The config has no gates, or a checkpoint is of another.
+        ValueError: The config has no gates, or bi-masks, or a checkpoint is of another.
     """
     model = build_model(config)
     gates = search_space(model).gates()
     if not gates:
         raise ValueError('expected the config of a search (a backbone with `gates`), found one '
                          'without')
+    if any(isinstance(gate, BiMaskGate) for gate in gates.values()):
+        raise ValueError('expected gates with a score of every unit, found bi-masks, which choose '
+                         'among sizes: tools/analysis_tools/bimask_search.py shows these')
     found, metas = [], []
     for path in paths:
         metas.append(load_weights(model, path).get('meta') or {})
