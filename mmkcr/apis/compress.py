@@ -142,7 +142,7 @@ def compress(model: nn.Module,
     whole = searched(dense, sites, scope)
     # layers behind the backbone that read a residual stream are refitted with it
     for own, network in ((whole, dense), (space, subnet)):
-        find_outside(own, network, batches[0], forward)
+        find_outside(own, network, batches, forward)
     macs = macs_model(subnet, space, input_shape, part)
     budget = cost_model(cost, macs, latency)
     wanted = budget.parse_target(target)

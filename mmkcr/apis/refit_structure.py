@@ -66,7 +66,7 @@ def refit_structure(model: nn.Module,
     space, params = searched(subnet, kinds), count_params(dense)
     whole = searched(dense, kinds)
     for own, network in ((whole, dense), (space, subnet)):
-        find_outside(own, network, batches[0], forward)
+        find_outside(own, network, batches, forward)
     wanted.validate(space.totals())
     unknown = [site.operator for site in wanted.sites.values()
                if site.operator not in (None, *FITTED)]

@@ -132,7 +132,8 @@ class TileUnfold(nn.Unfold):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C * k * k, tiles)."""
-        sizes = [value if isinstance(value, tuple) else (value, ) * 2 for value in
+        # a size may be a list, as in TNT
+        sizes = [(value, ) * 2 if isinstance(value, int) else tuple(value) for value in
                  (self.kernel_size, self.stride, self.padding, self.dilation)]
         (rows, columns), stride, padding, dilation = sizes
         if rows != columns or stride != (rows, columns) or padding != (0, 0) or dilation != (1, 1):

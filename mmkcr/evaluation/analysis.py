@@ -6,7 +6,7 @@ Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 import copy
 import math
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from mmengine.config import Config
@@ -104,17 +104,34 @@ def classification_scores(model: nn.Module, loader: DataLoader) -> Dict[str, flo
     return dict(loss=sum(losses) / len(losses), top1=100 * correct / len(losses))
 
 
-def epoch_of(checkpoint: Dict[str, Any]) -> Optional[int]:
-    """Epochs that a checkpoint was trained for, None if it does not say."""
-    epoch = checkpoint.get('meta', {}).get('epoch')
-    return None if epoch is None else int(epoch)
+def training_steps(metas: Sequence[Mapping[str, Any]]) -> Tuple[str, List[int]]:
+    """How far the checkpoints of one run were trained.
+
+    A run that counts iterations writes the epoch 0 to all of its checkpoints, and several that are
+    saved within one epoch have the same.
+
+    Args:
+        metas (Sequence[Mapping]): ``meta`` of every checkpoint.
+
+    Returns:
+        tuple[str, list[int]]: ``'epoch'`` or ``'iteration'``, and one number per checkpoint: its
+        position, from 1, if some do not say.
+    """
+    epochs, iterations = ([meta.get(key) for meta in metas] for key in ('epoch', 'iter'))
+    apart = all(iterations) and len(set(iterations)) > len(set(epochs))
+    if all(epochs) and not apart:
+        return 'epoch', list(map(int, epochs))
+    if all(iterations):
+        return 'iteration', list(map(int, iterations))
+    return 'epoch', list(range(1, len(metas) + 1))
 
 
 def plot_curve(rows: List[Dict[str, Any]], path: Union[str, Path], title: str = '') -> None:
-    """Draw the loss with the KCR bounds, and KC, over epochs (KCR figure 1).
+    """Draw the loss with the KCR bounds, and KC, over a training (KCR figure 1).
 
     Args:
-        rows (list[dict]): One per checkpoint: ``epoch`` and :func:`kernel_statistics`.
+        rows (list[dict]): One per checkpoint: ``epoch`` or ``iteration``, and
+            :func:`kernel_statistics`.
         path (str | Path): Image to write.
         title (str): Heading. Defaults to none.
     """
@@ -122,19 +139,20 @@ def plot_curve(rows: List[Dict[str, Any]], path: Union[str, Path], title: str = 
     from matplotlib.figure import Figure
     figure = Figure(figsize=(9, 3.6), layout='constrained')
     FigureCanvasAgg(figure)
-    epochs = [row['epoch'] for row in rows]
+    unit = 'epoch' if 'epoch' in rows[0] else 'iteration'
+    steps = [row[unit] for row in rows]
     left, right = figure.subplots(1, 2)
-    left.plot(epochs, [row['squared_error'] for row in rows], 'k.-', label='squared error')
+    left.plot(steps, [row['squared_error'] for row in rows], 'k.-', label='squared error')
     for name, label in (('kcr', 'KC'), ('a_kcr', 'A-KC')):
         if all(f'{name}_upper' in row for row in rows):
-            left.fill_between(epochs, [row[f'{name}_lower'] for row in rows],
+            left.fill_between(steps, [row[f'{name}_lower'] for row in rows],
                               [row[f'{name}_upper'] for row in rows], alpha=0.25,
                               label=f'KCR bounds with {label}')
     for name, label in (('kc', 'KC'), ('a_kc', 'A-KC')):
         if all(name in row for row in rows):
-            right.plot(epochs, [row[name] for row in rows], '.-', label=label)
+            right.plot(steps, [row[name] for row in rows], '.-', label=label)
     for axes in (left, right):
-        axes.set_xlabel('epoch')
+        axes.set_xlabel(unit)
         axes.legend()
     right.set_ylim(bottom=0)
     figure.suptitle(title)

@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from mmpretrain.models import MViT
+from mmpretrain.models.backbones import TNT
 from torch import nn
 
 from mmkcr.apis.latency import random_subnet
@@ -49,6 +51,27 @@ def test_the_same_outputs_and_the_model_is_left_as_it_is(cls, kwargs, kinds, run
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize('cls, kwargs, size', [
+    # the shortcut of the blocks that widen reads the norm in front of the MLP
+    (MViT, dict(arch=dict(embed_dims=16, num_layers=3, num_heads=1, downscale_indices=[1, 2]),
+                img_size=64, dim_mul_in_attention=False, out_scales=[2]), 64),
+    # sizes of its tiles are lists
+    (TNT, dict(arch=dict(embed_dims_outer=24, embed_dims_inner=12, num_layers=1, num_heads_outer=2,
+                         num_heads_inner=2), img_size=32), 32)])
+def test_hosts_with_layers_of_their_own(cls, kwargs, size):
+    torch.manual_seed(0)
+    model = cls(**kwargs)
+    model.train(False)  # MViT's `eval` returns nothing
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.weight.data.uniform_(0.5, 1.5)
+            module.bias.data.normal_()
+    x = torch.randn(2, 3, size, size)
+    with torch.no_grad():
+        expected, found = TensorModel(model)(x), prepare(model)(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize('dense', [False, True])

@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 TOOL = 'analysis_tools/channel_masks'
 
 
@@ -34,6 +36,44 @@ def test_temperature_is_that_of_the_last_trained_epoch(run_tool, load_tool, make
     assert seen['temperature'] == [4.5]  # the tiny search has one epoch
 
 
+def test_runs_that_count_iterations(run_tool, load_tool, make_checkpoint, search_config,
+                                    monkeypatch, tmp_path):
+    """Their checkpoints all say epoch 0; the temperature follows the iterations."""
+    config = tmp_path / 'iterations.py'
+    config.write_text(f"_base_ = {str(search_config)!r}\n"
+                      "train_cfg = dict(_delete_=True, by_epoch=False, max_iters=12)\n"
+                      "custom_hooks = [dict(type='mmkcr.TemperatureDecayHook', initial=4.,\n"
+                      "                     decay=0.5, interval=3, by_epoch=False)]\n")
+    paths = []
+    for iteration, shift in ((10, -9.), (2, 9.)):
+        path = make_checkpoint(search_config, epoch=0, shift=shift)
+        state = torch.load(path, weights_only=False)
+        state['meta'].update(epoch=0, iter=iteration)
+        paths.append(tmp_path / f'iter_{iteration}.pth')
+        torch.save(state, paths[-1])
+    module, seen = load_tool(TOOL), {}
+    monkeypatch.setattr(module, 'plot_mask_evolution',
+                        lambda masks, path: seen.update(labels=[label for label, _ in masks]))
+    monkeypatch.setattr(module, 'plot_gate_histograms',
+                        lambda scores, path, temperature: seen.update(tau=temperature))
+    monkeypatch.setattr(module, 'plot_curve', lambda curves, *_, **options: seen.update(
+        curves, **options))
+    printed = run_tool(TOOL, config, *paths)
+    assert seen['labels'] == ['2', '10'] and seen['xlabel'] == 'iteration'
+    assert seen['tau'] == 4. * 0.5**3  # iterations 0 to 9 are trained
+    assert seen['temperature'] == [4. * 0.5**(i // 3) for i in range(12)]
+    assert set(map(tuple, shares(printed).values())) == {('100.0%', '0.0%')}
+
+
+def test_checkpoints_of_one_epoch_have_the_names_of_their_files(
+        run_tool, load_tool, make_checkpoint, search_config, monkeypatch):
+    module, seen = load_tool(TOOL), []
+    monkeypatch.setattr(module, 'plot_mask_evolution', lambda masks, path: seen.extend(masks))
+    paths = [make_checkpoint(search_config, seed=seed, epoch=2) for seed in (1, 2)]
+    run_tool(TOOL, search_config, *paths)
+    assert len({label for label, _ in seen}) == 2
+
+
 def test_structure_files(run_tool, search_config, checkpoint, tmp_path, read_json):
     for target in ('0.8', '0.9'):
         run_tool('slim', search_config, checkpoint, '--target-macs', target, '--out', target)
@@ -57,3 +97,9 @@ def test_refusals(refused, search_config, checkpoint, write_config):
     ]:
         assert message in refused(TOOL, *args), message
     assert 'a backbone with gates' in refused(TOOL, dense, checkpoint)
+    # a bi-mask is above 0 for every unit that some option keeps: all would count as kept
+    bimask = write_config("""
+model['architecture']['backbone'].update(type='mmkcr.OFBVisionTransformer',
+                                         gates=dict(_delete_=True, type='mmkcr.BiMaskGate'))
+""")
+    assert 'found bi-masks' in refused(TOOL, bimask, checkpoint)

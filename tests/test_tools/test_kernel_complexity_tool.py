@@ -11,6 +11,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmkcr.apis.build import build_model
+from mmkcr.evaluation.analysis import training_steps
 
 TOOL = Path(__file__).parents[2] / 'tools/analysis_tools/kernel_complexity.py'
 
@@ -91,6 +92,35 @@ def test_curve_of_two_checkpoints(tool, files, tmp_path, capsys):
     kc = min(h / 20 + np.sqrt(values[h:].sum() / 20) for h in range(9))
     assert rows[0]['kc'] == pytest.approx(kc, rel=1e-4)
     assert rows[0]['squared_error'] == pytest.approx(squared, rel=1e-4)
+
+
+def test_checkpoints_of_a_run_that_counts_iterations(tool, files, tmp_path, capsys):
+    """They all say epoch 0."""
+    config, checkpoints, _ = files
+    for path, iteration in zip(checkpoints, (160000, 8000)):
+        state = torch.load(path, weights_only=False)
+        torch.save(dict(state, meta=dict(epoch=0, iter=iteration)), path)
+    tool.main([config, *checkpoints, '--out', str(tmp_path / 'kc')])
+    rows = json.loads((tmp_path / 'kc.json').read_text())
+    assert [(row['iteration'], row.get('epoch')) for row in rows] == [(8000, None), (160000, None)]
+    printed = capsys.readouterr().out
+    assert '| checkpoint | iteration |' in printed and '| epoch_2.pth | 160000 |' in printed
+    assert (tmp_path / 'kc.png').is_file()
+
+
+@pytest.mark.parametrize('metas, expected', [
+    ([dict(epoch=2, iter=20), dict(epoch=1, iter=10)], ('epoch', [2, 1])),
+    ([dict(epoch=2), dict(epoch=1)], ('epoch', [2, 1])),
+    # the best of a validation, and that of its epoch
+    ([dict(epoch=2, iter=20)] * 2, ('epoch', [2, 2])),
+    ([dict(epoch=0, iter=20), dict(epoch=0, iter=10)], ('iteration', [20, 10])),
+    ([dict(epoch=0, iter=20)], ('iteration', [20])),
+    # saved every 50 iterations in epochs of 100
+    ([dict(epoch=n // 100 + 1, iter=n) for n in (50, 100, 150)], ('iteration', [50, 100, 150])),
+    ([{}, dict(epoch=1, iter=10)], ('epoch', [1, 2])),
+])
+def test_how_far_checkpoints_were_trained(metas, expected):
+    assert training_steps(metas) == expected
 
 
 def test_one_checkpoint_on_val(tool, files, tmp_path):

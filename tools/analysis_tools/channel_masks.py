@@ -11,7 +11,7 @@ Examples:
 """
 
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
 
@@ -19,6 +19,8 @@ from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.hooks import TemperatureDecayHook
+from mmkcr.evaluation.analysis import training_steps
+from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.utils import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import (
@@ -36,14 +38,14 @@ class Snapshot(NamedTuple):
     """Gates of one checkpoint, or a structure.
 
     Args:
-        label (str): Epoch, or the file's name.
-        epoch (int, optional): Epochs trained.
+        label (str): Epoch or iteration, or the file's name.
         masks (Structure | dict): Structure, or alpha by site.
+        meta (Mapping): That of the checkpoint. Defaults to none.
     """
 
     label: str
-    epoch: Optional[int]
     masks: Any
+    meta: Mapping[str, Any] = {}
 
 
 def make_parser() -> Parser:
@@ -63,32 +65,42 @@ def make_parser() -> Parser:
 
 
 def read_checkpoints(config: Config, paths: Sequence[str]) -> List[Snapshot]:
-    """Gates of every checkpoint, by epoch.
+    """Gates of every checkpoint, in the order of the training.
 
     Raises:
         FileNotFoundError: A checkpoint is missing.
-        ValueError: The config has no gates, or a checkpoint is of another.
+        ValueError: The config has no gates, or bi-masks, or a checkpoint is of another.
     """
     model = build_model(config)
     gates = search_space(model).gates()
     if not gates:
         raise ValueError('expected the config of a search (a backbone with `gates`), found one '
                          'without')
-    snapshots = []
+    if any(isinstance(gate, BiMaskGate) for gate in gates.values()):
+        raise ValueError('expected gates with a score of every unit, found bi-masks, which choose '
+                         'among sizes: tools/analysis_tools/bimask_search.py shows these')
+    found, metas = [], []
     for path in paths:
-        epoch = (load_weights(model, path).get('meta') or {}).get('epoch')
-        label = Path(path).stem if epoch is None else str(epoch)
-        scores = {site: gate.scores().clone().numpy() for site, gate in gates.items()}
-        snapshots.append(Snapshot(label, epoch, scores))
-    return sorted(snapshots, key=lambda snapshot: snapshot.epoch or 0)
+        metas.append(load_weights(model, path).get('meta') or {})
+        found.append({site: gate.scores().clone().numpy() for site, gate in gates.items()})
+    _, steps = training_steps(metas)
+    # names of files where a number would not tell checkpoints apart, or there is none
+    known = len(set(steps)) == len(steps) and all(meta.get('epoch') is not None for meta in metas)
+    labels = list(map(str, steps)) if known else file_labels(paths)
+    order = sorted(range(len(paths)), key=steps.__getitem__)
+    return [Snapshot(labels[i], found[i], metas[i]) for i in order]
+
+
+def file_labels(paths: Sequence[str]) -> List[str]:
+    """Names of files without suffixes and, where they repeat, with their folders."""
+    labels = [Path(path).stem for path in paths]
+    return labels if len(set(labels)) == len(labels) else \
+        [str(Path(path).with_suffix('')) for path in paths]
 
 
 def read_structures(paths: Sequence[str]) -> List[Snapshot]:
-    """Structures, labelled by file and, where names repeat, by folder."""
-    labels = [Path(path).stem for path in paths]
-    if len(set(labels)) < len(labels):
-        labels = [str(Path(path).with_suffix('')) for path in paths]
-    return [Snapshot(label, None, Structure.load(path)) for label, path in zip(labels, paths)]
+    """Structures, labelled by their files."""
+    return [Snapshot(label, Structure.load(path)) for label, path in zip(file_labels(paths), paths)]
 
 
 def temperature_hook(config: Config) -> Optional[TemperatureDecayHook]:
@@ -115,15 +127,17 @@ def plot_all(snapshots: List[Snapshot], out: Path, suffix: str) -> List[Path]:
 def plot_search(snapshots: List[Snapshot], config: Config, out: Path, suffix: str) -> List[Path]:
     """Plot what only a search has: gate histograms and the temperature."""
     hook, last = temperature_hook(config), snapshots[-1]
-    epoch = max((last.epoch or 0) - 1, 0)
-    temperature = hook.temperature(epoch) if hook else 1.0
+    # steps that are trained, counted from 1: the temperature is that of the last one
+    done = last.meta.get('epoch' if hook is None or hook.by_epoch else 'iter') or 0
+    temperature = hook.temperature(max(done - 1, 0)) if hook else 1.0
     paths = [out / f'gate_histogram.{suffix}']
     plot_gate_histograms(last.masks, paths[0], temperature)
-    epochs = (config.get('train_cfg') or {}).get('max_epochs')
-    if hook and epochs:
+    steps = (config.get('train_cfg') or {}).get(
+        'max_epochs' if hook is None or hook.by_epoch else 'max_iters')
+    if hook and steps:
         paths.append(out / f'temperature.{suffix}')
-        plot_curve({'temperature': [hook.temperature(e) for e in range(epochs)]}, paths[1],
-                   ylabel='temperature')
+        plot_curve({'temperature': [hook.temperature(step) for step in range(steps)]}, paths[1],
+                   xlabel=hook.unit, ylabel='temperature')
     return paths
 
 

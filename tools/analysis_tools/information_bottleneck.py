@@ -11,18 +11,18 @@ Example:
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
-from mmkcr.evaluation.analysis import classification_scores, epoch_of, split_loader
+from mmkcr.evaluation.analysis import classification_scores, split_loader, training_steps
 from mmkcr.evaluation.bottleneck import information_statistics
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.models.utils import find_task
 from mmkcr.visualization import format_table, plot_curve, shown
 
-COLUMNS = ('run', 'epoch', 'loss', 'top1', 'i_inputs', 'i_labels', 'ib', 'ibb')
+COLUMNS = ('loss', 'top1', 'i_inputs', 'i_labels', 'ib', 'ibb')
 
 
 def make_parser() -> Parser:
@@ -42,20 +42,31 @@ def make_parser() -> Parser:
 
 
 def measure(name: str, config: str, checkpoints: Sequence[str], args: Any) -> List[Dict[str, Any]]:
-    """One row a checkpoint, by epoch."""
+    """One row a checkpoint, in the order of the training."""
     settings = load_config(config)
-    model, rows, loaders = build_model(settings).to(args.device), [], None
-    for position, path in enumerate(shown(checkpoints, name), 1):
-        epoch = epoch_of(load_weights(model, path))
+    model, rows, metas, loaders = build_model(settings).to(args.device), [], [], None
+    for path in shown(checkpoints, name):
+        metas.append(load_weights(model, path).get('meta') or {})
         # after the first weights, which are refused in no time
         loaders = loaders or [split_loader(settings, name) for name in (args.split, 'val')]
         known, tested = loaders
         rows.append(dict(
-            run=name, epoch=position if epoch is None else epoch, checkpoint=Path(path).name,
-            split=args.split, **classification_scores(model, tested),
+            checkpoint=Path(path).name, split=args.split, **classification_scores(model, tested),
             **information_statistics(model, known, find_task(model).head.num_classes,
                                      feature_layer_of(model))))
-    return sorted(rows, key=lambda row: row['epoch'])
+    unit, steps = training_steps(metas)
+    rows = [{'run': name, unit: step, **row} for step, row in zip(steps, rows)]
+    return sorted(rows, key=lambda row: row[unit])
+
+
+def step_of(row: Mapping[str, Any]) -> int:
+    """Epochs, or iterations in a run that counts these, that a checkpoint was trained for."""
+    return row['epoch'] if 'epoch' in row else row['iteration']
+
+
+def unit_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the runs count: ``'epoch'``, ``'iteration'``, or both."""
+    return ' or '.join(unit for unit in ('epoch', 'iteration') if any(unit in row for row in rows))
 
 
 def plot(rows: Sequence[Dict[str, Any]], folder: Path, suffix: str) -> List[Path]:
@@ -68,8 +79,8 @@ def plot(rows: Sequence[Dict[str, Any]], folder: Path, suffix: str) -> List[Path
     for key, label in (('loss', 'test_loss'), ('ib', 'ib')) if runs else ():
         paths.append(folder / f'{label}.{suffix}')
         plot_curve({name: [row[key] for row in found] for name, found in runs.items()}, paths[-1],
-                   ylabel=label.replace('_', ' ') + ' (nats)',
-                   x={name: [row['epoch'] for row in found] for name, found in runs.items()})
+                   xlabel=unit_of(rows), ylabel=label.replace('_', ' ') + ' (nats)',
+                   x={name: [step_of(row) for row in found] for name, found in runs.items()})
     return paths
 
 
@@ -84,14 +95,14 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                          f'every `--run`, found {args.runs}')
     rows = [row for name, config, *checkpoints in args.runs
             for row in measure(name, config, checkpoints, args)]
-    cells = [[row['run'], row['epoch'], *(f'{row[key]:.4f}' for key in COLUMNS[2:])]
+    cells = [[row['run'], step_of(row), *(f'{row[key]:.4f}' for key in COLUMNS)]
              for row in rows]
     folder = Path(args.out)
     with atomic_write(folder / 'information_bottleneck.json') as path:
         path.write_text(json.dumps(rows, indent=1) + '\n')
     figures = plot(rows, folder, args.format)
-    print(f'{format_table(COLUMNS, cells)}\ninformation_bottleneck.json and {len(figures)} '
-          f'figures: {folder}')
+    print(format_table(('run', unit_of(rows), *COLUMNS), cells))
+    print(f'information_bottleneck.json and {len(figures)} figures: {folder}')
 
 
 if __name__ == '__main__':

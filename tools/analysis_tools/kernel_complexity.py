@@ -18,10 +18,9 @@ from mmengine.config import DictAction
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, add_trust_argument, command
 from mmkcr.core.io import atomic_write
-from mmkcr.evaluation.analysis import epoch_of, kernel_statistics, plot_curve, split_loader
+from mmkcr.evaluation.analysis import kernel_statistics, plot_curve, split_loader, training_steps
 
-COLUMNS = ('epoch', 'n', 'landmarks', 'kc', 'a_kc', 'tnn', 'squared_error', 'kcr_lower',
-           'kcr_upper')
+COLUMNS = ('n', 'landmarks', 'kc', 'a_kc', 'tnn', 'squared_error', 'kcr_lower', 'kcr_upper')
 
 
 def parse_args(argv: Optional[Sequence[str]]):
@@ -50,25 +49,27 @@ def parse_args(argv: Optional[Sequence[str]]):
 
 
 def measure(args) -> List[Dict[str, Any]]:
-    """One row per checkpoint, in the order of their epochs."""
+    """One row per checkpoint, in the order of the training."""
     config = load_config(args.config, args.cfg_options)
     model = build_model(config)
-    epochs = [epoch_of(load_weights(model, path)) for path in args.checkpoints]
+    unit, steps = training_steps([load_weights(model, path).get('meta') or {}
+                                  for path in args.checkpoints])
     loader, rows = split_loader(config, args.split), []
-    for position, (path, epoch) in enumerate(zip(args.checkpoints, epochs)):
+    for path, step in zip(args.checkpoints, steps):
         load_weights(model, path)
         values = kernel_statistics(model.to(args.device), loader, args.layer, args.landmarks,
                                    progress=True, form=args.form, rank_ratio=args.rank_ratio)
-        rows.append(dict(checkpoint=str(path), epoch=position if epoch is None else epoch,
-                         split=args.split, **values))
-    return sorted(rows, key=lambda row: row['epoch'])
+        rows.append({'checkpoint': str(path), unit: step, 'split': args.split, **values})
+    return sorted(rows, key=lambda row: row[unit])
 
 
 def table(rows: List[Dict[str, Any]]) -> str:
     """The rows as Markdown."""
-    lines = ['| checkpoint | ' + ' | '.join(COLUMNS) + ' |', '|' + '---|' * (1 + len(COLUMNS))]
+    unit = 'epoch' if 'epoch' in rows[0] else 'iteration'
+    lines = ['| ' + ' | '.join(['checkpoint', unit, *COLUMNS]) + ' |',
+             '|' + '---|' * (2 + len(COLUMNS))]
     for row in rows:
-        cells = [Path(row['checkpoint']).name]
+        cells = [Path(row['checkpoint']).name, str(row[unit])]
         cells += [f'{row[name]:.5g}' if name in row else '' for name in COLUMNS]
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)

@@ -10,6 +10,11 @@ from mmkcr.datasets.label_check import watch_labels
 from mmkcr.models.utils import find_task, is_self_supervised, unwrap
 from mmkcr.registry import HOOKS
 
+#: Heads of the hosts whose classes are not those of the data set: objects against background (also
+#: as the head of a detector of its own), stuff maps beside instances (HTC, SCNet, Panoptic FPN),
+#: and the edges of STDC. By the end of the class's name or of a parent's.
+_OTHER_CLASSES = ('RPNHead', 'FusedSemanticHead', 'BaseSemanticHead', 'STDCHead')
+
 
 @HOOKS.register_module()
 class ClassCheckHook(Hook):
@@ -43,6 +48,8 @@ class ClassCheckHook(Hook):
 def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
     """Refuse heads whose number of classes differs from the data set's.
 
+    In panoptic segmentation a detector's heads on regions know the things only.
+
     Args:
         model (nn.Module): A task model, possibly wrapped.
         dataset (Dataset): With ``metainfo``; one that names no classes passes.
@@ -60,16 +67,25 @@ def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
     if isinstance(categories, list) and len(categories) != len(classes):
         raise ValueError(f'expected categories for the {len(classes)} classes of {what} in its '
                          f'annotations, found {len(categories)} of them')
-    for name, count in _heads(find_task(unwrap(model))):
-        if count != len(classes):
-            raise ValueError(f'expected `num_classes` {len(classes)} of `{name}`, the number of '
-                             f'classes of {what}, found {count}')
-    watch_labels(dataset, len(classes))
+    things = dataset.metainfo.get('thing_classes') or classes  # panoptic: without the stuff
+    task = find_task(unwrap(model))
+    for name, count in _heads(task):
+        expected, kind = (things, 'things') if 'roi_head' in name.split('.') and \
+            things is not classes else (classes, 'classes')
+        if count != len(expected):
+            raise ValueError(f'expected `num_classes` {len(expected)} of `{name}`, the number of '
+                             f'{kind} of {what}, found {count}')
+    # the stuff maps beside instances have as many classes as the head that learns them
+    stuff = [module.num_classes for module in task.modules()
+             if type(module).__name__ == 'FusedSemanticHead']
+    watch_labels(dataset, stuff[0] if stuff else len(classes))
 
 
 def _heads(task: nn.Module) -> Iterator[Tuple[str, int]]:
-    """Name and ``num_classes`` of every head except those that tell objects from background."""
+    """Name and ``num_classes`` of every head but those of :data:`_OTHER_CLASSES`."""
     for name, module in task.named_modules():
         count = getattr(module, 'num_classes', None)
-        if 'head' in name and 'rpn_head' not in name and isinstance(count, int) and count > 0:
+        other = any(cls.__name__.endswith(_OTHER_CLASSES) for cls in type(module).__mro__)
+        if 'head' in name and 'rpn_head' not in name and isinstance(count, int) and count > 0 and \
+                not other:
             yield name, count

@@ -317,12 +317,21 @@ def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
     """The norm in front of an MLP, or why there is none."""
     parent, _, name = path.rpartition('.')
     block = host.get_submodule(parent)
+    if _shortcut_reads_norm(block):
+        return dict(why_no_channels='the shortcut reads the norm of the MLP too')
     if type(block).__name__ in _NO_NORM_BEFORE:
         return dict(why_no_channels=_NO_NORM_BEFORE[type(block).__name__])
     for norm in _NORMS_BEFORE.get(name, ()):
         if norm in block._modules:
             return dict(norm=_absolute(parent, norm))
     return dict(why_no_channels='no norm that only the MLP reads was found')
+
+
+def _shortcut_reads_norm(block: nn.Module) -> bool:
+    """Whether it is a block of MViT (mmpretrain's or timm's) whose shortcut widens at the MLP."""
+    if getattr(block, 'dim_mul_in_attention', True) is False:
+        return getattr(block, 'proj', None) is not None
+    return getattr(block, 'shortcut_proj_mlp', None) is not None
 
 
 def attention_views(host: nn.Module) -> List[Any]:

@@ -103,6 +103,12 @@ class RelaxedTopKGate(BaseGate):
             self._choice.relaxed.clear()
             self._relaxed(True)
 
+    def resample(self, generator: Optional[torch.Generator] = None) -> None:
+        """Draw the noise of one training step; the choice of the last one no longer counts."""
+        super().resample(generator)
+        # a momentum copy that follows may run before this network's own forward refreshes it
+        self._choice.relaxed.clear()
+
     def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
         # Gumbel(0, 1), by its inverse CDF
         uniform = torch.rand(len(self.alpha), generator=generator, dtype=torch.float64)

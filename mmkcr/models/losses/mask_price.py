@@ -65,9 +65,20 @@ class MaskPrice(nn.Module):
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Record the outputs of the masks in the forward within the block."""
+        """Record the outputs of the masks in the forward within the block.
+
+        Raises:
+            ValueError: A mask runs within gradient checkpointing, where a price has no gradient.
+        """
+        learns = bool(self.weight) and torch.is_grad_enabled()
+
         def record(name: str) -> None:  # a function of its own, so that each hook has its name
             def hook(mask: QKMask, args: Tuple[Tensor], theta: Tensor) -> None:
+                # re-entrant checkpointing runs its layers without gradients first
+                if learns and not torch.is_grad_enabled():
+                    raise ValueError('expected masks outside of gradient checkpointing '
+                                     '(`with_cp=False`) for `MaskPrice`, whose price would have no '
+                                     f'gradient, found `{name}` inside of it')
                 self._seen[name] = (theta, foldable_macs(mask, args[0])[0])
 
             stack.callback(masks[name].register_forward_hook(hook).remove)

@@ -90,9 +90,12 @@ class AttentionTap:
         if attribute == 'softmax':
             return self._hook_windows(name, module)
         original, own = getattr(module, attribute), attribute in vars(module)
+        # narrower heads keep the scale of the dense ones in a `partial`
+        given = getattr(original, 'keywords', {})
 
         def recording(q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            self.attention[name] = record(module, q.detach(), k.detach(), kwargs.get('scale'))
+            scale = {**given, **kwargs}.get('scale')
+            self.attention[name] = record(module, q.detach(), k.detach(), scale)
             return original(q, k, *args, **kwargs)
 
         # an attribute of the instance hides a method of the class, and may be one already

@@ -93,3 +93,32 @@ def test_labels_that_are_not_read_are_noted(model, classes, notes):
     assert len(said) == notes
     assert all(text == '`Unlabelled` learns without labels: those of the training set '
                        '(`SimpleNamespace`) are not read' for text in said)
+
+
+def test_heads_of_other_labels_are_not_compared():
+    """The hosts' HTC, SCNet, RPN and STDC train: stuff, objects and edges are no classes."""
+    from mmdet.models import FusedSemanticHead, RPNHead
+    from mmseg.models import STDCHead
+    task = Task(3, 3, 3)
+    task.roi_head['semantic_head'] = FusedSemanticHead(
+        2, 0, num_convs=1, in_channels=4, conv_out_channels=4, num_classes=183)
+    task.bbox_head = RPNHead(in_channels=4, feat_channels=4)  # mmdet's `RPN` calls it so
+    task.auxiliary_head = STDCHead(0.1, in_channels=4, channels=4, num_classes=2, num_convs=1,
+                                   loss_decode=[dict(type='CrossEntropyLoss', loss_weight=1.)] * 2)
+    watched = data(('a', 'b', 'c'), pipeline=SimpleNamespace(transforms=[]))
+    check_classes(task, watched, 'training')
+    assert watched.pipeline.transforms[0].num_classes == 183  # the labels of the stuff maps
+
+
+def test_panoptic_segmentation_detects_things_only():
+    from mmdet.models import PanopticFPNHead
+    panoptic = data(('a', 'b', 'c', 'sky', 'road'))
+    panoptic.metainfo.update(thing_classes=('a', 'b', 'c'), stuff_classes=('sky', 'road'))
+    task = Task(3, 3, 3)
+    task.semantic_head = PanopticFPNHead(3, 2, in_channels=4, inner_channels=4,
+                                         norm_cfg=dict(type='BN'))
+    task.panoptic_fusion_head = Head(5)
+    check_classes(task, panoptic, 'training')
+    with pytest.raises(ValueError, match='`num_classes` 3 of `roi_head.mask_head`, the number of '
+                                         'things of the training set .*, found 5$'):
+        check_classes(Task(3, 3, 5), panoptic, 'training')

@@ -100,6 +100,27 @@ def test_one_choice_for_all_sites_per_forward(blockwise):
     assert not torch.equal(torch.cat([gate()[:len(gate.alpha)] for gate in gates]), found)
 
 
+def test_a_follower_that_runs_first_sees_the_choice_of_this_step():
+    """MOCA's teacher runs before the network whose gates it follows."""
+    online, copied = group(count=2, blockwise=False), group(count=2, blockwise=False)
+    for gate, leader in zip(copied, online):
+        gate.follow(leader)
+
+    def forward(gates):
+        for gate in gates:
+            gate.refresh()
+        return torch.cat([gate() for gate in gates])
+
+    for step in range(3):
+        generator = seeded(step)
+        for gate in [*online, *copied]:
+            gate.resample(generator)
+        with torch.no_grad():
+            followed = forward(copied)
+        found = forward(online)
+        assert torch.equal(followed, found) and found.requires_grad
+
+
 def test_a_copy_chooses_for_itself():
     gates = group(count=1)
     gates[0]()

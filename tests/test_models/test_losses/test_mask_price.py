@@ -178,3 +178,24 @@ def test_refusals():
     with pytest.raises(ValueError, match='masks on queries and keys, found `Linear`'):
         mask_statistics(torch.nn.Linear(1, 1), [])
     MODELS.build(dict(type='mmkcr.MaskPrice')).bind(torch.nn.Linear(1, 1))  # a log of nothing
+
+
+@pytest.mark.parametrize('weight', [0., 1.])
+def test_masks_within_gradient_checkpointing(weight):
+    """There a price has no gradient: it is refused, and the log alone goes on."""
+    swin = dict(type='SwinTransformer', img_size=32, patch_size=4, window_size=4, with_cp=True,
+                arch=dict(embed_dims=16, depths=[1], num_heads=[2]), out_indices=(0, ))
+    model = MODELS.build(dict(
+        type='mmkcr.RegularizedModel',
+        architecture=dict(
+            type='ImageClassifier', neck=dict(type='GlobalAveragePooling'),
+            backbone=dict(type='mmkcr.Searchable', backbone=swin, sites=['qk_mask']),
+            head=dict(type='LinearClsHead', num_classes=4, in_channels=16, topk=(1, ))),
+        regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=weight)))).train()
+    images, samples = batch()
+    images.requires_grad_()  # re-entrant checkpointing needs an input with a gradient
+    if not weight:
+        assert 'mask_stages.0.blocks.0.attn.w_msa.open' in model(images, samples, mode='loss')
+        return
+    with pytest.raises(ValueError, match='outside of gradient checkpointing .*found `stages.0'):
+        model(images, samples, mode='loss')

@@ -7,6 +7,7 @@ from mmpretrain.models.utils import MultiheadAttention
 from torch import nn
 
 from mmkcr.models import DCSEfficientViT, DCSMobileViT
+from mmkcr.models.searchable import Searchable
 from mmkcr.models.wrappers.attention_tap import AttentionTap
 
 VIT = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
@@ -67,6 +68,23 @@ def test_weights_are_those_of_the_definition():
     assert torch.allclose(attention.weights, (q @ k.transpose(-2, -1) / 2).softmax(-1), atol=1e-6)
     again = layer.proj((attention.weights @ v).transpose(1, 2).flatten(2))
     assert torch.allclose(out, again, atol=1e-5)
+
+
+def test_narrower_heads_keep_the_scale_of_the_dense_ones():
+    torch.manual_seed(0)
+    model = Searchable(MODELS['vit'](), sites=['head_channels'])
+    space, kept = model.search_space, torch.arange(16)[torch.arange(16) % 8 < 2]
+    space.slice_to(space.structure_for(dict.fromkeys(space.sites, kept)))
+    model.eval()
+    for parameter in model.parameters():
+        parameter.data.normal_()
+    layer, seen = model.layers[0].attn, []
+    layer.qkv.register_forward_hook(lambda _, __, out: seen.append(out))
+    with torch.no_grad(), AttentionTap(model) as tap:
+        model(torch.randn(1, 3, 32, 32))
+    q, k, _ = seen[0].unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+    expected = (q @ k.transpose(-2, -1) * 8**-0.5).softmax(-1)  # 2 of 8 channels are left
+    assert torch.allclose(tap.attention['layers.0.attn'].weights, expected, atol=1e-5)
 
 
 def test_linear_attention_is_its_weights_times_the_values(monkeypatch):
