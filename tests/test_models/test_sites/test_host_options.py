@@ -117,3 +117,14 @@ def test_channels_between_layers_with_normalised_weights(norm_cfg):
     assert why_not(MODELS.build(config), 'channels') == ''
     head = MODELS.build(dict(config, conv_cfg=dict(type='ConvWS')))
     assert why_not(head, 'channels') == '`ConvWS2d` has no adapter'
+
+
+@pytest.mark.parametrize('name, sizes', [
+    ('swinv2_cr_tiny_224', dict(embed_dim=16, depths=(2, 2), num_heads=(2, 4), window_size=4)),
+    ('vit_relpos_base_patch32_plus_rpn_256', dict(embed_dim=32, depth=2, num_heads=4))])
+def test_norms_behind_the_mlp_of_timm(name, sizes):
+    """Their names are those of norms in front of it elsewhere."""
+    timm = pytest.importorskip('timm')
+    host = timm.create_model(name, img_size=64, num_classes=0, **sizes)
+    assert why_not(host, 'mlp_channels')  # the MLPs of positions have no norm at all
+    assert not why_not(host, 'mlp_hidden')
