@@ -36,10 +36,8 @@ class HeadOperatorSite(AttentionSite):
                 Defaults to ``'dwconv'``.
         """
         head_operator(operator)
-        if not hasattr(host, 'num_extra_tokens') or not hasattr(host, 'patch_embed'):
+        if {'num_extra_tokens', 'patch_embed'} - {*dir(host)} or hasattr(host, 'random_masking'):
             raise Unsupported(f'`{type(host).__name__}` does not tell the grid of its tokens')
-        if hasattr(host, 'random_masking'):
-            raise Unsupported(f'the tokens that `{type(host).__name__}` leaves are no grid')
         if view.fused != (3, ) or view.extra is not None or view.why_no_width:
             raise Unsupported(f'its attention has positions or norms of its own at `{view.path}`')
         site = cls(host, view, view.path, view.heads)
