@@ -468,7 +468,9 @@ def _channels_first(outs: Any) -> Any:
 
 
 def _widened(site: Embedding, outputs: Any) -> Any:
-    """Widen a stream's features, in the tuple that a host returns, to their dense width."""
+    """Widen a stream's features, in the tuple or alone as a host returns them."""
+    if isinstance(outputs, Tensor):
+        return _widened(site, (outputs, ))[0]
     places = set(site.view.outputs(site.host))
     return type(outputs)(
         site.widen(out, 1 if out.ndim == 4 else -1) if place in places else out

@@ -1,8 +1,9 @@
 """MLPs of the host libraries, one entry per class."""
 
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Unsupported
 from .views import mlp_adapter, simple_mlp
@@ -58,12 +59,59 @@ def pointwise_pair(module: nn.Module) -> Dict[str, Any]:
                 why_no_channels='it is part of its block, without a place for a selection')
 
 
+def plain_bottleneck(block: nn.Module, convs: Sequence[int] = (1, 2, 3),
+                     norms: Sequence[int] = (1, 2)) -> None:
+    """Refuse a block of a ResNet that is no bottleneck of ordinary layers.
+
+    Args:
+        block (nn.Module): The block.
+        convs (Sequence[int]): Numbers of the convolutions that are looked at. Defaults to all.
+        norms (Sequence[int]): Numbers of the norms. Defaults to those of the inner widths.
+
+    Raises:
+        Unsupported: It is another block, has groups, or its layers mix the channels.
+    """
+    groups = getattr(getattr(block, 'conv2', None), 'groups', 1)
+    if type(block).__name__ != 'Bottleneck' or groups > 1:
+        raise Unsupported('expected bottlenecks without groups, found '
+                          f'`{type(block).__name__}` with {groups} groups')
+    for number in convs:
+        plain_conv(getattr(block, f'conv{number}'))
+    for number in norms:
+        plain_norm(getattr(block, f'norm{number}'))
+
+
+def plain_conv(layer: nn.Module) -> None:
+    """Refuse a layer whose weights depend on each other, such as mmcv's ``ConvWS2d``.
+
+    Args:
+        layer (nn.Module): In place of a linear layer or convolution.
+
+    Raises:
+        Unsupported: Its class is not PyTorch's, or mmcv's under the same name.
+    """
+    name = type(layer).__name__
+    if name not in ('Linear', 'Conv2d', 'ConvTranspose2d'):
+        raise Unsupported(f'`{name}` has no adapter')
+
+
+def plain_norm(norm: nn.Module) -> None:
+    """Refuse a norm whose statistics are over several channels.
+
+    Args:
+        norm (nn.Module): Of a map.
+
+    Raises:
+        Unsupported: It is no batch norm.
+    """
+    if not isinstance(norm, _BatchNorm):
+        raise Unsupported(f'a `{type(norm).__name__}` mixes the channels')
+
+
 @mlp_adapter(f'{_MM}.resnet.Bottleneck')
 def bottleneck(module: nn.Module) -> List[Dict[str, Any]]:
     """The two inner widths of a bottleneck, each with the norm behind its convolution."""
-    if type(module).__name__ != 'Bottleneck' or module.conv2.groups > 1:
-        raise Unsupported('expected bottlenecks without groups, found '
-                          f'`{type(module).__name__}` with {module.conv2.groups} groups')
+    plain_bottleneck(module)
     return [dict(path=first, inputs=(first, ), between=(norm, ), output=last, dim=1,
                  why_no_channels='a bottleneck has no MLP')
             for first, norm, last in (('conv1', module.norm1_name, 'conv2'),
@@ -96,17 +144,25 @@ simple_mlp('timm.models.levit.LevitMlp', inputs=('ln1.linear', ), between=('ln1.
 @mlp_adapter('mmkcr.models.layers.mbconv.MBConv')
 def mbconv(module: nn.Module) -> Dict[str, Any]:
     """EfficientViT's inverted bottleneck; it reads the stream itself, without a norm."""
-    between = [name for name in ('inverted_conv.bn', 'depth_conv.conv', 'depth_conv.bn')
-               if _has(module, name)]
-    found = dict(inputs=('inverted_conv.conv', ), between=tuple(between),
+    convs = ('inverted_conv', 'depth_conv', 'point_conv')
+    norms = {name: f'{name}.{module.get_submodule(name).norm_name}' for name in convs
+             if module.get_submodule(name).with_norm}
+    for name in convs[:2]:
+        if name in norms:
+            plain_norm(module.get_submodule(norms[name]))
+    between = (norms.get('inverted_conv'), 'depth_conv.conv', norms.get('depth_conv'))
+    found = dict(inputs=('inverted_conv.conv', ), between=tuple(filter(None, between)),
                  output='point_conv.conv', dim=1)
     if not module.residual:
         return dict(found, why_no_channels='it has no identity')
-    return dict(found, norm='before', after='after', scales=('point_conv.bn', ), why_no_channels='')
-
-
-def _has(module: nn.Module, path: str) -> bool:
-    return any(name == path for name, _ in module.named_modules())
+    last = norms.get('point_conv')
+    try:
+        if last:
+            plain_norm(module.get_submodule(last))
+    except Unsupported as reason:
+        return dict(found, why_no_channels=str(reason))
+    return dict(found, norm='before', after='after', scales=(last, ) if last else (),
+                why_no_channels='')
 
 
 @mlp_adapter(f'{_HF}.vit.modeling_vit.ViTMLP',

@@ -1,5 +1,6 @@
 """Residual streams of ViT, Swin and ResNet: their writers and readers."""
 
+import math
 from typing import Iterator, List, Optional, Sequence, Tuple
 
 from mmcv.cnn.bricks.transformer import FFN
@@ -9,9 +10,11 @@ from torch import nn
 from mmkcr.core import Axis, Unsupported
 from mmkcr.models.layers.sized_attention import SizedWindowMSA
 from mmkcr.models.layers.take_over import take_over
+from . import mlps
 from .views import LinearStream, StreamView, stream_adapter
 
-_MERGED = 4  # neighbours that Swin's patch merging concatenates
+#: Tables of tokens that start a stream, where a host has them: (1, tokens, channels).
+_TOKENS = ('pos_embed', 'cls_token', 'register_tokens', 'mask_token')
 _BATCH_NORM = ('weight', 'bias', 'running_mean', 'running_var')
 
 
@@ -20,24 +23,37 @@ def _outputs(layer: nn.Module, folds: bool = False) -> List[Axis]:
     return [Axis(layer, 'weight', 0, folds), Axis(layer, 'bias', 0, folds)]
 
 
+def _is_norm(owner: nn.Module, name: str) -> bool:
+    """Whether there is a layer norm; hosts leave norms out as None or an identity.
+
+    Raises:
+        Unsupported: There is another norm.
+    """
+    norm = getattr(owner, name, None)
+    if norm is None or isinstance(norm, nn.Identity):
+        return False
+    if not isinstance(norm, nn.LayerNorm):
+        raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the channels '
+                          'are not defined')
+    return True
+
+
 class ViTStream(StreamView):
     """The single stream of a ViT, from the patch embedding to the output."""
 
     def norms(self, host: nn.Module) -> Iterator[Tuple[nn.Module, str, int]]:
         """See :class:`StreamView`."""
-        owners = [(host, name) for name in ('pre_norm', 'ln1', 'ln2')]
+        owners = [(host.patch_embed, 'norm')]
+        owners += [(host, name) for name in ('pre_norm', 'ln1', 'ln2')]
         owners += [(layer, name) for layer in host.layers for name in ('ln1', 'ln2')]
-        for owner, name in owners:
-            if isinstance(getattr(owner, name, None), nn.LayerNorm):
-                yield owner, name, 1
+        yield from ((owner, name, 1) for owner, name in owners if _is_norm(owner, name))
 
     def axes(self, host: nn.Module) -> List[Axis]:
         """See :class:`StreamView`."""
         embed = host.patch_embed
         # the mask multiplies the embedding, so it folds into the layer that embeds last
         found = _outputs(embed.projection, embed.norm is None)
-        found += [] if embed.norm is None else _outputs(embed.norm, True)
-        found += [Axis(host, name, 2, True) for name in ('pos_embed', 'cls_token')]
+        found += [Axis(host, name, 2, True) for name in _TOKENS]
         for layer in host.layers:
             attn, ffn = layer.attn, layer.ffn
             # writers of the stream, then its readers (dim 1: input channels)
@@ -45,7 +61,7 @@ class ViTStream(StreamView):
                 found += [*_outputs(out), Axis(scale, 'weight')]
             found += [Axis(attn.qkv, 'weight', 1), Axis(ffn.layers[0][0], 'weight', 1)]
         return found + [axis for owner, name, _ in self.norms(host)
-                        for axis in _outputs(getattr(owner, name))]
+                        for axis in _outputs(getattr(owner, name), owner is embed)]
 
     def resize(self, host: nn.Module, units: int) -> None:
         """See :class:`StreamView`."""
@@ -68,8 +84,7 @@ class ViTStream(StreamView):
             writers += zip((f'{path}.attn.proj', f'{path}.ffn.layers.1'), scales)
             readers += [(f'{path}.ln1', (f'{path}.attn.qkv', )),
                         (f'{path}.ln2', (f'{path}.ffn.layers.0.0', ))]
-        tables = tuple(name for name in ('pos_embed', 'cls_token')
-                       if getattr(host, name, None) is not None)
+        tables = tuple(name for name in _TOKENS if getattr(host, name, None) is not None)
         return LinearStream(tuple(writers), tables, tuple(readers), 'ln1')
 
     def outputs(self, host: nn.Module) -> Sequence[int]:
@@ -85,7 +100,23 @@ def vision_transformer(host: nn.Module) -> List[StreamView]:
                  and isinstance(getattr(layer, 'ffn', None), FFN))
         if not known or hasattr(host, 'dist_token'):
             raise Unsupported(f'the residual width of `{type(host).__name__}` has no adapter')
-    return [ViTStream('patch_embed', host.embed_dims, [('drop_after_pos', -1)])]
+        mlps.ffn(layer.ffn)  # says what is not supported
+    if hasattr(host, 'random_masking'):
+        raise Unsupported(f'`{type(host).__name__}` masks images without a layer behind the '
+                          'embedding of its tokens')
+    stream = ViTStream('patch_embed', host.embed_dims, [('drop_after_pos', -1)])
+    list(stream.norms(host))  # likewise
+    return [stream]
+
+
+def _merged(stage: nn.Module) -> int:
+    """Neighbours whose channels the patch merging behind a stage puts side by side."""
+    return math.prod(stage.downsample.sampler.kernel_size)
+
+
+def _places(host: nn.Module, number: int) -> List[int]:
+    """Place of a stage among a host's outputs, which are in the order of the stages."""
+    return [place for place, index in enumerate(sorted(set(host.out_indices))) if index == number]
 
 
 class SwinStream(StreamView):
@@ -105,22 +136,20 @@ class SwinStream(StreamView):
     def norms(self, host: nn.Module) -> Iterator[Tuple[nn.Module, str, int]]:
         """See :class:`StreamView`."""
         stage = host.stages[self.number]
-        if self.number == 0 and host.patch_embed.norm is not None:
-            yield host.patch_embed, 'norm', 1
-        for block in stage.blocks:
-            yield from ((block, 'norm1', 1), (block, 'norm2', 1))
+        owners = [] if self.number else [(host.patch_embed, 'norm', 1)]
+        owners += [(block, name, 1) for block in stage.blocks for name in ('norm1', 'norm2')]
         # output norms exist only for the stages in `out_indices`
-        if hasattr(host, f'norm{self.number}'):
-            yield host, f'norm{self.number}', 1
+        owners.append((host, f'norm{self.number}', 1))
         if stage.downsample is not None:
-            yield stage.downsample, 'norm', _MERGED
+            owners.append((stage.downsample, 'norm', _merged(stage)))
+        yield from (entry for entry in owners if _is_norm(*entry[:2]))
 
     def axes(self, host: nn.Module) -> List[Axis]:
         """See :class:`StreamView`."""
         stage, embed = host.stages[self.number], host.patch_embed
         if self.number == 0:
             found = _outputs(embed.projection, embed.norm is None)
-            found.append(Axis(host, 'absolute_pos_embed', 2, True))
+            found += [Axis(host, name, 2, True) for name in ('absolute_pos_embed', 'mask_token')]
         else:
             found = _outputs(host.stages[self.number - 1].downsample.reduction, True)
         for block in stage.blocks:
@@ -128,7 +157,7 @@ class SwinStream(StreamView):
             found += [Axis(msa.qkv, 'weight', 1), Axis(ffn.layers[0][0], 'weight', 1),
                       Axis(ffn.gamma2, 'weight'), *_outputs(msa.proj), *_outputs(ffn.layers[1])]
         if stage.downsample is not None:
-            found.append(Axis(stage.downsample.reduction, 'weight', 1, inner=_MERGED))
+            found.append(Axis(stage.downsample.reduction, 'weight', 1, inner=_merged(stage)))
         return found + [Axis(getattr(owner, name), part, 0, owner is embed, inner=inner)
                         for owner, name, inner in self.norms(host) for part in ('weight', 'bias')]
 
@@ -147,7 +176,7 @@ class SwinStream(StreamView):
 
     def outputs(self, host: nn.Module) -> Sequence[int]:
         """See :class:`StreamView`."""
-        return [place for place, index in enumerate(host.out_indices) if index == self.number]
+        return _places(host, self.number)
 
 
 @stream_adapter('mmpretrain.models.backbones.swin_transformer.SwinTransformer')
@@ -156,7 +185,15 @@ def swin_transformer(host: nn.Module) -> List[StreamView]:
     if host.out_after_downsample:
         raise Unsupported('features behind the merging of patches (`out_after_downsample=True`) '
                           'are of the next stage')
-    return [SwinStream(host, number) for number in range(len(host.stages))]
+    for stage in host.stages:
+        if stage.downsample is not None and stage.downsample.norm is None:
+            raise Unsupported('patches are merged without a norm, which a supernet would mask')
+        for block in stage.blocks:
+            mlps.ffn(block.ffn)  # says what is not supported
+    streams = [SwinStream(host, number) for number in range(len(host.stages))]
+    for stream in streams:
+        list(stream.norms(host))  # likewise
+    return streams
 
 
 class ResNetStream(StreamView):
@@ -196,7 +233,7 @@ class ResNetStream(StreamView):
 
     def outputs(self, host: nn.Module) -> Sequence[int]:
         """See :class:`StreamView`."""
-        return [place for place, index in enumerate(host.out_indices) if index == self.number]
+        return _places(host, self.number)
 
 
 def _shortcut(host: nn.Module, number: int) -> str:
@@ -210,10 +247,13 @@ def _shortcut(host: nn.Module, number: int) -> str:
 @stream_adapter('mmpretrain.models.backbones.resnet.ResNet')
 def resnet(host: nn.Module) -> List[StreamView]:
     """mmpretrain's ``ResNet`` of bottlenecks: one stream per stage."""
-    for name in host.res_layers:
+    for number, name in enumerate(host.res_layers):
         for block in getattr(host, name):
-            if type(block).__name__ != 'Bottleneck' or block.conv2.groups > 1:
-                groups = f' with {block.conv2.groups} groups'
-                raise Unsupported('expected bottlenecks without groups, found '
-                                  f'`{type(block).__name__}`{groups}')
+            mlps.plain_bottleneck(block, (1, 3), (3, ))
+        first = getattr(host, name)[0]
+        if first.downsample is None:
+            raise Unsupported(f'the first shortcut of `{name}` is no convolution: the stage has '
+                              'the channels of the layers before it')
+        mlps.plain_conv(host.get_submodule(_shortcut(host, number)))
+        mlps.plain_norm(first.downsample[-1])
     return [ResNetStream(host, number) for number in range(len(host.res_layers))]

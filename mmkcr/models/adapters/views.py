@@ -32,7 +32,8 @@ _NORMS_BEFORE = {
 #: Blocks whose MLP has no norm in front that it alone reads.
 _NO_NORM_BEFORE = {
     **dict.fromkeys(
-        ('SwinBlockV2', 'SwinTransformerV2Block', 'EvaBlockPostNorm', 'ResPostBlock'),
+        ('SwinBlockV2', 'SwinTransformerV2Block', 'SwinTransformerV2CrBlock', 'EvaBlockPostNorm',
+         'ResPostBlock', 'ResPostRelPosBlock'),
         'a norm follows the MLP and mixes its channels'),
     # mmpretrain's block calls `ln1` for both
     'DeiT3TransformerEncoderLayer': 'the host reads the norm of the attention for the MLP too',

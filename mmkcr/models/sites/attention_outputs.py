@@ -31,7 +31,7 @@ class AttentionOutputs(HostSite):
 
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
-        return [Axis(self.owner.proj.conv, 'weight', 1)]
+        return [Axis(self.owner.proj.conv, 'weight', 1, True)]
 
     def mask_points(self) -> List[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""

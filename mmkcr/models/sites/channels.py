@@ -8,6 +8,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from mmkcr.core import Axis, MaskPoint, Unsupported
 from mmkcr.models.adapters import channel_views
+from mmkcr.models.adapters.mlps import plain_conv
 from .base import HostSite, register_kind
 
 
@@ -32,8 +33,11 @@ class Channels(HostSite):
         """The channels of a view.
 
         Raises:
-            Unsupported: A norm mixes all channels, or the group widths of norms differ.
+            Unsupported: A layer normalises its weights, a norm mixes all channels, or the group
+                widths of norms differ.
         """
+        for path in (*view.writers, *(reads.path for reads in view.readers)):
+            plain_conv(host.get_submodule(path))
         widths = {1}  # channels per unit: 1, and the group width of any `GroupNorm`
         for path in filter(None, view.norms):
             norm = host.get_submodule(path)

@@ -36,7 +36,7 @@ class HeadOperatorSite(AttentionSite):
                 Defaults to ``'dwconv'``.
         """
         head_operator(operator)
-        if not hasattr(host, 'num_extra_tokens') or not hasattr(host, 'patch_embed'):
+        if {'num_extra_tokens', 'patch_embed'} - {*dir(host)} or hasattr(host, 'random_masking'):
             raise Unsupported(f'`{type(host).__name__}` does not tell the grid of its tokens')
         if view.fused != (3, ) or view.extra is not None or view.why_no_width:
             raise Unsupported(f'its attention has positions or norms of its own at `{view.path}`')

@@ -21,6 +21,7 @@ class Heads(AttentionWidth):
         """The heads of an attention layer."""
         if getattr(host, 'rope_mixed', False):  # an attribute of timm's models
             raise Unsupported(f'each head has rotary positions of its own at `{view.path}`')
+        _check_positions(host, view.path)
         site = cls(host, view, view.path, view.heads, view.heads)
         site.unit = view.width
         return site
@@ -54,8 +55,19 @@ class HeadChannels(AttentionWidth):
             return RotaryPairs(host, view, view.path, view.width // 2)
         if not view.called:
             raise Unsupported(f'{view.why_uncalled} at `{view.path}`')
+        _check_positions(host, view.path)  # whole heads may go
         return cls(host, view, view.path, view.heads * view.width, view.heads)
 
     def _shape(self, kept: Tensor) -> Tuple[int, int]:
         heads = len(self.group_counts(kept))  # heads that keep any channel
         return heads, len(kept) // heads
+
+
+def _check_positions(host: nn.Module, path: str) -> None:
+    """Refuse heads whose position biases are in a table of another module, as an option of BEiT."""
+    modules, names = [host], path.split('.')
+    for name in names[:-1]:
+        modules.append(modules[-1].get_submodule(name))
+    # an attribute of mmpretrain's and of timm's models
+    if any(isinstance(getattr(module, 'rel_pos_bias', None), nn.Module) for module in modules):
+        raise Unsupported(f'all layers share the position biases of the heads at `{path}`')

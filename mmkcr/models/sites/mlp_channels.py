@@ -40,14 +40,16 @@ class MLPChannels(MLPSite):
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view = self.view
-        output = self.module(view.output)
-        found = [Axis(self.module(path), 'weight', 1) for path in view.inputs]
-        found += [Axis(output, 'weight', 0), Axis(output, 'bias')]
-        for path in view.scales:  # a batch norm, or a layer scale (`weight` or `gamma`)
-            scale = self._module_at(path)
-            names = ('weight', 'bias', 'running_mean', 'running_var') \
-                if isinstance(scale, _BatchNorm) else ('weight', 'gamma')
-            found += [Axis(scale, name) for name in names]
+        output, scales = self.module(view.output), list(map(self._module_at, view.scales))
+        # a scale folds into what reads the channels, and into what writes them last
+        normed = any(isinstance(scale, _BatchNorm) for scale in scales)
+        found = [Axis(self.module(path), 'weight', 1, True) for path in view.inputs]
+        found += [Axis(output, name, 0, not normed) for name in ('weight', 'bias')]
+        for scale in scales:  # a batch norm, or a layer scale (`weight` or `gamma`)
+            norm = isinstance(scale, _BatchNorm)
+            names = ('weight', 'bias', 'running_mean', 'running_var') if norm else \
+                ('weight', 'gamma')
+            found += [Axis(scale, name, 0, norm and name in names[:2]) for name in names]
         norm = self.module(view.norm)
         return found + [Axis(norm, name) for name in ('weight', 'bias')]
 

@@ -85,10 +85,12 @@ class MLPHidden(MLPSite):
 
 def _keeps_zero(module: nn.Module) -> bool:
     """Whether all activations inside a module map 0 to 0."""
-    # leaf modules without parameters, from a module of activations; tried on a 0
+    # leaf modules without parameters, from a module of activations or of mmcv, which has one file
+    # for each; tried on a 0
     activations = [child for child in module.modules()
                    if not list(child.children()) and not list(child.parameters())
-                   and 'activation' in type(child).__module__]
+                   and ('activation' in type(child).__module__
+                        or type(child).__module__.startswith('mmcv.cnn.bricks.'))]
     zero = torch.zeros(1)
     return all(float(_without_grad(activation, zero)) == 0 for activation in activations)
 

@@ -1,0 +1,130 @@
+"""Options of the hosts' backbones: the law holds with them, or a kind says why it is not there.
+
+In fp64, as in `test_coverage`.
+"""
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+
+from lab.kind_coverage import GATES, _mm, law_error
+from mmkcr.models.adapters import stream_views
+from mmkcr.models.sites import why_not
+
+ARCH = dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=48)
+BI_MASKS = {kind: dict(type='mmkcr.BiMaskGate') for kind in GATES if kind != 'head_operator'}
+
+
+def vit(name='VisionTransformer', **arguments):
+    return _mm('mmpretrain', name, other=None, **{
+        **dict(arch=ARCH, img_size=64, patch_size=16), **arguments})
+
+
+def swin(**arguments):
+    return _mm('mmpretrain', 'SwinTransformer', other=None, **{**dict(
+        arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=64, window_size=4,
+        out_indices=[0, 1], pad_small_map=True), **arguments})
+
+
+def resnet(name='ResNet', **arguments):
+    return _mm('mmpretrain', name, other=None, **{**dict(
+        depth=50, base_channels=8, stem_channels=8, out_indices=(0, 1, 2, 3)), **arguments})
+
+
+def efficientvit(**arguments):
+    return _mm('mmkcr', 'EfficientViT', other=None, arch=dict(
+        widths=[8, 16, 24], depths=[1, 1, 1], head_dim=8, attention_stages=1), **arguments)
+
+
+def half_of_the_patches(model, images):
+    mask = torch.arange(16) % 2
+    if 'Swin' in type(model).__name__:
+        return list(model(images, mask.expand(len(images), 16, 16)))
+    return [model(images, mask.expand(len(images), 16))]
+
+
+MASKED_SWIN = _mm('mmpretrain', 'SimMIMSwinTransformer', other=None, arch=dict(
+    embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=64, out_indices=[1],
+    pad_small_map=True)._replace(forward=half_of_the_patches)
+REGISTERS = _mm('mmkcr', 'DWConvVisionTransformer', other=None, arch=ARCH, img_size=64,
+                patch_size=16, num_registers=3, out_type='raw')
+
+
+@pytest.mark.parametrize('gates', [GATES, BI_MASKS], ids=['gumbel', 'bi-mask'])
+@pytest.mark.parametrize('family, kind', [
+    pytest.param(vit(patch_cfg=dict(norm_cfg=dict(type='LN'))), 'embedding', id='patch-norm'),
+    pytest.param(vit('MaskFeatViT')._replace(forward=half_of_the_patches), 'embedding',
+                 id='mask-token'),
+    pytest.param(MASKED_SWIN, 'embedding', id='mask-token-of-swin'),
+    pytest.param(REGISTERS, 'embedding', id='registers'),
+    pytest.param(swin(norm_cfg=None), 'embedding', id='no-output-norms'),
+    pytest.param(swin(out_indices=(1, 0)), 'embedding', id='outputs-of-swin-in-another-order'),
+    pytest.param(swin(stage_cfgs=dict(downsample_cfg=dict(kernel_size=3))), 'embedding',
+                 id='nine-merged'),
+    pytest.param(resnet(out_indices=(3, 1)), 'embedding', id='outputs-in-another-order'),
+    pytest.param(resnet('ResNeSt'), 'embedding', id='split-attention'),
+    pytest.param(vit(layer_cfgs=dict(act_cfg=dict(type='HSigmoid'))), 'mlp_hidden',
+                 id='activation-that-moves-0'),
+    pytest.param(efficientvit(norm_cfg=None), 'mlp_channels', id='no-norms'),
+    pytest.param(efficientvit(norm_cfg=dict(type='GN', num_groups=2)), 'mlp_hidden',
+                 id='group-norm-behind'),
+])
+def test_the_law_holds_with_options(family, kind, gates):
+    error, moved = law_error(family, [kind], 1, gates=gates)
+    assert error < 1e-12 and moved > 1e-6
+
+
+@pytest.mark.parametrize('family, kinds, message', [
+    pytest.param(vit(layer_cfgs=dict(num_fcs=3)), ['embedding'], 'of 3 layers', id='three-layers'),
+    pytest.param(swin(stage_cfgs=dict(block_cfgs=dict(ffn_cfgs=dict(num_fcs=3)))), ['embedding'],
+                 'of 3 layers', id='three-layers-of-swin'),
+    pytest.param(swin(stage_cfgs=dict(downsample_cfg=dict(norm_cfg=None))), ['embedding'],
+                 'merged without a norm', id='merging-without-norm'),
+    pytest.param(vit('MAEViT'), ['embedding', 'head_operator'], '`MAEViT`', id='MAE'),
+    pytest.param(_mm('mmpretrain', 'BEiTViT', arch=ARCH, img_size=64, patch_size=16,
+                     use_rel_pos_bias=False, use_shared_rel_pos_bias=True,
+                     layer_cfgs=dict(bias=True)), ['heads', 'head_channels'],
+                 'all layers share the position biases', id='shared-positions'),
+    pytest.param(resnet(stem_channels=32), ['embedding'], 'first shortcut of `layer1`', id='stem'),
+    pytest.param(resnet(norm_cfg=dict(type='GN', num_groups=2)), ['embedding', 'mlp_hidden'],
+                 '`GroupNorm` mixes the channels', id='group-norm'),
+    pytest.param(resnet(conv_cfg=dict(type='ConvWS')), ['embedding', 'mlp_hidden'],
+                 '`ConvWS2d` has no adapter', id='normalised-weights'),
+    pytest.param(resnet('Res2Net', scales=4, base_width=4), ['embedding', 'mlp_hidden'],
+                 'found `Bottle2neck`', id='Res2Net'),
+    pytest.param(resnet('ResNeSt'), ['mlp_hidden'], '`SplitAttentionConv2d`', id='ResNeSt'),
+    pytest.param(efficientvit(norm_cfg=dict(type='GN', num_groups=2)), ['mlp_channels'],
+                 '`GroupNorm` mixes the channels', id='group-norm-of-the-stream'),
+])
+def test_options_that_a_kind_refuses(family, kinds, message):
+    host = family.build()
+    for kind in kinds:
+        assert message in why_not(host, kind), kind
+
+
+def test_a_stream_that_is_turned_knows_its_registers():
+    host = REGISTERS.build()
+    assert stream_views(host)[0].linear(host).tables == ('pos_embed', 'cls_token',
+                                                         'register_tokens')
+
+
+@pytest.mark.parametrize('norm_cfg', [dict(type='BN'), dict(type='GN', num_groups=4)],
+                         ids=['BN', 'GN'])
+def test_channels_between_layers_with_normalised_weights(norm_cfg):
+    """As in mmdet's configs `gn+ws`: without one input channel all other weights change."""
+    config = dict(type='mmseg.UPerHead', in_channels=[16, 32], in_index=[0, 1], channels=8,
+                  num_classes=3, norm_cfg=norm_cfg)
+    assert why_not(MODELS.build(config), 'channels') == ''
+    head = MODELS.build(dict(config, conv_cfg=dict(type='ConvWS')))
+    assert why_not(head, 'channels') == '`ConvWS2d` has no adapter'
+
+
+@pytest.mark.parametrize('name, sizes', [
+    ('swinv2_cr_tiny_224', dict(embed_dim=16, depths=(2, 2), num_heads=(2, 4), window_size=4)),
+    ('vit_relpos_base_patch32_plus_rpn_256', dict(embed_dim=32, depth=2, num_heads=4))])
+def test_norms_behind_the_mlp_of_timm(name, sizes):
+    """Their names are those of norms in front of it elsewhere."""
+    timm = pytest.importorskip('timm')
+    host = timm.create_model(name, img_size=64, num_classes=0, **sizes)
+    assert why_not(host, 'mlp_channels')  # the MLPs of positions have no norm at all
+    assert not why_not(host, 'mlp_hidden')
