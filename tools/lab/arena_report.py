@@ -10,6 +10,7 @@ from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
 from mmkcr.visualization.figures import saved_figure
+from mmkcr.visualization.palette import SERIES
 from .arena import METHODS, RANDOM, REFIT
 from .stages import RECORD
 
@@ -199,15 +200,16 @@ def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '',
          metric: str = METRIC) -> None:
     """The metric before and after retraining over MACs, a line a method; writes an image."""
     with saved_figure(path, (13, 4.5), ncols=2) as (figure, grid):
+        shown = [name for name in METHODS if any(row['method'] == name for row in summary)]
         for axes, key in zip(grid.flat, ('before', 'after')):
-            for number, name in enumerate(METHODS):
+            for number, name in enumerate(shown):
                 own = [row for row in summary if row['method'] == name and row[key] is not None
                        and row['macs'] is not None]
                 if own:
                     axes.plot([100 * row['macs'] for row in own], [row[key] for row in own],
                               '--' if name.endswith('plain') else '-',
-                              marker='os^'[number // 10], markersize=4,
-                              color=f'C{number % 10}', label=own[0]['label'])
+                              marker='os^vD'[number // len(SERIES) % 5], markersize=4,
+                              color=f'C{number}', label=own[0]['label'])
             dense = [row['after'] for row in summary if row['method'] == 'dense']
             if dense and dense[0] is not None:
                 axes.axhline(dense[0], color='0.4', linestyle=':', label='dense')
