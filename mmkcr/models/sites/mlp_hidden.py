@@ -86,11 +86,12 @@ class MLPHidden(MLPSite):
 def _keeps_zero(module: nn.Module) -> bool:
     """Whether all activations inside a module map 0 to 0."""
     # leaf modules without parameters, from a module of activations or of mmcv, which has one file
-    # for each; tried on a 0
+    # for each (its `drop` would draw random numbers); tried on a 0
     activations = [child for child in module.modules()
                    if not list(child.children()) and not list(child.parameters())
                    and ('activation' in type(child).__module__
-                        or type(child).__module__.startswith('mmcv.cnn.bricks.'))]
+                        or type(child).__module__.startswith('mmcv.cnn.bricks.')
+                        and not type(child).__module__.endswith('.drop'))]
     zero = torch.zeros(1)
     return all(float(_without_grad(activation, zero)) == 0 for activation in activations)
 

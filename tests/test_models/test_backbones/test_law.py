@@ -256,7 +256,7 @@ def test_checkpoint_of_an_edited_structure_is_refused_by_site(vit_structure, sit
     (lambda s: KCRVisionTransformer(**VIT, structure=s, gates=GATES), 'found both'),
     (lambda s: KCRVisionTransformer(arch='deit-smal'), "among .*deit-small.*, found 'deit-smal'"),
     (lambda s: KCRVisionTransformer(**VIT, layer_cfgs=dict(num_fcs=3), gates=GATES),
-     r"has, of \['embedding', .* found `mlp_channels` .an `FFN` of 3 layers"),
+     r"has, of \['head_operator', .* found `mlp_channels` .an `FFN` of 3 layers"),
     (lambda s: KCRVisionTransformer(**VIT, structure='no/such.json'), '`no/such.json`, found none'),
 ])
 def test_refusals(build, message, vit_structure):
