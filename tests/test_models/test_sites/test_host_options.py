@@ -8,6 +8,7 @@ import torch
 from mmengine.registry import MODELS
 
 from lab.kind_coverage import GATES, _mm, law_error
+from mmkcr.models import Searchable
 from mmkcr.models.adapters import stream_views
 from mmkcr.models.sites import why_not
 
@@ -128,3 +129,13 @@ def test_norms_behind_the_mlp_of_timm(name, sizes):
     host = timm.create_model(name, img_size=64, num_classes=0, **sizes)
     assert why_not(host, 'mlp_channels')  # the MLPs of positions have no norm at all
     assert not why_not(host, 'mlp_hidden')
+
+
+def test_a_supernet_is_built_without_random_numbers():
+    """With stochastic depth, which is no activation: gates begin as they did for a seed."""
+    host = MODELS.build(dict(type='mmpretrain.VisionTransformer', arch='deit-tiny', img_size=64,
+                             drop_path_rate=0.5))
+    before = torch.get_rng_state()
+    supernet = Searchable(host, sites=['mlp_hidden'], gates=dict(type='mmkcr.GumbelChannelGate'))
+    assert len(supernet.search_space.gates()) == 12
+    assert torch.equal(torch.get_rng_state(), before)
