@@ -126,6 +126,12 @@ def training_steps(metas: Sequence[Mapping[str, Any]]) -> Tuple[str, List[int]]:
     return 'epoch', list(range(1, len(metas) + 1))
 
 
+def step_of(row: Mapping[str, Any]) -> Tuple[str, int]:
+    """What the checkpoint of a row was trained for, such as ``('epoch', 30)``."""
+    unit = 'epoch' if 'epoch' in row else 'iteration'
+    return unit, row[unit]
+
+
 def plot_curve(rows: List[Dict[str, Any]], path: Union[str, Path], title: str = '') -> None:
     """Draw the loss with the KCR bounds, and KC, over a training (KCR figure 1).
 
@@ -139,8 +145,7 @@ def plot_curve(rows: List[Dict[str, Any]], path: Union[str, Path], title: str = 
     from matplotlib.figure import Figure
     figure = Figure(figsize=(9, 3.6), layout='constrained')
     FigureCanvasAgg(figure)
-    unit = 'epoch' if 'epoch' in rows[0] else 'iteration'
-    steps = [row[unit] for row in rows]
+    units, steps = zip(*map(step_of, rows))
     left, right = figure.subplots(1, 2)
     left.plot(steps, [row['squared_error'] for row in rows], 'k.-', label='squared error')
     for name, label in (('kcr', 'KC'), ('a_kcr', 'A-KC')):
@@ -152,7 +157,7 @@ def plot_curve(rows: List[Dict[str, Any]], path: Union[str, Path], title: str = 
         if all(name in row for row in rows):
             right.plot(steps, [row[name] for row in rows], '.-', label=label)
     for axes in (left, right):
-        axes.set_xlabel(unit)
+        axes.set_xlabel(units[0])
         axes.legend()
     right.set_ylim(bottom=0)
     figure.suptitle(title)

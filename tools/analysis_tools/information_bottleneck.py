@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
-from mmkcr.evaluation.analysis import classification_scores, split_loader, training_steps
+from mmkcr.evaluation.analysis import classification_scores, split_loader, step_of, training_steps
 from mmkcr.evaluation.bottleneck import information_statistics
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.models.utils import find_task
@@ -59,14 +59,9 @@ def measure(name: str, config: str, checkpoints: Sequence[str], args: Any) -> Li
     return sorted(rows, key=lambda row: row[unit])
 
 
-def step_of(row: Mapping[str, Any]) -> int:
-    """Epochs, or iterations in a run that counts these, that a checkpoint was trained for."""
-    return row['epoch'] if 'epoch' in row else row['iteration']
-
-
 def unit_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the runs count: ``'epoch'``, ``'iteration'``, or both."""
-    return ' or '.join(unit for unit in ('epoch', 'iteration') if any(unit in row for row in rows))
+    return ' or '.join(sorted({step_of(row)[0] for row in rows}))
 
 
 def plot(rows: Sequence[Dict[str, Any]], folder: Path, suffix: str) -> List[Path]:
@@ -80,7 +75,7 @@ def plot(rows: Sequence[Dict[str, Any]], folder: Path, suffix: str) -> List[Path
         paths.append(folder / f'{label}.{suffix}')
         plot_curve({name: [row[key] for row in found] for name, found in runs.items()}, paths[-1],
                    xlabel=unit_of(rows), ylabel=label.replace('_', ' ') + ' (nats)',
-                   x={name: [step_of(row) for row in found] for name, found in runs.items()})
+                   x={name: [step_of(row)[1] for row in found] for name, found in runs.items()})
     return paths
 
 
@@ -95,7 +90,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                          f'every `--run`, found {args.runs}')
     rows = [row for name, config, *checkpoints in args.runs
             for row in measure(name, config, checkpoints, args)]
-    cells = [[row['run'], step_of(row), *(f'{row[key]:.4f}' for key in COLUMNS)]
+    cells = [[row['run'], step_of(row)[1], *(f'{row[key]:.4f}' for key in COLUMNS)]
              for row in rows]
     folder = Path(args.out)
     with atomic_write(folder / 'information_bottleneck.json') as path:

@@ -18,7 +18,13 @@ from mmengine.config import DictAction
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, add_trust_argument, command
 from mmkcr.core.io import atomic_write
-from mmkcr.evaluation.analysis import kernel_statistics, plot_curve, split_loader, training_steps
+from mmkcr.evaluation.analysis import (
+    kernel_statistics,
+    plot_curve,
+    split_loader,
+    step_of,
+    training_steps,
+)
 
 COLUMNS = ('n', 'landmarks', 'kc', 'a_kc', 'tnn', 'squared_error', 'kcr_lower', 'kcr_upper')
 
@@ -65,11 +71,10 @@ def measure(args) -> List[Dict[str, Any]]:
 
 def table(rows: List[Dict[str, Any]]) -> str:
     """The rows as Markdown."""
-    unit = 'epoch' if 'epoch' in rows[0] else 'iteration'
-    lines = ['| ' + ' | '.join(['checkpoint', unit, *COLUMNS]) + ' |',
+    lines = ['| ' + ' | '.join(['checkpoint', step_of(rows[0])[0], *COLUMNS]) + ' |',
              '|' + '---|' * (2 + len(COLUMNS))]
     for row in rows:
-        cells = [Path(row['checkpoint']).name, str(row[unit])]
+        cells = [Path(row['checkpoint']).name, str(step_of(row)[1])]
         cells += [f'{row[name]:.5g}' if name in row else '' for name in COLUMNS]
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)

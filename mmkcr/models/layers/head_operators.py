@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, slice_axes, slice_parameter
+from mmkcr.core import Axis, Cost, slice_axes, slice_parameter
 from mmkcr.core.added import AddedLayer
-from mmkcr.core.sites import Cost
 
 #: Softmax temperature of the ensembles over heads.
 ENSEMBLE_TEMPERATURE = 0.01

@@ -5,9 +5,8 @@ from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import COUNTED, CostModel, LatencyTable, MacsModel
+from mmkcr.core import COUNTED, Cost, CostModel, LatencyTable, MacsModel
 from mmkcr.core.cost import check_range
-from mmkcr.core.sites import Cost
 from mmkcr.models.costs import cost_model
 from mmkcr.registry import MODELS
 

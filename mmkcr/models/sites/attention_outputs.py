@@ -6,8 +6,7 @@ from typing import Any, List, Optional, Sequence
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, MaskPoint
-from mmkcr.core.sites import Cost
+from mmkcr.core import Axis, Cost, MaskPoint
 from mmkcr.models.layers.lite_mla import LiteMLA
 from mmkcr.models.layers.selection import Take
 from .base import HostSite, register_kind

@@ -5,8 +5,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, BaseGate, MaskPoint, Unsupported, count_params
-from mmkcr.core.sites import Cost
+from mmkcr.core import Axis, BaseGate, Cost, MaskPoint, Unsupported, count_params
 from mmkcr.models.layers.head_operators import OPERATORS, head_operator
 from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
 from .base import AttentionSite, register_kind
@@ -36,7 +35,8 @@ class HeadOperatorSite(AttentionSite):
                 Defaults to ``'dwconv'``.
         """
         head_operator(operator)
-        if {'num_extra_tokens', 'patch_embed'} - {*dir(host)} or hasattr(host, 'random_masking'):
+        tells_grid = hasattr(host, 'num_extra_tokens') and hasattr(host, 'patch_embed')
+        if not tells_grid or hasattr(host, 'random_masking'):  # MAE computes the visible patches
             raise Unsupported(f'`{type(host).__name__}` does not tell the grid of its tokens')
         if view.fused != (3, ) or view.extra is not None or view.why_no_width:
             raise Unsupported(f'its attention has positions or norms of its own at `{view.path}`')

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, MaskPoint, Unsupported
-from mmkcr.core.sites import Cost
+from mmkcr.core import Axis, Cost, MaskPoint, Unsupported
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.selection import Put, Take
 from .base import MLPSite, register_kind

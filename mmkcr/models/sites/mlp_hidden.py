@@ -1,9 +1,10 @@
 """Hidden width of an MLP (Once for Both, section 3; closed-form slimming, SPEC 9)."""
 
+import copy
 from typing import Any, List
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Axis, BaseGate, MaskPoint
@@ -86,16 +87,15 @@ class MLPHidden(MLPSite):
 def _keeps_zero(module: nn.Module) -> bool:
     """Whether all activations inside a module map 0 to 0."""
     # leaf modules without parameters, from a module of activations or of mmcv, which has one file
-    # for each (its `drop` would draw random numbers); tried on a 0
+    # for each
     activations = [child for child in module.modules()
                    if not list(child.children()) and not list(child.parameters())
                    and ('activation' in type(child).__module__
-                        or type(child).__module__.startswith('mmcv.cnn.bricks.')
-                        and not type(child).__module__.endswith('.drop'))]
-    zero = torch.zeros(1)
-    return all(float(_without_grad(activation, zero)) == 0 for activation in activations)
+                        or type(child).__module__.startswith('mmcv.cnn.bricks.'))]
+    return all(_maps_zero_to_zero(activation) for activation in activations)
 
 
-def _without_grad(activation: nn.Module, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return activation(x.clone()).abs().sum()
+@torch.no_grad()
+def _maps_zero_to_zero(activation: nn.Module) -> bool:
+    # a copy in evaluation mode, which draws no random numbers
+    return not copy.deepcopy(activation).eval()(torch.zeros(1)).any()

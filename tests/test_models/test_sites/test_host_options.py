@@ -131,10 +131,12 @@ def test_norms_behind_the_mlp_of_timm(name, sizes):
     assert not why_not(host, 'mlp_hidden')
 
 
-def test_a_supernet_is_built_without_random_numbers():
-    """With stochastic depth, which is no activation: gates begin as they did for a seed."""
+@pytest.mark.parametrize('options', [dict(drop_path_rate=0.5),
+                                     dict(layer_cfgs=dict(act_cfg=dict(type='RReLU')))])
+def test_a_supernet_is_built_without_random_numbers(options):
+    """With stochastic depth or random slopes: gates begin as they did for a seed."""
     host = MODELS.build(dict(type='mmpretrain.VisionTransformer', arch='deit-tiny', img_size=64,
-                             drop_path_rate=0.5))
+                             **options))
     before = torch.get_rng_state()
     supernet = Searchable(host, sites=['mlp_hidden'], gates=dict(type='mmkcr.GumbelChannelGate'))
     assert len(supernet.search_space.gates()) == 12
