@@ -77,6 +77,16 @@ class SearchModel(RegularizedModel):
         """Parameters of the gates (the paper's alpha)."""
         return [p for gate in self.gates().values() for p in gate.parameters()]
 
+    def train(self, mode: bool = True) -> 'SearchModel':
+        """Set the mode. Gates are new, so they learn also in stages that the host freezes."""
+        learning = [(p, p.requires_grad) for p in self.gate_parameters()]
+        super().train(mode)
+        for gate in self.gates().values():
+            gate.train(mode)
+        for parameter, learns in learning:
+            parameter.requires_grad_(learns)
+        return self
+
     def macs_model(self, input_shape: Optional[tuple] = None) -> MacsModel:
         """MACs of the task model, or of its backbone, as a function of the gates' sizes.
 

@@ -46,6 +46,32 @@ def test_a_step_draws_the_masks_noise_and_a_resumed_one_the_same():
     assert [mask._seed for mask in masks_of(resumed)] == later
 
 
+def test_gates_learn_in_frozen_stages():
+    """A host freezes whole stages when the mode is set; its gates would keep their start."""
+    swin = dict(type='mmpretrain.SwinTransformer', img_size=64, window_size=2, frozen_stages=2,
+                arch=dict(embed_dims=8, depths=[1] * 4, num_heads=[1] * 4))
+    host = dict(type='mmkcr.Searchable', backbone=swin, sites=['mlp_hidden'],
+                gates=dict(type='mmkcr.GumbelChannelGate'))
+    head = dict(type='mmpretrain.LinearClsHead', num_classes=3, in_channels=64)
+    model = MODELS.build(dict(
+        type='mmkcr.SearchModel', architecture=dict(
+            type='mmpretrain.ImageClassifier', backbone=host, head=head,
+            neck=dict(type='mmpretrain.GlobalAveragePooling'))))
+    frozen = [gate for name, gate in model.gates().items() if 'stages.0' in name]
+    for _ in range(2):
+        model.train()
+        model.zero_grad()
+        sum(value for key, value in loss(model, torch.randn(2, 3, 64, 64)).items()
+            if 'loss' in key).backward()
+        assert frozen and all(gate.training for gate in frozen)
+        assert all(p.grad.abs().any() for p in model.gate_parameters())
+    assert not any(p.requires_grad for name, p in model.named_parameters()
+                   if 'stages.0' in name and 'gate' not in name)
+    frozen[0].requires_grad_(False)  # as a gate that was folded into the weights
+    assert not any(p.requires_grad for p in model.train().gates()[
+        next(iter(model.gates()))].parameters())
+
+
 def test_masks_are_weights_and_have_the_temperature():
     model = search_model()
     gates = {id(p) for p in model.gate_parameters()}
