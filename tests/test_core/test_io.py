@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,20 +13,22 @@ import pytest
 
 from mmkcr.core import atomic_write, locked, remove_stale
 
-HOLD = """
-import sys, time
-from mmkcr.core import locked
-with locked(sys.argv[1]):
-    print('held', flush=True)
-    time.sleep(float(sys.argv[2]))
-"""
+# of a fork, which has imported everything
+FORK = multiprocessing.get_context('fork')
 
 
-def hold(folder, seconds=60):
+def _hold(folder, held):
+    with locked(folder):
+        held.set()
+        time.sleep(60)
+
+
+def hold(folder):
     """A process that has the folder."""
-    process = subprocess.Popen([sys.executable, '-c', HOLD, str(folder), str(seconds)],
-                               stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == 'held\n'
+    held = FORK.Event()
+    process = FORK.Process(target=_hold, args=(folder, held))
+    process.start()
+    assert held.wait(60)
     return process
 
 
@@ -41,7 +42,7 @@ def test_a_second_run_is_refused_by_name(tmp_path):
         assert (tmp_path / 'run/.lock').exists()  # the refused one took nothing away
     finally:
         owner.kill()
-        owner.wait()
+        owner.join()
     with locked(tmp_path / 'run'):  # a killed one leaves the file, which locks nobody out
         pass
     assert not (tmp_path / 'run/.lock').exists()
@@ -59,8 +60,7 @@ def test_nothing_is_left_of_a_lock(tmp_path):
 
 def test_a_worker_does_not_hold_what_its_parent_held(tmp_path):
     """Killed with SIGKILL, a run leaves data-loading workers for seconds."""
-    context = multiprocessing.get_context('fork')
-    worker = context.Process(target=time.sleep, args=(60, ))
+    worker = FORK.Process(target=time.sleep, args=(60, ))
     with locked(tmp_path):
         worker.start()
         (tmp_path / '.lock').unlink()  # as if it had been killed: the end below removes nothing
@@ -89,13 +89,19 @@ def test_files_of_dead_writers_go(tmp_path):
     assert remove_stale(tmp_path) == []
 
 
+def _die_writing(path):
+    with atomic_write(path) as part:
+        part.write_text('ne')
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_killed_while_it_writes(tmp_path):
     """The old file stays, and the next run removes what was half written."""
     (tmp_path / 'file').write_text('old')
-    code = ('import os, signal\nfrom mmkcr.core import atomic_write\n'
-            f'with atomic_write({str(tmp_path / "file")!r}) as path:\n'
-            '    path.write_text("ne")\n    os.kill(os.getpid(), signal.SIGKILL)')
-    assert subprocess.run([sys.executable, '-c', code]).returncode == -signal.SIGKILL
+    writer = FORK.Process(target=_die_writing, args=(tmp_path / 'file', ))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
     assert (tmp_path / 'file').read_text() == 'old' and len(list(tmp_path.iterdir())) == 2
     with locked(tmp_path):
         pass

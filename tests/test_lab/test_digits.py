@@ -3,7 +3,6 @@
 import json
 import runpy
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -177,9 +176,11 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert len(list((tmp_path / 'data/digits/val').rglob('*.png'))) == 360
 
 
-def test_command_refuses_in_one_sentence(tmp_path):
-    result = subprocess.run([sys.executable, str(COMMAND), '--size', '30'], cwd=tmp_path,
-                            capture_output=True, text=True)
-    assert result.returncode != 0
-    assert '`30`' in result.stderr and len(result.stderr.splitlines()) == 1
+def test_command_refuses_in_one_sentence(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', [str(COMMAND), '--size', '30'])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(COMMAND), run_name='__main__')
+    stderr = capfd.readouterr().err
+    assert ended.value.code and '`30`' in stderr and len(stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
