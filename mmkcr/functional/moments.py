@@ -15,7 +15,7 @@ CHUNK = 2048
 BLOCK = 512
 """Columns of the scatter matrix that are computed at a time; only its lower triangle is."""
 
-_SUMS = ('mean', 'scatter', 'target_mean', 'target_scatter', 'cross_scatter')
+_SUMS = ('mean', 'scatter', 'target_mean', 'cross_scatter')
 
 
 class Moments:
@@ -52,7 +52,7 @@ class Moments:
 
         # scatters are sums of centred products; of the first only the lower triangle is valid
         self._mean, self._scatter = zeros(num_features), zeros(num_features, num_features)
-        self._target_mean, self._target_scatter = zeros(num_targets), zeros(num_targets)
+        self._target_mean = zeros(num_targets)
         self._cross_scatter = zeros(num_targets, num_features)
 
     @torch.no_grad()
@@ -111,7 +111,6 @@ class Moments:
         _add_lower(self._scatter, features)
         if targets is not None:
             self._cross_scatter += targets.mT @ features  # (*batch, p, d)
-            self._target_scatter += targets.square().sum(-2)
 
     def _shift(self, count: int, mean: Tensor, target_mean: Optional[Tensor] = None) -> None:
         """Move the means to those of the union with another set; add the scatter between both."""
@@ -127,7 +126,6 @@ class Moments:
         if target_mean is not None:
             target_step = target_mean - self._target_mean
             self._cross_scatter += weight * target_step.unsqueeze(-1) * step.unsqueeze(-2)
-            self._target_scatter += weight * target_step.square()
             self._target_mean += target_step * (count / total)
         self.count = total
 
@@ -140,7 +138,7 @@ class Moments:
         self._check_shapes(other.state_dict())
         self._shift(other.count, other._mean.to(self._mean),
                     other._target_mean.to(self._mean) if self.num_targets else None)
-        for name in ('_scatter', '_target_scatter', '_cross_scatter'):
+        for name in ('_scatter', '_cross_scatter'):
             getattr(self, name).add_(getattr(other, name).to(self._mean))
         return self
 
@@ -187,8 +185,7 @@ class Moments:
         step, target_step = self._mean - mean, self._target_mean - target_mean
         _add_lower(self._scatter, math.sqrt(self.count) * step.unsqueeze(-2))
         self._cross_scatter += self.count * target_step.unsqueeze(-1) * step.unsqueeze(-2)
-        self._target_scatter += self.count * target_step.square()
-        for value in (self._scatter, self._cross_scatter, self._target_scatter):
+        for value in (self._scatter, self._cross_scatter):
             dist.all_reduce(value, group=group)
         self._mean, self._target_mean, self.count = mean, target_mean, total
         return self
@@ -216,12 +213,6 @@ class Moments:
         """Tensor: Shape (*batch, p), fp64."""
         self._check_not_empty()
         return self._target_mean
-
-    @property
-    def target_variance(self) -> Tensor:
-        """Tensor: Shape (*batch, p), fp64."""
-        self._check_not_empty()
-        return self._target_scatter / self.count
 
     @property
     def cross_covariance(self) -> Tensor:

@@ -125,24 +125,6 @@ def refit_output(moments: Moments, prior: Optional[Tensor] = None, rho: float = 
     return _like(cross if prior is None else prior, new, bias)
 
 
-def output_error(moments: Moments, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """Mean of ``||W h + b - y||^2`` over the rows that the moments have seen, (*batch,), fp64.
-
-    Args:
-        moments (Moments): Moments of inputs h, (*batch, k), with targets y, (*batch, m).
-        weight (Tensor): W, shape (*batch, m, k).
-        bias (Tensor, optional): b, shape (*batch, m). Defaults to the best one.
-    """
-    weight = weight.to(moments.covariance)
-    # tr cov(y) + tr(W cov(h) W^T) - 2 tr(W cov(h, y)), plus the squared mean of W h + b - y
-    error = moments.target_variance.sum(-1) + \
-        (weight * (weight @ moments.covariance - 2 * moments.cross_covariance)).sum((-2, -1))
-    if bias is not None:
-        step = (weight @ moments.mean.unsqueeze(-1)).squeeze(-1) + bias.to(weight)
-        error = error + (step - moments.target_mean).square().sum(-1)
-    return error.clamp(min=0)
-
-
 def unfold_patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0,
                    dilation: Size = 1) -> Tensor:
     """The patches that a convolution multiplies by its kernels, as rows for :class:`Moments`.

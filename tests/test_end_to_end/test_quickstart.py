@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from lab.digits import DigitsOptions, write_digits
-from lab.quickstart import MODELS, TRAININGS, Pipeline, structure_of
+from lab.quickstart import MODELS, TRAININGS, Pipeline
 from lab.quickstart_config import QuickstartOptions
 from lab.quickstart_report import table
 from long_form import few
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import load_weights
-from mmkcr.core import count_params
+from mmkcr.core import Structure, count_params
 from mmkcr.evaluation.analysis import split_loader
 from mmkcr.models.wrappers import FeatureTap
 
@@ -89,7 +89,7 @@ def test_artefacts(summary, folder):
 @pytest.mark.parametrize('arch', ARCHS)
 def test_numbers_are_those_of_the_built_models(summary, folder, options, arch):
     rows, pipeline = rows_of(summary, arch), Pipeline(arch, 0, options)
-    structure = structure_of(dict(arch=arch, seed=0), options)
+    structure = Structure.load(pipeline.folder / 'slim/structure.json')
     for name, row in rows.items():
         _, model = pipeline.deployed(name)
         assert row['params'] == count_params(model)

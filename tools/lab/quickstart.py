@@ -5,7 +5,7 @@ The same configs, Runner and functions as the commands use, in recorded stages
 """
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Dict, Tuple
 
 from mmengine.config import Config
 from torch import nn
@@ -13,7 +13,6 @@ from torch import nn
 from mmkcr.apis.build import file_sha256, load_config
 from mmkcr.apis.compress_files import CONFIG, compress_files
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
-from mmkcr.core import Structure
 from mmkcr.visualization import plot_channel_masks
 from .jobs import Say
 from .measures import kernel_measure
@@ -125,9 +124,3 @@ class Pipeline(StagedPipeline):
         return dict(params=found['params'], macs=found['macs'], input_shape=found['input_shape'],
                     top1=tested['accuracy/top1'], digits=tested['kernel/n'],
                     kc_held_out=tested['kernel/kc'], kc=kernel['kc'], kc_digits=kernel['n'])
-
-
-def structure_of(result: Mapping[str, Any], options: QuickstartOptions) -> Structure:
-    """The structure that a pipeline's result is about."""
-    folder = Path(options.work_dir) / result['arch'] / f"seed{result['seed']}"
-    return Structure.load(folder / 'slim' / STRUCTURE)
