@@ -64,6 +64,7 @@ class CompressResult:
     complexity: Dict[str, Dict[str, float]]
 
 
+@torch.inference_mode(False)  # losses of units need gradients, wherever it is called
 def compress(model: nn.Module,
              images: Union[Tensor, Sequence[Any]],
              target: Union[str, int, float],

@@ -552,3 +552,12 @@ def test_progress_of_another_compression_is_not_used(tmp_path):
     assert CompressProgress(tmp_path / 'out/progress', dict(target='60%')).has_block('layers.0')
     assert not CompressProgress(tmp_path / 'out/progress', dict(target='50%')).has_block('layers.0')
     assert not (tmp_path / 'out').exists()
+
+
+def test_inference_mode_around_it_changes_nothing():
+    options = dict(OPTIONS, uniform=True, probe_batches=1)
+    expected = compress(vit(), IMAGES, '80%', **options).model.state_dict()
+    with torch.inference_mode():
+        found = compress(vit(), IMAGES, '80%', **options).model
+    assert all(torch.equal(value, expected[key]) for key, value in found.state_dict().items())
+    assert not any(parameter.is_inference() for parameter in found.parameters())
