@@ -11,6 +11,7 @@ from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 
 from mmkcr.evaluation.features import find_pipeline, with_pipeline
+from .compress import held_apart
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
@@ -58,7 +59,7 @@ def calibration_images(config: Config, model: nn.Module, folder: Optional[str] =
         model (nn.Module): Task model.
         folder (str, optional): Folder that is searched for images at any depth. Defaults to None.
         count (int): Maximum number of images. Defaults to 512.
-        batch_size (int): Images per batch. Defaults to 16.
+        batch_size (int): Maximum number of images per batch. Defaults to 16.
         seed (int): Seed of the draw. Defaults to 0.
 
     Raises:
@@ -72,7 +73,7 @@ def calibration_images(config: Config, model: nn.Module, folder: Optional[str] =
     else:
         total, load = _folder(config, folder)
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
-    return CalibrationImages(load, drawn, model, batch_size)
+    return CalibrationImages(load, drawn, model, held_apart(len(drawn), batch_size))
 
 
 def _dataset(config: Config) -> Any:

@@ -13,6 +13,7 @@ from torch import nn
 
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
+from mmkcr.apis.compress import split_batches
 from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.core import Structure, count_params
@@ -400,6 +401,14 @@ def test_profiles_serve_another_budget_without_a_new_pass():
     assert again.structure.sites == fresh.structure.sites
     for found, expected in zip(outputs(again.model), outputs(fresh.model)):
         torch.testing.assert_close(found, expected)
+
+
+def test_few_images_are_held_out_too():
+    for count in (2, 10, 16, 17, 24):
+        used, held = map(torch.cat, split_batches(IMAGES[:count], None))
+        assert torch.equal(torch.cat([used, held]), IMAGES[:count])
+    # of one image there is no other
+    assert [len(part) for part in split_batches(IMAGES[:1], None)] == [1, 1]
 
 
 def test_a_timm_model_in_five_lines():

@@ -68,6 +68,26 @@ def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, caps
     assert f'{metrics["accuracy/top1"]:.4g}' in printed.out
 
 
+LINEAR = dict(type='LinearClsHead', num_classes=4, in_channels=96)
+
+
+@pytest.mark.parametrize('head', [None, dict(type='LinearRegressionHead', num_classes=1,
+                                             in_channels=96),
+                                  dict(type='MultiTaskHead', in_channels=96,
+                                       task_heads=dict(one=LINEAR, two=LINEAR))])
+def test_outputs_that_are_no_scores_of_one_set_of_classes(head, load_tool, data, tmp_path, capsys):
+    """No softmax is taken of features or numbers, and no task is left out."""
+    config = load_config(DIGITS)
+    config.model.head = head
+    config.dump(tmp_path / 'dense.py')
+    checkpoint = random_checkpoint(config, tmp_path / 'dense.pth')
+    load_tool('compress').main([str(tmp_path / 'dense.py'), checkpoint, '--target-macs', '60%',
+                                '--images', '16', '--out', str(tmp_path / 'slim'), *data])
+    assert 'with the same class' not in capsys.readouterr().out
+    sensitivity = json.loads((tmp_path / 'slim/sensitivity.json').read_text())
+    assert all(found['losses'][0] > 1e-6 for found in sensitivity.values())
+
+
 def test_a_budget_of_bytes(load_tool, data, tmp_path, capsys):
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
     load_tool('compress').main([DIGITS, checkpoint, '--target-bytes', '1MB', '--images', '16',
