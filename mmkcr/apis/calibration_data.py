@@ -7,10 +7,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
+from mmengine.model import stack_batch
 from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 
 from mmkcr.evaluation.features import find_pipeline, with_pipeline
+from mmkcr.models.utils import is_detector
 from .compress import held_apart
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
@@ -43,6 +45,14 @@ class CalibrationImages(Sequence):
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         samples = [self._load(index) for index in self._of_batch(place % len(self))]
+        if is_detector(self._model) or len({sample['inputs'].shape for sample in samples}) == 1:
+            return self._prepared(samples)
+        # mmseg's preprocessor takes one size: each alone, then padded to the largest
+        alone = [self._prepared([sample]) for sample in samples]
+        return dict(inputs=stack_batch([one['inputs'][0] for one in alone]),
+                    data_samples=[sample for one in alone for sample in one['data_samples']])
+
+    def _prepared(self, samples: List[Dict[str, Any]]) -> Any:
         return self._model.data_preprocessor(pseudo_collate(samples), False)
 
     def _of_batch(self, batch: int) -> List[int]:

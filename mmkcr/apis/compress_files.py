@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
+import torch.nn.functional as F
 from mmengine.config import Config, ConfigDict
 from mmpretrain.models.heads import ClsHead, RegressionHead
 from torch import nn
@@ -246,8 +247,14 @@ def _parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> P
 
 def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,
                 runtime: str) -> Sequence[DeployedFile]:
-    """Files calibrated on the calibration images except the last tenth, which compares outputs."""
-    images = [batch['inputs'].cpu().numpy() for batch in batches]
+    """Files calibrated on the calibration images except the last tenth, which compares outputs.
+
+    The files take images of one size. Batches of others are resized to that of the first.
+    """
+    images = [batch['inputs'].cpu() for batch in batches]
+    size = images[0].shape[-2:]
+    images = [(one if one.shape[-2:] == size else F.interpolate(one, size, mode='bilinear')).numpy()
+              for one in images]
     count = max(1, len(images) // 10)
     return deploy_int8(dense.cpu(), slim.cpu(), images[:-count] or images, images[-count:], folder,
                        runtime)
