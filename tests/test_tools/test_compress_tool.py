@@ -13,6 +13,7 @@ from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.core import Structure
+from mmkcr.deploy.int8 import QUANTIZERS
 
 REPO = Path(__file__).parents[2]
 DIGITS = str(REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py')
@@ -86,6 +87,14 @@ def test_outputs_that_are_no_scores_of_one_set_of_classes(head, load_tool, data,
     assert 'with the same class' not in capsys.readouterr().out
     sensitivity = json.loads((tmp_path / 'slim/sensitivity.json').read_text())
     assert all(found['losses'][0] > 1e-6 for found in sensitivity.values())
+
+
+def test_a_missing_quantiser_is_told_first(refused, data, tmp_path, monkeypatch):
+    monkeypatch.setitem(QUANTIZERS, 'onnxruntime', 'no_such_package')
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    said = refused('compress', DIGITS, checkpoint, '--target-macs', '60%', '--int8', 'onnxruntime',
+                   '--out', tmp_path / 'slim', *data)
+    assert 'pip install no_such_package' in said and not (tmp_path / 'slim').exists()
 
 
 def test_a_budget_of_bytes(load_tool, data, tmp_path, capsys):
