@@ -40,7 +40,8 @@ from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
 from mmkcr.apis.refit_blocks import LEAST_PER_INPUT
 from mmkcr.apis.refit_structure import refit_files
 from mmkcr.datasets.data_check import check_data_folders
-from mmkcr.deploy.int8 import QUANTIZERS
+from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
+from mmkcr.deploy.runtimes import require_runtime
 from mmkcr.visualization import format_table
 
 
@@ -239,6 +240,7 @@ def check_later_steps(args: Any) -> None:
 
     Raises:
         FileNotFoundError: Data of a step are missing.
+        ImportError: A package of ``--int8`` is.
         ValueError: The config has no training to shorten for ``--finetune``, or no test for
             ``--evaluate``.
     """
@@ -255,6 +257,9 @@ def check_later_steps(args: Any) -> None:
                 raise ValueError(f'expected a config with `{key}` for `--evaluate`, found '
                                  f'`{args.config}` without')
     check_data_folders(dense, fields)
+    if args.int8 is not None:
+        require_runtime(args.int8)
+        require_quantizer(args.int8)
 
 
 @command

@@ -7,10 +7,13 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
+from mmengine.model import stack_batch
 from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 
 from mmkcr.evaluation.features import find_pipeline, with_pipeline
+from mmkcr.models.utils import is_detector
+from .compress import held_apart
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
@@ -42,6 +45,14 @@ class CalibrationImages(Sequence):
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         samples = [self._load(index) for index in self._of_batch(place % len(self))]
+        if is_detector(self._model) or len({sample['inputs'].shape for sample in samples}) == 1:
+            return self._prepared(samples)
+        # mmseg's preprocessor takes one size: each alone, then padded to the largest
+        alone = [self._prepared([sample]) for sample in samples]
+        return dict(inputs=stack_batch([one['inputs'][0] for one in alone]),
+                    data_samples=[sample for one in alone for sample in one['data_samples']])
+
+    def _prepared(self, samples: List[Dict[str, Any]]) -> Any:
         return self._model.data_preprocessor(pseudo_collate(samples), False)
 
     def _of_batch(self, batch: int) -> List[int]:
@@ -58,7 +69,7 @@ def calibration_images(config: Config, model: nn.Module, folder: Optional[str] =
         model (nn.Module): Task model.
         folder (str, optional): Folder that is searched for images at any depth. Defaults to None.
         count (int): Maximum number of images. Defaults to 512.
-        batch_size (int): Images per batch. Defaults to 16.
+        batch_size (int): Maximum number of images per batch. Defaults to 16.
         seed (int): Seed of the draw. Defaults to 0.
 
     Raises:
@@ -72,7 +83,7 @@ def calibration_images(config: Config, model: nn.Module, folder: Optional[str] =
     else:
         total, load = _folder(config, folder)
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
-    return CalibrationImages(load, drawn, model, batch_size)
+    return CalibrationImages(load, drawn, model, held_apart(len(drawn), batch_size))
 
 
 def _dataset(config: Config) -> Any:

@@ -64,6 +64,7 @@ class CompressResult:
     complexity: Dict[str, Dict[str, float]]
 
 
+@torch.inference_mode(False)  # losses of units need gradients, wherever it is called
 def compress(model: nn.Module,
              images: Union[Tensor, Sequence[Any]],
              target: Union[str, int, float],
@@ -95,7 +96,8 @@ def compress(model: nn.Module,
         forward (Callable, optional): Takes a model and a batch of ``images``; returns the outputs
             that are to agree. Defaults to calling the model.
         held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
-            None: the last tenth of ``images``, which calibration then does not see.
+            None: the last tenth of ``images``, which calibration then does not see (but of a
+            single image or batch, the same).
         profiles (Mapping[str, SiteProfile], optional): Profiles of an earlier call with these
             images and sites. Defaults to None: they are computed.
         done (CompressProgress, optional): Progress of an interrupted call with these arguments;
@@ -188,7 +190,8 @@ def called(network: nn.Module, batch: Any) -> Any:
 def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
     """Split into calibration batches and held-out batches."""
     def split(given: Any) -> Sequence[Any]:
-        return given.split(16) if isinstance(given, Tensor) and len(given) else given
+        return given.split(held_apart(len(given), 16)) if isinstance(given, Tensor) and \
+            len(given) else given
 
     batches = split(images)
     if not len(batches):
@@ -200,6 +203,11 @@ def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[A
     # the last tenth
     count = max(1, len(batches) // 10)
     return batches[:-count], batches[-count:]
+
+
+def held_apart(images: int, most: int) -> int:
+    """Images per batch, at most ``most``, of which the last tenth is a batch of its own."""
+    return min(most, max(images - max(1, images // 10), 1))
 
 
 def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,

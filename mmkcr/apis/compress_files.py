@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
+import torch.nn.functional as F
 from mmengine.config import Config, ConfigDict
+from mmpretrain.models.heads import ClsHead, RegressionHead
 from torch import nn
 
 from mmkcr.core import atomic_write
@@ -122,15 +124,15 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
         raise ValueError(f'expected the config of an ordinary task model with a `backbone`, found '
                          f'`{type(model).__name__}` in `{config}`')
     content = load_weights(model, checkpoint)
-    classifies = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
+    classifier = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
     if scope == 'model':
-        if classifies or part == 'backbone':
+        if classifier or part == 'backbone':
             raise ValueError('expected a detector or segmentor and a budget over all of it '
                              "(`part='model'`) to compress the whole model, found "
                              f'`{type(model).__name__}` and {part!r}')
         part = 'model'
     # heads of detectors cost what the proposals make them cost, so their budget is the backbone's
-    part = part or (None if classifies else 'backbone')
+    part = part or (None if classifier else 'backbone')
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
     if scope == 'model' and most_proposals(model) is not None:
@@ -141,13 +143,19 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
     searched = without_initial_weights(cfg).model if scope == 'model' else cfg.model.backbone
     searched = {key: value for key, value in searched.items() if key != 'init_cfg'}
     return CompressTask(
-        cfg, model, content.get('meta') or {}, batches, input_shape, part, classifies, folder,
-        scope, scoped(searched, cfg).to_dict(), dict(
+        cfg, model, content.get('meta') or {}, batches, input_shape, part, _has_classes(model),
+        folder, scope, scoped(searched, cfg).to_dict(), dict(
             provenance(cfg, config, checkpoint, content), calibration=dict(
                 images=images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
              checkpoint=file_sha256(checkpoint), calibration=calibration, images=images,
              batch_size=batch_size, shape=input_shape, part=part, seed=seed, scope=scope))
+
+
+def _has_classes(model: nn.Module) -> bool:
+    """Whether the outputs are scores of one set of classes: no features, labels or numbers."""
+    head = getattr(model, 'head', None)
+    return isinstance(head, ClsHead) and not isinstance(head, RegressionHead)
 
 
 def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
@@ -239,8 +247,14 @@ def _parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> P
 
 def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,
                 runtime: str) -> Sequence[DeployedFile]:
-    """Files calibrated on the calibration images except the last tenth, which compares outputs."""
-    images = [batch['inputs'].cpu().numpy() for batch in batches]
+    """Files calibrated on the calibration images except the last tenth, which compares outputs.
+
+    The files take images of one size. Batches of others are resized to that of the first.
+    """
+    images = [batch['inputs'].cpu() for batch in batches]
+    size = images[0].shape[-2:]
+    images = [(one if one.shape[-2:] == size else F.interpolate(one, size, mode='bilinear')).numpy()
+              for one in images]
     count = max(1, len(images) // 10)
     return deploy_int8(dense.cpu(), slim.cpu(), images[:-count] or images, images[-count:], folder,
                        runtime)

@@ -92,8 +92,8 @@ def export_onnx(model: nn.Module,
     Raises:
         ExportMismatch: The outputs differ; nothing is written.
         ImportError: A package is missing.
-        ValueError: A shape or batch size that is not positive, a supernet, another runtime, or a
-            model that the exporter cannot trace.
+        ValueError: A shape or batch size that is not positive, a supernet, weights that are not
+            fp32, another runtime, or a model that the exporter cannot trace.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -106,6 +106,10 @@ def export_onnx(model: nn.Module,
     if holders(model):
         raise ValueError('expected a dense model or a subnet to export, found a supernet with '
                          f'{len(holders(model))} gates: slim it first (tools/slim.py)')
+    others = {str(value.dtype) for value in model.parameters()} - {'torch.float32'}
+    if others:
+        raise ValueError('expected a model with weights of torch.float32 to export, found '
+                         f'{sorted(others)[0]}: give `model.float()`')
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
     if runtime != 'any':

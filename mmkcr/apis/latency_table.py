@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from mmkcr.core import LatencyTable, MacsModel
-from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.latency import milliseconds
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.models.search_space import SearchSpace
@@ -20,6 +19,8 @@ from mmkcr.models.utils import counted_part, search_space, task_forward
 from .export import export_onnx
 from .latency import Side, measure_pair, random_units, searchable
 from .machine import hardware_name, versions_name
+from .share_out import size_options
+from .site_profiles import CompressOptions
 
 #: Measured shares of the units, beside the largest size below the full one.
 SHARES = (0.05, 0.25, 0.5, 0.75)
@@ -144,8 +145,7 @@ def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) 
         classes.setdefault(key, []).append(name)
     entries = []
     for (_, total, *_), names in classes.items():
-        step = divisor if total >= 4 * divisor else 1
-        offered = allowed_sizes(total, 1, step)
+        offered = size_options(space.sites[names[0]], CompressOptions(divisor, min_share=0.))
         # for every share the largest size on offer below it, and the largest size that is not full
         measured = {max(size for size in offered if size <= max(share * total, offered[0]))
                     for share in SHARES} | set(offered[-2:-1])

@@ -105,9 +105,11 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 if done is not None:
                     done.save_block(block, _refitted(sites))
         # last, readers of a narrower stream behind the backbone: all before them is final now
-        for path in dict.fromkeys(path for name in names for path in space.sites[name].outside):
-            if refits:
-                _refit(runs, {path: None}, settings)
+        outside = dict.fromkeys(path for name in names for path in space.sites[name].outside)
+        for run in runs if outside else ():
+            run.close()  # they may read any block's outputs
+        for path in outside if refits else ():
+            _refit(runs, {path: None}, settings)
     finally:
         for run in runs:
             run.close()

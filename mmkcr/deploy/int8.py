@@ -32,12 +32,7 @@ def quantize_onnx(source: Union[str, Path], target: Union[str, Path],
         ImportError: The library is not installed; the message says what to install.
         ValueError: Another runtime, or no images.
     """
-    if runtime not in QUANTIZERS:
-        raise ValueError(f'expected a runtime that int8 files are made for, of '
-                         f'{sorted(QUANTIZERS)}, found {runtime!r}')
-    if importlib.util.find_spec(QUANTIZERS[runtime]) is None:
-        raise ImportError(f'expected the quantiser of `{runtime}`, found that it is not installed: '
-                          f'pip install {QUANTIZERS[runtime]}')
+    require_quantizer(runtime)
     if not len(images):
         raise ValueError('expected at least one batch of calibration images, found none')
     with tempfile.TemporaryDirectory() as folder:
@@ -46,6 +41,24 @@ def quantize_onnx(source: Union[str, Path], target: Union[str, Path],
         quantize(Path(source), written, images)
         with atomic_write(Path(target)) as path:
             path.write_bytes(written.read_bytes())
+
+
+def require_quantizer(runtime: str) -> None:
+    """Check that the library that makes int8 files for a runtime is installed.
+
+    Args:
+        runtime (str): One of :data:`QUANTIZERS`.
+
+    Raises:
+        ValueError: Another runtime.
+        ImportError: It is not there; the message says what to install.
+    """
+    if runtime not in QUANTIZERS:
+        raise ValueError(f'expected a runtime that int8 files are made for, of '
+                         f'{sorted(QUANTIZERS)}, found {runtime!r}')
+    if importlib.util.find_spec(QUANTIZERS[runtime]) is None:
+        raise ImportError(f'expected the quantiser of `{runtime}`, found that it is not installed: '
+                          f'pip install {QUANTIZERS[runtime]}')
 
 
 def _by_nncf(source: Path, target: Path, images: Sequence[np.ndarray]) -> None:

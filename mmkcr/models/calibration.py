@@ -272,19 +272,19 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
     both = {**layers, **(others or {})}
     found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers, enough, least)
              for name, layer in both.items()}
-    generator = torch.Generator().manual_seed(seed)
+    generator, runs = torch.Generator().manual_seed(seed), _FirstRuns()
     with ExitStack() as stack:
         if sensitive:
             # before the readers' hooks, which run later and so see outputs that require gradients
             stack.enter_context(_gradients_of_activations(model, layers.values()))
         for name, layer in both.items():
-            hook = _once(found[name].hook) if sensitive else found[name].hook
+            hook = runs.hook(found[name].hook) if sensitive else found[name].hook
             stack.callback(layer.register_forward_hook(hook).remove)
         for batch in batches:
             with torch.set_grad_enabled(sensitive):
                 outputs = flat_tensors(forward(model, batch))
                 if sensitive:
-                    _projected(outputs, logits, generator).backward()
+                    runs.backward(_projected(outputs, logits, generator))
             for moments in found.values():
                 moments.end_batch(_images_of(batch, outputs))
             # images that no reader needs are not even run
@@ -348,17 +348,18 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
         with ExitStack() as stack:
             # by (name, place): [x, gradients] of every call
             caught: Dict[Any, List[List[Tensor]]] = {}
+            runs = _FirstRuns()
             stack.enter_context(_gradients_of_activations(
                 model, [change.layer for tried in changes.values() for change in tried]))
             for name, tried in changes.items():
                 for place, change in enumerate(tried):
                     handle = change.layer.register_forward_hook(
-                        _catcher(caught, (name, place), change.rows))
+                        runs.hook(_catcher(caught, (name, place), change.rows)))
                     stack.callback(handle.remove)
             with torch.enable_grad():
                 outputs = flat_tensors(forward(model, batch))
                 count = _images_of(batch, outputs)
-                _projected(outputs, logits, generator).backward()
+                runs.backward(_projected(outputs, logits, generator))
         for name, tried in changes.items():
             # changes made together, and calls of one layer, add up in dz before it is squared
             moved = sum(_moved(change, *call, count) for place, change in enumerate(tried)
@@ -375,12 +376,33 @@ def _catcher(caught: Dict[Any, List[List[Tensor]]], key: Any, rows: Callable) ->
         out.register_hook(lambda gradient: call.append(output_rows(layer, gradient)))
         caught.setdefault(key, []).append(call)
 
-    return _once(catch)
+    return catch
 
 
-def _once(hook: Callable) -> Callable:
-    """A forward hook that leaves out what activation checkpointing runs again with gradients."""
-    return lambda *call: hook(*call) if torch.is_grad_enabled() else None
+class _FirstRuns:
+    """Forward hooks that leave out what activation checkpointing runs again.
+
+    It runs layers again in the backward pass. Before, one form ran them without gradients, the
+    other with them. Of both runs the first with gradients counts.
+    """
+
+    def __init__(self) -> None:
+        self._again, self._seen = False, set()
+
+    def hook(self, hook: Callable) -> Callable:
+        """The hook without the further runs."""
+        def call(layer: nn.Module, *rest: Any) -> None:
+            if torch.is_grad_enabled() and not (self._again and layer in self._seen):
+                self._seen.update(() if self._again else (layer, ))
+                hook(layer, *rest)
+
+        return call
+
+    def backward(self, value: Tensor) -> None:
+        """The backward pass of a forward that called the hooks."""
+        self._again = True
+        value.backward()
+        self._again, self._seen = False, set()
 
 
 def _moved(change: WeightChange, rows: Tensor, gradients: Tensor, images: int) -> Tensor:

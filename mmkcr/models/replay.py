@@ -56,7 +56,7 @@ class Replay(nn.Module):
     def forward(self, *_: Any, **__: Any) -> Any:
         """Outputs for the current batch, copied because later layers may work in place.
 
-        The expanded zeros of earlier blocks are not copied: nobody uses their values.
+        The expanded values of earlier blocks are not copied: nobody uses them.
         """
         return _mapped(self.outputs[self.cursor[0]], lambda tensor: tensor.clone()
                        if tensor.is_contiguous() else tensor)
@@ -66,8 +66,9 @@ class ResumableForward:
     """Runs a network repeatedly over the same batches, each time from a later block on.
 
     The outputs of the last finished block are kept in memory and replayed. Blocks before it
-    return zeros of their outputs' shapes, because nothing behind the finished block depends on
-    them. If the outputs would take too much memory, everything is computed anew.
+    return NaN in their outputs' shapes. If these reach the next block, as where blocks are parallel
+    or a residual sum is outside of them, or if the outputs would take too much memory, everything
+    is computed anew.
 
     Args:
         model (nn.Module): Restored by :meth:`close`.
@@ -114,37 +115,39 @@ class ResumableForward:
     def go_on(self, done: str, following: str) -> None:
         """Continue behind a finished block, if what follows needs nothing before it.
 
-        Within a backbone a block's output is all that the next block reads. A neck or a head reads
-        several outputs of the backbone, so there the outputs of the whole part are kept.
+        Within most backbones a block's output is all that the next block reads. A neck or a head
+        reads several outputs of the backbone, so there the outputs of the whole part are kept.
         """
         parts = [path.partition('.')[0] for path in (done, following)]
         bare = not isinstance(getattr(self.host, 'backbone', None), nn.Module)
         if bare or parts == ['backbone', 'backbone']:
-            self.finish(done)
+            self._finish(done, following)
         elif parts[0] != parts[1]:
-            part = self.host.get_submodule(parts[0])
-            if self.calls(part) == 1 and part in self._calls:
-                self.close()
-                self.finish(parts[0])
+            self.close()
+            self._finish(parts[0], following)
 
     def _input(self, batch: int) -> Any:
         """A batch; behind a finished block only its shapes matter."""
         if self._last is None:
             return self.batches[batch]
         if batch not in self._shapes:
-            self._shapes[batch] = _zeros_like(self.batches[batch])
+            self._shapes[batch] = _unknown(self.batches[batch])
         return self._shapes[batch]
 
     def outputs(self, path: str) -> Optional[List[Any]]:
-        """Outputs of a block for every batch, or None if they do not fit in memory.
+        """Outputs of a block for every batch.
 
         They are cached until another block is asked for, so the block must not change meanwhile.
+
+        Returns:
+            list, optional: None if they do not fit in memory, or if a forward does not call the
+            block once.
         """
-        if self.calls(self.host.get_submodule(path)) > 1:
+        block, outputs = self.host.get_submodule(path), []
+        if self.calls(block) > 1 or block not in self._calls:
             return None
         if path in self._known:
             return self._known[path]
-        block, outputs = self.host.get_submodule(path), []
         # the cache of the previous block is freed before this one fills
         self._known = {path: None}
         handle = block.register_forward_hook(lambda _, __, out: outputs.append(_detached(out)))
@@ -161,20 +164,33 @@ class ResumableForward:
         self._known = {path: outputs}
         return outputs
 
-    def finish(self, path: str) -> None:
-        """Keep the outputs of a block, if they fit, and run from there on."""
+    def _finish(self, path: str, following: str) -> None:
+        """Keep the outputs of a block, if they fit, and run from there on, if that is all."""
         outputs = self.outputs(path)
         if outputs is None:
             return
         self._known = {}
         if self._last is not None:
             # the previous stand-in is read by no one now; its shapes are enough
-            self._last.outputs = [_zeros_like(out) for out in self._last.outputs]
+            self._last.outputs = [_unknown(out) for out in self._last.outputs]
         parent, _, name = path.rpartition('.')
         block = self.host.get_submodule(path)
         self._last = Replay(block, outputs, self._cursor)
         self._replaced.append((self.host.get_submodule(parent), name, block))
         setattr(self.host.get_submodule(parent), name, self._last)
+        if not self._knows_inputs(following):
+            self.close()
+
+    def _knows_inputs(self, path: str) -> bool:
+        """Whether the inputs of a block are free of NaN in the first batch."""
+        block, inputs = self.host.get_submodule(path), []
+        handle = block.register_forward_pre_hook(
+            lambda _, args, named: inputs.extend(flat_tensors([args, named])), with_kwargs=True)
+        try:
+            self.run(0, block)
+        finally:
+            handle.remove()
+        return bool(inputs) and not any(tensor.isnan().any() for tensor in inputs)
 
     def close(self) -> None:
         """Put the blocks back."""
@@ -188,9 +204,10 @@ def _detached(out: Any) -> Any:
     return _mapped(out, lambda tensor: tensor.detach())
 
 
-def _zeros_like(out: Any) -> Any:
-    # one element in memory, whatever the shape
-    return _mapped(out, lambda tensor: tensor.new_zeros(()).expand(tensor.shape))
+def _unknown(out: Any) -> Any:
+    """NaN in place of all floating point values; one element in memory, whatever the shape."""
+    return _mapped(out, lambda tensor: tensor.new_full(
+        (), float('nan') if tensor.is_floating_point() else 0).expand(tensor.shape))
 
 
 def _mapped(out: Any, function: Callable[[Tensor], Tensor]) -> Any:

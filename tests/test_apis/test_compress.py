@@ -13,6 +13,7 @@ from torch import nn
 
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
+from mmkcr.apis.compress import split_batches
 from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.core import Structure, count_params
@@ -402,6 +403,14 @@ def test_profiles_serve_another_budget_without_a_new_pass():
         torch.testing.assert_close(found, expected)
 
 
+def test_few_images_are_held_out_too():
+    for count in (2, 10, 16, 17, 24):
+        used, held = map(torch.cat, split_batches(IMAGES[:count], None))
+        assert torch.equal(torch.cat([used, held]), IMAGES[:count])
+    # of one image there is no other
+    assert [len(part) for part in split_batches(IMAGES[:1], None)] == [1, 1]
+
+
 def test_a_timm_model_in_five_lines():
     model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, embed_dim=32,
                               depth=2, num_heads=4, num_classes=5).eval()
@@ -552,3 +561,12 @@ def test_progress_of_another_compression_is_not_used(tmp_path):
     assert CompressProgress(tmp_path / 'out/progress', dict(target='60%')).has_block('layers.0')
     assert not CompressProgress(tmp_path / 'out/progress', dict(target='50%')).has_block('layers.0')
     assert not (tmp_path / 'out').exists()
+
+
+def test_inference_mode_around_it_changes_nothing():
+    options = dict(OPTIONS, uniform=True, probe_batches=1)
+    expected = compress(vit(), IMAGES, '80%', **options).model.state_dict()
+    with torch.inference_mode():
+        found = compress(vit(), IMAGES, '80%', **options).model
+    assert all(torch.equal(value, expected[key]) for key, value in found.state_dict().items())
+    assert not any(parameter.is_inference() for parameter in found.parameters())

@@ -106,6 +106,13 @@ def test_refusals(shape, batches, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
+def test_other_precisions_are_refused(dtype, tmp_path):
+    with pytest.raises(ValueError, match=f'weights of torch.float32 to export, found {dtype}'):
+        export_onnx(torch.nn.Conv2d(3, 4, 1).to(dtype), tmp_path / 'x.onnx', (3, 8, 8))
+    assert not list(tmp_path.iterdir())
+
+
 # ---- the host's functions, rewritten so that they can be traced --------------------------------
 
 

@@ -59,6 +59,24 @@ def test_sites_that_cost_the_same_are_measured_once(cls, kwargs, classes, measur
         assert slopes == pytest.approx([slopes[0]] * len(slopes), rel=1e-3), name
 
 
+@pytest.mark.parametrize('heads', [3, 6])
+def test_channels_are_cut_equally_in_every_head(heads, monkeypatch, tmp_path):
+    """What is recorded is what was timed, and what `compress` may choose."""
+    timed = []
+
+    def time_against(dense, subnet, settings, repeats=15):
+        timed.append({len(site.kept) for site in subnet.search_space.structure.sites.values()})
+        return 1e6, 0.9
+
+    monkeypatch.setattr(latency_table, 'time_against', time_against)
+    model = KCRVisionTransformer(**dict(VIT, arch=dict(VIT['arch'], embed_dims=48,
+                                                       num_heads=heads)))
+    list(measure_table(model, tmp_path / 'table.json', SETTINGS, ['head_channels'], 2))
+    measured = load_table(tmp_path / 'table.json').classes[0]['measured']
+    assert timed == [{size} for size in measured]
+    assert all(size % (2 * heads) == 0 for size in measured)
+
+
 def test_a_stopped_measurement_goes_on(measured, tmp_path):
     path = tmp_path / 'table.json'
     first = measure_table(KCRVisionTransformer(**VIT), path, SETTINGS, ['mlp_hidden'])

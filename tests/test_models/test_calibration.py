@@ -1,6 +1,7 @@
 """What calibration reads off a network, against gradients and finite changes of small ones."""
 
 import copy
+from functools import partial
 
 import pytest
 import timm
@@ -67,8 +68,11 @@ def test_changes_of_outputs_are_the_directional_derivatives_of_every_image():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=0)
 
 
-def test_activation_checkpointing_changes_nothing():
-    """It runs blocks twice; DINO's Swin-L has it. Every layer is counted once."""
+@pytest.mark.parametrize('reentrant', [True, False])
+def test_activation_checkpointing_changes_nothing(reentrant, monkeypatch):
+    """It runs blocks twice; DINO's Swin-L has it, and timm's models. Every layer counts once."""
+    monkeypatch.setattr(torch.utils.checkpoint, 'checkpoint', partial(
+        torch.utils.checkpoint.checkpoint, use_reentrant=reentrant))
     measured = []
     for with_cp in (False, True):
         torch.manual_seed(0)

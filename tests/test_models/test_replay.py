@@ -1,8 +1,13 @@
 """What is caught of a layer is what it computed, whatever the host does with it behind it."""
 
+import pytest
 import torch
+from timm.layers import Mlp
+from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import nn
 
+from lab.kind_coverage import FAMILIES, randomise
+from mmkcr.apis import compress
 from mmkcr.models.replay import Replay, ResumableForward, caught
 
 
@@ -22,3 +27,66 @@ def test_what_is_replayed_is_not_changed():
     block = Replay(nn.Identity(), [kept.clone()], [0])
     nn.functional.relu_(block(None))
     assert torch.equal(block(None), kept)
+
+
+class Residual(nn.Module):
+    """The shortcut is outside of the blocks, as in Conformer's."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 8, 8)
+        self.first, self.second, self.third = (Mlp(16, 64) for _ in range(3))
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2).mT
+        for mlp in (self.first, self.second, self.third):
+            x = x + mlp(x)
+        return x
+
+
+class Sets(nn.Module):
+    """Blocks that are no modules that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 8, 8)
+        self.blocks = nn.ModuleList(nn.ModuleDict(dict(norm=nn.LayerNorm(16), mlp=Mlp(16, 64)))
+                                    for _ in range(3))
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2).mT
+        for block in self.blocks:
+            x = x + block['mlp'](block['norm'](x))
+        return x
+
+
+class Maps(nn.Module):
+    """Layers behind the backbone read the outputs of several stages."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = FAMILIES['Swin'].build()
+        self.heads = nn.ModuleList(nn.Conv2d(width, 4, 1) for width in (16, 32))
+
+    def forward(self, x):
+        return [head(out) for head, out in zip(self.heads, self.backbone(x))]
+
+
+def parallel():
+    return VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2,
+                             num_classes=4, block_fn=ParallelThingsBlock)
+
+
+@pytest.mark.parametrize('build, kinds', [
+    (Residual, ['mlp_hidden']), (Sets, ['mlp_hidden']), (parallel, ['mlp_hidden']),
+    (Maps, ['embedding', 'mlp_hidden'])])
+def test_refits_are_those_of_whole_forwards(build, kinds, monkeypatch):
+    """Whatever the blocks read besides the outputs of the last one."""
+    torch.manual_seed(0)
+    model, found = randomise(build()), []
+    for _ in range(2):
+        found.append(compress(model, torch.randn(24, 3, 32, 32, generator=torch.Generator()),
+                              '80%', kinds, (3, 32, 32), uniform=True, probe_batches=0,
+                              progress=False).model.state_dict())
+        monkeypatch.setattr(ResumableForward, 'go_on', lambda *_: None)
+    assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())

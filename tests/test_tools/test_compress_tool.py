@@ -13,6 +13,7 @@ from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.core import Structure
+from mmkcr.deploy.int8 import QUANTIZERS
 
 REPO = Path(__file__).parents[2]
 DIGITS = str(REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py')
@@ -66,6 +67,34 @@ def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, caps
     forget_runs()
     metrics = Runner.from_cfg(config).test()
     assert f'{metrics["accuracy/top1"]:.4g}' in printed.out
+
+
+LINEAR = dict(type='LinearClsHead', num_classes=4, in_channels=96)
+
+
+@pytest.mark.parametrize('head', [None, dict(type='LinearRegressionHead', num_classes=1,
+                                             in_channels=96),
+                                  dict(type='MultiTaskHead', in_channels=96,
+                                       task_heads=dict(one=LINEAR, two=LINEAR))])
+def test_outputs_that_are_no_scores_of_one_set_of_classes(head, load_tool, data, tmp_path, capsys):
+    """No softmax is taken of features or numbers, and no task is left out."""
+    config = load_config(DIGITS)
+    config.model.head = head
+    config.dump(tmp_path / 'dense.py')
+    checkpoint = random_checkpoint(config, tmp_path / 'dense.pth')
+    load_tool('compress').main([str(tmp_path / 'dense.py'), checkpoint, '--target-macs', '60%',
+                                '--images', '16', '--out', str(tmp_path / 'slim'), *data])
+    assert 'with the same class' not in capsys.readouterr().out
+    sensitivity = json.loads((tmp_path / 'slim/sensitivity.json').read_text())
+    assert all(found['losses'][0] > 1e-6 for found in sensitivity.values())
+
+
+def test_a_missing_quantiser_is_told_first(refused, data, tmp_path, monkeypatch):
+    monkeypatch.setitem(QUANTIZERS, 'onnxruntime', 'no_such_package')
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    said = refused('compress', DIGITS, checkpoint, '--target-macs', '60%', '--int8', 'onnxruntime',
+                   '--out', tmp_path / 'slim', *data)
+    assert 'pip install no_such_package' in said and not (tmp_path / 'slim').exists()
 
 
 def test_a_budget_of_bytes(load_tool, data, tmp_path, capsys):
