@@ -6,7 +6,7 @@ import torch
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from mmkcr.engine.loops.split import sample_sources
+from mmkcr.datasets.part import sample_sources
 from mmkcr.evaluation.features import feature_batches, share_of_rank
 from mmkcr.functional.kernel import MomentAccumulator, truncation_rank
 from mmkcr.models.utils import unwrap
@@ -63,12 +63,13 @@ class NystromRefreshHook(RefreshHook):
                              f'`{len(indices)}` in NystromRefreshHook')
         if loss.needs_indices:
             # the loss finds a sample's row of U by `sample_idx`, its place in the innermost set
-            for index, source in enumerate(sample_sources(self.dataset)):
-                found = self.dataset.get_data_info(index).get('sample_idx')
-                if found != source:
+            sources = sample_sources(self.dataset)
+            for index, source in enumerate(sources):
+                row = self.dataset.get_data_info(index).get('sample_idx')
+                if row is None or row >= n or sources[row] != source:
                     raise ValueError(
                         f"expected samples numbered from 0 for form 'sample' of `{self.loss}`, "
-                        f'found `sample_idx` {found} at place {source} of a '
+                        f'found `sample_idx` {row} at place {index} of a '
                         f"`{type(self.dataset).__name__}`: use form 'projection'")
 
     def due(self, loss: nn.Module, step: int) -> bool:

@@ -55,6 +55,8 @@ def test_no_sample_of_a_repeated_data_set_is_in_both_parts():
     assert [len(part) for part in parts] == [84, 36] and sorted(sum(parts, [])) == list(range(120))
     weights, architecture = ({sources[index] for index in part} for part in parts)
     assert not weights & architecture
+    part = DatasetPart(repeated, [3, 41, 23])
+    assert list(sample_sources(DatasetPart(part, [2, 0]))) == [3, 3]
 
 
 @settings(deadline=None)
