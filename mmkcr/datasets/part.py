@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, List, Sequence
 
-from mmengine.dataset import ClassBalancedDataset, RepeatDataset
+from mmengine.dataset import ClassBalancedDataset, ConcatDataset, RepeatDataset
 from torch.utils.data import Dataset
 
 
@@ -75,4 +75,10 @@ def sample_sources(dataset: Dataset) -> Sequence[int]:
     if isinstance(dataset, DatasetPart):
         inner = sample_sources(dataset.dataset)
         return [inner[index] for index in dataset.indices]
+    if isinstance(dataset, ConcatDataset):
+        joined: List[int] = []
+        for child in dataset.datasets:
+            start = max(joined, default=-1) + 1  # behind the samples of the sets before
+            joined += [start + source for source in sample_sources(child)]
+        return joined
     return range(len(dataset))
