@@ -1,9 +1,13 @@
 """Checks before a run that its data is on disk."""
 
+import inspect
 import mmap
 import re
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+
+from mmpretrain.datasets import CustomDataset
+from mmpretrain.registry import DATASETS
 
 LOADERS = ('train_dataloader', 'val_dataloader', 'test_dataloader')
 _CATEGORIES = re.compile(rb'"categories"\s*:\s*\[\s*[^\s\]]')
@@ -17,10 +21,10 @@ COMMANDS = {'digits': 'python tools/dataset_converters/digits.py --out',
 def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS) -> None:
     """Refuse a config whose data are missing, wrapped data sets included.
 
-    It checks ``data_root``, the folders below it that ``split`` and ``data_prefix`` name,
-    COCO annotation files, which must have categories, and questions, which must have answers
-    except in the test set. Roots with a protocol, such as ``s3://``, are left to their
-    backends.
+    It checks ``data_root``, the folders below it that ``data_prefix`` names, or ``split`` of a
+    set of folders such as ImageNet, COCO annotation files, which must have categories, and
+    questions, which must have answers except in the test set. Roots with a protocol, such as
+    ``s3://``, are left to their backends, and sets that download themselves to the host.
 
     Args:
         cfg (Mapping): Config of a run.
@@ -131,13 +135,29 @@ def _needed_folders(node: Any) -> Iterator[Path]:
     """Yield the folders of all the data sets inside a data set's config."""
     for child in _nodes(node):
         root = child.get('data_root')
-        if isinstance(root, str) and '://' not in root:
+        if isinstance(root, str) and '://' not in root and not _downloads(child):
             yield Path(root).expanduser()
             yield from _folders_below(Path(root).expanduser(), child)
 
 
+def _class_of(node: Mapping[str, Any]) -> type:
+    """The class of a data set's config; ``object`` if it is unknown, as of mmdet's sets."""
+    found = node.get('type')
+    found = DATASETS.get(found) if isinstance(found, str) else found
+    return found if isinstance(found, type) else object
+
+
+def _downloads(node: Mapping[str, Any]) -> bool:
+    """Whether a data set fetches what is missing, as the host's CIFAR and MNIST do."""
+    argument = inspect.signature(_class_of(node)).parameters.get('download')
+    return argument is not None and bool(node.get('download', argument.default))
+
+
 def _folders_below(root: Path, node: Mapping[str, Any]) -> Iterator[Path]:
-    prefix = node.get('data_prefix') or node.get('split') or ()
+    prefix = node.get('data_prefix') or ()
+    # elsewhere a split is a list of files, as in Flowers-102
+    if not prefix and issubclass(_class_of(node), CustomDataset):
+        prefix = node.get('split') or ()
     prefixes = [prefix] if isinstance(prefix, str) else list(dict(prefix).values())
     for name in prefixes:
         if isinstance(name, str) and '://' not in name:

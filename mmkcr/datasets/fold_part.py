@@ -6,7 +6,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from mmkcr.registry import DATASETS
-from .part import DatasetPart
+from .part import DatasetPart, sample_sources
 
 
 def labels_of(dataset: Any) -> np.ndarray:
@@ -68,6 +68,23 @@ def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
     return chosen[train], chosen[held_out]
 
 
+def sides_of(dataset: Any, labels: np.ndarray, fraction: float, folds: int, fold: int,
+             seed: int) -> Tuple[np.ndarray, np.ndarray]:
+    """As :func:`fold_indices`, with all copies of a repeated sample on one side.
+
+    Args:
+        dataset (Dataset): See :func:`~mmkcr.datasets.part.sample_sources`.
+        labels (np.ndarray): See :func:`labels_of`.
+        fraction (float): See :func:`fold_indices`.
+        folds (int): As there.
+        fold (int): As there.
+        seed (int): As there.
+    """
+    _, first, sample = np.unique(sample_sources(dataset), return_index=True, return_inverse=True)
+    return tuple(np.flatnonzero(np.isin(sample, side))
+                 for side in fold_indices(labels[first], fraction, folds, fold, seed))
+
+
 @DATASETS.register_module()
 class FoldPart(DatasetPart):
     """The training side, or the held-out side, of one fold.
@@ -96,7 +113,7 @@ class FoldPart(DatasetPart):
         if hasattr(dataset, 'full_init'):
             dataset.full_init()
         labels = labels_of(dataset)
-        parts = fold_indices(labels, fraction, folds, fold, seed)
+        parts = sides_of(dataset, labels, fraction, folds, fold, seed)
         super().__init__(dataset, parts[int(held_out)].tolist())
         self.labels = labels[self.indices]
         self._deal = (fraction, folds, fold, held_out, seed)

@@ -2,6 +2,7 @@
 
 from typing import Any, Dict, List, Sequence
 
+from mmengine.dataset import ClassBalancedDataset, ConcatDataset, RepeatDataset
 from torch.utils.data import Dataset
 
 
@@ -60,3 +61,24 @@ class DatasetPart(Dataset):
     def __deepcopy__(self, memo: Dict) -> 'DatasetPart':
         # a config that holds it is copied by `Runner.build_dataloader`
         return type(self)(self.dataset, self.indices)
+
+
+def sample_sources(dataset: Dataset) -> Sequence[int]:
+    """Map every index of a data set to its original sample, as some data sets repeat samples.
+
+    Args:
+        dataset (Dataset): Such as MMEngine's ``RepeatDataset`` around another, or a part of it.
+    """
+    if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)):
+        inner = sample_sources(dataset.dataset)
+        return [inner[dataset._get_ori_dataset_idx(index)] for index in range(len(dataset))]
+    if isinstance(dataset, DatasetPart):
+        inner = sample_sources(dataset.dataset)
+        return [inner[index] for index in dataset.indices]
+    if isinstance(dataset, ConcatDataset):
+        joined: List[int] = []
+        for child in dataset.datasets:
+            start = max(joined, default=-1) + 1  # behind the samples of the sets before
+            joined += [start + source for source in sample_sources(child)]
+        return joined
+    return range(len(dataset))

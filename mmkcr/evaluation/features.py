@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from mmkcr.models.replay import stop_after
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.utils import find_task, is_self_supervised, unwrap
 from mmkcr.models.wrappers.feature_tap import FeatureTap, find_layer
 
 
@@ -167,12 +167,22 @@ def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterato
         for batch in loader:
             features = []
             for part in _of_one_size(batch):
-                data = model.data_preprocessor(part, False)
+                data = _preprocessed(model, part)
                 with stop_after(last):
                     model(**data, mode='tensor') if isinstance(data, dict) else \
                         model(*data, mode='tensor')
                 features.append(tap.features)
             yield torch.cat(features)
+
+
+def _preprocessed(model: nn.Module, batch: Any) -> Any:
+    """A batch through a model's data preprocessor; of self-supervised models, as a first view."""
+    views = is_self_supervised(find_task(model)) and isinstance(batch['inputs'], Tensor)
+    if not views:
+        return model.data_preprocessor(batch, False)
+    # that of BEiT normalises each of two views in its own way, and takes no single one
+    data = model.data_preprocessor(dict(batch, inputs=[batch['inputs']] * 2), False)
+    return dict(data, inputs=data['inputs'][0])
 
 
 def _of_one_size(batch: Any) -> Iterator[Any]:

@@ -263,9 +263,7 @@ def window_grid(model: nn.Module, backbone: nn.Module) -> Optional[Tuple[int, in
     test_cfg = getattr(find_task(model), 'test_cfg', None) or {}
     if test_cfg.get('mode') != 'slide':
         return None
-    projection = backbone.patch_embed.projection
-    sizes = zip(test_cfg['crop_size'], projection.padding, projection.kernel_size,
-                projection.stride)
-    # output size of the patch embedding's convolution
-    return tuple((side + 2 * padding - kernel) // stride + 1
-                 for side, padding, kernel, stride in sizes)
+    weight = backbone.patch_embed.projection.weight  # (D, C, kernel, kernel)
+    window = weight.new_zeros(1, weight.shape[1], *test_cfg['crop_size'])
+    # by the embedding itself, which may pad the window to whole patches
+    return tuple(backbone.patch_embed(window)[1])

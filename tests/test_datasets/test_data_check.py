@@ -51,6 +51,28 @@ def test_wrapped_data_set_without_a_remedy(tmp_path):
     assert f'`{tmp_path}/train`' in str(error.value) and 'digits.py' not in str(error.value)
 
 
+@pytest.mark.parametrize('name, root', [('flowers102_bs64', 'data/Flowers102'),
+                                        ('pets_bs64', 'data/Oxford-IIIT_Pets'),
+                                        ('cars_bs64', 'data/Stanford_Cars')])
+def test_a_split_that_is_no_folder(name, root, tmp_path, monkeypatch):
+    """As these sets are published, and as the host reads them: only the root is known."""
+    monkeypatch.chdir(tmp_path)
+    cfg = Config.fromfile(BASES / f'{name}.py')
+    with pytest.raises(FileNotFoundError, match=f'`{root}`'):
+        check_data_folders(cfg)
+    Path(root).mkdir(parents=True)
+    check_data_folders(cfg)
+
+
+def test_sets_that_download_themselves(tmp_path):
+    cfg = Config.fromfile(BASES / 'cifar10_bs96_224.py')
+    cfg.train_dataloader.dataset.data_root = str(tmp_path / 'none')
+    check_data_folders(cfg, ['train_dataloader'])
+    cfg.train_dataloader.dataset.download = False
+    with pytest.raises(FileNotFoundError, match='none'):
+        check_data_folders(cfg, ['train_dataloader'])
+
+
 def test_what_is_passed_over(tmp_path):
     remote = dict(dataset=dict(type='ImageNet', data_root='s3://bucket/imagenet', split='train'))
     made_up = dict(dataset=dict(type='LabelledNumbers'))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mmengine.dataset import BaseDataset, RepeatDataset
 
 from mmkcr.datasets import FoldPart
 from mmkcr.datasets.fold_part import fold_indices
@@ -84,3 +85,20 @@ def test_part_of_a_data_set():
         assert copy.deepcopy(part).indices == part.indices
     with pytest.raises(TypeError, match='one integer `gt_label` per sample'):
         FoldPart(Labelled([[0, 1]] * 20))
+
+
+class TwoClasses(BaseDataset):
+    METAINFO = dict(classes=('a', 'b'))
+
+    def load_data_list(self):
+        return [dict(gt_label=i % 2) for i in range(40)]
+
+
+def test_no_copy_of_a_training_sample_is_held_out():
+    """Of a repeated set most samples were on both sides."""
+    once, thrice = TwoClasses(), RepeatDataset(TwoClasses(), 3)
+    for held_out in (False, True):
+        part, repeated = (FoldPart(whole, 0.5, 2, 1, held_out, seed=3) for whole in (once, thrice))
+        assert len(repeated) == 3 * len(part) == 30
+        assert {index % 40 for index in repeated.indices} == set(part.indices)
+        assert repeated.get_gt_labels().tolist() == [index % 2 for index in repeated.indices]

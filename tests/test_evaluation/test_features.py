@@ -15,6 +15,7 @@ from mmengine.dataset import (
 )
 from mmengine.registry import init_default_scope
 from mmpretrain.datasets import KFoldDataset
+from mmpretrain.registry import MODELS
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
@@ -22,6 +23,7 @@ from mmkcr.datasets import ClassSubset, DatasetPart
 from mmkcr.engine.reproducible import make_reproducible
 from mmkcr.evaluation import features
 from mmkcr.evaluation.features import (
+    feature_batches,
     find_pipeline,
     plain_pipeline,
     share_of_rank,
@@ -130,3 +132,24 @@ def test_transforms_without_chance(tmp_path):
     assert np.array_equal(first.numpy().transpose(1, 2, 0), resized)
     with pytest.raises(ValueError, match='begin with loading, found `MultiView`: give `pipeline`'):
         plain_pipeline(Compose(views.transforms[1:]), (28, 28))
+
+
+@pytest.mark.parametrize('host, kind, extra', [
+    ('MAE', 'SelfSup', {}), ('BEiT', 'TwoNorm', dict(second_mean=[9.] * 3, second_std=[9.] * 3))])
+def test_a_self_supervised_model_sees_single_images_as_a_first_view(host, kind, extra):
+    """The preprocessor of BEiT takes pairs of views alone."""
+    init_default_scope('mmpretrain')
+    backbone = dict(MAE=dict(type='MAEViT'), BEiT=dict(type='BEiTPretrainViT', out_type='raw',
+                                                       layer_scale_init_value=0.1))[host]
+    arch = dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=32)
+    model = MODELS.build(dict(
+        type=host, backbone=dict(backbone, arch=arch, img_size=16, patch_size=8),
+        data_preprocessor=dict(type=f'{kind}DataPreprocessor', mean=[1., 2., 3.], std=[4.] * 3,
+                               to_rgb=True, **extra))).eval()
+    images = torch.randint(0, 256, (3, 3, 16, 16)).byte()
+    batch = dict(inputs=images, data_samples=[None] * 3)
+    (found, ) = feature_batches(model, [batch], 'backbone')
+    shift = torch.tensor([1., 2., 3.]).view(3, 1, 1)
+    with torch.no_grad():
+        expected = model.backbone((images.flip(1) - shift) / 4, mask=None)[-1].mean(1)
+    torch.testing.assert_close(found, expected)

@@ -18,6 +18,7 @@ from mmkcr.evaluation.head_scores import (
     RunningMoments,
     attention_map,
     head_scores,
+    window_grid,
 )
 from mmkcr.models import DWConvVisionTransformer
 
@@ -169,6 +170,19 @@ class Classifier(nn.Module):
     def test_step(self, batch):
         self.calls += 1
         self.backbone(batch)
+
+
+@pytest.mark.parametrize('size, cfg, expected', [
+    (32, {}, (4, 6)), (28, {}, (4, 6)), (28, dict(patch_cfg=dict(padding=0)), (3, 5))])
+def test_windows_are_padded_to_whole_patches(size, cfg, expected):
+    """As DINOv2's patches of 14 pixels in a window of 512; the host pads by default."""
+    model = Classifier(DWConvVisionTransformer(**VIT, **cfg))
+    assert window_grid(model, model.backbone) is None
+    model.test_cfg = dict(mode='slide', crop_size=(size, size + 16), stride=(16, 16))
+    assert window_grid(model, model.backbone) == expected
+    sites = model.backbone.search_space.sites
+    images = torch.randn(3, 3, size, size + 16)
+    assert sorted(head_scores(model, sites, [images])) == sorted(sites)
 
 
 def test_blocks_that_do_not_fit_take_further_passes(backbone):

@@ -6,6 +6,7 @@ import torch
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
+from mmkcr.datasets.part import sample_sources
 from mmkcr.evaluation.features import feature_batches, share_of_rank
 from mmkcr.functional.kernel import MomentAccumulator, truncation_rank
 from mmkcr.models.utils import unwrap
@@ -35,7 +36,8 @@ class NystromRefreshHook(RefreshHook):
         **kwargs: See :class:`RefreshHook`.
 
     Raises:
-        ValueError: An argument is out of range, or more landmarks than samples.
+        ValueError: An argument is out of range, more landmarks than samples, or a loss of the form
+            'sample' on a set that does not number its samples from 0.
     """
 
     def __init__(self,
@@ -53,12 +55,22 @@ class NystromRefreshHook(RefreshHook):
         self.landmarks, self.solver = landmarks, solver
 
     def check(self, loss: nn.Module) -> None:
-        """Refuse fewer landmarks than the rank, and more than samples."""
+        """Refuse fewer landmarks than the rank, more than samples, and samples without a row."""
         indices, n = self._draw(0), len(self.dataset)
         rank = truncation_rank(n, loss.num_features, loss.rank_ratio)
         if indices is not None and len(indices) < rank:
             raise ValueError(f'expected at least as many landmarks as the rank {rank}, found '
                              f'`{len(indices)}` in NystromRefreshHook')
+        if loss.needs_indices:
+            # the loss finds a sample's row of U by `sample_idx`, its place in the innermost set
+            sources = sample_sources(self.dataset)
+            for index, source in enumerate(sources):
+                row = self.dataset.get_data_info(index).get('sample_idx')
+                if row is None or row >= n or sources[row] != source:
+                    raise ValueError(
+                        f"expected samples numbered from 0 for form 'sample' of `{self.loss}`, "
+                        f'found `sample_idx` {row} at place {index} of a '
+                        f"`{type(self.dataset).__name__}`: use form 'projection'")
 
     def due(self, loss: nn.Module, step: int) -> bool:
         """Every ``interval`` steps, and when the term is on without a basis."""

@@ -4,12 +4,12 @@ import copy
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
-from mmengine.dataset import ClassBalancedDataset, InfiniteSampler, RepeatDataset
+from mmengine.dataset import InfiniteSampler
 from mmengine.registry import DATA_SAMPLERS, DATASETS
 from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
-from mmkcr.datasets.part import DatasetPart
+from mmkcr.datasets.part import DatasetPart, sample_sources
 from mmkcr.engine.reproducible import source_sampler
 
 
@@ -66,18 +66,6 @@ class CycledSampler(Sampler):
             epoch (int): Epoch, from 0.
         """
         self.epoch = epoch
-
-
-def sample_sources(dataset: Dataset) -> Sequence[int]:
-    """Map every index of a data set to its original sample, as some data sets repeat samples.
-
-    Args:
-        dataset (Dataset): Such as MMEngine's ``RepeatDataset`` around another.
-    """
-    if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)):
-        inner = sample_sources(dataset.dataset)
-        return [inner[dataset._get_ori_dataset_idx(index)] for index in range(len(dataset))]
-    return range(len(dataset))
 
 
 def split_indices(total: int, architecture_fraction: float, seed: int,

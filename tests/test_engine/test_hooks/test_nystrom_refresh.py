@@ -190,6 +190,22 @@ def test_sample_form_trains_with_the_samples_own_indices(build, toy, monkeypatch
     assert sorted(sum(seen[:6], [])) == list(range(24))  # every sample once an epoch
 
 
+def test_sample_form_refuses_sets_that_do_not_number_their_samples(build, toy):
+    """Of two joined sets, samples of the second had the rows of the first."""
+    def of(dataset, number):
+        config = toy.make_config('x')
+        config.model.regularizers.kcr.update(form='sample', num_samples=number)
+        loader = dict(config.train_dataloader, dataset=dataset(config.train_dataloader.dataset))
+        toy.refresh_only(build(train_dataloader=loader, model=config.model, hooks=[refresh()]))
+
+    of(lambda own: dict(type='RepeatDataset', times=2, dataset=own), 48)  # copies have equal rows
+    for number, wrapper in (
+            (48, lambda own: dict(type='ConcatDataset', datasets=[own, own])),
+            (16, lambda own: dict(type='mmkcr.ClassSubset', num_classes=2, dataset=own))):
+        with pytest.raises(ValueError, match=r"form 'sample' of `kcr`, found `sample_idx` \d+ at"):
+            of(wrapper, number)
+
+
 def test_the_view_goes_through_wrappers(build, toy):
     loader = toy.make_config('x').train_dataloader
     loader.dataset = dict(type='ConcatDataset', datasets=[

@@ -6,7 +6,7 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmengine.dataset import BaseDataset, DefaultSampler, RepeatDataset
+from mmengine.dataset import BaseDataset, ConcatDataset, DefaultSampler, RepeatDataset
 
 from mmkcr.datasets import DatasetPart
 from mmkcr.engine.loops import CycledSampler, split_indices
@@ -55,6 +55,11 @@ def test_no_sample_of_a_repeated_data_set_is_in_both_parts():
     assert [len(part) for part in parts] == [84, 36] and sorted(sum(parts, [])) == list(range(120))
     weights, architecture = ({sources[index] for index in part} for part in parts)
     assert not weights & architecture
+    part = DatasetPart(repeated, [3, 41, 23])
+    assert list(sample_sources(DatasetPart(part, [2, 0]))) == [3, 3]
+    joined = ConcatDataset([dict(type=RepeatDataset, times=2, dataset=dict(type=Numbers)),
+                            Numbers()])
+    assert list(sample_sources(joined)) == [*range(20), *range(20), *range(20, 40)]
 
 
 @settings(deadline=None)
