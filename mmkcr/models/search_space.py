@@ -193,7 +193,7 @@ class SearchSpace:
                         f'`{config["type"]}`; sites of kind `heads` take any gate')
                 configs[name] = {**defaults, **config, **grouped}
         return configs
-  # every site's full config
+
     def _add_gates(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
         gates = []
         for name, config in configs.items():
