@@ -289,6 +289,8 @@ _TRIALS: Mapping[str, Method] = {
     'kcr-fast': _kcr_trial("five times the gates' rate", **{_KCR_RATE: 2.5e-1}),
     'kcr-data': _from_refit(False),
     'kcr-refit': _from_refit(True),
+    'dcs-warm': _searched('DCS from the dense network, no IB', 'dcs-warm', 'dcs-short',
+                          'dcs-deploy', start='start', least=0.6),
     'ofb-short': _ofb_trial('search half as long', 8),
     'ofb-long': _ofb_trial('search half as long again', 24),
     'ofb-slow': _ofb_trial("a fifth of the gates' rate", **{_OFB_RATE: 2e-2}),
