@@ -22,7 +22,7 @@ from mmengine.config import Config, DictAction
 from lab.cross_validate import Score, best, cross_validate
 from lab.folds import Deal
 from lab.grids import PRESETS, parse_grid, preset_grid
-from mmkcr.apis.build import load_config
+from mmkcr.apis.build import load_config, run_folder
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
@@ -85,8 +85,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     fraction = args.fraction
     if fraction is None:
         fraction = max((PRESETS[name].fraction for name in args.preset), default=0.1)
-    work_dir = Path(args.work_dir) if args.work_dir else (
-        Path('work_dirs') / Path(args.config).stem / 'cross_validation')
+    work_dir = Path(args.work_dir or run_folder(config, args.config) / 'cross_validation')
     scores = cross_validate(config, grids, work_dir, Deal(fraction, args.folds, args.seed),
                             args.metric)
     top = best(scores, args.minimize)

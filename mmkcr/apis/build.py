@@ -17,7 +17,7 @@ from mmkcr.safe_load import read_checkpoint, read_config_text
 __all__ = [
     'backbone_config', 'build_model', 'default_shape', 'dense_config', 'drop_idle_workers',
     'file_sha256', 'image_shape', 'load_config', 'load_weights', 'read_config',
-    'recorded_config', 'set_structure', 'state_bytes'
+    'recorded_config', 'run_folder', 'set_structure', 'state_bytes'
 ]
 
 
@@ -53,6 +53,16 @@ def drop_idle_workers(config: Config) -> None:
         loader = config.get(name)
         if isinstance(loader, Mapping) and not loader.get('num_workers'):
             loader.update(persistent_workers=False)
+
+
+def run_folder(config: Config, name: Union[str, Path]) -> Path:
+    """Where the files of a config go unless the user says otherwise.
+
+    Args:
+        config (Config): Its ``work_dir``, if it has one.
+        name (str | Path): File of the config, for ``work_dirs/<config's name>`` otherwise.
+    """
+    return Path(config.get('work_dir') or Path('work_dirs', Path(str(name)).stem))
 
 
 def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:

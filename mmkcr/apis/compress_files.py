@@ -28,6 +28,7 @@ from .build import (
     file_sha256,
     load_config,
     load_weights,
+    run_folder,
     state_bytes,
 )
 from .calibration_data import calibration_images
@@ -139,7 +140,7 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
         # mmdet computes the masks of 100 regions a batch: few images, so that each has many
         batch_size = min(batch_size, IMAGES_WITH_REGIONS)
     batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
-    folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'compress'
+    folder = Path(out) if out else run_folder(cfg, config) / 'compress'
     searched = without_initial_weights(cfg).model if scope == 'model' else cfg.model.backbone
     searched = {key: value for key, value in searched.items() if key != 'init_cfg'}
     return CompressTask(
@@ -187,7 +188,8 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
             :func:`~mmkcr.apis.build.default_shape`.
         part (str, optional): ``'model'`` or ``'backbone'``. Defaults to None: the backbone of a
             detector or segmentor, the whole of a classifier.
-        out (str | Path, optional): Folder. Defaults to ``work_dirs/<config's name>/compress``.
+        out (str | Path, optional): Folder. Defaults to ``compress`` in
+            :func:`~mmkcr.apis.build.run_folder`.
         seed (int): Seed of all random draws. Defaults to 0.
         device (str): Defaults to ``'cpu'``.
         options (dict, optional): Config entries to overwrite.
@@ -289,6 +291,8 @@ def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str
         written.model.pop('init_cfg', None)
         written.model.pop('pretrained', None)
     written.load_from = f'{here}/{weights}'
+    # apart from other subnets, whose configs have the same name, and from the dense model's run
+    written.work_dir = f'{here}/train'
     written.custom_imports = with_import(written)
     with atomic_write(task.folder / CONFIG) as path:
         path.write_text(written.pretty_text)

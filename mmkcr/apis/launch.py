@@ -16,7 +16,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.apis.build import drop_idle_workers
+from mmkcr.apis.build import drop_idle_workers, run_folder
 from mmkcr.apis.cli import Parser, add_trust_argument
 from mmkcr.apis.processes import is_first_process, join_processes
 from mmkcr.compat import UnreadableImageError
@@ -63,10 +63,7 @@ def apply_common_arguments(config: Config, args: Any) -> None:
     """
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     config.launcher = args.launcher
-    if args.work_dir is not None:
-        config.work_dir = args.work_dir
-    elif config.get('work_dir') is None:
-        config.work_dir = os.path.join('./work_dirs', Path(args.config).stem)
+    config.work_dir = str(args.work_dir or run_folder(config, args.config))
     if args.amp and not torch.cuda.is_available():
         raise ValueError('expected a GPU for `--amp`, found none')
 

@@ -20,6 +20,7 @@ from .build import (
     file_sha256,
     load_config,
     load_weights,
+    run_folder,
     state_bytes,
 )
 from .count import Parts, count_parts, counted_proposals
@@ -79,7 +80,7 @@ def slim_files(config: Union[str, Path],
         shape (Sequence[int], optional): (C, H, W) of the image that MACs are
             counted for. Defaults to :func:`~mmkcr.apis.build.default_shape`.
         out (str | Path, optional): Folder. Defaults to
-            ``work_dirs/<config's name>/slim``.
+            ``slim`` in :func:`~mmkcr.apis.build.run_folder`.
         online (bool): See :func:`~mmkcr.apis.build.load_weights`.
         options (dict, optional): Config entries to overwrite.
         part (str, optional): See :func:`mmkcr.apis.slim`.
@@ -114,7 +115,7 @@ def slim_files(config: Union[str, Path],
     subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost)
     structure.provenance = dict(provenance(cfg, config, checkpoint, content, online),
                                 **structure.provenance)
-    folder = Path(out) if out else Path('work_dirs') / Path(str(config)).stem / 'slim'
+    folder = Path(out) if out else run_folder(cfg, config) / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
     # against a dense model without gates
     said = '' if table is None else check_prediction(build_model(dense_config(cfg)), subnet,

@@ -83,6 +83,7 @@ WRITES = {
     'benchmarks/regularizer_overhead': '--out work_dirs/benchmarks/regularizer_overhead.*',
     'benchmarks/search_speed': '--out work_dirs/benchmarks/search_speed_{stem}.json',
     'benchmarks/sizes': '',
+    'benchmarks/test_step': '--out work_dirs/benchmarks/test_step.json',
     'benchmarks/user_paths': '',
     'benchmarks/whole_models': '',
     'dataset_converters/digits': '--out data/digits digits.json train scenes/images/training/*.png',

@@ -10,7 +10,7 @@ from mmengine.runner import Runner, load_checkpoint, save_checkpoint
 from PIL import Image
 
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.build import build_model, load_config, run_folder
 from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.core import Structure
 from mmkcr.deploy.int8 import QUANTIZERS
@@ -59,6 +59,8 @@ def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, caps
     # the config is an ordinary one, in another folder too: no word of this package but its type
     moved = out.rename(tmp_path / 'moved')
     config = load_config(moved / 'config.py')
+    # all such configs have one name: a folder of their own for what is trained or exported
+    assert run_folder(config, moved / 'config.py') == moved / 'train'
     model = build_model(config)
     load_checkpoint(model, str(moved / 'subnet.pth'), strict=True)
     macs = count_macs(model, structure.macs['input_shape'])

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
 
-from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.build import build_model, load_config, load_weights, run_folder
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.hooks import TemperatureDecayHook
@@ -162,7 +162,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     else:
         config = load_config(args.config)
         snapshots = read_checkpoints(config, args.checkpoints)
-        default = Path('work_dirs') / Path(args.config).stem / 'channel_masks'
+        default = run_folder(config, args.config) / 'channel_masks'
     out = Path(args.out) if args.out else default
     written = plot_all(snapshots, out, args.format)
     if not args.structure:

@@ -40,7 +40,14 @@ from lab.replace_heads import (
     set_operator,
     write_replaced,
 )
-from mmkcr.apis.build import build_model, default_shape, image_shape, load_config, load_weights
+from mmkcr.apis.build import (
+    build_model,
+    default_shape,
+    image_shape,
+    load_config,
+    load_weights,
+    run_folder,
+)
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.processes import join_processes
 from mmkcr.apis.slim_files import provenance
@@ -125,7 +132,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         content = load_weights(model, args.checkpoint)
     else:
         model.init_weights()
-    folder = Path(args.out or f'work_dirs/{Path(args.config).stem}/slim')
+    folder = Path(args.out or run_folder(config, args.config) / 'slim')
     if args.structure is not None:
         _replace(args, config, model, Structure.load(args.structure), folder, content)
         return

@@ -31,6 +31,7 @@ from mmkcr.apis.build import (
     image_shape,
     load_config,
     load_weights,
+    run_folder,
 )
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.end_to_end import EndToEnd, export_end_to_end
@@ -123,8 +124,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         shape = image_shape(args.shape) if args.shape else default_shape(config, model)
         if args.backbone:
             model = find_task(model).backbone
-        name = Path(args.config).stem
-        out = args.out or f'work_dirs/{name}/{name}.onnx'
+        out = args.out or run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
         if args.end_to_end:
             detector = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
                                          args.evaluate, args.threads)
