@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any, Dict, List, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import torch
 from mmcv.transforms import BaseTransform
@@ -12,7 +12,6 @@ from mmkcr.models.flava import hugging_face, read_answers
 from mmkcr.registry import DATASETS, TRANSFORMS
 
 #: Label of a question without a known answer; cross entropies ignore it.
-NO_LABEL = -100
 _WORD = re.compile(r"[a-z0-9']+")
 
 
@@ -61,7 +60,9 @@ class TokenizeQuestion(BaseTransform):
 class LabelAnswer(BaseTransform):
     """Adds ``gt_label``: the class of a question's most frequent answer among the known ones.
 
-    It is -100 if none of the answers is known; the cross entropy ignores this label.
+    A question none of whose answers is known is not trained on: the data set draws another one in
+    its place. A label that losses ignore would still count in their mean, and label smoothing and
+    the regularisers have no such label.
 
     Args:
         answers (Sequence[str] | str): See :func:`~mmkcr.models.flava.read_answers`.
@@ -70,8 +71,8 @@ class LabelAnswer(BaseTransform):
     def __init__(self, answers: Union[Sequence[str], str]) -> None:
         self._labels = {answer: label for label, answer in enumerate(read_answers(answers))}
 
-    def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
-        """Label the question.
+    def transform(self, results: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+        """Label the question; None if no answer to it is known.
 
         Raises:
             ValueError: The question has no answer.
@@ -85,7 +86,9 @@ class LabelAnswer(BaseTransform):
         # of equally frequent answers the first: -place is larger
         known = [(weight, -place) for place, weight in enumerate(weights)
                  if given[place] in self._labels]
-        results['gt_label'] = self._labels[given[-max(known)[1]]] if known else NO_LABEL
+        if not known:
+            return None
+        results['gt_label'] = self._labels[given[-max(known)[1]]]
         return results
 
 
@@ -136,4 +139,4 @@ class SNLIVE(BaseDataset):
         return dict(img_path=f'{self.data_prefix["img_path"]}/{image}.jpg', image_id=image,
                     question_id=entry.get('pairID', number), question=question,
                     gt_answer=[answer], gt_answer_weight=[1.],
-                    gt_label=classes.index(answer) if answer in classes else NO_LABEL)
+                    gt_label=classes.index(answer) if answer in classes else None)

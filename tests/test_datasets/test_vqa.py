@@ -6,8 +6,8 @@ import mmpretrain.datasets.coco_vqa  # noqa: F401  (registered beside transforme
 import numpy as np
 import pytest
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
-from mmpretrain.structures import DataSample
 
 from lab.digit_questions import (
     ANSWERS,
@@ -58,9 +58,15 @@ def test_the_best_known_answer_is_the_label():
         return label(dict(gt_answer=answers, gt_answer_weight=weights))['gt_label']
     assert of('no') == 1 and of(['maybe', '2', 'yes'], [.6, .1, .3]) == 0
     assert of(['2', 'no'], [.5, .5]) == 2, 'the first of equal ones'
-    assert of(['maybe']) == -100
-    sample = DataSample().set_gt_label(of(['maybe']))
-    assert sample.gt_label.tolist() == [-100]
+    assert label(dict(gt_answer=['maybe'])) is None
+
+
+def test_another_question_takes_the_place_of_one_without_a_known_answer():
+    questions = [dict(gt_answer=[answer]) for answer in ('maybe', 'yes', 'maybe')]
+    dataset = BaseDataset(serialize_data=False, lazy_init=True, pipeline=[
+        LabelAnswer(['no', 'yes'])])
+    dataset.data_list, dataset._fully_initialized = questions, True
+    assert [dataset[index]['gt_label'] for index in range(3)] == [1, 1, 1]
 
 
 def test_questions_without_answers_are_refused():
