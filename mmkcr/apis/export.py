@@ -77,8 +77,9 @@ def export_onnx(model: nn.Module,
         path (str | Path): Output file; an existing one is replaced.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
         dynamic_size (bool, optional): Make height and width dynamic, beside the batch. A backbone
-            that branches on the size of its feature maps (Swin without ``pad_small_map``) is
-            exported for ``input_shape``, and the report says so. Defaults to None: only for
+            that branches on the size of its feature maps (Swin without ``pad_small_map``), or that
+            ONNX cannot express for others than its own, is exported for ``input_shape``, and the
+            report says so. Defaults to None: only for
             ``runtime='any'``; fixed sizes are faster.
         batch_sizes (Sequence[int]): Compared at each. Defaults to (1, 2, 5).
         tolerance (float): Largest permitted difference. Defaults to 1e-4.
@@ -106,6 +107,7 @@ def export_onnx(model: nn.Module,
     if holders(model):
         raise ValueError('expected a dense model or a subnet to export, found a supernet with '
                          f'{len(holders(model))} gates: slim it first (tools/slim.py)')
+    model = getattr(model, '_orig_mod', model)  # of `torch.compile`, which cannot be traced
     others = {str(value.dtype) for value in model.parameters()} - {'torch.float32'}
     if others:
         raise ValueError('expected a model with weights of torch.float32 to export, found '
@@ -123,8 +125,8 @@ def export_onnx(model: nn.Module,
         return checked.export(True)
     except Exception as error:  # the exporter raises many kinds
         report = checked.export(False)
-        report.notice = ('height and width are fixed, because the model decides by the size of '
-                         f'its feature maps ({_first_line(error)})')
+        report.notice = ('height and width are fixed, because an export for any size failed '
+                         f'({_first_line(error)})')
         return report
 
 

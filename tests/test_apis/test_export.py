@@ -57,6 +57,13 @@ def test_batch_height_and_width_are_dynamic(cls, kwargs, shape, tmp_path):
     assert [path.name for path in report.path.parent.iterdir()] == ['model.onnx']
 
 
+def test_a_compiled_model_is_exported_as_it_was_before(tmp_path):
+    model = subnet(KCRVisionTransformer, **VIT)
+    report = export_onnx(torch.compile(model), tmp_path / 'model.onnx', SHAPE, False)
+    assert max(report.errors.values()) < 1e-5
+    assert max(compare_onnx(TensorModel(model), report.path, [(2, *SHAPE)]).values()) < 1e-5
+
+
 def test_sizes_are_fixed_where_the_backbone_decides_by_them(tmp_path):
     """Without pad_small_map Swin does not shift windows that span the map."""
     model = subnet(KCRSwinTransformer, shape=SHAPE, **SWIN, out_indices=[1])

@@ -4,6 +4,7 @@ import re
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, Union
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from mmkcr.core import Axis, Site, Unsupported
 from mmkcr.models.adapters import attention_views, mlp_views
@@ -102,8 +103,10 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> Dict[str, HostSi
 
     Raises:
         ValueError: A kind or option is unknown, the host does not have a kind, ``where`` matches
-            no module, or two kinds claim the same axis of a tensor.
+            no module, two kinds claim the same axis of a tensor, or a weight of the host is
+            computed from others (spectral or weight norm, any other parametrisation).
     """
+    _check_weights(host)
     sites: Dict[str, HostSite] = {}
     for config in kinds:
         cls, where, options = _parse(config)
@@ -120,6 +123,17 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> Dict[str, HostSi
     # hosts register their modules in forward order
     order = {path: place for place, (path, _) in enumerate(host.named_modules())}
     return dict(sorted(sites.items(), key=lambda item: order[item[1].path]))
+
+
+def _check_weights(host: nn.Module) -> None:
+    """Refuse weights that are computed at every call: slicing them would not last."""
+    for path, module in host.named_modules():
+        hooks = {type(hook).__name__ for hook in module._forward_pre_hooks.values()}
+        if is_parametrized(module) or hooks & {'SpectralNorm', 'WeightNorm'}:
+            raise ValueError(f'expected weights that are parameters, found a parametrised layer at '
+                             f'`{path}`: `torch.nn.utils.parametrize.remove_parametrizations` '
+                             '(or `torch.nn.utils.remove_spectral_norm`, `remove_weight_norm`) '
+                             'leaves an ordinary one')
 
 
 def why_not(host: nn.Module, kind: str) -> str:

@@ -6,10 +6,12 @@ In fp64, as in `test_coverage`.
 import pytest
 import torch
 from mmengine.registry import MODELS
+from mmpretrain.models import VisionTransformer
 
 from lab.kind_coverage import GATES, _mm, law_error
 from mmkcr.models import Searchable
 from mmkcr.models.adapters import stream_views
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import why_not
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=4, feedforward_channels=48)
@@ -141,3 +143,15 @@ def test_a_supernet_is_built_without_random_numbers(options):
     supernet = Searchable(host, sites=['mlp_hidden'], gates=dict(type='mmkcr.GumbelChannelGate'))
     assert len(supernet.search_space.gates()) == 12
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize('normalise', [
+    torch.nn.utils.spectral_norm, torch.nn.utils.weight_norm,
+    torch.nn.utils.parametrizations.spectral_norm, torch.nn.utils.parametrizations.weight_norm])
+def test_weights_that_are_computed_are_refused(normalise):
+    """A slice of such a weight would be written over at the next call."""
+    host = VisionTransformer(ARCH, img_size=64, patch_size=16)
+    normalise(host.layers[1].ffn.layers[1])
+    with pytest.raises(ValueError, match=r'expected weights that are parameters, found a '
+                       r'parametrised layer at `layers\.1\.ffn\.layers\.1`'):
+        SearchSpace.of_dense(host, ['mlp_hidden'])
