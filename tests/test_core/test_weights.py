@@ -3,6 +3,7 @@
 import copy
 import itertools
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,12 @@ from mmkcr.core import (
 )
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.engine.hooks import ProgressivePruningHook
-from mmkcr.models import DWConvVisionTransformer, KCRVisionTransformer, OFBVisionTransformer
+from mmkcr.models import (
+    DWConvVisionTransformer,
+    KCRVisionTransformer,
+    OFBVisionTransformer,
+    Searchable,
+)
 from mmkcr.models.costs import cost_model
 from mmkcr.models.losses.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.models.losses.price import MacsPrice
@@ -223,3 +229,21 @@ def test_sizes_that_a_search_decided_on_are_not_cut():
     cost = cost_model('params', macs_of(network)).beside(dict.fromkeys(network.gates(), 16))
     with pytest.raises(ValueError, match=r'at least the 0.0\d+M of parameters that the search'):
         select_units({}, cost, 100)
+
+
+def test_a_price_on_heads_whose_replacement_costs_more():
+    """Full convolutions have more MACs than the attention of so few tokens."""
+    model = Searchable(
+        dict(type='mmpretrain.VisionTransformer', img_size=32, patch_size=8, arch=dict(
+            embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=48)),
+        sites=[dict(kind='head_operator', operator='conv')],
+        gates=dict(type='mmkcr.GumbelChannelGate', min_size=1))
+    space = model.search_space
+    macs = MacsModel(model, space.host, space.sites, task_forward(model, (3, 32, 32)))
+    most = macs(dict.fromkeys(space.sites, 1))
+    assert most > macs.dense
+    MacsPrice(0.5, 'macs', (most + macs.dense) // 2)(macs)['loss_price'].backward()
+    with pytest.raises(ValueError) as error:
+        MacsPrice(0.5, 'macs', '1%')(macs)
+    low, high = re.search(r'reachable ([\d.]+)G to ([\d.]+)G', str(error.value)).groups()
+    assert float(low) == pytest.approx(macs.dense / 1e9) and float(low) < float(high)

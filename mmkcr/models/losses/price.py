@@ -155,9 +155,10 @@ class MacsPrice(nn.Module):
         if self.target is None:
             return dict(loss_price=self.weight * torch.log(cost / count.dense), **logged)
         target = count.parse_target(self.target)
-        check_range(count, target, *(count({name: getattr(gate, size)
-                                            for name, gate in gates.items()})
-                                     for size in ('min_size', 'total')), 'a price `target`')
+        # sorted: full convolutions in the place of heads can cost more than what they replace
+        check_range(count, target, *sorted(count({name: getattr(gate, size)
+                                                  for name, gate in gates.items()})
+                                           for size in ('min_size', 'total')), 'a price `target`')
         # the value of the open gates' cost, with the gradient of the expected cost
         distance = torch.log((cost + (count(kept) - cost).detach()) / target).abs()
         price = self.weight.clone() * distance
