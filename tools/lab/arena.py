@@ -248,7 +248,7 @@ def _ofb_trial(change: str, search: int = 16, **options: Any) -> Method:
 
 #: What a network begins with that has such a config.
 _BACKBONE = 'backbone_{net}.py'
-_NO_KCR = {'model.regularizers.kcr.weight': 0.}
+_NO_KCR, _LIGHT_KCR = ({'model.regularizers.kcr.weight': weight} for weight in (0., 0.0125))
 _DCS = dict(search='dcs-search', retrain='dcs-retrain', deploy='dcs-deploy', name='dcs',
             least=0.6)  # no heads: their queries and keys are masked
 _OFB = dict(retrain='ofb-retrain', deploy='ofb-retrain', start='start', slim={})
@@ -287,6 +287,9 @@ _TRIALS: Mapping[str, Method] = {
     'kcr-long': _kcr_trial('search half as long again', 15),
     'kcr-slow': _kcr_trial("a fifth of the gates' rate", **{_KCR_RATE: 1e-2}),
     'kcr-fast': _kcr_trial("five times the gates' rate", **{_KCR_RATE: 2.5e-1}),
+    'kcr-light': _searched('KCR from the dense network, term / 16', 'kcr-warm',
+                           'kcr-short', 'tune', start='start', search_with=_LIGHT_KCR,
+                           retrain_with=_LIGHT_KCR),
     'kcr-data': _from_refit(False),
     'kcr-refit': _from_refit(True),
     'dcs-warm': _searched('DCS from the dense network, no IB', 'dcs-warm', 'dcs-short',
