@@ -130,8 +130,9 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> No
             rows.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))
     print(format_table(('', 'dense', 'slim', *(['tuned'] if tuned else []), 'share'), rows))
     same = f', {agreement["top1"]:.1%} with the same class' if 'top1' in agreement else ''
-    print(f'Outputs on held-out calibration images differ by {agreement["error"]:.1%} of their '
-          f'size{same}.')
+    one = structure.provenance.get('calibration', {}).get('images') == 1
+    print(f'Outputs on {"the calibration image" if one else "held-out calibration images"} differ '
+          f'by {agreement["error"]:.1%} of their size{same}.')
     few = structure.provenance.get('few_rows')
     if few:
         path = max(few, key=lambda name: few[name]['inputs'] / few[name]['rows'])

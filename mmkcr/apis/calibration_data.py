@@ -37,6 +37,11 @@ class CalibrationImages(Sequence):
     def __len__(self) -> int:
         return -(-len(self._indices) // self._size)
 
+    @property
+    def images(self) -> int:
+        """Number of images that were drawn."""
+        return len(self._indices)
+
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             chosen = [index for batch in range(len(self))[place]

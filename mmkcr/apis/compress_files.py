@@ -125,15 +125,15 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
         raise ValueError(f'expected the config of an ordinary task model with a `backbone`, found '
                          f'`{type(model).__name__}` in `{config}`')
     content = load_weights(model, checkpoint)
-    classifier = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
+    of_mmpretrain = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
     if scope == 'model':
-        if classifier or part == 'backbone':
+        if of_mmpretrain or part == 'backbone':
             raise ValueError('expected a detector or segmentor and a budget over all of it '
                              "(`part='model'`) to compress the whole model, found "
                              f'`{type(model).__name__}` and {part!r}')
         part = 'model'
     # heads of detectors cost what the proposals make them cost, so their budget is the backbone's
-    part = part or (None if classifier else 'backbone')
+    part = part or (None if of_mmpretrain else 'backbone')
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
     if scope == 'model' and most_proposals(model) is not None:
@@ -147,7 +147,7 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
         cfg, model, content.get('meta') or {}, batches, input_shape, part, _has_classes(model),
         folder, scope, scoped(searched, cfg).to_dict(), dict(
             provenance(cfg, config, checkpoint, content), calibration=dict(
-                images=images, folder=calibration is not None, seed=seed)),
+                images=batches.images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
              checkpoint=file_sha256(checkpoint), calibration=calibration, images=images,
              batch_size=batch_size, shape=input_shape, part=part, seed=seed, scope=scope))
