@@ -37,7 +37,7 @@ def add_common_arguments(parser: Parser) -> None:
         parser (Parser): The command's parser.
     """
     parser.add_argument('--work-dir', help='folder for logs and results '
-                        '(work_dirs/<config name>)')
+                        '(that of the config, else work_dirs/<config name>)')
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
     parser.add_argument('--no-pin-memory', action='store_true',
                         help='do not pin the memory of batches')

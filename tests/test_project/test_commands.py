@@ -42,26 +42,26 @@ LIMIT = 900  # seconds, of a machine that others use too
 STEM = Path(SEARCH).stem
 
 #: What a tool writes: the option that names a folder or file and what it is without the option,
-#: then the files of a folder. {stem} is that of the first config.
+#: then the files of a folder. {stem} is that of the first config, {run} the folder of its runs.
 WRITES = {
     'arena': '--work-dir work_dirs/arena/digits-300 table.txt table.md summary.json',
-    'compress': '--out work_dirs/{stem}/compress config.py structure.json subnet.pth '
+    'compress': '--out {run}/compress config.py structure.json subnet.pth '
                 'sensitivity.json',
-    'cross_validate': '--work-dir work_dirs/{stem}/cross_validation summary.json',
+    'cross_validate': '--work-dir {run}/cross_validation summary.json',
     'init': '--out {stage}_{stem}.py',
     'publish': '--out checkpoints {stem}-*.pth',
     'quickstart': '--work-dir work_dirs/quickstart table.txt summary.json *.png',
-    'search': '--work-dir work_dirs/{stem} last_checkpoint *.pth */vis_data/scalars.json',
-    'slim': '--out work_dirs/{stem}/slim structure.json subnet.pth',
-    'study': '--work-dir work_dirs/{stem} table.txt table.md summary.json',
+    'search': '--work-dir {run} last_checkpoint *.pth */vis_data/scalars.json',
+    'slim': '--out {run}/slim structure.json subnet.pth',
+    'study': '--work-dir {run} table.txt table.md summary.json',
     'test': '--out',
-    'train': '--work-dir work_dirs/{stem} last_checkpoint *.pth */vis_data/scalars.json',
+    'train': '--work-dir {run} last_checkpoint *.pth */vis_data/scalars.json',
     'untrained': '1',
     'zoo': '',
     'analysis_tools/attention': '--out work_dirs/analysis attention.json entropy_1.png maps.png '
                                 'affinity.png',
     'analysis_tools/bimask_search': '--out bimask_search *.png',
-    'analysis_tools/channel_masks': '--out work_dirs/{stem}/channel_masks channel_masks.png '
+    'analysis_tools/channel_masks': '--out {run}/channel_masks channel_masks.png '
                                     'kept_shares.png',
     'analysis_tools/get_flops': '',
     'analysis_tools/grad_cam': '--out work_dirs/analysis grad_cam.png',
@@ -69,7 +69,7 @@ WRITES = {
     'analysis_tools/kc_correlation': '--out work_dirs/kc_correlation kc_correlation.json '
                                      'kc_correlation.png',
     'analysis_tools/kernel_complexity': '--out work_dirs/kernel_complexity.json',
-    'analysis_tools/score_heads': '--out work_dirs/{stem}/slim scores.json scores.png '
+    'analysis_tools/score_heads': '--out {run}/slim scores.json scores.png '
                                   'structure.json subnet.pth',
     'analysis_tools/sensitivity': '--out {first}/sensitivity.png',
     'benchmarks/attention_block': '--out work_dirs/benchmarks/attention_block.json',
@@ -91,7 +91,7 @@ WRITES = {
     'dataset_converters/vqa_answers': '--out',
     'demo/before_after': '--out work_dirs/demo *.png',
     'demo/gallery': '--out work_dirs/gallery gallery.md images/*.png',
-    'deployment/export_onnx': '--out work_dirs/{stem}/{stem}.onnx',
+    'deployment/export_onnx': '--out {run}/{stem}.onnx',
     'model_converters/efficientvit_timm': '1',
     'model_converters/flava': '1',
     'model_zoo/badges': '',
@@ -217,7 +217,7 @@ def written(text):
     first = next((word for word in words if not word.startswith('-')), '')
     how, stage = (words[words.index(name) + 1] if name in words else default
                   for name, default in (('--method', 'kcr'), ('--stage', 'search')))
-    values = dict(first=first, stem=Path(first).stem,
+    values = dict(first=first, stem=Path(first).stem, run=run_of(first),
                   stage=stage if stage == 'compress' else f'{how}-{stage}')
     out = words[words.index(option) + 1] if option in words else known[0].format(**values)
     if tool.endswith('channel_masks') and words[0] == '--structure':
@@ -228,6 +228,12 @@ def written(text):
     if tool == 'compress' and '--structure' in words:
         files = files[:3]
     return [f'{out}/{file.format(**values)}' for file in files] or [out]
+
+
+def run_of(config):
+    """The folder of a config's runs; what `compress` writes has one of its own."""
+    path = Path(config)
+    return f'{path.parent}/train' if path.name == 'config.py' else f'work_dirs/{path.stem}'
 
 
 def missing_package(text):

@@ -48,7 +48,8 @@ def make_parser() -> Parser:
     parser.add_argument('config', help='config of a deployment, retraining or dense model')
     parser.add_argument('checkpoint', nargs='?', help='its checkpoint; default: random weights')
     parser.add_argument('--out', metavar='FILE',
-                        help='(work_dirs/<config name>/<config name>.onnx)')
+                        help='(<config name>.onnx in the work_dir of the config, else in '
+                        'work_dirs/<config name>)')
     parser.add_argument('--backbone', action='store_true', help='the feature maps only')
     parser.add_argument('--end-to-end', action='store_true',
                         help='a whole detector with non-maximum suppression, for ONNX Runtime')
