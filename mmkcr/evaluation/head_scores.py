@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
-from mmengine.dist import all_reduce
+from mmengine.dist import all_gather_object, all_reduce, get_comm_device
 from torch import Tensor, nn
 
 from mmkcr.models.layers.operator_attention import TokenGrid
@@ -53,8 +53,15 @@ class RunningMoments:
     def reduce(self) -> 'RunningMoments':
         """Merge with the other processes, in place; every rank has the result.
 
-        Every rank needs at least one tensor.
+        A rank may have no tensor.
         """
+        shapes = all_gather_object(None if self.mean is None else self.mean.shape)
+        shape = next((shape for shape in shapes if shape is not None), None)
+        if shape is None:
+            return self
+        if self.mean is None:
+            self.mean = torch.zeros(shape, dtype=torch.float64, device=get_comm_device())
+            self.deviations = torch.zeros_like(self.mean)
         count = torch.tensor([float(self.count)], dtype=torch.float64, device=self.mean.device)
         own_mean, own_count = self.mean, self.count
         all_reduce(count)
@@ -152,7 +159,15 @@ class HeadStatistics:
         return False
 
     def reduce(self) -> 'HeadStatistics':
-        """Merge with the other processes; see :meth:`RunningMoments.reduce`."""
+        """Merge with the other processes; see :meth:`RunningMoments.reduce`.
+
+        Raises:
+            ValueError: Ranks have seen different grids.
+        """
+        grids = sorted({hw for hw in all_gather_object(self.hw) if hw is not None})
+        if len(grids) > 1:
+            raise ValueError('expected images with one token grid on all ranks to score heads on, '
+                             f'found {" and ".join(f"{h} x {w}" for h, w in grids)} patches')
         for moments in self.moments.values():
             moments.reduce()
         return self

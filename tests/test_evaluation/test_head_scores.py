@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import socket
 import tracemalloc
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -199,24 +200,30 @@ def test_blocks_that_do_not_fit_take_further_passes(backbone):
 
 
 def rank_job(rank, port, path):
-    """One of two processes with its share of the images."""
+    """One of two processes with its share of the images, which may be none."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group('gloo', f'tcp://127.0.0.1:{port}', rank=rank, world_size=2)
-    images = torch.load(f'{path}/images.pt')
+    torch.distributed.init_process_group(
+        'gloo', f'tcp://127.0.0.1:{port}', rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    images = torch.load(f'{path}/images.pt')[rank]
     model = DWConvVisionTransformer(**VIT)
     model.load_state_dict(torch.load(f'{path}/model.pt'))
     model.eval()
     with HeadStatistics(attentions(model), grid(model)) as statistics, torch.no_grad():
-        model(images[rank::2])
-    scores = statistics.reduce().scores()
+        if len(images):
+            model(images)
+    try:
+        scores = statistics.reduce().scores()
+        found = {name: score.tolist() for name, score in scores.items()}
+    except ValueError as error:
+        found = str(error)
     with open(f'{path}/{rank}.json', 'w') as file:
-        json.dump({name: score.tolist() for name, score in scores.items()}, file)
+        json.dump(found, file)
     torch.distributed.destroy_process_group()
 
 
-def test_two_processes_are_one(backbone, tmp_path):
-    images = torch.randn(9, 3, 32, 32)
-    torch.save(images, tmp_path / 'images.pt')
+def of_two_ranks(backbone, shares, tmp_path):
+    """What each of two processes finds on its images."""
+    torch.save(shares, tmp_path / 'images.pt')
     torch.save(backbone.state_dict(), tmp_path / 'model.pt')
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
@@ -229,5 +236,19 @@ def test_two_processes_are_one(backbone, tmp_path):
         job.join(120)
     found = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in (0, 1)]
     assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize('second', [4, 0])
+def test_two_processes_are_one(backbone, tmp_path, second):
+    images = torch.randn(9, 3, 32, 32)
+    found = of_two_ranks(backbone, [images[second:], images[:second]], tmp_path)
     for name, score in scores_of(backbone, images, 3).items():
-        np.testing.assert_allclose(found[0][name], score.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(found[name], score.numpy(), rtol=1e-6)
+
+
+def test_two_processes_do_not_mix_grids(backbone, tmp_path):
+    shares = [torch.randn(2, 3, 32, 64), torch.randn(2, 3, 64, 32)]
+    assert of_two_ranks(backbone, shares, tmp_path) == (
+        'expected images with one token grid on all ranks to score heads on, found 4 x 8 and '
+        '8 x 4 patches')
