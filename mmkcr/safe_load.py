@@ -15,13 +15,14 @@ import os
 import pickle
 import re
 import zipfile
-from pathlib import Path
+from argparse import Namespace
+from pathlib import Path, PosixPath
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Union
 
 import numpy as np
 import torch
 import yaml
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.fileio import YamlHandler, register_handler
 from mmengine.logging import HistoryBuffer
 from mmengine.runner import checkpoint as host
@@ -200,12 +201,17 @@ def _method(owner: Any, name: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _harmless() -> List[Any]:
-    """Types and functions in checkpoints of MMEngine's runs, beside tensors and plain values."""
+    """Types and functions in checkpoints beside tensors and plain values.
+
+    Those of MMEngine's runs, and containers in which other trainings keep their options (DeiT, MAE
+    and DINO write an ``argparse.Namespace``).
+    """
     arrays = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in '?bBhHiIlLqQefdU'}]
     multiarray = np._core.multiarray
     # a pair (object, name) lets the name in the pickle stand for our object; NumPy's old and new
     # module names both occur
-    return [slice, HistoryBuffer, *arrays, (_method, 'builtins.getattr'),
+    return [slice, Namespace, ConfigDict, PosixPath, HistoryBuffer, *arrays,
+            (_method, 'builtins.getattr'),
             *((getattr(multiarray, name), f'numpy.{core}.multiarray.{name}')
               for core in ('core', '_core') for name in ('_reconstruct', 'scalar'))]
 

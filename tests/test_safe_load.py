@@ -2,13 +2,14 @@
 
 import os
 import pickle
+from argparse import Namespace
 from pathlib import Path
 
 import mmengine
 import numpy as np
 import pytest
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
 
@@ -86,6 +87,21 @@ def test_what_runs_write_is_read(tmp_path):
     found = read_checkpoint(save(tmp_path / 'run.pth', extra))['meta']['extra']
     assert found['log'].mean() == 1.5 and found['number'] == 3 and found['flag']
     assert found['array'].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize('legacy', [False, True])
+@pytest.mark.parametrize('extra', [
+    Namespace(model='vit', output=Path('runs'), warmup=Namespace(epochs=5)),
+    ConfigDict(optimizer=dict(lr=1e-3))], ids=lambda extra: type(extra).__name__)
+def test_options_of_other_trainings_are_read(tmp_path, extra, legacy):
+    """DeiT, MAE and DINO write their command line beside the weights."""
+    assert read_checkpoint(save(tmp_path / 'run.pth', extra, legacy))['meta']['extra'] == extra
+
+
+def test_options_run_no_code(trap, tmp_path):
+    with pytest.raises(ValueError, match='to be read; `--trust-checkpoint`'):
+        read_checkpoint(save(tmp_path / 'bad.pth', Namespace(x=Touch(trap))))
+    assert not trap.exists()
 
 
 def test_text_that_resuming_would_run_is_dropped(trap, tmp_path):
