@@ -31,6 +31,7 @@ from mmkcr.deploy.tensor_model import TensorModel
 _NEEDED = ('onnx', 'onnxruntime')
 _OPSET = 17  # the first with LayerNormalization
 _META = 'mmkcr'
+_MOST = 2**31  # bytes of one protobuf message
 Shape = Tuple[int, int, int, int]
 
 
@@ -94,7 +95,8 @@ def export_onnx(model: nn.Module,
         ExportMismatch: The outputs differ; nothing is written.
         ImportError: A package is missing.
         ValueError: A shape or batch size that is not positive, a supernet, weights that are not
-            fp32, another runtime, or a model that the exporter cannot trace.
+            fp32 or too large for one file, another runtime, or a model that the exporter cannot
+            trace.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -112,6 +114,10 @@ def export_onnx(model: nn.Module,
     if others:
         raise ValueError('expected a model with weights of torch.float32 to export, found '
                          f'{sorted(others)[0]}: give `model.float()`')
+    size = sum(value.numel() * value.element_size() for value in model.parameters())
+    if size >= _MOST:
+        raise ValueError('expected weights of less than 2 GiB, the most that one ONNX file holds, '
+                         f'found {size / 2**30:.1f} GiB')
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
     if runtime != 'any':

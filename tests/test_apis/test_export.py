@@ -120,6 +120,14 @@ def test_other_precisions_are_refused(dtype, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_weights_too_large_for_one_file_are_told_before_work_begins(tmp_path):
+    model = torch.nn.Conv2d(3, 4, 1)
+    model.weight = torch.nn.Parameter(torch.zeros(1).expand(2**29, 1, 1, 1))  # of four bytes
+    with pytest.raises(ValueError, match='less than 2 GiB, .* found 2.0 GiB'):
+        export_onnx(model, tmp_path / 'large.onnx')
+    assert not list(tmp_path.iterdir())
+
+
 # ---- the host's functions, rewritten so that they can be traced --------------------------------
 
 
