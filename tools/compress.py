@@ -16,7 +16,8 @@ Examples:
 """
 
 from numbers import Real
-from typing import Any, Dict, Optional, Sequence
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
 
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
@@ -40,6 +41,7 @@ from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
 from mmkcr.apis.refit_blocks import LEAST_PER_INPUT
 from mmkcr.apis.refit_structure import refit_files
 from mmkcr.datasets.data_check import check_data_folders
+from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
 from mmkcr.deploy.runtimes import require_runtime
 from mmkcr.visualization import format_table
@@ -106,8 +108,12 @@ def make_parser() -> Parser:
     return parser
 
 
-def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> None:
-    """Print what was kept, and the models side by side: dense, slim, fine-tuned."""
+def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = (),
+           deployed: Sequence[Dict[str, float]] = ()) -> None:
+    """Print what was kept, and the models side by side: dense, slim, fine-tuned.
+
+    ``deployed`` are the metrics of the files of ``--int8``.
+    """
     structure, agreement = files.result.structure, files.result.agreement
     profiles, rows = files.result.profiles, []
     for name, site in structure.sites.items():
@@ -143,11 +149,13 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = ()) -> No
     height, width = structure.macs['input_shape'][1:]
     print(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x {width}.')
     if files.deployed:
+        found = [{name: f'{value:.4g}' for name, value in metrics.items()
+                  if isinstance(value, Real)} for metrics in deployed] or [{}] * len(files.deployed)
         rows = [(entry.name, entry.path.name, f'{entry.bytes / 1e6:.2f}', f'{entry.ratio:.3f}',
-                 f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}')
-                for entry in files.deployed]
+                 f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}',
+                 *values.values()) for entry, values in zip(files.deployed, found)]
         print(format_table(('', 'file', 'MB', 'time, batch 1', 'difference from dense',
-                            'same class'), rows))
+                            'same class', *found[0]), rows))
     if files.parts:
         print(format_table(('part', 'MACs (G)', 'slim', 'share'), part_rows(files.parts)))
     for said in (files.proposals, files.latency):
@@ -177,11 +185,15 @@ def report_order(files: OrderFiles, metrics: Sequence[Dict[str, float]] = ()) ->
     print(f'Wrote {files.folder / CONFIG} with {ORDER} and {ORDER_WEIGHTS} beside it')
 
 
-def evaluate(config: Any, checkpoint: Optional[str], work_dir: str) -> Dict[str, float]:
-    """Metrics of a model on the test set of its config."""
+def evaluate(config: Any, checkpoint: Optional[str], work_dir: str, onnx: Optional[Path] = None,
+             runtime: str = 'onnxruntime') -> Dict[str, float]:
+    """Metrics of a model, or of its exported file, on the test set of its config."""
     config.work_dir, config.resume = work_dir, False
     config.load_from = checkpoint or config.load_from
-    return Runner.from_cfg(config).test()
+    runner = Runner.from_cfg(config)
+    if onnx is not None:
+        run_by_file(runner.model, onnx, runtime)
+    return runner.test()
 
 
 def finetune(dense: Config, args: Any, files: CompressFiles) -> str:
@@ -290,6 +302,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             args.device, args.cfg_options, args.latency_table, args.force_table,
             args.int8, args.scope, cost, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
     dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
+    deployed: List[Dict[str, float]] = []
     if args.finetune is not None:
         tuned = [finetune(dense, args, files)]
     if args.evaluate:
@@ -297,7 +310,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         metrics = [evaluate(dense, args.checkpoint, work_dir),
                    *(evaluate(load_config(files.folder / CONFIG), checkpoint, work_dir)
                      for checkpoint in (None, *tuned))]
-    report(files, metrics)
+        for entry in files.deployed:
+            # files of the dense network go with its own config, the others with the written one
+            own = (dense, args.checkpoint) if entry.name.startswith('dense') else \
+                (load_config(files.folder / CONFIG), None)
+            deployed.append(evaluate(*own, work_dir, entry.path, args.int8))
+    report(files, metrics, deployed)
     for checkpoint in tuned:
         print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
 

@@ -4,6 +4,7 @@ Examples:
     python tools/test.py CONFIG CHECKPOINT
     python tools/test.py CONFIG CHECKPOINT --out results.json --out-item metrics
     python tools/test.py CONFIG CHECKPOINT --check
+    python tools/test.py CONFIG CHECKPOINT --onnx FILE --runtime openvino
 """
 
 from typing import Any, Optional, Sequence
@@ -25,6 +26,8 @@ from mmkcr.apis.launch import (
 )
 from mmkcr.apis.processes import is_first_process
 from mmkcr.datasets.data_check import check_data_folders
+from mmkcr.deploy.file_model import run_by_file
+from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.engine.compressed_config import compressed_config
 
 
@@ -48,6 +51,10 @@ def make_parser() -> Parser:
     parser.add_argument('--tta', action='store_true',
                         help="test-time augmentation: the config's `tta_model` and "
                         '`tta_pipeline`, for a classifier by default flips')
+    parser.add_argument('--onnx', metavar='FILE',
+                        help='exported file of this network that runs in its place; what comes '
+                        'behind it stays in PyTorch')
+    parser.add_argument('--runtime', choices=sorted(PACKAGES), help='of --onnx (onnxruntime)')
     add_common_arguments(parser)
     return parser
 
@@ -136,6 +143,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     if args.out is None and args.out_item is not None:
         raise ValueError('expected `--out` with the file to write beside `--out-item`, found none')
+    if args.onnx is None and args.runtime is not None:
+        raise ValueError('expected `--onnx` with the file to run beside `--runtime`, found none')
     predictions = args.out is not None and args.out_item != 'metrics'
     suffixes = ('.pkl', '.pickle') if predictions else \
         ('.json', '.yaml', '.yml', '.pkl', '.pickle')
@@ -150,6 +159,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                          f'in `{args.config}`')
     config = merge_args(config, args)
     check_file(args.checkpoint, 'a checkpoint')
+    if args.onnx is not None:
+        require_runtime(args.runtime or 'onnxruntime')
+        check_file(args.onnx, 'an exported file')
     check_data_folders(config, ('test_dataloader', ))
     with one_run(config, alone=False) as start:  # also while it trains
         runner = build_runner(config)
@@ -158,6 +170,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         runner.register_hook(dict(type='mmkcr.ClassCheckHook'))
         if predictions:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
+        if args.onnx is not None:
+            run_by_file(runner.model, args.onnx, args.runtime or 'onnxruntime')
         metrics = runner.test()
     if args.out and not predictions and is_first_process(config.launcher):
         mmengine.dump(metrics, args.out)

@@ -14,6 +14,7 @@ from mmkcr.apis.build import build_model, load_config, run_folder
 from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.core import Structure
 from mmkcr.deploy.int8 import QUANTIZERS
+from mmkcr.deploy.runtimes import PACKAGES
 
 REPO = Path(__file__).parents[2]
 DIGITS = str(REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py')
@@ -97,6 +98,32 @@ def test_a_missing_quantiser_is_told_first(refused, data, tmp_path, monkeypatch)
     said = refused('compress', DIGITS, checkpoint, '--target-macs', '60%', '--int8', 'onnxruntime',
                    '--out', tmp_path / 'slim', *data)
     assert 'pip install no_such_package' in said and not (tmp_path / 'slim').exists()
+
+
+@pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
+def test_files_in_int8_are_evaluated_too(run_tool, data, tmp_path, runtime):
+    pytest.importorskip(PACKAGES[runtime])
+    pytest.importorskip(QUANTIZERS[runtime])
+    checkpoint, out = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth'), tmp_path / 's'
+    metrics = tmp_path / 'metrics.json'
+    printed = run_tool('compress', DIGITS, checkpoint, '--target-macs', '40%', '--images', 16,
+                       '--evaluate', '--int8', runtime, '--out', out, *data)
+    table = printed[printed.index('difference from dense'):]
+
+    def tested(config, weights, *args):
+        run_tool('test', config, weights, '--work-dir', tmp_path / 'test', '--out', metrics,
+                 '--out-item', 'metrics', *args, *data)
+        return json.loads(metrics.read_text())['accuracy/top1']
+
+    for name, sides in (('dense', (DIGITS, checkpoint)),
+                        ('slim', (out / 'config.py', out / 'subnet.pth'))):
+        fp32, int8 = (tested(*sides, '--onnx', out / f'{name}_{runtime}{form}.onnx',
+                             '--runtime', runtime) for form in ('', '_int8'))
+        assert fp32 == pytest.approx(tested(*sides), abs=0.3)  # one digit of 360
+        rows = [line for line in table.splitlines() if f'{name}_{runtime}' in line]
+        assert f'{fp32:.4g}' in rows[0] and f'{int8:.4g}' in rows[1]
+    said = tested(DIGITS, checkpoint, '--onnx', out / f'slim_{runtime}.onnx')
+    assert said != tested(DIGITS, checkpoint)
 
 
 def test_a_budget_of_bytes(load_tool, data, tmp_path, capsys):

@@ -263,6 +263,7 @@ def test_told_to_end(tools, config_path, tmp_path, monkeypatch):
     ('test', ['{config}', 'x.pth', '--out', 'x.json'], 'expected a .pkl file for predictions'),
     ('test', ['{config}', 'x.pth', '--out', 'x.txt', '--out-item', 'metrics'],
      'expected a .json file for metrics, found `--out x.txt`'),
+    ('test', ['{config}', 'x.pth', '--runtime', 'onnxruntime'], 'expected `--onnx` with the file'),
     ('test', ['{config}', 'x.pth', '--show-dir', 'x', '--cfg-options',
               'default_hooks.visualization=None'], 'expected a checkpoint at `x.pth`'),
 ])

@@ -1,0 +1,66 @@
+"""An exported file in place of the network of a task model, to evaluate it."""
+
+import inspect
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mmkcr.models.utils import find_task, is_detector, unwrap
+from .runtimes import open_onnx
+
+
+def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxruntime',
+                threads: Optional[int] = None) -> None:
+    """Let an exported file compute what :class:`~mmkcr.deploy.tensor_model.TensorModel` exports.
+
+    The rest stays in PyTorch: the preprocessor, what turns scores into classes and maps, and the
+    stages of a detector behind its neck. So the hosts' test loops and metrics judge the file.
+
+    Args:
+        model (nn.Module): A task model, possibly wrapped; changed in place.
+        path (str | Path): A file of :func:`~mmkcr.apis.export.export_onnx`, of this network.
+        runtime (str): See :func:`~mmkcr.deploy.runtimes.open_onnx`. Defaults to
+            ``'onnxruntime'``.
+        threads (int, optional): CPU threads. Defaults to None: the runtime's default.
+
+    Raises:
+        ValueError: The task model's later stages need more than what its file gives; when it runs,
+            images of a size that the file does not take.
+    """
+    task = find_task(unwrap(model))
+    _check(task)
+    session = open_onnx(path, runtime, threads)
+
+    def extract_feat(images: Tensor, *_: Any, **__: Any) -> Any:
+        try:
+            found = session(images.detach().cpu().float().numpy())
+        except Exception as error:  # the runtimes' errors have no other common base
+            said = ' '.join(str(error).split())[:300]
+            raise ValueError(f'expected images that `{path}` takes, found a batch of shape '
+                             f'{tuple(images.shape)} ({said})') from error
+        # copied: the runtimes reuse the memory of their outputs in the next call
+        outputs = tuple(torch.from_numpy(np.array(out)).to(images.device) for out in found)
+        return outputs if len(outputs) > 1 or is_detector(task) else outputs[0]
+
+    task.extract_feat = extract_feat
+    if not is_detector(task):  # the file's outputs are those of the head
+        head = task.decode_head if hasattr(task, 'decode_head') else task.head
+        head.forward = lambda outputs, *_, **__: outputs
+
+
+def _check(task: nn.Module) -> None:
+    """Refuse a task model that cannot go on from the outputs of its file."""
+    name = type(task).__name__
+    head = getattr(task, 'decode_head', getattr(task, 'head', None))
+    if is_detector(task):
+        # its file holds the maps of the neck
+        fits = callable(getattr(task, 'extract_feat', None))
+    else:
+        fits = isinstance(head, nn.Module) and not getattr(task, 'counts_backbone', False) and \
+            'batch_data_samples' not in inspect.signature(head.forward).parameters
+    if not fits:
+        raise ValueError('expected a classifier, a detector, or a segmentor whose head reads '
+                         f'nothing but features, to run by a file, found `{name}`')

@@ -1,0 +1,102 @@
+"""Task models that run by an exported file: the file decides, the hosts do the rest."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.structures import PixelData
+
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.export import export_onnx
+from mmkcr.deploy.file_model import run_by_file
+from mmkcr.deploy.runtimes import PACKAGES
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
+TASKS = dict(
+    classifier=('kcr/digits/kcr-dense_vit-mini_1xb64_digits.py', 32),
+    convolutions=('dcs/digits/dcs-dense_efficientvit-mini_1xb64_digits.py', 32),
+    segmentor=('kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py', 128),
+    detector=('kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py', 128))
+
+
+def of_config(name, seed):
+    config = load_config(CONFIGS / TASKS[name][0])
+    config.model.pop('init_cfg', None)
+    torch.manual_seed(seed)
+    model = build_model(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        # norms and biases too; large enough that classes differ from image to image
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model, (3, TASKS[name][1], TASKS[name][1])
+
+
+def predicted(model, data):
+    with torch.no_grad():
+        found = model.test_step(data)
+    values = []
+    for sample in found:
+        for key in ('pred_score', 'seg_logits', 'pred_instances'):
+            if key in sample:
+                value = getattr(sample, key)
+                values += [value] if isinstance(value, torch.Tensor) else \
+                    [value.data] if isinstance(value, PixelData) else \
+                    [value.bboxes, value.scores, value.masks.float()]
+    assert values
+    return values
+
+
+@pytest.mark.parametrize('runtime', ['onnxruntime', 'openvino'])
+@pytest.mark.parametrize('name', TASKS)
+def test_the_file_decides(name, runtime, tmp_path):
+    """A model with other weights gives the predictions of the network that was exported."""
+    pytest.importorskip(PACKAGES[runtime])
+    model, shape = of_config(name, 0)
+    other, _ = of_config(name, 1)
+    if name == 'detector':  # its file ends at the neck
+        state = {key: value for key, value in model.state_dict().items()
+                 if not key.startswith(('backbone.', 'neck.'))}
+        other.load_state_dict(state, strict=False)
+    size = TASKS[name][1]
+    meta = dict(img_shape=(size, size), ori_shape=(size, size), pad_shape=(size, size),
+                batch_input_shape=(size, size), scale_factor=(1., 1.))
+    generator = torch.Generator().manual_seed(2)
+
+    def data():
+        samples = []
+        for _ in range(2):
+            if name == 'detector':
+                from mmdet.structures import DetDataSample as Sample
+            elif name == 'segmentor':
+                from mmseg.structures import SegDataSample as Sample
+            else:
+                from mmpretrain.structures import DataSample as Sample
+            samples.append(Sample(metainfo=meta))
+        images = torch.randint(0, 256, (2, 3, size, size), generator=generator.manual_seed(2),
+                               dtype=torch.uint8)
+        return dict(inputs=list(images), data_samples=samples)
+
+    expected, before = predicted(model, data()), predicted(other, data())
+    same = [one.shape == two.shape and torch.allclose(one, two, atol=1e-3)
+            for one, two in zip(expected, before)]
+    assert not all(same)
+    path = export_onnx(model, tmp_path / 'model.onnx', shape, False, (1, 2), runtime=runtime).path
+    run_by_file(other, path, runtime)
+    found = predicted(other, data())
+    assert len(found) == len(expected)
+    for one, two in zip(found, expected):
+        assert one.shape == two.shape
+        # masks are 0 or 1: a pixel at the threshold may fall to either side
+        assert ((one - two).abs() > 1e-3 * (1 + two.abs())).float().mean() < 1e-3
+
+
+def test_refusals(tmp_path):
+    model, shape = of_config('classifier', 0)
+    path = export_onnx(model, tmp_path / 'model.onnx', shape, False, (1, 2),
+                       runtime='onnxruntime').path
+    run_by_file(model, path)
+    with pytest.raises(ValueError, match=r'expected images that .*model.onnx. takes, found a '
+                       r'batch of shape \(1, 3, 64, 64\)'):
+        model.extract_feat(torch.zeros(1, 3, 64, 64))
+    with pytest.raises(ValueError, match='to run by a file, found `KCRSwinTransformer`'):
+        run_by_file(build_model(load_config(CONFIGS / TASKS['segmentor'][0])).backbone, path)
