@@ -26,6 +26,7 @@ from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
 from mmkcr.visualization.figures import saved_figure
+from mmkcr.visualization.palette import SERIES
 
 
 def make_parser() -> Parser:
@@ -55,17 +56,19 @@ def make_parser() -> Parser:
 
 def plot(rows: List[Dict[str, Any]], metric: str, path: Path) -> None:
     """Metric over MACs, a line a variant, with the seeds' spread."""
-    with saved_figure(path, (7, 4.5)) as (_, axes):
+    with saved_figure(path, (9, 4.5)) as (figure, axes):
         dense = rows[0]['mean']
         axes.axhline(dense, color='0.4', linestyle='--', linewidth=1, label='dense')
-        for variant in dict.fromkeys(row['variant'] for row in rows[1:]):
+        for index, variant in enumerate(dict.fromkeys(row['variant'] for row in rows[1:])):
             own = [row for row in rows if row['variant'] == variant]
+            again, color = divmod(index, len(SERIES) - 1)  # more variants than colours
             axes.errorbar([100 * row['macs'] for row in own], [row['mean'] for row in own],
                           [row['spread'] for row in own], marker='o', markersize=3, capsize=2,
+                          color=SERIES[1 + color], linestyle=':' if again else '-',
                           label=VARIANTS[variant].label)
         axes.set_xlabel('MACs (% of dense)')
         axes.set_ylabel(metric)
-        axes.legend(fontsize=8)
+        figure.legend(fontsize=8, loc='outside right upper')  # never over the lines
 
 
 @command
