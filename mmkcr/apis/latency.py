@@ -237,7 +237,8 @@ def random_subnet(model: nn.Module,
                   input_shape: Sequence[int] = (3, 224, 224),
                   part: Optional[str] = None,
                   divisor: int = 8,
-                  seed: int = 0) -> Tuple[nn.Module, Structure]:
+                  seed: int = 0,
+                  group: int = 1) -> Tuple[nn.Module, Structure]:
     """Slice a dense model at one common keep ratio, with random units.
 
     The kept units are scattered, as they are after a search.
@@ -251,6 +252,8 @@ def random_subnet(model: nn.Module,
         divisor (int): Sizes of sites with at least four times as many units are multiples of it, or
             full. Defaults to 8.
         seed (int): Seed of the choice. Defaults to 0.
+        group (int): Consecutive units that are kept together, where it divides a site's units.
+            Defaults to 1.
 
     Returns:
         tuple[nn.Module, Structure]: The model and its structure.
@@ -260,7 +263,7 @@ def random_subnet(model: nn.Module,
     """
     space, counted = search_space(model), counted_part(model, part)
     macs = MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
-    offered = {name: _random_sizes(site, divisor) for name, site in space.sites.items()}
+    offered = {name: _random_sizes(site, divisor, group) for name, site in space.sites.items()}
     wanted = parse_target(target, macs.dense)
     lowest = macs({name: sizes[0] for name, sizes in offered.items()})
     if not lowest <= wanted <= macs.dense:
@@ -273,7 +276,7 @@ def random_subnet(model: nn.Module,
         even = {name: (1 - torch.linspace(0., 1., site.total + 1))**2
                 for name, site in space.sites.items()}
         sizes = fitted_sizes(sizes, offered, even, macs, wanted)
-    structure = space.structure_for({name: random_units(space.sites[name], size, generator)
+    structure = space.structure_for({name: random_units(space.sites[name], size, generator, group)
                                      for name, size in sizes.items()})
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
     if counted is not model:
@@ -282,22 +285,33 @@ def random_subnet(model: nn.Module,
     return model, structure
 
 
-def _random_sizes(site: Site, divisor: int) -> List[int]:
+def _random_sizes(site: Site, divisor: int, group: int) -> List[int]:
     """Sizes of a random subnet's site."""
-    # of every group equally many units
-    step = math.lcm(divisor if site.total >= 4 * divisor else 1, site.rows)
+    # of every head equally many units
+    step = math.lcm(divisor if site.total >= 4 * divisor else 1,
+                    site.rows * _together(site, group))
     return allowed_sizes(site.total, 1, step)
 
 
-def random_units(site: Site, count: int, generator: torch.Generator) -> Tensor:
-    """Random units of a site, int64, ascending; equally many of every group.
+def _together(site: Site, group: int) -> int:
+    """Units that are kept together: ``group``, or 1 where it does not divide them."""
+    width = site.total // site.rows
+    return group if width % group == 0 and width > group else 1
+
+
+def random_units(site: Site, count: int, generator: torch.Generator, group: int = 1) -> Tensor:
+    """Random units of a site, int64, ascending; equally many of every head.
 
     Args:
         site (Site): The site.
-        count (int): Units, a multiple of the groups.
+        count (int): Units, a multiple of the heads; all, or whole groups of each.
         generator (torch.Generator): On the CPU.
+        group (int): See :func:`random_subnet`. Defaults to 1.
     """
-    groups = site.rows
-    width = site.total // groups
-    return torch.cat([group * width + torch.randperm(width, generator=generator)[
-        :count // groups].sort().values for group in range(groups)])
+    heads, group = site.rows, _together(site, group)
+    width = site.total // heads
+    # (groups, 1) + (group,): each group that is drawn, as its units
+    units = [torch.randperm(width // group, generator=generator)[
+        :count // heads // group].sort().values[:, None] * group + torch.arange(group)
+        for _ in range(heads)]
+    return torch.cat([head * width + drawn.flatten() for head, drawn in enumerate(units)])

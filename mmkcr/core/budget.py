@@ -1,5 +1,6 @@
 """From scores to a selection that meets a budget by construction."""
 
+import math
 from itertools import accumulate
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Union
 
@@ -62,7 +63,8 @@ def solve_budget(scores: Mapping[str, Tensor],
                  macs: Callable[[Mapping[str, int]], int],
                  target: Optional[int],
                  divisor: int = 1,
-                 min_sizes: Optional[Mapping[str, int]] = None) -> Dict[str, Tensor]:
+                 min_sizes: Optional[Mapping[str, int]] = None,
+                 groups: Optional[Mapping[str, int]] = None) -> Dict[str, Tensor]:
     """Choose the units of every site under one global threshold.
 
     The units of a site enter in descending order of score, in groups of ``divisor``. The
@@ -80,6 +82,8 @@ def solve_budget(scores: Mapping[str, Tensor],
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
         min_sizes (Mapping[str, int], optional): Fewest units by site.
             Defaults to 1 each.
+        groups (Mapping[str, int], optional): Consecutive units of one score that enter together,
+            by site. Defaults to 1 each.
 
     Returns:
         dict[str, Tensor]: Kept units of every site, int64, ascending.
@@ -92,20 +96,22 @@ def solve_budget(scores: Mapping[str, Tensor],
     if divisor < 1:
         raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
     min_sizes = min_sizes or {}
+    # a group's units have one score, so a stable order has them side by side
+    steps = {site: math.lcm(divisor, (groups or {}).get(site, 1)) for site in scores}
     scores = {site: score.detach().double().cpu() for site, score in scores.items()}
     order = {site: torch.sort(score, descending=True, stable=True)
              for site, score in scores.items()}
     if target is None:  # no budget: the units of positive score
         sizes = {site: nearest_size(int((score > 0).sum()), len(score), min_sizes.get(site, 1),
-                                    divisor) for site, score in scores.items()}
+                                    steps[site]) for site, score in scores.items()}
     else:
-        allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), divisor)
+        allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), steps[site])
                    for site, score in scores.items()}
-        groups = [group for site, sizes in allowed.items()
-                  for group in _groups(site, order[site].values, sizes)]
+        entering = [group for site, sizes in allowed.items()
+                    for group in _groups(site, order[site].values, sizes)]
         # keys do not rise within a site, and ties go by rank: a site's groups stay in their order
         sizes = _largest_within({site: sizes[0] for site, sizes in allowed.items()},
-                                sorted(groups, key=lambda g: (-g.key, g.rank)), macs, target)
+                                sorted(entering, key=lambda g: (-g.key, g.rank)), macs, target)
     return {site: order[site].indices[:size].sort().values for site, size in sizes.items()}
 
 

@@ -46,6 +46,8 @@ class BaseGate(NoisyGate):
     decided: bool = False
     #: The smallest ``min_size`` that the class accepts.
     lowest: int = 1
+    #: Consecutive units that are kept or dropped together.
+    group: int = 1
 
     def __init__(self, total: int, min_size: int = 1) -> None:
         super().__init__()

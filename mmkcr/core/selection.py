@@ -51,7 +51,8 @@ def select_units(gates: Gates, macs: CostModel, target: Optional[int] = None,
 def _select_free(gates: Gates, macs: CostModel, target: Optional[int],
                  divisor: int) -> Dict[str, Tensor]:
     return solve_budget({site: gate.scores() for site, gate in gates.items()}, macs, target,
-                        divisor, {site: gate.min_size for site, gate in gates.items()})
+                        divisor, {site: gate.min_size for site, gate in gates.items()},
+                        {site: gate.group for site, gate in gates.items()})
 
 
 def _select_options(gates: Gates, macs: CostModel, target: Optional[int]) -> Dict[str, Tensor]:

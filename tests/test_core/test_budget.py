@@ -1,5 +1,7 @@
 """The budget is met by construction."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -89,6 +91,22 @@ def test_parse_target(text, macs_):
 def test_parse_target_refuses(text):
     with pytest.raises(ValueError, match='expected a target of MACs'):
         parse_target(text, 1000)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 999), st.sampled_from([1, 3, 8]), st.floats(0, 1), st.booleans())
+def test_groups_enter_whole(seed, divisor, where, wanted):
+    """Units of a group have one score; beside a site of single units."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = {'a': torch.randn(6, generator=generator).repeat_interleave(4),
+              'b': torch.randn(24, generator=generator)}
+    lowest = macs({'a': math.lcm(divisor, 4), 'b': divisor})
+    target = int(lowest + where * (macs({'a': 24, 'b': 24}) - lowest)) if wanted else None
+    kept = solve_budget(scores, macs, target, divisor, groups={'a': 4})
+    blocks = kept['a'].view(-1, 4)
+    assert torch.equal(blocks - blocks[:, :1], torch.arange(4).expand(len(blocks), 4))
+    assert not (blocks[:, 0] % 4).any()
+    assert target is None or macs(sizes_of(kept)) <= target
 
 
 def test_divisor_below_one():

@@ -8,6 +8,7 @@ from mmpretrain.models import MViT
 from mmpretrain.models.backbones import TNT
 from torch import nn
 
+from mmkcr.apis import slim
 from mmkcr.apis.latency import random_subnet
 from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, describe_selections, prepare
 from mmkcr.deploy.tensor_model import TensorModel
@@ -99,6 +100,29 @@ def test_forms_follow_the_runtime_and_the_groups():
     names = list(space.sites)
     space.slice_to(space.structure_for({names[0]: kept, names[1]: torch.arange(8)}))
     assert describe_selections(model, 'onnxruntime') == '2 grouped, 2 sliced'
+
+
+@pytest.mark.parametrize('target', [None, '90%'])
+def test_gates_of_groups_give_grouped_selections(target):
+    """From a search with one gate for 16 neighbours to what a runtime copies as rows."""
+    wide = dict(VIT, arch=dict(VIT['arch'], embed_dims=8 * GROUPED_FROM))
+    model = KCRVisionTransformer(**wide, gates=dict(type='mmkcr.GumbelChannelGate',
+                                                    group=GROUPED_FROM))
+    generator = torch.Generator().manual_seed(0)
+    for gate in model.search_space.gates().values():
+        assert gate.alpha.shape == (8, ) and len(gate.scores()) == 8 * GROUPED_FROM
+        gate.alpha.data = torch.randn(8, generator=generator)
+    model.eval()
+    images = torch.randn(2, *SHAPE)
+    small, structure = slim(model, target, input_shape=SHAPE)
+    if target is None:  # the law: hard gates of the supernet, and the subnet
+        small.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(small(images)[0], model(images)[0])
+    for site in structure.sites.values():
+        assert 0 < len(site.kept) < site.total and len(site.kept) % GROUPED_FROM == 0
+    said = describe_selections(small, 'onnxruntime')
+    assert 'grouped' in said and 'elements' not in said
 
 
 def test_another_runtime_is_refused():

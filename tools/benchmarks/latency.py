@@ -78,6 +78,9 @@ def make_parser() -> Parser:
                         help='of the sites: part of the paths of their modules (all)')
     parser.add_argument('--divisor', type=int, default=8,
                         help='with --target-macs, sizes are multiples of it (%(default)s)')
+    parser.add_argument('--group', type=int, default=1,
+                        help='with --target-macs, so many neighbouring units are kept together '
+                        '(%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'), default='model',
                         help='what is timed and counted (%(default)s; of a detector with its neck)')
     parser.add_argument('--runtime', nargs='+', choices=RUNTIMES, default=['eager'],
@@ -171,7 +174,9 @@ def make_pair(args: Any, target: Optional[str]) -> Pair:
     space = searchable(slim, [dict(kind=name, where=args.where) for name in args.sites or ()])
     kinds = '+'.join(kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds)
     slim, _ = random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
-                            args.divisor)
+                            args.divisor, group=args.group)
+    if args.group > 1:
+        kinds += f', groups of {args.group}'
     return Pair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
 
 

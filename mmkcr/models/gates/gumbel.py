@@ -25,7 +25,12 @@ class GumbelChannelGate(BaseGate):
             starts the search from the whole network. Defaults to 2.0.
         temperature (float): :math:`\tau`, set by ``TemperatureDecayHook``.
             Defaults to 4.5.
-        min_size (int): Fewest channels kept. Defaults to 8.
+        min_size (int): Fewest channels kept, rounded up to whole groups. Defaults to 8.
+        group (int): Consecutive channels that share one gate. Runtimes copy the channels that are
+            kept fastest in groups of 16 or 32. Defaults to 1, as in the paper.
+
+    Raises:
+        ValueError: ``temperature`` is not positive, or ``group`` does not divide ``total``.
     """
 
     #: Defaults for kinds of site that have few units.
@@ -35,28 +40,36 @@ class GumbelChannelGate(BaseGate):
                  total: int,
                  init: float = 2.0,
                  temperature: float = 4.5,
-                 min_size: int = 8) -> None:
-        super().__init__(total, min_size)
+                 min_size: int = 8,
+                 group: int = 1) -> None:
+        if group < 1 or total % group:
+            raise ValueError(f'expected a `group` of channels that divides the {total} of a gate, '
+                             f'found {group}')
+        super().__init__(total, -(-min_size // group) * group)
         if temperature <= 0:
             raise ValueError(f'expected a positive gate `temperature`, found {temperature}')
-        self.temperature = temperature
-        self.alpha = nn.Parameter(torch.full((total, ), float(init)))
+        self.temperature, self.group = temperature, group
+        self.alpha = nn.Parameter(torch.full((total // group, ), float(init)))
 
     def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
-        return logistic_noise((self.total, ), generator)
+        return logistic_noise(self.alpha.shape, generator)
+
+    def _of_channels(self, values: Tensor) -> Tensor:
+        """Values of the groups, (D / group,), for each channel, (D,)."""
+        return values.repeat_interleave(self.group) if self.group > 1 else values
 
     def scores(self) -> Tensor:
-        """The sampling parameters alpha, detached, shape (D,)."""
-        return self.alpha.detach()
+        """The sampling parameters alpha of all channels, detached, shape (D,)."""
+        return self._of_channels(self.alpha.detach())
 
     def start(self, logits: Tensor) -> None:
-        """Take the logits as alpha."""
-        self.alpha.data.copy_(logits)
+        """Take the logits as alpha; a group takes their mean."""
+        self.alpha.data.copy_(logits.view(-1, self.group).mean(1))
 
     def soft_mask(self) -> Tensor:
         """Relaxed mask, shape (D,); noise-free until :meth:`resample` is called."""
         logits = self.alpha if self.noise is None else self.alpha + self.noise
-        return torch.sigmoid(logits / self.temperature)
+        return self._of_channels(torch.sigmoid(logits / self.temperature))
 
     def expected_size(self) -> Tensor:
         r"""Expected number of channels that the noise leaves open, at least ``min_size``.
@@ -65,17 +78,17 @@ class GumbelChannelGate(BaseGate):
         probability :math:`\sigma(\alpha)` at every temperature, and the mean of the sampled
         relaxed mask tends to it as :math:`\tau` falls. The noise-free relaxation
         :math:`\sigma(\alpha/\tau)` does not: it saturates, and its gradient vanishes with
-        :math:`\tau`. The number N of open channels is treated as normal, which gives
+        :math:`\tau`. The number N of open gates is treated as normal, which gives
         :math:`E[\max(N, \mathrm{min\_size})]` in closed form.
         """
-        keep = torch.sigmoid(self.alpha)
-        above = keep.sum() - self.min_size
+        keep, least = torch.sigmoid(self.alpha), self.min_size // self.group
+        above = keep.sum() - least
         # standard deviation of N; the clamp keeps the root's gradient finite if all gates saturate
         spread = (keep * (1 - keep)).sum().clamp(min=1e-6).sqrt()
         share = above / spread
         density = torch.exp(-share.square() / 2) / math.sqrt(2 * math.pi)
         # E[max(N, m)] = m + (mu - m) Phi(z) + sigma phi(z) with z = (mu - m) / sigma
-        return self.min_size + above * torch.special.ndtr(share) + spread * density
+        return self.group * (least + above * torch.special.ndtr(share) + spread * density)
 
     def entropy(self) -> Tensor:
         r"""Mean binary entropy of :math:`\sigma(\alpha)`, in nats."""

@@ -45,6 +45,43 @@ def test_soft_mask_formula(seed, temperature):
     assert gate.selection().tolist() == hard.nonzero().flatten().tolist()
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 9999), st.sampled_from([1, 2, 8, 16]))
+def test_a_group_of_neighbours_is_one_gate(seed, group):
+    """The same as a gate of single units whose logits and noise are repeated."""
+    gate, single = GumbelChannelGate(32, group=group, min_size=3), GumbelChannelGate(32)
+    assert gate.min_size % group == 0 and gate.min_size >= 3
+    gate.alpha.data = torch.randn(32 // group, generator=seeded(seed))
+    gate.resample(seeded(seed))
+    single.alpha.data = gate.alpha.detach().repeat_interleave(group)
+    single.noise, single.min_size = gate.noise.repeat_interleave(group), gate.min_size
+    torch.testing.assert_close(gate.train()(), single.train()())
+    assert torch.equal(gate.selection(), single.selection())
+    assert torch.equal(gate.eval()(), single.eval()())
+    assert torch.equal(gate.scores(), single.scores())
+    assert gate.hard_size() == single.hard_size() and gate.hard_size() % group == 0
+    torch.testing.assert_close(gate.entropy(), single.entropy())
+    logits = torch.randn(32, generator=seeded(seed + 1))
+    gate.start(logits)
+    torch.testing.assert_close(gate.scores().view(-1, group).mean(1),
+                               logits.view(-1, group).mean(1))
+
+
+def test_expected_size_of_groups_is_the_mean_over_the_noise():
+    gate, generator, sizes = GumbelChannelGate(384, init=-2., min_size=40, group=16), seeded(0), []
+    for _ in range(3000):
+        gate.resample(generator)
+        sizes.append(max(16 * int((gate.alpha + gate.noise > 0).sum()), gate.min_size))
+    assert gate.min_size == 48
+    assert float(gate.expected_size()) == pytest.approx(sum(sizes) / len(sizes), rel=0.03)
+
+
+def test_groups_that_do_not_divide_the_channels_are_refused():
+    with pytest.raises(ValueError, match='`group` of channels that divides the 96 of a gate, '
+                                         'found 36'):
+        GumbelChannelGate(96, group=36)
+
+
 def test_same_generator_same_noise_and_mask_is_stable_within_a_step():
     one, two = GumbelChannelGate(32), GumbelChannelGate(32)
     one.resample(seeded(5))
