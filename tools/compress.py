@@ -149,13 +149,15 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = (),
     height, width = structure.macs['input_shape'][1:]
     print(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x {width}.')
     if files.deployed:
-        found = [{name: f'{value:.4g}' for name, value in metrics.items()
-                  if isinstance(value, Real)} for metrics in deployed] or [{}] * len(files.deployed)
         rows = [(entry.name, entry.path.name, f'{entry.bytes / 1e6:.2f}', f'{entry.ratio:.3f}',
-                 f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}',
-                 *values.values()) for entry, values in zip(files.deployed, found)]
+                 f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}')
+                for entry in files.deployed]
         print(format_table(('', 'file', 'MB', 'time, batch 1', 'difference from dense',
-                            'same class', *found[0]), rows))
+                            'same class'), rows))
+    if deployed:
+        rows = [(name, *(f'{found[name]:.4g}' for found in deployed))
+                for name, value in deployed[0].items() if isinstance(value, Real)]
+        print(format_table(('of the files', *(entry.name for entry in files.deployed)), rows))
     if files.parts:
         print(format_table(('part', 'MACs (G)', 'slim', 'share'), part_rows(files.parts)))
     for said in (files.proposals, files.latency):

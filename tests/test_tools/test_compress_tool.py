@@ -1,6 +1,7 @@
 """tools/compress.py: a config and a checkpoint to a smaller model that the host's tools take."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +109,11 @@ def test_files_in_int8_are_evaluated_too(run_tool, data, tmp_path, runtime):
     metrics = tmp_path / 'metrics.json'
     printed = run_tool('compress', DIGITS, checkpoint, '--target-macs', '40%', '--images', 16,
                        '--evaluate', '--int8', runtime, '--out', out, *data)
-    table = printed[printed.index('difference from dense'):]
+    line = next(line for line in printed[printed.index('of the files'):].splitlines()
+                if 'accuracy/top1' in line)
+    values = iter(re.findall(r'\d[\d.]*', line.partition('top1')[2]))  # dense, slim, both in int8
+    told = dict(zip((f'{name}{form}' for form in ('', '_int8') for name in ('dense', 'slim')),
+                    values))
 
     def tested(config, weights, *args):
         run_tool('test', config, weights, '--work-dir', tmp_path / 'test', '--out', metrics,
@@ -120,8 +125,7 @@ def test_files_in_int8_are_evaluated_too(run_tool, data, tmp_path, runtime):
         fp32, int8 = (tested(*sides, '--onnx', out / f'{name}_{runtime}{form}.onnx',
                              '--runtime', runtime) for form in ('', '_int8'))
         assert fp32 == pytest.approx(tested(*sides), abs=0.3)  # one digit of 360
-        rows = [line for line in table.splitlines() if f'{name}_{runtime}' in line]
-        assert f'{fp32:.4g}' in rows[0] and f'{int8:.4g}' in rows[1]
+        assert [told[name], told[f'{name}_int8']] == [f'{fp32:.4g}', f'{int8:.4g}']
     said = tested(DIGITS, checkpoint, '--onnx', out / f'slim_{runtime}.onnx')
     assert said != tested(DIGITS, checkpoint)
 
