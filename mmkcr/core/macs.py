@@ -6,8 +6,8 @@ products included.
 """
 
 import math
-from contextlib import ExitStack
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -61,8 +61,7 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     counter = FlopCounterMode(display=False)
     call, products = _Call(model, forward), _ShapesOnly(model)
     try:
-        # the counter does not know every device's fused attention, but it knows matrix products
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), products, counter:
+        with torch.no_grad(), _in_products(), products, counter:
             call()
     finally:
         products.close()
@@ -78,6 +77,26 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     modules = {name[len(prefix):]: macs for name, macs in by_module.items()
                if name.startswith(prefix)}
     return MacsReport(counter.get_total_flops() // 2, modules, by_operator, products.own)
+
+
+@contextmanager
+def _in_products() -> Iterator[None]:
+    """Within the block attention and recurrent layers run as matrix products.
+
+    The counter does not know every device's fused operators, but it knows matrix products.
+    """
+    libraries, fast = (torch.backends.mkldnn, torch.backends.cudnn), torch.backends.mha
+    before = [library.enabled for library in libraries], fast.get_fastpath_enabled()
+    try:
+        for library in libraries:
+            library.enabled = False
+        fast.set_fastpath_enabled(False)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        for library, enabled in zip(libraries, before[0]):
+            library.enabled = enabled
+        fast.set_fastpath_enabled(before[1])
 
 
 class _ShapesOnly(TorchDispatchMode):

@@ -109,6 +109,25 @@ def test_attention_is_counted_the_same_fused_or_not():
         Call(F.scaled_dot_product_attention), q, k, v) == 2 * 2 * 10 * 10 * 16
 
 
+def test_attention_of_torch_is_counted_without_its_fast_path():
+    tokens = torch.zeros(2, 10, 16)
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    found = macs_of(Call(lambda x: attention(x, x, x, need_weights=False)[0]), tokens)
+    assert found == macs_of(attention, tokens, tokens, tokens) == 2 * (4 * 16 + 2 * 10) * 10 * 16
+    layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+    assert macs_of(layer, tokens) == found + 2 * 2 * 10 * 16 * 24
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_recurrent_layers_of_torch_are_counted():
+    before = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
+    tokens = torch.zeros(2, 5, 8)
+    for layer, gates in ((nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)):
+        found = macs_of(layer(8, 16, batch_first=True), tokens)
+        assert found == 2 * 5 * gates * (8 * 16 + 16 * 16)
+    assert before == (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled)
+
+
 def test_mode_gradients_and_modules_are_left_as_they_were():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model[1].eval()
