@@ -176,25 +176,52 @@ class ResumableForward:
         parent, _, name = path.rpartition('.')
         block = self.host.get_submodule(path)
         self._last = Replay(block, outputs, self._cursor)
-        self._replaced.append((self.host.get_submodule(parent), name, block))
+        self._replaced.append((self.host.get_submodule(parent), name, block, self._last))
         setattr(self.host.get_submodule(parent), name, self._last)
         if not self._knows_inputs(following):
             self.close()
 
     def _knows_inputs(self, path: str) -> bool:
-        """Whether the inputs of a block are free of NaN in the first batch."""
+        """Whether a block gets in the first batch what it gets in the whole network."""
+        found = self._inputs_of(path)
+        values = flat_tensors(found)
+        if not values or any(tensor.isnan().any() for tensor in values):
+            return False
+        discrete = _discrete(found)
+        if not discrete:
+            return True
+        # masks and indices do not show whether they were computed from NaN
+        with self._whole():
+            expected = _discrete(self._inputs_of(path))
+        return len(discrete) == len(expected) and all(map(torch.equal, discrete, expected))
+
+    def _inputs_of(self, path: str) -> List[Any]:
+        """What a block gets in the first batch."""
         block, inputs = self.host.get_submodule(path), []
         handle = block.register_forward_pre_hook(
-            lambda _, args, named: inputs.extend(flat_tensors([args, named])), with_kwargs=True)
+            lambda _, args, named: inputs.extend([args, named]), with_kwargs=True)
         try:
             self.run(0, block)
         finally:
             handle.remove()
-        return bool(inputs) and not any(tensor.isnan().any() for tensor in inputs)
+        return inputs
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Within the block all stand-ins are away."""
+        last, self._last = self._last, None
+        for parent, name, block, _ in self._replaced:
+            setattr(parent, name, block)
+        try:
+            yield
+        finally:
+            self._last = last
+            for parent, name, _, stand_in in self._replaced:
+                setattr(parent, name, stand_in)
 
     def close(self) -> None:
         """Put the blocks back."""
-        for parent, name, block in self._replaced:
+        for parent, name, block, _ in self._replaced:
             setattr(parent, name, block)
         self._replaced, self._last, self._known = [], None, {}
         self._shapes.clear()
@@ -205,9 +232,19 @@ def _detached(out: Any) -> Any:
 
 
 def _unknown(out: Any) -> Any:
-    """NaN in place of all floating point values; one element in memory, whatever the shape."""
-    return _mapped(out, lambda tensor: tensor.new_full(
-        (), float('nan') if tensor.is_floating_point() else 0).expand(tensor.shape))
+    """NaN in place of all floating point values; one element in memory, whatever the shape.
+
+    Masks, indices and sizes stay: hosts hand them on to all blocks.
+    """
+    return _mapped(out, lambda tensor: tensor.new_full((), float('nan')).expand(tensor.shape)
+                   if tensor.is_floating_point() else tensor)
+
+
+def _discrete(out: Any) -> List[Tensor]:
+    """The tensors that hold no floating point values."""
+    found: List[Tensor] = []
+    _mapped(out, lambda tensor: None if tensor.is_floating_point() else found.append(tensor))
+    return found
 
 
 def _mapped(out: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -72,6 +72,49 @@ class Maps(nn.Module):
         return [head(out) for head, out in zip(self.heads, self.backbone(x))]
 
 
+class Masked(nn.Module):
+    """All blocks read a mask, which comes with the images or is computed from them."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given, self.stem = given, nn.Conv2d(3, 16, 8, 8)
+        self.blocks = nn.ModuleList(MaskedBlock() for _ in range(3))
+
+    def forward(self, batch):
+        images, mask = batch if self.given else (batch, None)
+        x = self.stem(images).flatten(2).mT
+        mask = x.mean(-1) > 0 if mask is None else mask
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+
+class MaskedBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(16), Mlp(16, 64)
+
+    def forward(self, x, mask):
+        return x + self.mlp(self.norm(x)) * mask[..., None]
+
+
+@pytest.mark.parametrize('given', [True, False])
+def test_masks_are_those_of_whole_forwards(given):
+    torch.manual_seed(0)
+    model = Masked(given)
+    batches = [torch.randn(4, 3, 32, 32) for _ in range(2)]
+    if given:
+        batches = [(batch, torch.rand(4, 16) > 0.5) for batch in batches]
+    run = ResumableForward(model, model, batches, lambda network, batch: network(batch))
+    expected = [run.run(number) for number in range(2)]
+    for done in range(2):
+        run.go_on(f'blocks.{done}', f'blocks.{done + 1}')
+        assert all(torch.equal(run.run(number), out) for number, out in enumerate(expected))
+    assert isinstance(model.blocks[0], Replay) is given  # else everything is computed anew
+    run.close()
+    assert isinstance(model.blocks[0], MaskedBlock)
+
+
 def parallel():
     return VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2,
                              num_classes=4, block_fn=ParallelThingsBlock)
