@@ -199,13 +199,14 @@ class SizedRotaryAttention(SizedAttention):
         return qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def forward(self, x: Tensor, rope: Optional[Tensor] = None,
-                attn_mask: Optional[Tensor] = None, **_: Any) -> Tensor:
+                attn_mask: Optional[Tensor] = None, is_causal: bool = False) -> Tensor:
         """Attend among tokens (B, N, C)."""
         q, k, v = self._qkv(x)
         tables = () if rope is None else rope.chunk(2, -1)  # sines, cosines
         q, k = (self.rotary(part, *tables).type_as(v) for part in (self.q_norm(q), self.k_norm(k)))
         drop = self.attn_drop.p if self.training else 0.
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask, drop, scale=self.scale)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask, drop, is_causal,
+                                             scale=self.scale)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
 
 
