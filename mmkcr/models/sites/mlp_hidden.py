@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmkcr.core import Axis, BaseGate, MaskPoint
+from mmkcr.core import Axis, BaseGate, MaskPoint, Unsupported
 from mmkcr.models.layers.norms import MaskedLayerNorm
 from mmkcr.models.layers.take_over import take_over
 from .base import MLPSite, register_kind
@@ -27,6 +27,10 @@ class MLPHidden(MLPSite):
     @classmethod
     def of(cls, host: nn.Module, view: Any) -> 'MLPHidden':
         """The hidden layer of an MLP."""
+        norm = host.get_submodule(view.hidden_norm) if view.hidden_norm else None
+        if norm is not None and not isinstance(norm, nn.LayerNorm):
+            raise Unsupported(f'the statistics of a `{type(norm).__name__}` over part of the '
+                              f'hidden channels are not defined at `{view.path}`')
         output = host.get_submodule(view.output)
         return cls(host, view, view.path, output.weight.shape[1])
 

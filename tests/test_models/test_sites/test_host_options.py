@@ -133,6 +133,14 @@ def test_norms_behind_the_mlp_of_timm(name, sizes):
     assert not why_not(host, 'mlp_hidden')
 
 
+def test_norms_over_hidden_channels_of_timm():
+    timm = pytest.importorskip('timm')
+    for norm in (timm.layers.RmsNorm, timm.layers.LayerNorm):
+        host = timm.create_model('vit_tiny_patch16_224', embed_dim=16, depth=1, num_heads=2,
+                                 norm_layer=norm, scale_mlp_norm=True)
+        assert ('a `RmsNorm`' in why_not(host, 'mlp_hidden')) is (norm is timm.layers.RmsNorm)
+
+
 @pytest.mark.parametrize('options', [dict(drop_path_rate=0.5),
                                      dict(layer_cfgs=dict(act_cfg=dict(type='RReLU')))])
 def test_a_supernet_is_built_without_random_numbers(options):
