@@ -424,7 +424,7 @@ def _gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> 
     """Within the block, activations have gradients and parameters have none.
 
     Some layers may not depend on the images, such as those that read a decoder's first queries.
-    Their outputs become leaves that require gradients.
+    Their outputs become copies of leaves that require gradients: hosts may work on them in place.
     """
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
     first = next(module for module in model.modules()
@@ -432,7 +432,7 @@ def _gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> 
     for parameter in wanted:
         parameter.requires_grad_(False)
     handles = [layer.register_forward_hook(
-        lambda _, __, out: out if out.requires_grad else out.requires_grad_())
+        lambda _, __, out: out if out.requires_grad else out.requires_grad_().clone())
         # the first layer's output starts the graph: no parameter and no image requires a gradient
         for layer in {first: None, **dict.fromkeys(layers)}]
     try:

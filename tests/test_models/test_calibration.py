@@ -93,6 +93,19 @@ def test_activation_checkpointing_changes_nothing(reentrant, monkeypatch):
     torch.testing.assert_close(*measured, rtol=1e-9, atol=1e-12)
 
 
+def test_a_host_may_work_in_place_on_what_its_first_layer_gives():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 6, 1)]
+    losses = []
+    for inplace in (False, True):
+        layers[1].inplace = inplace
+        model = nn.Sequential(*layers).double()
+        change = WeightChange(layers[2], torch.zeros(8).double(),
+                              layers[2].weight.detach()[None, ..., 0, 0])
+        losses.append(output_changes(model, [IMAGES], forward, {'1x1': [change]}, False)['1x1'])
+    assert torch.equal(*losses) and float(losses[0]) > 0
+
+
 def test_some_batches_are_looked_at_whatever_their_rows():
     model = vit()
     layer = dict(fc=model.layers[0].ffn.layers[1])
