@@ -458,6 +458,8 @@ def _projected(outputs: List[Tensor], logits: bool, generator: torch.Generator) 
         return (scores * (torch.zeros_like(scores).scatter_(1, drawn, 1.) - chances)).sum()
     total = 0.
     for out in outputs:
+        # the squares of a map would overflow in half precision
+        out = out.to(torch.promote_types(out.dtype, torch.float32))
         energy = out.detach().flatten(1).square().sum(1).mean().clamp(min=1e-12).sqrt()
         # random signs s have E s s^T = I: E (s . dz)^2 / energy^2 is the squared relative error
         signs = torch.randint(0, 2, out.shape, generator=generator).to(out) * 2 - 1

@@ -106,6 +106,18 @@ def test_a_host_may_work_in_place_on_what_its_first_layer_gives():
     assert torch.equal(*losses) and float(losses[0]) > 0
 
 
+def test_sensitivities_of_maps_in_half_precision():
+    """The sum of the squares of a map is larger than the largest number."""
+    torch.manual_seed(0)
+    model, energies = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 64, 1)), []
+    nn.init.normal_(model[1].weight)
+    for dtype in (torch.float32, torch.float16):
+        found = collect(model.to(dtype), [10 * IMAGES.to(dtype)], forward, dict(last=model[1]),
+                        logits=False)
+        energies.append(found['last'].gradients.second_moment.trace())
+    torch.testing.assert_close(*energies, rtol=0.05, atol=0)
+
+
 def test_some_batches_are_looked_at_whatever_their_rows():
     model = vit()
     layer = dict(fc=model.layers[0].ffn.layers[1])
