@@ -193,6 +193,12 @@ def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[A
         return given.split(held_apart(len(given), 16)) if isinstance(given, Tensor) and \
             len(given) else given
 
+    for given in (images, *([] if held_out is None else [held_out])):
+        # not arrays of numpy, whose first axis would be taken for batches
+        if not isinstance(given, Tensor) and (hasattr(given, '__array__') or not all(
+                hasattr(given, name) for name in ('__len__', '__getitem__'))):
+            raise ValueError('expected images as a tensor (N, 3, H, W) or as a list of batches, '
+                             f'found a `{type(given).__name__}`')
     batches = split(images)
     if not len(batches):
         raise ValueError('expected at least one calibration image, found none')

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmpretrain.models import SwinTransformer, VisionTransformer
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
@@ -486,6 +487,9 @@ def test_allocation_is_that_of_enumeration(data):
 @pytest.mark.parametrize('arguments, message', [
     (dict(target=0.01), r'expected a target within the reachable [\d.]+G to [\d.]+G MACs, found'),
     (dict(images=IMAGES[:0]), 'expected at least one calibration image, found none'),
+    (dict(images=iter([IMAGES])), 'or as a list of batches, found a `list_iterator`'),
+    (dict(images=DataLoader(IMAGES)), 'or as a list of batches, found a `DataLoader`'),
+    (dict(images=IMAGES.numpy()), 'or as a list of batches, found a `ndarray`'),
     (dict(images=IMAGES.masked_fill(IMAGES > 2, float('nan'))), r'expected finite features of'),
     (dict(sites=['qk_mask']), r"that have a closed form, of .*, found \['qk_mask'\]"),
     (dict(sites=['embedding']), 'with layers that read the features of `patch_embed.embedding`'),
