@@ -94,7 +94,8 @@ def compress(model: nn.Module,
         part (str, optional): ``'model'`` or ``'backbone'``, see
             :func:`~mmkcr.models.utils.counted_part`.
         forward (Callable, optional): Takes a model and a batch of ``images``; returns the outputs
-            that are to agree. Defaults to calling the model.
+            that are to agree. Defaults to calling the model. MACs are counted by calling the model
+            with an image in any case.
         held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
             None: the last tenth of ``images``, which calibration then does not see (but of a
             single image or batch, the same).
@@ -313,9 +314,26 @@ def _name(kind: KindConfig) -> str:
 
 def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
                part: Optional[str]) -> MacsModel:
-    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes."""
-    counted = counted_part(model, part) if hasattr(model, 'data_preprocessor') else model
-    return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
+    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes.
+
+    Raises:
+        ValueError: A module that does not take an image of this shape.
+    """
+    if hasattr(model, 'data_preprocessor'):
+        counted = counted_part(model, part)
+        return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
+    run = task_forward(model, input_shape)
+
+    def on_an_image() -> Any:
+        try:
+            return run()
+        except Exception as error:  # of whatever module it is
+            reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+            raise ValueError(f'expected a module that takes an image of `input_shape` '
+                             f'{tuple(input_shape)}, to count its MACs, found '
+                             f'`{type(model).__name__}` ({reason:.200})') from error
+
+    return MacsModel(model, space.host, space.sites, on_an_image)
 
 
 @torch.no_grad()

@@ -510,6 +510,24 @@ def test_refuses_in_one_sentence(arguments, message):
     assert '\n' not in str(error.value)
 
 
+@pytest.mark.parametrize('module, reason', [
+    (lambda: timm.create_model('vit_tiny_patch16_224', img_size=64, embed_dim=16, depth=1,
+                               num_heads=2), r"AssertionError: Input height \(32\) doesn't match"),
+    (lambda: TwoInputs(), 'TypeError: .* missing 1 required positional argument')])
+def test_a_module_that_does_not_take_such_an_image(module, reason):
+    with pytest.raises(ValueError, match=rf'takes an image .*\(3, 32, 32\), .* \({reason}'):
+        compress(module(), [IMAGES], 0.6, forward=lambda network, batch: network(batch, 1.),
+                 **OPTIONS)
+
+
+class TwoInputs(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 16, 8, 8), timm.layers.Mlp(16, use_conv=True))
+
+    def forward(self, images, factor):
+        return factor * super().forward(images)
+
+
 def test_readers_are_the_layers_that_the_units_enter():
     from mmkcr.models.search_space import SearchSpace
     space = SearchSpace.of_dense(vit(), ['mlp_hidden', 'heads'])
