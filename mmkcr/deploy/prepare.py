@@ -25,6 +25,8 @@ from .tensor_model import TensorModel
 SELECTION_FORMS: Dict[str, str] = dict(any='gather', onnxruntime='elements', openvino='gather',
                                        tensorrt='gather')
 RUNTIMES = tuple(SELECTION_FORMS)
+#: Packages in whose blocks it is known what a norm in front of an MLP is called.
+_LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
 #: From this number of contiguous kept channels on, gathering them as rows is faster.
 GROUPED_FROM = 16
 
@@ -32,7 +34,8 @@ GROUPED_FROM = 16
 def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) -> TensorModel:
     """Make a copy of a model that is ready to be traced for a runtime.
 
-    - The affine parts of norms before MLPs are folded into the projections behind them.
+    - The affine parts of norms before MLPs are folded into the projections behind them, in blocks
+      of the host libraries.
     - Selections of channels get the form that is fastest in the runtime.
     - Weights that operators in place of heads derive from others are computed once.
     - Host layers that cannot be traced are replaced.
@@ -105,6 +108,10 @@ def _fold_norm(root: nn.Module, path: str, inputs: Tuple[str, ...]) -> None:
     norm, layers = root.get_submodule(path), [root.get_submodule(name) for name in inputs]
     if type(norm) not in (nn.LayerNorm, SlicedLayerNorm) or norm.weight is None or \
             not all(type(layer) in (nn.Linear, Linear) for layer in layers):
+        return
+    # elsewhere a norm of that name may be behind the MLP, or something else may read it too
+    block = root.get_submodule(path.rpartition('.')[0])
+    if type(norm) is nn.LayerNorm and not type(block).__module__.startswith(_LIBRARIES):
         return
     # W (a * x + c) + b = (W diag(a)) x + (b + W c); the shift first, while W is unscaled
     for layer in layers:

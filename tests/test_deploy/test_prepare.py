@@ -6,7 +6,10 @@ import pytest
 import torch
 from mmpretrain.models import MViT
 from mmpretrain.models.backbones import TNT
+from timm.layers import Mlp
+from timm.models.swin_transformer_v2 import SwinTransformerV2Block
 from torch import nn
+from torchvision.ops import Permute
 
 from mmkcr.apis import slim
 from mmkcr.apis.latency import random_subnet
@@ -52,6 +55,33 @@ def test_the_same_outputs_and_the_model_is_left_as_it_is(cls, kwargs, kinds, run
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class PostNorm(nn.Module):
+    """A block of one's own, with the names that elsewhere a norm in front of the MLP has."""
+
+    def __init__(self):
+        super().__init__()
+        self.mlp, self.norm2 = Mlp(16, 32), nn.LayerNorm(16)
+
+    def forward(self, x):
+        return x + self.norm2(self.mlp(x))
+
+
+class OwnBlock(SwinTransformerV2Block):
+    """A subclass of a block with a norm behind the MLP."""
+
+
+@pytest.mark.parametrize('block', [PostNorm, lambda: OwnBlock(16, (8, 8), 2, window_size=4)])
+def test_norms_in_blocks_of_ones_own(block):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 4, 4), Permute((0, 2, 3, 1)), block())
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model.eval()
+    x = torch.randn(2, *SHAPE)
+    with torch.no_grad():
+        torch.testing.assert_close(prepare(model)(x), model(x))
 
 
 @pytest.mark.parametrize('cls, kwargs, size', [

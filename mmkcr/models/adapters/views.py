@@ -320,8 +320,9 @@ def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
     block = host.get_submodule(parent)
     if _shortcut_reads_norm(block):
         return dict(why_no_channels='the shortcut reads the norm of the MLP too')
-    if type(block).__name__ in _NO_NORM_BEFORE:
-        return dict(why_no_channels=_NO_NORM_BEFORE[type(block).__name__])
+    for cls in type(block).__mro__:
+        if cls.__name__ in _NO_NORM_BEFORE:
+            return dict(why_no_channels=_NO_NORM_BEFORE[cls.__name__])
     for norm in _NORMS_BEFORE.get(name, ()):
         if norm in block._modules:
             return dict(norm=_absolute(parent, norm))
