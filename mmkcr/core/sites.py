@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from .axes import Axis, slice_axes
@@ -114,6 +115,7 @@ class Site:
     def __init__(self, host: nn.Module, path: str, total: int, groups: int = 1) -> None:
         self.host, self.path, self.total, self.groups = host, path, total, groups
         self._handles: List[Any] = []
+        self._masked: List[nn.Module] = []
         self._kept: Optional[Tensor] = None
 
     @property
@@ -219,14 +221,34 @@ class Site:
         """Put a gate and its masks on the site, as in a supernet."""
         gate.site = self.name
         self.owner.add_module(self.kind, SiteHolder(gate=gate))
-        self._handles = [point.attach(gate) for point in self.mask_points()]
+        self._mask()
 
     def detach(self) -> None:
         """Remove the holder and the gate's masks."""
+        self._unmask()
+        self.owner._modules.pop(self.kind, None)
+
+    def renew_masks(self) -> None:
+        """Put the masks of batch norms on those that are there now.
+
+        Hosts exchange batch norms once a model is built: ``SyncBatchNorm`` for plain ones where
+        there is one process, and the other way round on request. Hooks are lost thereby.
+        """
+        if any(isinstance(module, _BatchNorm) for module in self._masked):
+            points = self.mask_points()
+            if any(point.module is not module for point, module in zip(points, self._masked)):
+                self._unmask()
+                self._mask()
+
+    def _mask(self) -> None:
+        points = self.mask_points()
+        self._masked = [point.module for point in points]
+        self._handles = [point.attach(self.gate) for point in points]
+
+    def _unmask(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = []
-        self.owner._modules.pop(self.kind, None)
+        self._handles, self._masked = [], []
 
     def check(self, kept: Tensor) -> None:
         """Refuse a selection that the site cannot have.

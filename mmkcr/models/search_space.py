@@ -425,6 +425,8 @@ class SearchSpace:
 
     def _begin(self, host: nn.Module, inputs: tuple) -> None:
         """Tell the gates that a forward pass begins."""
+        for site in self._sites.values():
+            site.renew_masks()
         if host.training:
             for gate in self.gates().values():
                 gate.refresh()

@@ -3,8 +3,11 @@
 In fp64, as in `test_coverage`.
 """
 
+import copy
+
 import pytest
 import torch
+from mmengine.model import convert_sync_batchnorm, revert_sync_batchnorm
 from mmengine.registry import MODELS
 from mmpretrain.models import VisionTransformer
 
@@ -168,3 +171,19 @@ def test_weights_that_are_computed_are_refused(normalise):
     with pytest.raises(ValueError, match=r'expected weights that are parameters, found a '
                        r'parametrised layer at `layers\.1\.ffn\.layers\.1`'):
         SearchSpace.of_dense(host, ['mlp_hidden'])
+
+
+def test_masks_stay_where_hosts_exchange_batch_norms():
+    """MMEngine puts plain ones for `SyncBN` where there is one process, once a model is built."""
+    supernet = MODELS.build(dict(
+        type='mmkcr.OFBResNet', depth=50, base_channels=8, stem_channels=8,
+        norm_cfg=dict(type='SyncBN'), gates=dict(type='mmkcr.BiMaskGate')))
+    for backbone in (supernet, copy.deepcopy(supernet)):
+        backbone.eval()
+        images = torch.randn(2, 3, 64, 64)
+        with torch.no_grad():
+            before = backbone(images)[-1]
+            for exchange in (revert_sync_batchnorm, convert_sync_batchnorm):
+                exchange(backbone)
+                backbone.eval()  # what is put there is in training
+                assert torch.equal(backbone(images)[-1], before)
