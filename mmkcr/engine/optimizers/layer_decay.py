@@ -6,6 +6,7 @@ from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
 
+from mmkcr.core import BaseGate
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from .layer_depth import layer_depth
 
@@ -19,7 +20,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     For any backbone in any task model of mmpretrain, mmdet and mmseg, dense,
     as a supernet (also as the part ``weights`` of a search) or as a subnet:
     :func:`~mmkcr.engine.optimizers.layer_depth` says where a parameter lies.
-    A parameter at depth l of L learns at ``lr * layer_decay_rate ** (L - 1 - l)``.
+    A parameter at depth l of L learns at ``lr * layer_decay_rate ** (L - 1 - l)``,
+    gates of a supernet learn at the full rate at every depth.
 
     All of MMEngine's ``paramwise_cfg`` is supported, including ``custom_keys`` with
     ``lr_mult`` and ``decay_mult``. But norms, biases and all other
@@ -77,11 +79,16 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def _by_layer(self, params: List[Dict], model: nn.Module) -> List[Dict]:
         names = {id(param): name for name, param in model.named_parameters()}
         depth, groups = layer_depth(model), {}
+        gates = {id(param) for module in model.modules() if isinstance(module, BaseGate)
+                 for param in module.parameters()}
         for group in params:
             # MMEngine's constructor makes one group per parameter: join those with equal settings
             param, = group.pop('params')
             name = names[id(param)]
-            settings = self._settings(group, name, param.ndim, depth(name))
+            place, depths = depth(name)
+            if id(param) in gates:  # a choice among layers needs equal rates in all of them
+                place = depths - 1
+            settings = self._settings(group, name, param.ndim, (place, depths))
             # repr, as settings such as betas may not be hashable
             key = tuple(sorted((key, repr(value)) for key, value in settings.items()))
             groups.setdefault(key, dict(settings, params=[]))['params'].append(param)

@@ -1,12 +1,14 @@
 """A host's own constructor of optimizers, for a task model inside a training wrapper."""
 
-from typing import Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from mmengine.optim import OptimWrapper, build_optim_wrapper
 from torch import nn
 
+from mmkcr.core import BaseGate
 from mmkcr.models.utils import find_task, unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from .search_constructor import keep_only
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -16,12 +18,15 @@ class TaskOptimWrapperConstructor:
     The hosts' constructors of rates by layer ask the model for its ``backbone`` or its
     ``get_layer_depth``, and read depths from names that begin with ``backbone.``. So they see the
     task model; parameters of the wrapper, such as those of regularisers, join in a group of their
-    own with the base learning rate.
+    own with the base learning rate. These constructors know no ``lr_mult``. So gates that
+    ``custom_keys`` names, as a method does, are taken out of their groups: they learn at
+    ``lr_mult`` times the base learning rate, at every depth, and decay by ``decay_mult``.
 
     Args:
         optim_wrapper_cfg (dict): Config of the optimizer wrapper, with the key ``of_task``, the
             host's constructor.
-        paramwise_cfg (dict, optional): The host's. Defaults to None.
+        paramwise_cfg (dict, optional): The host's, with ``custom_keys`` for gates. Defaults to
+            None.
     """
 
     def __init__(self, optim_wrapper_cfg: Dict, paramwise_cfg: Optional[Dict] = None) -> None:
@@ -38,12 +43,36 @@ class TaskOptimWrapperConstructor:
         model = unwrap(model)
         task = find_task(model)
         built = build_optim_wrapper(task, self.config)
+        gates = self._gate_groups(task)
+        if gates:
+            apart = {id(parameter) for group in gates for parameter in group['params']}
+            keep_only(built, [parameter for parameter in task.parameters()
+                              if id(parameter) not in apart])
         inside = {id(parameter) for parameter in task.parameters()}
         rest = {name: parameter for name, parameter in model.named_parameters()
                 if parameter.requires_grad and id(parameter) not in inside}
-        if rest:
-            group = dict(params=list(rest.values()))
-            if 'param_names' in built.optimizer.param_groups[0]:  # PyTorch wants it in all or none
-                group['param_names'] = list(rest)
+        groups = [*gates, dict(params=list(rest.values()), param_names=list(rest))]
+        for group in groups if rest else gates:
+            # PyTorch wants names in all groups or in none
+            if 'param_names' not in built.optimizer.param_groups[0]:
+                del group['param_names']
             built.optimizer.add_param_group(group)
         return built
+
+    def _gate_groups(self, task: nn.Module) -> List[Dict[str, Any]]:
+        """A group for each gate parameter that a key of ``custom_keys`` is part of the name of."""
+        keys = (self.config['paramwise_cfg'] or {}).get('custom_keys') or {}
+        optimizer, groups = self.config['optimizer'], []
+        gates = {id(parameter) for module in task.modules() if isinstance(module, BaseGate)
+                 for parameter in module.parameters()}
+        for name, parameter in task.named_parameters():
+            # of several keys the longest counts, as everywhere
+            key = max((key for key in keys if key in name), key=len, default=None)
+            if id(parameter) in gates and parameter.requires_grad and key is not None:
+                group = dict(params=[parameter], param_names=[name],
+                             lr=optimizer['lr'] * keys[key].get('lr_mult', 1.))
+                if 'weight_decay' in optimizer:
+                    decay = optimizer['weight_decay'] * keys[key].get('decay_mult', 1.)
+                    group['weight_decay'] = decay
+                groups.append(group)
+        return groups

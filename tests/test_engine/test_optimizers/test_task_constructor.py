@@ -29,6 +29,27 @@ def rates(model, config):
             for parameter in group['params']}
 
 
+def test_gates_learn_as_their_method_says():
+    """Hosts' constructors know no `lr_mult`, and would slow down the gates of early layers."""
+    path, options = SMALL['mae']
+    config = load_config(path, options)
+    config.optim_wrapper.update(type='OptimWrapper')
+    config.optim_wrapper.pop('loss_scale', None)
+    config.compression = dict(
+        sites=['head_operator'], gates=dict(type='mmkcr.RelaxedTopKGate', count=1),
+        wrapper='mmkcr.SearchModel', price=dict(type='mmkcr.MacsPrice', weight=0.),
+        paramwise={'gate.alpha': dict(lr_mult=200., decay_mult=0.)})
+    config = compressed_config(config)
+    found = rates(build_model(config), config.optim_wrapper)
+    base = config.optim_wrapper.optimizer.lr
+    gates = [setting for name, setting in found.items() if name.endswith('gate.alpha')]
+    assert gates == [(200 * base, 0.)] * 3
+    config.optim_wrapper.update(constructor='mmkcr.LayerDecayOptimWrapperConstructor')
+    del config.optim_wrapper['of_task']
+    found = rates(build_model(config), config.optim_wrapper)
+    assert [setting for name, setting in found.items() if name.endswith('gate.alpha')] == gates
+
+
 @pytest.mark.parametrize('name', SMALL)
 def test_rates_by_layer(name):
     path, options = SMALL[name]
