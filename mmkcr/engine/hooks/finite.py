@@ -4,7 +4,7 @@ from typing import Any, Dict, List, Optional, Set
 
 import torch
 from mmengine.hooks import Hook
-from mmengine.optim import OptimWrapperDict
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
 from mmkcr.core import NonFiniteError
@@ -21,7 +21,8 @@ class FiniteHook(Hook):
 
     The message names the iteration and the term. So the last good checkpoint remains the last one.
     In mixed precision (``AmpOptimWrapper``) the scaler skips steps while it looks for its scale,
-    and the weights stay as they are. It may skip ``patience`` of them in a row.
+    and the weights stay as they are. It may skip ``patience`` of them in a row, where gradients are
+    accumulated as well.
     ``ExactResumeHook`` and ``tools/train.py`` add this hook.
 
     Args:
@@ -60,7 +61,10 @@ class FiniteHook(Hook):
         self._scales = scales
         # a scaler that skips a step lowers its scale
         skipped = any(now < then for now, then in zip(scales, before))
-        self._skipped = self._skipped + 1 if skipped or found else 0
+        if skipped or found:
+            self._skipped += 1
+        elif _steps(runner):  # an iteration that only accumulates gradients proves nothing
+            self._skipped = 0
         step = runner.iter + 1
         # with a scaler, a loss that overflows is first answered by a smaller scale
         if found and (not scales or self._skipped > self.patience):
@@ -96,7 +100,17 @@ def _finite(value: Any) -> bool:
 
 def _scales(runner: Runner) -> List[float]:
     """Scales of the losses in mixed precision; empty otherwise."""
+    return [part.loss_scaler.get_scale() for part in _scaled(runner)]
+
+
+def _steps(runner: Runner) -> bool:
+    """Whether all optimizers with a scaler were due to step in this iteration."""
+    return all(part.should_update() for part in _scaled(runner))
+
+
+def _scaled(runner: Runner) -> List[OptimWrapper]:
+    """The optimizers that scale their losses."""
     wrapper = runner.optim_wrapper
     parts = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-    scalers = [getattr(part, 'loss_scaler', None) for part in parts]
-    return [scaler.get_scale() for scaler in scalers if scaler is not None and scaler.is_enabled()]
+    return [part for part in parts if getattr(part, 'loss_scaler', None) is not None
+            and part.loss_scaler.is_enabled()]

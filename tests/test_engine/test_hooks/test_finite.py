@@ -71,6 +71,25 @@ def test_skips_of_a_scaler_are_bounded(loss, wrapped):
         hook.after_train_iter(run, 0, outputs=dict(loss=torch.tensor(loss)))
 
 
+def test_skips_are_counted_where_gradients_are_accumulated():
+    """Iterations between two steps, in which no scale can fall, do not begin anew."""
+    hook, scaler = FiniteHook(patience=3), Scaler()
+    run = runner(scaler)
+    run.optim_wrapper._accumulative_counts = 2
+    hook.before_train(run)
+
+    def two_iterations(skips):
+        for count in (1, 2):
+            run.optim_wrapper._inner_count = count
+            scaler.scale /= 2 if skips and count == 2 else 1
+            hook.after_train_iter(run, 0, outputs=dict(loss=torch.tensor(1.)))
+
+    for skips in (True, True, True, False, True, True, True):  # a step begins anew
+        two_iterations(skips)
+    with pytest.raises(NonFiniteError, match='expected finite gradients'):
+        two_iterations(True)
+
+
 def test_a_scaler_that_is_off_skips_nothing():
     hook, run = FiniteHook(), runner(Scaler(False))
     hook.before_train(run)
