@@ -82,3 +82,16 @@ def sample_sources(dataset: Dataset) -> Sequence[int]:
             joined += [start + source for source in sample_sources(child)]
         return joined
     return range(len(dataset))
+
+
+def count_sources(dataset: Dataset) -> int:
+    """Number of original samples of a data set, see :func:`sample_sources`.
+
+    Args:
+        dataset (Dataset): As there; repeated sets are not enumerated.
+    """
+    if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)):
+        return count_sources(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return sum(map(count_sources, dataset.datasets))
+    return len(set(sample_sources(dataset))) if isinstance(dataset, DatasetPart) else len(dataset)

@@ -2,10 +2,11 @@
 
 import gc
 import logging
+import math
 from typing import Dict, Iterator, List, Optional, Tuple
 
 import torch
-from mmengine.dist import broadcast
+from mmengine.dist import broadcast, get_world_size
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mmkcr.core import TOLERANCE, CostModel, can_meet, choose_options
+from mmkcr.datasets.part import count_sources
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import renew_record, search_space, unwrap
@@ -39,7 +41,7 @@ class ProgressivePruningHook(Hook):
 
     Args:
         interval (int, optional): Iterations between events. Defaults to None:
-            a third of an epoch.
+            a third of one pass over the samples, however often a ``RepeatDataset`` has them.
         eta (float): :math:`\eta`, within [0, 1). Defaults to 0.2.
         share (float): Share of the run by which all sizes are decided, within (0, 1].
             Defaults to 0.5.
@@ -57,6 +59,7 @@ class ProgressivePruningHook(Hook):
                              f'within (0, 1] of ProgressivePruningHook, found {interval}, {eta} '
                              f'and {share}')
         self.interval, self.eta, self.share = interval, eta, share
+        self._every = interval or 1  # set for a run
 
     # ---- schedule -------------------------------------------------------------------------------
 
@@ -76,6 +79,7 @@ class ProgressivePruningHook(Hook):
             raise ValueError('expected one optimizer for ProgressivePruningHook, found '
                              f'`{type(runner.optim_wrapper).__name__}`')
         self._choose(model, self._alive(model))
+        self._every = self.interval or max(1, _epoch_length(runner) // 3)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[dict] = None,
                          outputs: Optional[dict] = None) -> None:
@@ -83,12 +87,11 @@ class ProgressivePruningHook(Hook):
         model, done = unwrap(runner.model), runner.iter + 1
         if all(gate.decided for gate in model.gates().values()):
             return
-        interval = self.interval or max(1, len(runner.train_dataloader) // 3)
         # from then on all open sites are decided at once, within the budget
         if done >= int(self.share * runner.max_iters):
             self._agree(model)
             self._decide(model, runner.logger)
-        elif done % interval == 0:
+        elif done % self._every == 0:
             self._agree(model)
             self._prune(model)
         else:
@@ -232,3 +235,13 @@ class ProgressivePruningHook(Hook):
             f'ProgressivePruningHook: after iteration {runner.iter + 1} '
             f'{present / macs.dense:.1%} of the MACs are there ({present / 1e9:.4g}G), {decided} '
             f'of {len(gates)} sites are decided')
+
+
+def _epoch_length(runner: Runner) -> int:
+    """Iterations in which all processes together see as many samples as there are different ones.
+
+    Not the loader's length: that of an ``InfiniteSampler`` is the same for any number of processes.
+    """
+    loader = runner.train_dataloader
+    size = loader.batch_sampler.batch_size * get_world_size()
+    return math.ceil(count_sources(loader.dataset) / size)

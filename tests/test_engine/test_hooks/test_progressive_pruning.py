@@ -2,16 +2,21 @@
 
 import logging
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset, ConcatDataset, InfiniteSampler, RepeatDataset
+from torch.utils.data import DataLoader
 
 from long_form import few
 from mmkcr.apis import count_macs, slim
 from mmkcr.apis.build import state_bytes
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import count_params
+from mmkcr.datasets import DatasetPart
+from mmkcr.engine.hooks import progressive_pruning
 from mmkcr.models.utils import search_space
 from mmkcr.registry import HOOKS, MODELS
 
@@ -186,3 +191,21 @@ def test_events_keep_a_network_within_the_budget():
     hook._decide(model, logging.getLogger('test')), search_space(model).settle()
     share = count_macs(model.architecture, SHAPE) / model.macs_model().dense
     assert 0.97 * 0.5 <= share <= 0.5
+
+
+@pytest.mark.parametrize('processes, length', [(1, 9), (2, 5)])
+def test_an_epoch_is_one_pass_over_different_samples(monkeypatch, processes, length):
+    """Neither copies of samples, nor the length of an infinite sampler, put events off."""
+    monkeypatch.setattr(progressive_pruning, 'get_world_size', lambda: processes)
+    class Numbers(BaseDataset):
+        def load_data_list(self):
+            return [dict(number=number) for number in range(36)]
+
+    whole = Numbers()
+    for dataset in (whole, RepeatDataset(whole, 40000),
+                    DatasetPart(RepeatDataset(whole, 2), range(40)),
+                    ConcatDataset([dict(type='RepeatDataset', dataset=Numbers(indices=10), times=7),
+                                   Numbers(indices=26)])):
+        loader = DataLoader(dataset, 4, sampler=InfiniteSampler(dataset, seed=0))
+        runner = SimpleNamespace(train_dataloader=loader)
+        assert progressive_pruning._epoch_length(runner) == length
