@@ -81,22 +81,19 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
 
 @contextmanager
 def _in_products() -> Iterator[None]:
-    """Within the block attention and recurrent layers run as matrix products.
+    """Within the block attention runs as matrix products.
 
-    The counter does not know every device's fused operators, but it knows matrix products.
+    The counter does not know every device's fused attention, nor the fast path of
+    ``nn.MultiheadAttention``, but it knows matrix products.
     """
-    libraries, fast = (torch.backends.mkldnn, torch.backends.cudnn), torch.backends.mha
-    before = [library.enabled for library in libraries], fast.get_fastpath_enabled()
+    fast = torch.backends.mha
+    before = fast.get_fastpath_enabled()
+    fast.set_fastpath_enabled(False)
     try:
-        for library in libraries:
-            library.enabled = False
-        fast.set_fastpath_enabled(False)
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        for library, enabled in zip(libraries, before[0]):
-            library.enabled = enabled
-        fast.set_fastpath_enabled(before[1])
+        fast.set_fastpath_enabled(before)
 
 
 class _ShapesOnly(TorchDispatchMode):

@@ -119,15 +119,6 @@ def test_attention_of_torch_is_counted_without_its_fast_path():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_recurrent_layers_of_torch_are_counted():
-    before = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
-    tokens = torch.zeros(2, 5, 8)
-    for layer, gates in ((nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)):
-        found = macs_of(layer(8, 16, batch_first=True), tokens)
-        assert found == 2 * 5 * gates * (8 * 16 + 16 * 16)
-    assert before == (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled)
-
-
 def test_mode_gradients_and_modules_are_left_as_they_were():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model[1].eval()

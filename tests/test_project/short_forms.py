@@ -41,6 +41,8 @@ class NotRun(NamedTuple):
 NOT_RUN = (
     NotRun(r'^pip install .*constraints.txt \.$', 'installs', 'tests/test_project/test_wheel.py'),
     NotRun(r'^pip ', 'needs the network', ''),
+    NotRun(r'test\.py .*--onnx ', 'needs a file of another command',
+           'tests/test_tools/test_compress_tool.py'),
     NotRun(r'^make quickstart', 'installs; its two commands are documented, and run here',
            'tests/test_end_to_end/test_quickstart.py'),
     NotRun(r'^make docs', 'installs', 'tests/test_project/test_docs.py'),
