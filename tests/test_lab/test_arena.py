@@ -87,23 +87,30 @@ def test_only_seeds_of_both_are_paired():
 
 
 def test_verdicts_follow_the_intervals(monkeypatch):
-    def row(method, after, before=()):
-        return dict(budget=0.5, method=method, macs=dict.fromkeys(range(3), 5), masks_open={},
-                    after=dict(enumerate(after)), before=dict(enumerate(before)))
+    def row(method, after, before=(), masks=()):
+        return dict(budget=0.5, method=method, macs=dict.fromkeys(range(3), 5),
+                    after=dict(enumerate(after)), before=dict(enumerate(before)),
+                    masks={seed: dict(open=97., always=60., forced=value)
+                           for seed, value in enumerate(masks)})
 
     rows = [dict(row('dense', (99., 99., 99.)), budget=1., macs={0: 10}),
             row('random', (80., 82., 81.), (30., 31., 32.)), row('weight', (80., 82.1, 81.)),
             row('refit', (85., 87.2, 86.), (80., 81., 82.5)), row('kcr', (88., 90., 89.1)),
             row('ofb', (70., 71., 71.), (20., 20., 21.5))]
+    plain = table(summarise(rows), markdown=True)
+    assert 'forced open' not in plain  # nobody has masks
+    rows.append(row('dcs', (88., 90., 89.1), masks=(87., 89.2, 88.)))
     assert not any(entry['after_verdict'] for entry in summarise(rows))  # three seeds are too few
     monkeypatch.setattr(arena_report, 'LEAST_PAIRS', 3)
     found = {entry['method']: entry for entry in summarise(rows)}
     assert {name: entry['after_verdict'] for name, entry in found.items()} == dict(
-        dense='', random='', weight='', refit='pays', kcr='pays, leads', ofb='costs')
+        dense='', random='', weight='', refit='pays', kcr='pays, leads', ofb='costs',
+        dcs='pays, leads')
     assert found['refit']['before_verdict'] == 'pays' and found['ofb']['before_verdict'] == 'costs'
     assert found['kcr']['macs'] == 0.5 and found['random']['before'] == 31.
     text = table(list(found.values()), markdown=True)
     assert '| 50% | KCR | 50.0% |  |  | 89.03 ± 1.00 | +8.03 ± 0.14 |' in text
+    assert text.count('| 97.0 | 60.0 | +0.97 ± 0.38 |') == 1  # what the masks of DCS bring
 
 
 @pytest.mark.parametrize('budget', [0.8, 0.7, 0.5, 0.3])

@@ -522,7 +522,7 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
     model = build_model(config)
     return dict(title=f'{TASKS[task].title}, {at} % of the MACs', configs=str(CONFIGS), nets=[net],
                 input_shape=list(default_shape(config, model)), stages=stages, rows=rows,
-                measures=['backbone' if is_dense_task(model) else 'masks'])
+                measures=['masks', *(['backbone'] if is_dense_task(model) else [])])
 
 
 def _from_scratch(stages: Mapping[str, Any]) -> Dict[str, Any]:

@@ -85,7 +85,7 @@ def read_rows(folder: Path, budgets: Sequence[float], methods: Sequence[str],
     Returns:
         list[dict]: ``budget`` (1 for the dense network), ``method``, ``after`` and ``before``
         (the metric by seed), ``macs`` by seed (of the backbone where that was measured) and
-        ``masks_open`` (top-1 with all masks open, by seed).
+        ``masks`` (by seed, see :func:`~lab.measures.mask_measure`).
     """
     rows = [_row(folder, 'dense', 1., '', seeds, metric)]
     for budget in budgets:
@@ -96,8 +96,7 @@ def read_rows(folder: Path, budgets: Sequence[float], methods: Sequence[str],
 
 def _row(folder: Path, name: str, budget: float, prefix: str,
          seeds: Sequence[int], metric: str) -> Dict[str, Any]:
-    row: Dict[str, Any] = dict(budget=budget, method=name, after={}, before={}, macs={},
-                               masks_open={})
+    row: Dict[str, Any] = dict(budget=budget, method=name, after={}, before={}, macs={}, masks={})
     for seed in seeds:
         for key, end in (('after', ''), ('before', '-before')):
             found = _result(folder / f'seed{seed}' / f'evaluate-{prefix}{name}{end}' / RECORD)
@@ -106,7 +105,8 @@ def _row(folder: Path, name: str, budget: float, prefix: str,
                 if key == 'after':
                     row['macs'][seed] = found.get('backbone', found)['macs']
                     if found.get('masks'):
-                        row['masks_open'][seed] = found['masks']['top1_open']
+                        row['masks'][seed] = dict(found['masks'],
+                                                  forced=found['masks'][f'{metric}_open'])
     return row
 
 
@@ -127,7 +127,9 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
     Returns:
         list[dict]: ``budget``, ``method``, ``label``, ``macs`` (mean share of the dense network),
         ``seeds``, mean and standard deviation of ``before`` and ``after``, and of both the
-        intervals to random and refit, and the verdict.
+        intervals to random and refit, and the verdict; of methods with masks ``masks``, the mean
+        shares of ``open`` entries and of ``always`` open channels in percent, and
+        ``masks_bring``, the interval of ``after`` to the same networks with all masks forced open.
     """
     dense = next((row for row in rows if row['method'] == 'dense'), None)
     whole = statistics.fmean(dense['macs'].values()) if dense and dense['macs'] else None
@@ -149,9 +151,11 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
                     entry[f'{key}_to_{other}'] = paired_interval(row[key], same[other][key])
             entry[f'{key}_verdict'] = _verdict(entry[f'{key}_to_{RANDOM}'],
                                                entry[f'{key}_to_{REFIT}'])
-        opened = [row['after'][seed] - value for seed, value in row['masks_open'].items()
-                  if seed in row['after']]
-        entry['masks_bring'] = statistics.fmean(opened) if opened else None
+        masks = row['masks']
+        entry['masks'] = {key: statistics.fmean(found[key] for found in masks.values())
+                          for key in ('open', 'always') if masks}
+        entry['masks_bring'] = paired_interval(
+            row['after'], {seed: found['forced'] for seed, found in masks.items()})
         summary.append(entry)
     return summary
 
@@ -170,6 +174,9 @@ def table(summary: Sequence[Mapping[str, Any]], title: str = '', markdown: bool 
     """The summary as text, for the terminal or as Markdown."""
     columns = ['budget', 'method', 'MACs', 'before', 'to random, before', NAMES[metric],
                'to random', 'to refit', 'seeds', 'verdict']
+    masked = any(row['masks'] for row in summary)
+    if masked:
+        columns += ['masks open (%)', 'always open (%)', 'to all forced open']
     cells = []
     for row in summary:
         macs = '' if row['macs'] is None else f'{row["macs"]:.1%}'
@@ -179,9 +186,13 @@ def table(summary: Sequence[Mapping[str, Any]], title: str = '', markdown: bool 
                       _text(row['before_to_random']), _cell(row, 'after'),
                       _text(row['after_to_random']), _text(row['after_to_refit']),
                       str(len(row['seeds'])), verdict])
+        if masked:
+            shares = [f'{row["masks"][key]:.1f}' if row['masks'] else ''
+                      for key in ('open', 'always')]
+            cells[-1] += [*shares, _text(row['masks_bring'])]
     if not markdown:
         return format_table(columns, cells, title)
-    lines = [columns, [':--', ':--'] + ['--:'] * 7 + [':--'], *cells]
+    lines = [columns, [':--', ':--'] + ['--:'] * (len(columns) - 2), *cells]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 

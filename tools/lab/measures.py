@@ -1,18 +1,21 @@
-"""Numbers of a trained classifier for tables: each takes the model and its config."""
+"""Numbers of a trained model for tables: each takes the model and its config."""
 
 from typing import Dict, List, Mapping
 
 import torch
 from mmengine.config import Config
+from mmengine.evaluator import Evaluator
+from mmengine.runner import Runner
 from torch import nn
+from torch.utils.data import DataLoader
 
 from mmkcr.apis.build import default_shape
 from mmkcr.apis.count import count_parts
-from mmkcr.evaluation.analysis import classification_scores, kernel_statistics, split_loader
+from mmkcr.evaluation.analysis import kernel_statistics, split_loader
 from mmkcr.evaluation.bottleneck import information_statistics
 from mmkcr.evaluation.features import feature_layer_of, undisturbed
+from mmkcr.evaluation.masks import MaskWatch, has_masks, masks_held_open
 from mmkcr.models.utils import find_task, unwrap
-from .mask_statistics import find_masks, mask_statistics, masks_held_open
 
 
 def kernel_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
@@ -45,17 +48,26 @@ def question_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
 
 
 def mask_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
-    """What the masks of queries and keys do to the validation set; nothing without masks.
+    """What the masks of queries and keys do to the test set; nothing without masks.
 
-    Openness and shares of constant channels, mean over the masks, and the top-1 with all masks
-    held open.
+    Openness and shares of constant channels in percent, means over the masks, and under
+    ``<metric>_open`` the metrics of the test with all masks held open.
     """
-    if not find_masks(model):
+    if not has_masks(model):
         return {}
-    loader = split_loader(config, 'val')
-    found = list(mask_statistics(model, loader).values())
-    means = {key: 100 * sum(getattr(mask, key) for mask in found) / len(found)
-             for key in ('open', 'always', 'never')}
-    with masks_held_open(model):
-        control = classification_scores(model, loader)
-    return dict(means, top1_open=control['top1'])
+    loader = Runner.build_dataloader(config.test_dataloader, seed=0)
+    with undisturbed(model), MaskWatch(model) as watch:
+        _tested(model, loader, config)
+    with undisturbed(model), masks_held_open(model):
+        opened = _tested(model, loader, config)
+    return {**watch.means(), **{f'{key}_open': value for key, value in opened.items()}}
+
+
+@torch.no_grad()
+def _tested(model: nn.Module, loader: DataLoader, config: Config) -> Dict[str, float]:
+    """Metrics of a config's test, without a Runner."""
+    evaluator = Evaluator(config.test_evaluator)
+    evaluator.dataset_meta = loader.dataset.metainfo
+    for batch in loader:
+        evaluator.process(data_samples=model.test_step(batch), data_batch=batch)
+    return evaluator.evaluate(len(loader.dataset))

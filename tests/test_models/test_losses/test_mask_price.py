@@ -5,8 +5,8 @@ import torch
 from mmengine.registry import DefaultScope
 from mmpretrain.structures import DataSample
 
-from lab.mask_statistics import find_masks, mask_statistics, masks_held_open
 from mmkcr.evaluation.analysis import classification_scores
+from mmkcr.evaluation.masks import MaskWatch, find_masks, has_masks, masks_held_open
 from mmkcr.models.losses.mask_price import channels_last, foldable_macs
 from mmkcr.registry import MODELS
 
@@ -142,8 +142,14 @@ def test_statistics_of_a_data_set(backbone, width):
     images, samples = batch(8)
     loader = [dict(inputs=list(images[i:i + 2]), data_samples=samples[i:i + 2])
               for i in range(0, 8, 2)]
-    found = mask_statistics(model, loader)
+    with MaskWatch(model) as watch:
+        for part in loader:
+            model.test_step(part)
+    model.test_step(loader[0])  # behind the block nothing is counted
+    found = watch.statistics()
     assert set(found) == set(find_masks(model))
+    assert watch.means()['open'] == pytest.approx(
+        100 * sum(mask.open for mask in found.values()) / len(found))
     with torch.no_grad():
         for name, (module, x, theta) in thetas(model, images).items():
             opened = (channels_last(module, theta) > 0).double().mean(0)
@@ -176,7 +182,8 @@ def test_refusals():
         with pytest.raises(ValueError, match='masks on queries and keys for `MaskPrice`'):
             price.bind(kind)
     with pytest.raises(ValueError, match='masks on queries and keys, found `Linear`'):
-        mask_statistics(torch.nn.Linear(1, 1), [])
+        MaskWatch(torch.nn.Linear(1, 1))
+    assert not has_masks(torch.nn.Linear(1, 1))
     MODELS.build(dict(type='mmkcr.MaskPrice')).bind(torch.nn.Linear(1, 1))  # a log of nothing
 
 
