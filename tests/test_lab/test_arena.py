@@ -139,7 +139,7 @@ SCENES = ('random', 'weight', 'refit', 'refit-all', 'narrow', 'kcr-warm', 'kcr-w
 def test_budgets_of_a_segmentor_are_of_its_backbone(budget):
     content = arena_study('upernet-mini', budget, ['random', 'narrow'], 'scenes')
     config = load_config(CONFIGS / 'dense_upernet-mini.py')
-    assert content['measures'] == ['backbone'] and content['input_shape'] == [3, 128, 128]
+    assert content['measures'] == ['masks', 'backbone'] and content['input_shape'] == [3, 128, 128]
 
     def backbone(overrides):
         config.merge_from_dict(overrides)
