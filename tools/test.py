@@ -5,13 +5,16 @@ Examples:
     python tools/test.py CONFIG CHECKPOINT --out results.json --out-item metrics
     python tools/test.py CONFIG CHECKPOINT --check
     python tools/test.py CONFIG CHECKPOINT --onnx FILE --runtime openvino
+    python tools/test.py DCS_CONFIG CHECKPOINT --masks
 """
 
-from typing import Any, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 import mmengine
 from mmengine.config import Config, ConfigDict
 from mmengine.evaluator import DumpResults
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
 
 from mmkcr.apis.build import load_config
 from mmkcr.apis.cli import Parser, command
@@ -29,6 +32,7 @@ from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.evaluation.masks import MaskWatch, masks_held_open
 
 
 def make_parser() -> Parser:
@@ -55,6 +59,10 @@ def make_parser() -> Parser:
                         help='exported file of this network that runs in its place; what comes '
                         'behind it stays in PyTorch')
     parser.add_argument('--runtime', choices=sorted(PACKAGES), help='of --onnx (onnxruntime)')
+    parser.add_argument('--masks', action='store_true',
+                        help='of a network with masks on queries and keys (DCS): add the share of '
+                        'open entries and of constant channels in percent, and the metrics of a '
+                        'second test with all masks forced open')
     add_common_arguments(parser)
     return parser
 
@@ -137,6 +145,47 @@ def augment_tests(config: Config) -> None:
     dataset.pipeline = config.tta_pipeline
 
 
+class MaskWatchHook(Hook):
+    """Watches the masks while images are tested, and not while MACs are counted before.
+
+    Args:
+        watch (MaskWatch): Entered at the first image.
+    """
+
+    def __init__(self, watch: MaskWatch) -> None:
+        self.watch = watch
+
+    def before_test_epoch(self, _: Runner) -> None:
+        """Begin."""
+        self.watch.__enter__()
+
+    def after_test_epoch(self, _: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
+        """End."""
+        self.watch.__exit__()
+
+
+def test_with_masks(runner: Runner) -> Dict[str, Any]:
+    """Test, and test again with all masks forced open: the control of what the masks do.
+
+    Returns:
+        dict: Metrics of the first test, ``masks/open``, ``masks/always`` and ``masks/never`` in
+        percent (means over the masks), and the metrics of the second test as ``<name>_open``.
+
+    Raises:
+        ValueError: The model has no masks.
+    """
+    hook = MaskWatchHook(MaskWatch(runner.model))
+    runner.register_hook(hook)
+    metrics = dict(runner.test())
+    metrics.update({f'masks/{key}': value for key, value in hook.watch.means().items()})
+    with masks_held_open(runner.model):
+        metrics.update({f'{key}_open': value for key, value in runner.test_loop.run().items()})
+    for name, value in metrics.items():
+        if name.startswith('masks/') or name.endswith('_open'):
+            runner.logger.info(f'{name}: {value:.4f}')
+    return metrics
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Check, build and test."""
@@ -145,6 +194,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         raise ValueError('expected `--out` with the file to write beside `--out-item`, found none')
     if args.onnx is None and args.runtime is not None:
         raise ValueError('expected `--onnx` with the file to run beside `--runtime`, found none')
+    if args.masks and args.onnx is not None:
+        raise ValueError('expected `--masks` without `--onnx`, found both: masks are held open in '
+                         'PyTorch')
     predictions = args.out is not None and args.out_item != 'metrics'
     suffixes = ('.pkl', '.pickle') if predictions else \
         ('.json', '.yaml', '.yml', '.pkl', '.pickle')
@@ -172,7 +224,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
         if args.onnx is not None:
             run_by_file(runner.model, args.onnx, args.runtime or 'onnxruntime')
-        metrics = runner.test()
+        metrics = test_with_masks(runner) if args.masks else runner.test()
     if args.out and not predictions and is_first_process(config.launcher):
         mmengine.dump(metrics, args.out)
     outside = check_expected(config, metrics) if args.check else ()

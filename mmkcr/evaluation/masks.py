@@ -70,12 +70,13 @@ def masks_held_open(model: nn.Module) -> Iterator[None]:
 
 
 class MaskWatch:
-    """Counts what masks select in the forward passes of a block, for example of a test.
+    """Counts what masks select in the forward passes of a block.
 
     ::
 
         with MaskWatch(model) as watch:
-            runner.test()
+            for batch in loader:
+                model.test_step(batch)
         watch.statistics()
 
     Args:

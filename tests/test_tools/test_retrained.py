@@ -5,6 +5,7 @@ weights, and then the deploy config.
 """
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mmengine.registry import init_default_scope
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.publish import publish
 from mmkcr.core import Structure
+from mmkcr.models.gates import QKMask
 from mmkcr.models.loading import TRAINING_STATE, load_task
 from mmkcr.models.utils import find_task
 from mmkcr.registry import MODELS
@@ -179,3 +181,39 @@ def test_state_of_every_wrapper_is_known():
         assert extra and all(key.startswith(TRAINING_STATE) for key in extra), (name, extra)
         seen |= {prefix for prefix in TRAINING_STATE for key in extra if key.startswith(prefix)}
     assert {'regularizers.', 'reconstruction.', '_extra_state'} <= seen
+
+
+def test_masks_forced_open(within, tmp_path, monkeypatch):
+    """Openness is that of the first test; in the second one every mask is 1 wherever it is used."""
+    run, deploy, _, checkpoint = within
+    out = tmp_path / 'metrics.json'
+    args = ['--work-dir', tmp_path, '--out', out, '--out-item', 'metrics', '--masks', *HELD_OUT]
+    if 'kcr' in deploy.name:
+        with pytest.raises(SystemExit):
+            run('test', deploy, checkpoint, *args)
+        return
+    content = torch.load(checkpoint, weights_only=False)
+    for key in ('state_dict', 'ema_state_dict'):
+        for name, value in content[key].items():
+            if name.endswith('.mask.weight'):  # masks that do not look at the image
+                value[:] = 0.
+            if name.endswith('.mask.bias'):  # a quarter of the channels is never open
+                value[:] = 1.
+                value[::4] = -1.
+    torch.save(content, tmp_path / 'constant.pth')
+    shares, binarize = [], QKMask.binarize
+
+    def seen(mask, theta):
+        found = binarize(mask, theta)
+        if theta.any():  # else MACs are counted, without data
+            shares.append(float(found.mean()))
+        return found
+
+    monkeypatch.setattr(QKMask, 'binarize', seen)
+    run('test', deploy, tmp_path / 'constant.pth', *args)
+    found = json.loads(out.read_text())
+    assert {key: found[f'masks/{key}'] for key in ('open', 'always', 'never')} == dict(
+        open=75., always=75., never=25.)
+    half = len(shares) // 2
+    assert half and shares == [0.75] * half + [1.] * half
+    assert {'accuracy/top1', 'accuracy/top1_open'} <= found.keys()

@@ -60,7 +60,7 @@ def mask_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
         _tested(model, loader, config)
     with undisturbed(model), masks_held_open(model):
         opened = _tested(model, loader, config)
-    return {**watch.means(), **{f'{key}_open': value for key, value in opened.items()}}
+    return {**watch.means(), **{f'{key}_open': float(value) for key, value in opened.items()}}
 
 
 @torch.no_grad()
