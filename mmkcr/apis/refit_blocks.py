@@ -62,7 +62,7 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
     batches = _enough(dense, whole, structure, batches, forward, settings)
     runs = [ResumableForward(model, own.host, batches, forward)
             for model, own in ((dense, whole), (subnet, space))]
-    refits, last = settings.refit != 'none', None
+    refits = settings.refit != 'none'
     outputs: Dict[str, Tensor] = {}  # kept outputs of layers, in the dense layers' numbering
     try:
         for block in shown(list(blocks), 'Refit of blocks', settings):
@@ -76,13 +76,10 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                     outputs.update(_outputs_left(site, kept[site]))
                     site.slice_to(kept[site])
                 done.load_block(block, _refitted(sites))
-                last = block
                 continue
-            if last is not None:
-                # the former block's outputs are kept, so each block costs only its own forward
-                for run in runs:
-                    run.go_on(last, block)
-                last = None
+            if refits:  # from here on runs cost no more than this block
+                runs[0].enter(block, _with_targets(sites))
+                runs[1].enter(block)
             for site in sites:
                 # before slicing: afterwards the axes no longer have the dense layers' entries
                 outputs.update(_outputs_left(site, kept[site]))
@@ -100,10 +97,8 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                     # lost outputs depend on what was just refitted, so they come one by one after
                     for paths in (together, *([path] for path in site.lost_outputs())):
                         _refit(runs, {path: outputs.get(path) for path in paths}, settings, block)
-            if refits:
-                last = block
-                if done is not None:
-                    done.save_block(block, _refitted(sites))
+            if refits and done is not None:
+                done.save_block(block, _refitted(sites))
         # last, readers of a narrower stream behind the backbone: all before them is final now
         outside = dict.fromkeys(path for name in names for path in space.sites[name].outside)
         for run in runs if outside else ():
@@ -132,6 +127,13 @@ def _outputs_left(site: HostSite, kept: Tensor) -> Dict[str, Tensor]:
             isinstance(axis.module, (nn.Linear, nn.Conv2d))}
 
 
+def _with_targets(sites: Sequence[HostSite]) -> List[str]:
+    """The layers of a block that are refitted to outputs of the dense network's layers."""
+    return list(dict.fromkeys(
+        path for site in sites if not isinstance(site, Embedding)
+        for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())))
+
+
 def _refitted(sites: Sequence[HostSite]) -> Dict[str, nn.Module]:
     """The layers that get new weights, by path."""
     paths = [path for site in sites
@@ -147,7 +149,7 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
     If even all batches are few, the structure's provenance records it (``few_rows``): such a refit
     fits these images more than images in general.
     """
-    needed, few = settings.least_batches, {}
+    needed, few = settings.least_batches[1], {}
     found = rows_of_inputs(dense, batches[0], forward, {
         reader.path: site.module(reader.path) for site in space.sites.values()
         for reader in readers(site)}, settings.rows)
@@ -179,14 +181,13 @@ def _refit_stream(runs: Sequence[ResumableForward], site: Embedding, outputs: Ma
             # the innermost module with norms that contains the layer is its block
             block = max((name for name in normed if path.startswith(name)), key=len)
             blocks.setdefault(block[:-1], []).append(path)
-    last = None
+    for run in runs:
+        run.close()
     for block, layers in blocks.items():
-        if last is not None:
-            for run in runs:
-                run.go_on(last, block)
+        runs[0].enter(block, layers)
+        runs[1].enter(block)
         for path in layers:
             _refit(runs, {path: outputs.get(path)}, settings, block)
-        last = block
     for run in runs:
         run.close()
 
@@ -197,7 +198,7 @@ def _refit_queries(run: ResumableForward, site: RotaryPairs, kept: Tensor,
     enough = settings.per_unit[1] * site.view.width
     with turned_moments({site.name: site}, settings.rows) as found:
         for batch in range(len(run.batches)):
-            if batch >= settings.least_batches and found[site.name].key.count >= enough:
+            if batch >= settings.least_batches[1] and found[site.name].key.count >= enough:
                 break
             run.run(batch, site.owner.rotary)
     take_weights(site.host, refitted_queries(site, found[site.name], kept, settings.rho))
@@ -246,7 +247,7 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
                              device=layer.weight.device) for path, layer in new.items()}
     generator = torch.Generator().manual_seed(settings.seed)
     for batch in range(len(runs[0].batches)):
-        if batch >= settings.least_batches and all(
+        if batch >= settings.least_batches[1] and all(
                found.count >= settings.per_unit[1] * found.num_features
                for found in moments.values()):
             break
@@ -260,7 +261,7 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
             inputs_of = moments[path].num_features
             chosen = pick(len(rows), rows_of_a_batch(
                 settings.rows, inputs_of, settings.per_unit[1] * inputs_of,
-                settings.least_batches), generator)
+                settings.least_batches[1]), generator)
             if chosen is not None:
                 rows, wanted = rows[chosen.to(rows.device)], wanted[chosen.to(rows.device)]
             moments[path].add(rows, wanted)
@@ -285,12 +286,16 @@ def _inputs_and_targets(runs: Sequence[ResumableForward], batch: int,
                         new: Mapping[str, nn.Module],
                         left: Mapping[str, Optional[Tensor]]) -> Tuple[Rows, Rows]:
     """Inputs of the slim network's layers, and the dense outputs that are left, as rows."""
-    # each run ends behind the last of the layers
-    targets = caught(runs[0], batch, old, list(old.values())[-1])
+    known = {path: runs[0].outputs(path) for path in old}
+    if any(outputs is None for outputs in known.values()):
+        # each run ends behind the last of the layers
+        calls = caught(runs[0], batch, old, list(old.values())[-1])
+        targets = {path: rows_out(old[path], calls[path]) for path in old}
+    else:
+        targets = {path: output_rows(old[path], known[path][batch]) for path in old}
     inputs = caught(runs[1], batch, new, list(new.values())[-1])
     return ({path: rows_in(new[path], calls) for path, calls in inputs.items()},
-            {path: _columns(rows_out(old[path], calls), left[path])
-             for path, calls in targets.items()})
+            {path: _columns(rows, left[path]) for path, rows in targets.items()})
 
 
 def _columns(rows: Tensor, kept: Optional[Tensor]) -> Tensor:

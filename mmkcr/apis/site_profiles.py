@@ -70,8 +70,8 @@ class CompressOptions:
             4096.
         per_unit (tuple[int, int]): Positions per input of a layer after which no more images
             are used, for its order and for its refit. Defaults to (4, 12).
-        least_batches (int): Batches that are used in any case, for orders and refits. Defaults
-            to 16.
+        least_batches (tuple[int, int]): Batches that are used in any case, for orders and for
+            refits. Defaults to (8, 16).
         probe_batches (int): Batches on which the losses of some sizes are measured. With 0 losses
             come from moments alone, as if an image's positions were independent. Defaults to 4.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
@@ -92,7 +92,7 @@ class CompressOptions:
     rho: float = 1e-3
     rows: int = 4096
     per_unit: Tuple[int, int] = (4, 12)
-    least_batches: int = 16
+    least_batches: Tuple[int, int] = (8, 16)
     probe_batches: int = 4
     logits: bool = False
     progress: bool = True
@@ -169,8 +169,9 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             stack.enter_context(one)
         found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
                         settings.rows, settings.logits, settings.seed, settings.per_unit[0],
-                        settings.least_batches, {name: layer for name, layer in projections.items()
-                                                 if name not in layers})
+                        settings.least_batches[0],
+                        {name: layer for name, layer in projections.items()
+                         if name not in layers})
     # from here on the network and the moments of rotated heads are in the new bases
     rotations = {name: _rotated(name, site, found, turned.get(name), settings)
                  for name, site in narrowed.items()}
@@ -182,10 +183,11 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             profiles[name] = _of_kernels(name, site, kernels[name], found)
         elif name in streams:
             profiles[name] = _of_stream(name, site, normed[name].second_moment, found)
+        elif name in rotations:
+            profiles[name] = _by_rotation(name, site, found, rotations[name])
         else:
             order = _order_of_units(name, site, found, settings, generator)
-            profiles[name] = _by_rotation(order, rotations[name]) if name in rotations else \
-                SiteProfile(order, order.errors)
+            profiles[name] = SiteProfile(order, order.errors)
     # so far positions count as independent; probes measure the real loss at some sizes
     if settings.choose is None and settings.probe_batches:
         inputs = {name: moments.inputs for name, moments in found.items()}
@@ -210,11 +212,8 @@ def _of_kernels(name: str, site: HeadOperatorSite, kernels: HeadKernels,
 def _of_stream(name: str, site: Embedding, moment: Tensor,
                found: Mapping[str, ReaderMoments]) -> SiteProfile:
     """A stream in the basis of its directions; losses in the unit of its readers' outputs."""
-    covariances, grams, _ = _seen_by_readers(name, site, found)
-    # the loss of everything: sum of tr(C G)
-    total = sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
     losses = stream_losses(moment).cpu()
-    losses = total * losses / losses[0].clamp(min=1e-30)
+    losses = _loss_of_all(name, site, found) * losses / losses[0].clamp(min=1e-30)
     return SiteProfile(UnitOrder(torch.arange(site.total), losses, ()), losses,
                        stream=stream_basis(moment))
 
@@ -234,6 +233,12 @@ def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments
         return order
     inputs = found[f'{name}:{ordering_readers(site)[0].path}'].inputs
     return dataclasses.replace(order, order=settings.choose(site, inputs, generator))
+
+
+def _loss_of_all(name: str, site: HostSite, found: Mapping[str, ReaderMoments]) -> float:
+    """The loss without any of a site's units: the sum of tr(C G) over its readers."""
+    covariances, grams, _ = _seen_by_readers(name, site, found)
+    return sum(float((c * g.to(c)).sum()) for c, g in zip(covariances, grams))
 
 
 def _seen_by_readers(name: str, site: HostSite, found: Mapping[str, ReaderMoments]
@@ -285,7 +290,7 @@ def _fit_kernels(dense: nn.Module, kernels: Mapping[str, HeadKernels], batches: 
         for one in kernels.values():
             stack.enter_context(one)
         for place, batch in enumerate(shown(batches, 'Kernels of heads', settings)):
-            if place >= settings.least_batches and all(
+            if place >= settings.least_batches[0] and all(
                     one.joint.count >= settings.per_unit[0] * one.joint.num_features
                     for one in kernels.values()):
                 break
@@ -307,11 +312,11 @@ def _rotated(name: str, site: AttentionWidth, found: Mapping[str, ReaderMoments]
     return rotation
 
 
-def _by_rotation(order: UnitOrder, rotation: HeadRotation) -> SiteProfile:
+def _by_rotation(name: str, site: AttentionWidth, found: Mapping[str, ReaderMoments],
+                 rotation: HeadRotation) -> SiteProfile:
     """Profile in the units of the bases; losses in the unit of the output's errors."""
-    losses = order.errors[0].cpu() * rotation.errors
-    order = dataclasses.replace(order, order=rotation.order, errors=losses)
-    return SiteProfile(order, losses, rotation.state)
+    losses = _loss_of_all(name, site, found) * rotation.errors
+    return SiteProfile(UnitOrder(rotation.order, losses, ()), losses, rotation.state)
 
 
 #: Values of :attr:`CompressOptions.refit`.
@@ -363,7 +368,7 @@ def _measure_streams(dense: nn.Module, space: SearchSpace, profiles: Mapping[str
             found.setdefault(name, {})[size] = stream_loss(
                 NarrowStream(dense, site, kept, forward), batches,
                 batches[-settings.probe_batches:], settings.logits, settings.rows,
-                settings.per_unit[0], settings.least_batches, settings.rho, settings.seed)
+                settings.per_unit[0], settings.least_batches[0], settings.rho, settings.seed)
     for name, losses in found.items():
         _scale(profiles[name], list(losses), torch.tensor(list(losses.values())).double())
 

@@ -1,7 +1,7 @@
 """Running a network repeatedly over the same images, each time from a later block on."""
 
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -63,19 +63,21 @@ class Replay(nn.Module):
 
 
 class ResumableForward:
-    """Runs a network repeatedly over the same batches, each time from a later block on.
+    """Runs a network repeatedly over the same batches, each time only the block that is entered.
 
-    The outputs of the last finished block are kept in memory and replayed. Blocks before it
-    return NaN in their outputs' shapes. If these reach the next block, as where blocks are parallel
-    or a residual sum is outside of them, or if the outputs would take too much memory, everything
-    is computed anew.
+    The inputs of the entered block are kept in memory, so that a run that ends within it starts
+    there. The outputs of the block before are replayed, and those before it are NaN in their
+    outputs' shapes. If these reach the entered block, as where blocks are parallel or a residual
+    sum is outside of them, or if what is kept would take too much memory, everything is computed
+    anew.
 
     Args:
         model (nn.Module): Restored by :meth:`close`.
         host (nn.Module): Its backbone; paths of blocks start here.
         batches (Sequence): What ``forward`` takes.
         forward (Callable): Takes model and batch.
-        most_bytes (int): Limit for the outputs that are kept. Defaults to 2 GiB.
+        most_bytes (int): Limit for each of the inputs and the outputs of a block that are kept.
+            Defaults to 2 GiB.
     """
 
     def __init__(self, model: nn.Module, host: nn.Module, batches: Any, forward: Forward,
@@ -84,8 +86,15 @@ class ResumableForward:
         self.most_bytes = most_bytes
         self._cursor, self._replaced, self._last = [0], [], None
         self._shapes: Dict[int, Any] = {}
-        self._known: Dict[str, Optional[List[Any]]] = {}
         self._calls: Optional[Dict[nn.Module, int]] = None
+        self._leave()
+
+    def _leave(self) -> None:
+        """Forget the entered block."""
+        self._block: Optional[str] = None
+        self._inputs: Optional[List[Tuple[tuple, dict]]] = None  # of the block, by batch
+        self._wanted: Tuple[str, ...] = ()
+        self._outputs: Dict[str, Optional[List[Any]]] = {}
 
     def module(self, path: str) -> nn.Module:
         """A module by its path in the host, or by ``/`` and its path in the model."""
@@ -96,6 +105,12 @@ class ResumableForward:
         """Run one batch without gradients, up to the last call of ``last``."""
         self._cursor[0] = batch
         with torch.no_grad(), stop_after(last, 1 if last is None else self.calls(last)):
+            if self._inputs is not None:
+                block = self.host.get_submodule(self._block)
+                if any(module is last for module in block.modules()):
+                    # copies, as hosts may work in place
+                    args, named = _mapped(self._inputs[batch], torch.clone)
+                    return block(*args, **named)
             return self.forward(self.model, self._input(batch))
 
     def calls(self, module: nn.Module) -> int:
@@ -112,19 +127,32 @@ class ResumableForward:
             self._calls = counts
         return self._calls.get(module, 1)
 
-    def go_on(self, done: str, following: str) -> None:
-        """Continue behind a finished block, if what follows needs nothing before it.
+    def enter(self, block: str, wanted: Sequence[str] = ()) -> None:
+        """Go on to a block; the one before is finished and changes no more.
 
         Within most backbones a block's output is all that the next block reads. A neck or a head
         reads several outputs of the backbone, so there the outputs of the whole part are kept.
+
+        Args:
+            block (str): Path in the host. Blocks are entered in the order of the forward.
+            wanted (Sequence[str]): Paths of modules whose outputs are asked for as well
+                (:meth:`outputs`): one pass then gives all of them. Defaults to ().
         """
-        parts = [path.partition('.')[0] for path in (done, following)]
-        bare = not isinstance(getattr(self.host, 'backbone', None), nn.Module)
-        if bare or parts == ['backbone', 'backbone']:
-            self._finish(done, following)
-        elif parts[0] != parts[1]:
-            self.close()
-            self._finish(parts[0], following)
+        before, inputs = self._block, self._inputs
+        if before is not None:
+            parts = [path.partition('.')[0] for path in (before, block)]
+            bare = not isinstance(getattr(self.host, 'backbone', None), nn.Module)
+            if bare or parts == ['backbone', 'backbone']:
+                outputs = self._finish(before, block)
+                inputs = None if outputs is None else self._chained(inputs, outputs, block)
+            else:
+                inputs = None
+                if parts[0] != parts[1]:
+                    self.close()
+                    self._finish(parts[0], block)
+        self._leave()
+        inputs = inputs or (self._inputs_of(block) if self._once(block) else None)
+        self._block, self._wanted, self._inputs = block, tuple(wanted), inputs
 
     def _input(self, batch: int) -> Any:
         """A batch; behind a finished block only its shapes matter."""
@@ -135,41 +163,57 @@ class ResumableForward:
         return self._shapes[batch]
 
     def outputs(self, path: str) -> Optional[List[Any]]:
-        """Outputs of a block for every batch.
+        """Outputs of a module for every batch, as the weights are at the first call.
 
-        They are cached until another block is asked for, so the block must not change meanwhile.
+        They are cached until the next block is entered.
 
         Returns:
             list, optional: None if they do not fit in memory, or if a forward does not call the
-            block once.
+            module once.
         """
-        block, outputs = self.host.get_submodule(path), []
-        if self.calls(block) > 1 or block not in self._calls:
-            return None
-        if path in self._known:
-            return self._known[path]
-        # the cache of the previous block is freed before this one fills
-        self._known = {path: None}
-        handle = block.register_forward_hook(lambda _, __, out: outputs.append(_detached(out)))
-        try:
-            for batch in range(len(self.batches)):
-                self.run(batch, block)
-                # judged by the first batch
-                size = sum(tensor.numel() * tensor.element_size()
-                           for tensor in flat_tensors(outputs[:1]))
-                if size * len(self.batches) > self.most_bytes:
-                    return None
-        finally:
-            handle.remove()
-        self._known = {path: outputs}
-        return outputs
+        if path not in self._outputs:
+            # outputs that are wanted come with those of the block
+            together = (self._block, *self._wanted)
+            self._outputs.update(self._record(together if path in together else (path, )))
+        return self._outputs[path]
 
-    def _finish(self, path: str, following: str) -> None:
-        """Keep the outputs of a block, if they fit, and run from there on, if that is all."""
+    def _once(self, path: str) -> bool:
+        """Whether a forward calls a module, and no more than once."""
+        module = self.module(path)
+        return self.calls(module) == 1 and module in self._calls
+
+    def _record(self, paths: Sequence[str]) -> Dict[str, Optional[List[Any]]]:
+        """Outputs of a module, the first of the paths, and of others within it."""
+        nothing = dict.fromkeys(paths)
+        found: Dict[str, List[Any]] = {path: [] for path in paths if self._once(path)}
+        if paths[0] not in found:
+            return nothing
+        with ExitStack() as stack:
+            for path, outputs in found.items():
+                stack.callback(self.module(path).register_forward_hook(
+                    lambda _, __, out, outputs=outputs: outputs.append(_kept(out))).remove)
+            for batch in range(len(self.batches)):
+                self.run(batch, self.module(paths[0]))
+                if not self._fits(list(found.values()), batch + 1):
+                    return nothing
+        return {**nothing, **found}
+
+    def _fits(self, found: Any, batches: int) -> bool:
+        """Whether as much as was found in some batches may be kept of all batches."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(found))
+        return size * len(self.batches) <= self.most_bytes * batches
+
+    def _finish(self, path: str, following: str) -> Optional[List[Any]]:
+        """Keep the outputs of a block, if they fit, and run from there on, if that is all.
+
+        Returns:
+            list, optional: The outputs, if the next block needs nothing else of what is before it.
+        """
         outputs = self.outputs(path)
         if outputs is None:
-            return
-        self._known = {}
+            self.close()
+            return None
+        self._leave()
         if self._last is not None:
             # the previous stand-in is read by no one now; its shapes are enough
             self._last.outputs = [_unknown(out) for out in self._last.outputs]
@@ -178,12 +222,14 @@ class ResumableForward:
         self._last = Replay(block, outputs, self._cursor)
         self._replaced.append((self.host.get_submodule(parent), name, block, self._last))
         setattr(self.host.get_submodule(parent), name, self._last)
-        if not self._knows_inputs(following):
-            self.close()
+        if self._knows_inputs(following):
+            return outputs
+        self.close()
+        return None
 
     def _knows_inputs(self, path: str) -> bool:
         """Whether a block gets in the first batch what it gets in the whole network."""
-        found = self._inputs_of(path)
+        found = self._input_of(path, 0)
         values = flat_tensors(found)
         if not values or any(tensor.isnan().any() for tensor in values):
             return False
@@ -192,19 +238,62 @@ class ResumableForward:
             return True
         # masks and indices do not show whether they were computed from NaN
         with self._whole():
-            expected = _discrete(self._inputs_of(path))
+            expected = _discrete(self._input_of(path, 0))
         return len(discrete) == len(expected) and all(map(torch.equal, discrete, expected))
 
-    def _inputs_of(self, path: str) -> List[Any]:
-        """What a block gets in the first batch."""
+    def _input_of(self, path: str, batch: int) -> List[Any]:
+        """What a block gets in a batch: positional and named arguments; [] if it is not called."""
         block, inputs = self.host.get_submodule(path), []
-        handle = block.register_forward_pre_hook(
-            lambda _, args, named: inputs.extend([args, named]), with_kwargs=True)
+
+        def catch(_: nn.Module, args: tuple, named: dict) -> None:
+            inputs.extend([_kept(args), _kept(named)])
+            raise _Reached
+
+        handle = block.register_forward_pre_hook(catch, with_kwargs=True)
         try:
-            self.run(0, block)
+            with suppress(_Reached):
+                self.run(batch, block)
         finally:
             handle.remove()
         return inputs
+
+    def _inputs_of(self, path: str) -> Optional[List[Tuple[tuple, dict]]]:
+        """What a block gets in all batches, or None if that does not fit in memory."""
+        inputs: List[Tuple[tuple, dict]] = []
+        for batch in range(len(self.batches)):
+            found = self._input_of(path, batch)
+            inputs.append(tuple(found))
+            if not found or not self._fits(inputs, batch + 1):
+                return None
+        return inputs if self._alone(path, inputs) else None
+
+    def _alone(self, path: str, inputs: List[Tuple[tuple, dict]]) -> bool:
+        """Whether a block needs nothing but its inputs where these differ in size.
+
+        A host may leave on a block what it is to know of the current image.
+        """
+        shapes = [[tensor.shape for tensor in flat_tensors(found)] for found in inputs]
+        if all(found == shapes[0] for found in shapes):
+            return True
+        block = self.host.get_submodule(path)
+        expected = caught(self, 0, {path: block}, block)[path][0][1]
+        args, named = _mapped(inputs[0], torch.clone)
+        other = next(number for number, found in enumerate(shapes) if found != shapes[0])
+        self.run(other, block)
+        with torch.no_grad():
+            return _equal(block(*args, **named), expected)
+
+    def _chained(self, before: Optional[List[Tuple[tuple, dict]]], outputs: List[Any],
+                 block: str) -> Optional[List[Tuple[tuple, dict]]]:
+        """Inputs of a block that gets what the one before got, but first the output of that.
+
+        This is tried on the first batch; None if it is not so.
+        """
+        if before is None or not isinstance(outputs[0], Tensor) or not before[0][0]:
+            return None
+        chained = [((out, *args[1:]), named) for (args, named), out in zip(before, outputs)]
+        found = self._input_of(block, 0)
+        return chained if found and _equal(tuple(found), chained[0]) else None
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -223,12 +312,27 @@ class ResumableForward:
         """Put the blocks back."""
         for parent, name, block, _ in self._replaced:
             setattr(parent, name, block)
-        self._replaced, self._last, self._known = [], None, {}
+        self._replaced, self._last = [], None
         self._shapes.clear()
+        self._leave()
 
 
-def _detached(out: Any) -> Any:
-    return _mapped(out, lambda tensor: tensor.detach())
+def _kept(out: Any) -> Any:
+    """Copies, because many hosts run an activation in place behind a layer."""
+    return _mapped(out, lambda tensor: tensor.detach().clone())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two nests of tensors and other values are the same."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    return one is other or bool(one == other)
 
 
 def _unknown(out: Any) -> Any:

@@ -107,8 +107,8 @@ def test_masks_are_those_of_whole_forwards(given):
         batches = [(batch, torch.rand(4, 16) > 0.5) for batch in batches]
     run = ResumableForward(model, model, batches, lambda network, batch: network(batch))
     expected = [run.run(number) for number in range(2)]
-    for done in range(2):
-        run.go_on(f'blocks.{done}', f'blocks.{done + 1}')
+    for number in range(3):
+        run.enter(f'blocks.{number}')
         assert all(torch.equal(run.run(number), out) for number, out in enumerate(expected))
     assert isinstance(model.blocks[0], Replay) is given  # else everything is computed anew
     run.close()
@@ -126,10 +126,12 @@ def parallel():
 def test_refits_are_those_of_whole_forwards(build, kinds, monkeypatch):
     """Whatever the blocks read besides the outputs of the last one."""
     torch.manual_seed(0)
-    model, found = randomise(build()), []
+    model, found = randomise(build()).double(), []
     for _ in range(2):
-        found.append(compress(model, torch.randn(24, 3, 32, 32, generator=torch.Generator()),
-                              '80%', kinds, (3, 32, 32), uniform=True, probe_batches=0,
-                              progress=False).model.state_dict())
-        monkeypatch.setattr(ResumableForward, 'go_on', lambda *_: None)
-    assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
+        images = torch.randn(24, 3, 32, 32, generator=torch.Generator()).double()
+        found.append(compress(model, images, '80%', kinds, (3, 32, 32), uniform=True,
+                              probe_batches=0, progress=False).model.state_dict())
+        monkeypatch.setattr(ResumableForward, 'enter', lambda run, *_: run.close())
+    # the outputs of a block whose last layer was refitted are not computed in the same order
+    for key, value in found[0].items():
+        torch.testing.assert_close(value, found[1][key], rtol=1e-8, atol=1e-10)

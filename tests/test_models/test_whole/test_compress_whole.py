@@ -18,7 +18,7 @@ from mmkcr.models.whole import HeldBatches, _chosen, whole_outputs
 from .whole_models import DETECTORS, batches, build, config_of
 
 SHAPE = (3, 64, 64)
-FAST = dict(least_batches=1, probe_batches=1, progress=False, divisor=2)
+FAST = dict(least_batches=(1, 1), probe_batches=1, progress=False, divisor=2)
 
 
 def slim(model, target, found, **options):
