@@ -68,11 +68,15 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
 
     Args:
         dataset (Dataset): With a ``pipeline``, or a wrapper (attribute ``dataset`` or
-            ``datasets``: Subset, ClassSubset, KFold, Repeat, Concat) around such.
+            ``datasets``: Subset, ClassSubset, KFold, Repeat, Concat) around such. A wrapper with
+            transforms of its own, which mix images (mmdet's and mmseg's ``MultiImageMixDataset``),
+            is left out.
         pipeline (Callable): The transforms, e.g. another data set's ``pipeline``.
     """
     view = copy.copy(dataset)
     own = vars(dataset)  # not hasattr: a wrapper may forward attributes of what it wraps
+    if 'dataset' in own and 'pipeline' in own:
+        return with_pipeline(dataset.dataset, pipeline)
     if 'dataset' in own:
         view.dataset = with_pipeline(dataset.dataset, pipeline)
     elif 'datasets' in own:

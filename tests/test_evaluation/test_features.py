@@ -16,6 +16,7 @@ from mmengine.dataset import (
 from mmengine.registry import init_default_scope
 from mmpretrain.datasets import KFoldDataset
 from mmpretrain.registry import MODELS
+from mmseg.datasets import MultiImageMixDataset
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
@@ -82,6 +83,14 @@ def test_a_view_has_the_same_samples_with_other_transforms(name, seeded):
     assert [view[i] for i in range(len(view))] == [-value for value in before]
     assert [wrapped[i] for i in range(len(wrapped))] == before
     assert len(before) >= 3 and min(before) > 0
+
+
+def test_a_view_has_no_transforms_that_mix_images():
+    """Such as YOLOX's mosaics, which go around a data set and would come behind the others."""
+    mixed = MultiImageMixDataset(
+        ConcatDataset([numbers()]), [dict(type='mmseg.RandomMosaic', prob=1., img_scale=(8, 8))])
+    view = with_pipeline(mixed, find_pipeline(numbers(sign=-1)))
+    assert [view[i] for i in range(len(view))] == [-value for value in range(1, 13)]
 
 
 def test_a_data_set_without_transforms_is_refused():
