@@ -7,7 +7,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.datasets.label_check import watch_labels
-from mmkcr.models.utils import find_task, is_self_supervised, unwrap
+from mmkcr.models.utils import find_task, is_self_supervised
 from mmkcr.registry import HOOKS
 
 #: Heads of the hosts whose classes are not those of the data set: objects against background (also
@@ -36,7 +36,7 @@ class ClassCheckHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Check the training set, and the validation set if there is one."""
-        dataset, task = runner.train_dataloader.dataset, find_task(unwrap(runner.model))
+        dataset, task = runner.train_dataloader.dataset, find_task(runner.model)
         check_classes(runner.model, dataset, 'training')
         if is_self_supervised(task) and (getattr(dataset, 'metainfo', None) or {}).get('classes'):
             runner.logger.info(f'`{type(task).__name__}` learns without labels: those of the '
@@ -72,7 +72,7 @@ def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
         raise ValueError(f'expected categories for the {len(classes)} classes of {what} in its '
                          f'annotations, found {len(categories)} of them')
     things = dataset.metainfo.get('thing_classes') or classes  # panoptic: without the stuff
-    task = find_task(unwrap(model))
+    task = find_task(model)
     for name, count in _heads(task):
         expected, kind = (things, 'things') if 'roi_head' in name.split('.') and \
             things is not classes else (classes, 'classes')
