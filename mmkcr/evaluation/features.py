@@ -152,8 +152,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterator[Tensor]:
-    """Yield the pooled features (B, d) of every batch of a loader.
+def feature_batches(model: nn.Module, loader: DataLoader,
+                    layer: str) -> Iterator[Tuple[Tensor, Any]]:
+    """Yield the pooled features (B, d) of every batch of a loader, and the batch itself.
 
     A batch of images of several sizes is run image by image. Padded to one
     size, an image's features would depend on its neighbours, and so on the
@@ -176,7 +177,7 @@ def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterato
                     model(**data, mode='tensor') if isinstance(data, dict) else \
                         model(*data, mode='tensor')
                 features.append(tap.features)
-            yield torch.cat(features)
+            yield torch.cat(features), batch
 
 
 def _preprocessed(model: nn.Module, batch: Any) -> Any:

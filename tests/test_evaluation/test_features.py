@@ -157,7 +157,7 @@ def test_a_self_supervised_model_sees_single_images_as_a_first_view(host, kind, 
                                to_rgb=True, **extra))).eval()
     images = torch.randint(0, 256, (3, 3, 16, 16)).byte()
     batch = dict(inputs=images, data_samples=[None] * 3)
-    (found, ) = feature_batches(model, [batch], 'backbone')
+    ((found, _), ) = feature_batches(model, [batch], 'backbone')
     shift = torch.tensor([1., 2., 3.]).view(3, 1, 1)
     with torch.no_grad():
         expected = model.backbone((images.flip(1) - shift) / 4, mask=None)[-1].mean(1)
