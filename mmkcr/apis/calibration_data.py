@@ -51,6 +51,10 @@ class CalibrationImages(Sequence):
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         samples = [self._load(index) for index in self._of_batch(place % len(self))]
+        if not all('inputs' in sample for sample in samples):
+            raise ValueError('expected test transforms that load an image file, found none, as of '
+                             'data sets that hold their images (CIFAR, MNIST): calibrate on the '
+                             'training set (without `--calibration`)')
         if is_detector(self._model) or len({sample['inputs'].shape for sample in samples}) == 1:
             return self._prepared(samples)
         # mmseg's preprocessor takes one size: each alone, then padded to the largest

@@ -43,6 +43,9 @@ def test_the_transforms_of_several_test_sets(tmp_path):
     model.data_preprocessor = ClsDataPreprocessor()
     (batch, ) = calibration_images(config, model, str(tmp_path))
     assert batch['inputs'].shape == (1, 3, 4, 6) and (batch['inputs'] == 7).all()
+    config.test_dataloader.dataset.datasets[0].pipeline = pipeline[-1:]  # as of CIFAR
+    with pytest.raises(ValueError, match='expected test transforms that load an image file'):
+        calibration_images(config, model, str(tmp_path))[0]
     config.test_dataloader.dataset.datasets = []
     with pytest.raises(ValueError, match='with `test_dataloader`, whose transforms'):
         calibration_images(config, model, str(tmp_path))
