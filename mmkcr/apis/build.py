@@ -84,16 +84,19 @@ def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:
 
 
 def set_structure(config: Config, structure: str) -> None:
-    """Put a structure file into the config's backbone, also inside our wrappers."""
+    """Put a structure file into the config, see :func:`backbone_config`."""
     backbone_config(config)['structure'] = structure
 
 
 def backbone_config(config: Config) -> Mapping[str, Any]:
-    """The backbone's part of a config, also inside our wrappers; empty if there is none."""
+    """The part of a config that takes ``gates`` or a ``structure``, also inside our wrappers.
+
+    This is the backbone, or the ``mmkcr.Searchable`` around a whole model; empty if there is none.
+    """
     model = config.model
     while 'architecture' in model:
         model = model.architecture
-    return model.get('backbone') or {}
+    return model if model.get('type') == 'mmkcr.Searchable' else model.get('backbone') or {}
 
 
 def file_sha256(path: Union[str, Path]) -> str:
@@ -124,9 +127,9 @@ def dense_config(config: Config) -> Config:
     if not isinstance(model, Mapping) or 'backbone' not in model:
         raise ValueError('expected a config with a `model` that has a `backbone`, found the keys '
                          f'{sorted((model or config).keys())}')
-    for state in ('gates', 'structure'):
-        model.backbone.pop(state, None)
     config.model = model
+    for state in ('gates', 'structure'):
+        backbone_config(config).pop(state, None)
     return config
 
 

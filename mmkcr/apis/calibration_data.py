@@ -11,6 +11,7 @@ from mmengine.model import stack_batch
 from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 
+from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import find_pipeline, with_pipeline
 from mmkcr.models.utils import is_detector
 from .compress import held_apart
@@ -50,6 +51,10 @@ class CalibrationImages(Sequence):
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         samples = [self._load(index) for index in self._of_batch(place % len(self))]
+        if not all('inputs' in sample for sample in samples):
+            raise ValueError('expected test transforms that load an image file, found none, as of '
+                             'data sets that hold their images (CIFAR, MNIST): calibrate on the '
+                             'training set (without `--calibration`)')
         if is_detector(self._model) or len({sample['inputs'].shape for sample in samples}) == 1:
             return self._prepared(samples)
         # mmseg's preprocessor takes one size: each alone, then padded to the largest
@@ -111,10 +116,10 @@ def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str,
     if not paths:
         raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below `{folder}`, '
                          'found none')
-    if config.get('test_dataloader') is None:
+    steps = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
+    if not steps:
         raise ValueError('expected a config with `test_dataloader`, whose transforms the images '
                          f'of `{folder}` go through, found none')
-    steps = _pipeline(config.test_dataloader.dataset)
     # plain images have no annotations to load
     transform = Compose([step for step in steps if step['type'].split('.')[-1]
                          not in _WITHOUT_LABELS])
@@ -127,10 +132,3 @@ def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str,
                              f'({error})') from error
 
     return len(paths), load
-
-
-def _pipeline(dataset: Any) -> List[Dict[str, Any]]:
-    """Transforms in a data set's config, also inside its wrappers."""
-    while 'pipeline' not in dataset and 'dataset' in dataset:
-        dataset = dataset['dataset']
-    return list(dataset['pipeline'])

@@ -1,6 +1,7 @@
 """Export of subnets and dense models to ONNX files that are checked against PyTorch."""
 
 import contextlib
+import functools
 import importlib.util
 import itertools
 import logging
@@ -8,7 +9,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterator, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -122,15 +123,14 @@ def export_onnx(model: nn.Module,
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
     if runtime != 'any':
         require_runtime(runtime)
-    checked = _Checked(TensorModel(model), Path(path), tuple(input_shape), tuple(batch_sizes),
-                       tolerance, runtime)
-    dynamic_size = runtime == 'any' if dynamic_size is None else dynamic_size
-    if not dynamic_size:
-        return checked.export(False)
+    export = functools.partial(_export, TensorModel(model), Path(path), tuple(input_shape),
+                               batch_sizes, tolerance, runtime)
+    if not (runtime == 'any' if dynamic_size is None else dynamic_size):
+        return export(False)
     try:
-        return checked.export(True)
+        return export(True)
     except Exception as error:  # the exporter raises many kinds
-        report = checked.export(False)
+        report = export(False)
         report.notice = ('height and width are fixed, because an export for any size failed '
                          f'({_first_line(error)})')
         return report
@@ -141,58 +141,33 @@ def _first_line(error: Exception) -> str:
                 type(error).__name__)[:200]
 
 
-@dataclass
-class _Checked:
-    """An export that is compared with the model.
-
-    Args:
-        model (TensorModel): The model as it was given.
-        path (Path): Output file.
-        shape (tuple[int]): (C, H, W).
-        batch_sizes (tuple[int]): Compared at each.
-        tolerance (float): Largest permitted difference.
-        runtime (str): The runtime that the file is for.
-    """
-
-    model: TensorModel
-    path: Path
-    shape: Tuple[int, ...]
-    batch_sizes: Tuple[int, ...]
-    tolerance: float
-    runtime: str
-
-    def export(self, dynamic: bool) -> ExportReport:
-        """Trace, compare, write."""
-        import onnx
-        shapes = self._shapes(dynamic)
-        runtime = 'onnxruntime' if self.runtime == 'any' else self.runtime
-        prepared = prepare(self.model.model, self.runtime, dynamic)
-        with tempfile.TemporaryDirectory() as folder:
-            temporary = Path(folder) / self.path.name
-            graph = trace(prepared, temporary, self.shape, dynamic, self.runtime)
-            # the file itself tells its MACs to whoever times it
-            graph.metadata_props.add(key=f'{_META}.macs',
-                                     value=str(self.model.count_macs(self.shape)))
-            onnx.save(graph, temporary)
-            errors = compare_onnx(self.model, temporary, shapes, runtime=runtime)
-            worst = max(errors, key=errors.get)
-            # not <=: nan must fail, too
-            if not errors[worst] <= self.tolerance:
-                raise ExportMismatch(
-                    f'expected outputs within {self.tolerance:g} of PyTorch in `{runtime}`, '
-                    f'found {errors[worst]:.3g} at input {"x".join(map(str, worst))}')
-            with atomic_write(self.path) as target:
-                target.write_bytes(temporary.read_bytes())
-        return ExportReport(self.path, dynamic, errors, count_operators(graph))
-
-    def _shapes(self, dynamic: bool) -> List[Shape]:
-        """Input shapes to compare at."""
-        shapes = [(batch, *self.shape) for batch in self.batch_sizes]
-        if dynamic:
-            channels, height, width = self.shape
-            # other sizes than the traced ones, and other aspect ratios
-            shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
-        return shapes
+def _export(model: TensorModel, path: Path, shape: Tuple[int, ...], batch_sizes: Sequence[int],
+            tolerance: float, runtime: str, dynamic: bool) -> ExportReport:
+    """Trace, compare, write."""
+    import onnx
+    shapes = [(batch, *shape) for batch in batch_sizes]
+    if dynamic:
+        channels, height, width = shape
+        # other sizes than the traced ones, and other aspect ratios
+        shapes += [(1, channels, height * 3 // 2, width), (2, channels, height + 3, width + 13)]
+    prepared = prepare(model.model, runtime, dynamic)
+    compared = 'onnxruntime' if runtime == 'any' else runtime
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / path.name
+        graph = trace(prepared, temporary, shape, dynamic, runtime)
+        # the file itself tells its MACs to whoever times it
+        graph.metadata_props.add(key=f'{_META}.macs', value=str(model.count_macs(shape)))
+        onnx.save(graph, temporary)
+        errors = compare_onnx(model, temporary, shapes, runtime=compared)
+        worst = max(errors, key=errors.get)
+        # not <=: nan must fail, too
+        if not errors[worst] <= tolerance:
+            raise ExportMismatch(
+                f'expected outputs within {tolerance:g} of PyTorch in `{compared}`, found '
+                f'{errors[worst]:.3g} at input {"x".join(map(str, worst))}')
+        with atomic_write(path) as target:
+            target.write_bytes(temporary.read_bytes())
+    return ExportReport(path, dynamic, errors, count_operators(graph))
 
 
 def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool,

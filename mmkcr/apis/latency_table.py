@@ -200,10 +200,15 @@ def time_against(dense: Union[nn.Module, Path], subnet: nn.Module, settings: Tab
         repeats (int): Pairs. Defaults to 15.
     """
     dense, subnet = (_timed(side, settings) for side in (dense, subnet))
-    torch.set_num_threads(settings.threads)
     images = torch.zeros(settings.batch, *settings.input_shape).normal_()
-    timing = measure_pair(dense, subnet, images, repeats, 2, settings.runtime, settings.threads,
-                          clock=time.process_time if settings.threads == 1 else time.perf_counter)
+    before = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        timing = measure_pair(
+            dense, subnet, images, repeats, 2, settings.runtime, settings.threads,
+            clock=time.process_time if settings.threads == 1 else time.perf_counter)
+    finally:
+        torch.set_num_threads(before)  # the process may go on to train
     return statistics.median(timing.dense) * 1e9, timing.ratio
 
 

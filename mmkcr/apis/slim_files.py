@@ -11,7 +11,7 @@ from torch import nn
 
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.added import added_layers
-from mmkcr.models.utils import copied_spaces, is_dense_task, search_space
+from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
 from mmkcr.version import __version__
 from .build import (
     build_model,
@@ -103,7 +103,7 @@ def slim_files(config: Union[str, Path],
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
     # before loading: a checkpoint may be of a supernet that was sliced during training
-    task = getattr(model, 'architecture', model)
+    task = find_task(model)
     gates = [gate for space in (search_space(model), *copied_spaces(model))
              for gate in space.gates().values()]
     extra = (*gates, *added_layers(task).values())

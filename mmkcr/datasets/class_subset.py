@@ -7,6 +7,7 @@ import numpy as np
 from mmengine.dataset import BaseDataset
 
 from mmkcr.registry import DATASETS
+from .part import class_labels
 
 
 @DATASETS.register_module()
@@ -49,7 +50,7 @@ class ClassSubset:
             return
         self.dataset.full_init()
         names = self.dataset.metainfo.get('classes')
-        labels = self._read_labels()
+        labels = class_labels(self.dataset)
         total = len(names) if names is not None else int(labels.max(initial=-1)) + 1
         if self.num_classes > total:
             raise ValueError(f'expected `num_classes` of a class subset to be at most the '
@@ -93,10 +94,3 @@ class ClassSubset:
     def __len__(self) -> int:
         self.full_init()
         return len(self._indices)
-
-    def _read_labels(self) -> np.ndarray:
-        labels = [self.dataset.get_data_info(i)['gt_label'] for i in range(len(self.dataset))]
-        wrong = next((label for label in labels if not isinstance(label, (int, np.integer))), None)
-        if wrong is not None:
-            raise TypeError(f'expected one integer `gt_label` per sample, found `{wrong}`')
-        return np.array(labels, dtype=np.int64)

@@ -4,7 +4,7 @@ import inspect
 import mmap
 import re
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Mapping, Sequence
 
 from mmpretrain.datasets import CustomDataset
 from mmpretrain.registry import DATASETS
@@ -37,30 +37,73 @@ def check_data_folders(cfg: Mapping[str, Any], loaders: Sequence[str] = LOADERS)
         ValueError: A COCO file has no categories, or questions have no answers.
     """
     for loader in loaders:
-        for folder in _needed_folders((cfg.get(loader) or {}).get('dataset')):
-            if not folder.is_dir():
-                raise FileNotFoundError(f'expected the data of `{loader}` in the folder '
-                                        f'`{folder}`, found no such folder{_remedy(folder)}')
-        for file in _coco_files((cfg.get(loader) or {}).get('dataset')):
-            check_coco_file(file, loader)
-        for questions, answers in _question_files((cfg.get(loader) or {}).get('dataset')):
-            if answers is not None or loader != 'test_dataloader':
-                check_answers(questions, answers, loader)
+        for dataset in dataset_configs((cfg.get(loader) or {}).get('dataset')):
+            _check_folders(dataset, loader)
+            _check_coco_file(dataset, loader)
+            _check_answers(dataset, loader)
 
 
-def check_answers(questions: Path, answers: Optional[Path], loader: str) -> None:
-    """Refuse questions of VQAv2's format without answers, by counting both.
+def dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the config of a data set and those of all data sets that it wraps.
 
     Args:
-        questions (Path): File of the questions.
-        answers (Path, optional): File of the answers.
-        loader (str): Key of the data loader, for the message.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: Some of the questions have no answer.
+        node (Mapping | Sequence, optional): ``dataset`` of a data loader.
     """
-    if answers is None:
+    if isinstance(node, (list, tuple)):
+        for child in node:
+            yield from dataset_configs(child)
+    elif isinstance(node, Mapping):
+        yield node
+        for key in ('dataset', 'datasets'):
+            yield from dataset_configs(node.get(key))
+
+
+def pipeline_config(node: Any) -> List[Mapping[str, Any]]:
+    """The transforms in a data set's config, also inside its wrappers; empty if there are none.
+
+    Args:
+        node (Mapping, optional): ``dataset`` of a data loader.
+    """
+    return next((list(dataset['pipeline']) for dataset in dataset_configs(node)
+                 if dataset.get('pipeline')), [])
+
+
+def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
+    root = dataset.get('data_root')
+    if not isinstance(root, str) or '://' in root or _downloads(dataset):
+        return
+    for folder in (Path(root).expanduser() / below for below in ('', *_folders_below(dataset))):
+        if not folder.is_dir():
+            raise FileNotFoundError(f'expected the data of `{loader}` in the folder `{folder}`, '
+                                    f'found no such folder{_remedy(folder)}')
+
+
+def _check_coco_file(dataset: Mapping[str, Any], loader: str) -> None:
+    """Refuse annotations without categories, without parsing hundreds of megabytes."""
+    file, root = dataset.get('ann_file'), str(dataset.get('data_root') or '')
+    if 'Coco' not in str(dataset.get('type')) or not isinstance(file, str) or '://' in root + file:
+        return
+    path = Path(root).expanduser() / file
+    if not path.is_file():
+        raise FileNotFoundError(f'expected the annotations of `{loader}` at `{path}`, found no '
+                                f'such file{_remedy(path.parent)}')
+    if not any(_matches(_CATEGORIES, path)):
+        raise ValueError(f'expected `categories` in the COCO annotations of `{loader}`, found none '
+                         f'in `{path}`')
+
+
+def _check_answers(dataset: Mapping[str, Any], loader: str) -> None:
+    """Refuse questions of VQAv2's format without answers, by counting both.
+
+    Those of the test set need none.
+    """
+    root, *files = (str(dataset.get(key) or '')
+                    for key in ('data_root', 'question_file', 'ann_file'))
+    if 'COCOVQA' not in str(dataset.get('type')) or '://' in root + ''.join(files) or \
+            loader == 'test_dataloader' and not files[1]:
+        return
+    questions, answers = (Path(root).expanduser() / file for file in files)
+    if not files[1]:
         raise ValueError(f'expected answers (`ann_file`) to the questions of `{loader}`, found '
                          f'none beside `{questions}`')
     for path in (questions, answers):
@@ -82,64 +125,6 @@ def _matches(pattern: 're.Pattern[bytes]', path: Path) -> Iterator[int]:
                 yield match.end()
 
 
-def _question_files(node: Any) -> Iterator[Tuple[Path, Optional[Path]]]:
-    """Yield files of questions and answers of the VQAv2 sets inside a data set's config."""
-    for child in _nodes(node):
-        root, questions, answers = (
-            str(child.get(key) or '') for key in ('data_root', 'question_file', 'ann_file'))
-        if 'COCOVQA' in str(child.get('type')) and '://' not in root + questions + answers:
-            folder = Path(root).expanduser()
-            yield folder / questions, folder / answers if answers else None
-
-
-def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the configs of a data set and of all data sets that it wraps."""
-    if isinstance(node, (list, tuple)):
-        for child in node:
-            yield from _nodes(child)
-    elif isinstance(node, Mapping):
-        yield node
-        for key in ('dataset', 'datasets'):
-            yield from _nodes(node.get(key))
-
-
-def check_coco_file(path: Path, loader: str) -> None:
-    """Refuse annotations without categories, without parsing hundreds of megabytes.
-
-    Args:
-        path (Path): COCO json.
-        loader (str): Key of the data loader, for the message.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It has no or empty ``categories``.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f'expected the annotations of `{loader}` at `{path}`, found no '
-                                f'such file{_remedy(path.parent)}')
-    if not any(_matches(_CATEGORIES, path)):
-        raise ValueError(f'expected `categories` in the COCO annotations of `{loader}`, found none '
-                         f'in `{path}`')
-
-
-def _coco_files(node: Any) -> Iterator[Path]:
-    """Yield the annotation files of all the COCO data sets inside a data set's config."""
-    for child in _nodes(node):
-        file, root = child.get('ann_file'), str(child.get('data_root') or '')
-        if 'Coco' in str(child.get('type')) and isinstance(file, str) and \
-                '://' not in root + file:
-            yield Path(root).expanduser() / file
-
-
-def _needed_folders(node: Any) -> Iterator[Path]:
-    """Yield the folders of all the data sets inside a data set's config."""
-    for child in _nodes(node):
-        root = child.get('data_root')
-        if isinstance(root, str) and '://' not in root and not _downloads(child):
-            yield Path(root).expanduser()
-            yield from _folders_below(Path(root).expanduser(), child)
-
-
 def _class_of(node: Mapping[str, Any]) -> type:
     """The class of a data set's config; ``object`` if it is unknown, as of mmdet's sets."""
     found = node.get('type')
@@ -153,7 +138,8 @@ def _downloads(node: Mapping[str, Any]) -> bool:
     return argument is not None and bool(node.get('download', argument.default))
 
 
-def _folders_below(root: Path, node: Mapping[str, Any]) -> Iterator[Path]:
+def _folders_below(node: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the folders below its root that a data set needs."""
     prefix = node.get('data_prefix') or ()
     # elsewhere a split is a list of files, as in Flowers-102
     if not prefix and issubclass(_class_of(node), CustomDataset):
@@ -161,7 +147,7 @@ def _folders_below(root: Path, node: Mapping[str, Any]) -> Iterator[Path]:
     prefixes = [prefix] if isinstance(prefix, str) else list(dict(prefix).values())
     for name in prefixes:
         if isinstance(name, str) and '://' not in name:
-            yield root / name
+            yield name
 
 
 def _remedy(folder: Path) -> str:

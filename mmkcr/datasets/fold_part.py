@@ -6,23 +6,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from mmkcr.registry import DATASETS
-from .part import DatasetPart, sample_sources
-
-
-def labels_of(dataset: Any) -> np.ndarray:
-    """The integer label of every sample, (n,).
-
-    Raises:
-        TypeError: The data set has no ``gt_label``, or several a sample.
-    """
-    found = dataset.get_gt_labels() if hasattr(dataset, 'get_gt_labels') else [
-        dataset.get_data_info(index).get('gt_label') for index in range(len(dataset))
-    ]
-    labels = np.asarray(found)
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise TypeError('expected a data set with one integer `gt_label` per sample to stratify, '
-                        f'found `{type(dataset).__name__}` with labels of another kind')
-    return labels
+from .part import DatasetPart, class_labels, sample_sources
 
 
 def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
@@ -74,7 +58,7 @@ def sides_of(dataset: Any, labels: np.ndarray, fraction: float, folds: int, fold
 
     Args:
         dataset (Dataset): See :func:`~mmkcr.datasets.part.sample_sources`.
-        labels (np.ndarray): See :func:`labels_of`.
+        labels (np.ndarray): See :func:`~mmkcr.datasets.part.class_labels`.
         fraction (float): See :func:`fold_indices`.
         folds (int): As there.
         fold (int): As there.
@@ -112,11 +96,10 @@ class FoldPart(DatasetPart):
         dataset = DATASETS.build(dataset) if isinstance(dataset, dict) else dataset
         if hasattr(dataset, 'full_init'):
             dataset.full_init()
-        labels = labels_of(dataset)
+        labels = class_labels(dataset)
         parts = sides_of(dataset, labels, fraction, folds, fold, seed)
         super().__init__(dataset, parts[int(held_out)].tolist())
         self.labels = labels[self.indices]
-        self._deal = (fraction, folds, fold, held_out, seed)
 
     def get_gt_labels(self) -> np.ndarray:
         """Labels of the samples of this side, (len(self),)."""
@@ -128,6 +111,3 @@ class FoldPart(DatasetPart):
     def get_subset(self, indices: List[int]) -> DatasetPart:
         """Some of the samples of this side."""
         return DatasetPart(self, indices)
-
-    def __deepcopy__(self, memo: Dict) -> 'FoldPart':
-        return type(self)(self.dataset, *self._deal)

@@ -45,12 +45,15 @@ def watch_labels(dataset: Any, num_classes: int) -> None:
     """Put :class:`CheckSegLabels` behind a data set's transforms, once.
 
     Args:
-        dataset (Dataset): Its ``pipeline``, possibly inside wrappers, is
-            extended in place if it is a ``Compose``.
+        dataset (Dataset): Its ``pipeline``, or those inside wrappers and joined sets, are
+            extended in place if they are a ``Compose``.
         num_classes (int): Number of classes.
     """
-    while not hasattr(dataset, 'pipeline') and hasattr(dataset, 'dataset'):
-        dataset = dataset.dataset
+    if not hasattr(dataset, 'pipeline'):
+        inner = getattr(dataset, 'dataset', None)
+        for child in getattr(dataset, 'datasets', () if inner is None else (inner, )):
+            watch_labels(child, num_classes)
+        return
     transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', None)
     if not isinstance(transforms, list) or any(isinstance(t, CheckSegLabels) for t in transforms):
         return

@@ -1,7 +1,9 @@
 """A part of a data set's samples."""
 
+import copy
 from typing import Any, Dict, List, Sequence
 
+import numpy as np
 from mmengine.dataset import ClassBalancedDataset, ConcatDataset, RepeatDataset
 from torch.utils.data import Dataset
 
@@ -60,7 +62,24 @@ class DatasetPart(Dataset):
 
     def __deepcopy__(self, memo: Dict) -> 'DatasetPart':
         # a config that holds it is copied by `Runner.build_dataloader`
-        return type(self)(self.dataset, self.indices)
+        return copy.copy(self)
+
+
+def class_labels(dataset: Dataset) -> np.ndarray:
+    """The class of every sample, (n,), int64.
+
+    Args:
+        dataset (Dataset): With one integer ``gt_label`` per sample.
+
+    Raises:
+        TypeError: A sample has none, or several.
+    """
+    labels = [dataset.get_data_info(index).get('gt_label') for index in range(len(dataset))]
+    wrong = [label for label in labels if not isinstance(label, (int, np.integer))]
+    if wrong:
+        raise TypeError(f'expected one integer `gt_label` per sample of a '
+                        f'`{type(dataset).__name__}`, found `{wrong[0]}`')
+    return np.array(labels, dtype=np.int64)
 
 
 def sample_sources(dataset: Dataset) -> Sequence[int]:

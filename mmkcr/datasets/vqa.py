@@ -11,7 +11,6 @@ from mmengine.dataset import BaseDataset
 from mmkcr.models.flava import hugging_face, read_answers
 from mmkcr.registry import DATASETS, TRANSFORMS
 
-#: Label of a question without a known answer; cross entropies ignore it.
 _WORD = re.compile(r"[a-z0-9']+")
 
 

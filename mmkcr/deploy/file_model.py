@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmkcr.models.utils import find_task, is_detector, unwrap
+from mmkcr.models.utils import find_task, is_detector
 from .runtimes import open_onnx
 
 
@@ -30,7 +30,7 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
         ValueError: The task model's later stages need more than what its file gives; when it runs,
             images of a size that the file does not take.
     """
-    task = find_task(unwrap(model))
+    task = find_task(model)
     _check(task)
     session = open_onnx(path, runtime, threads)
 

@@ -4,7 +4,8 @@ import importlib.util
 import logging
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Sequence, Union
+from types import SimpleNamespace
+from typing import Dict, Sequence, Union
 
 import numpy as np
 
@@ -82,27 +83,11 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
     prepared = target.with_name('prepared.onnx')
     quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
     name = onnx.load(prepared, load_external_data=False).graph.input[0].name
-    quantize_static(str(prepared), str(target), _reader(name, images),
+    feeds = ({name: batch} for batch in images)
+    reader = SimpleNamespace(get_next=lambda: next(feeds, None))  # all that is asked of a reader
+    quantize_static(str(prepared), str(target), reader,
                     quant_format=QuantFormat.QDQ, per_channel=True,
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
                     # the operators that hold the MACs
                     op_types_to_quantize=['MatMul', 'Gemm', 'Conv'],
                     extra_options=dict(ActivationSymmetric=False, WeightSymmetric=True))
-
-
-def _reader(name: str, images: Sequence[np.ndarray]) -> Any:
-    """Batches in the interface that ONNX Runtime expects."""
-    from onnxruntime.quantization import CalibrationDataReader
-
-    class Reader(CalibrationDataReader):
-        """See above."""
-
-        def __init__(self) -> None:
-            self._left: Iterator[np.ndarray] = iter(images)
-
-        def get_next(self) -> Optional[Dict[str, np.ndarray]]:
-            """The next batch, None at the end."""
-            batch = next(self._left, None)
-            return None if batch is None else {name: batch}
-
-    return Reader()

@@ -6,7 +6,7 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from mmkcr.core import count_forward_macs
-from mmkcr.models.utils import find_task, is_detector, tensor_outputs, unwrap
+from mmkcr.models.utils import find_task, is_detector, tensor_outputs
 
 
 class TensorModel(nn.Module):
@@ -24,7 +24,7 @@ class TensorModel(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = find_task(unwrap(model))
+        self.model = find_task(model)
         self.model.train(False)
         self.whole = isinstance(self.model, BaseModel)
         self.detector = is_detector(self.model)

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from mmengine.config import Config, ConfigDict
 from mmengine.runner import Runner, find_latest_checkpoint
 
+from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.registry import RUNNERS
 
 #: Keys of ``compression``, with their defaults.
@@ -243,7 +244,7 @@ def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, i
 
 def _resize_scales(config: Config) -> List[Tuple[int, int]]:
     """(H, W) of the ``Resize`` of the test images, at most one."""
-    pipeline = ((config.get('test_dataloader') or {}).get('dataset') or {}).get('pipeline') or []
+    pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
     return [tuple(step['scale'][::-1]) for step in pipeline  # mmcv's scale is (W, H)
             if step['type'].split('.')[-1] == 'Resize' and 'scale' in step][:1]
 

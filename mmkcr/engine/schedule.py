@@ -47,6 +47,13 @@ def stretch_schedule(config: Config, factor: float) -> None:
         scale(scheduler, 'begin', 'end', 'T_max')
         if 'milestones' in scheduler:
             scheduler.milestones = [max(round(m * factor), 1) for m in scheduler.milestones]
+        if 'periods' in scheduler:  # of `CosineRestartLR`
+            scheduler.periods = [max(round(m * factor), 1) for m in scheduler.periods]
+        wanted = scheduler.get('step_size', 1) * factor
+        scale(scheduler, 'total_steps', 'step_size')
+        if 'gamma' in scheduler and 'milestones' not in scheduler:
+            # what rounding the step (1 of `ExponentialLR`) changes: as much decay in the whole run
+            scheduler.gamma **= scheduler.get('step_size', 1) / wanted
     for hook in config.get('custom_hooks') or []:
         for part in (hook, *(hook.get('schedule') or ())):  # of mmpretrain's `SwitchRecipeHook`
             scale(part, *_OF_HOOKS)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from mmkcr.models.wrappers.feature_tap import features_on_samples
 from mmkcr.visualization import shown
+from mmkcr.visualization.figures import saved_figure
 from .features import find_pipeline, share_of_rank, undisturbed, with_pipeline
 from .metrics import KernelComplexityMetric
 
@@ -141,24 +142,19 @@ def plot_curve(rows: List[Dict[str, Any]], path: Union[str, Path], title: str = 
         path (str | Path): Image to write.
         title (str): Heading. Defaults to none.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(9, 3.6), layout='constrained')
-    FigureCanvasAgg(figure)
     units, steps = zip(*map(step_of, rows))
-    left, right = figure.subplots(1, 2)
-    left.plot(steps, [row['squared_error'] for row in rows], 'k.-', label='squared error')
-    for name, label in (('kcr', 'KC'), ('a_kcr', 'A-KC')):
-        if all(f'{name}_upper' in row for row in rows):
-            left.fill_between(steps, [row[f'{name}_lower'] for row in rows],
-                              [row[f'{name}_upper'] for row in rows], alpha=0.25,
-                              label=f'KCR bounds with {label}')
-    for name, label in (('kc', 'KC'), ('a_kc', 'A-KC')):
-        if all(name in row for row in rows):
-            right.plot(steps, [row[name] for row in rows], '.-', label=label)
-    for axes in (left, right):
-        axes.set_xlabel(units[0])
-        axes.legend()
-    right.set_ylim(bottom=0)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    with saved_figure(path, (9, 3.6), ncols=2) as (figure, (left, right)):
+        left.plot(steps, [row['squared_error'] for row in rows], 'k.-', label='squared error')
+        for name, label in (('kcr', 'KC'), ('a_kcr', 'A-KC')):
+            if all(f'{name}_upper' in row for row in rows):
+                left.fill_between(steps, [row[f'{name}_lower'] for row in rows],
+                                  [row[f'{name}_upper'] for row in rows], alpha=0.25,
+                                  label=f'KCR bounds with {label}')
+        for name, label in (('kc', 'KC'), ('a_kc', 'A-KC')):
+            if all(name in row for row in rows):
+                right.plot(steps, [row[name] for row in rows], '.-', label=label)
+        for axes in (left, right):
+            axes.set_xlabel(units[0])
+            axes.legend()
+        right.set_ylim(bottom=0)
+        figure.suptitle(title)

@@ -23,18 +23,6 @@ from mmkcr.models.wrappers.regularized import labels_of
 from .features import feature_batches, share_of_rank, undisturbed
 
 
-class _Remembering:
-    """A loader that remembers its last batch, as :func:`feature_batches` yields features only."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        self.loader, self.batch = loader, None
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.loader:
-            self.batch = batch
-            yield batch
-
-
 def labelled_batches(model: nn.Module, loader: DataLoader,
                      layer: str) -> Iterator[Tuple[Tensor, Tensor, Any]]:
     """Yield features (B, d), labels (B,) and the batch itself.
@@ -44,9 +32,8 @@ def labelled_batches(model: nn.Module, loader: DataLoader,
         loader (DataLoader): Its samples have labels.
         layer (str): As in :class:`mmkcr.models.wrappers.FeatureTap`.
     """
-    loader = _Remembering(loader)
-    for features in feature_batches(model, loader, layer):
-        yield features, labels_of(loader.batch['data_samples']).to(features.device), loader.batch
+    for features, batch in feature_batches(model, loader, layer):
+        yield features, labels_of(batch['data_samples']).to(features.device), batch
 
 
 class BottleneckPass:

@@ -68,11 +68,15 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
 
     Args:
         dataset (Dataset): With a ``pipeline``, or a wrapper (attribute ``dataset`` or
-            ``datasets``: Subset, ClassSubset, KFold, Repeat, Concat) around such.
+            ``datasets``: Subset, ClassSubset, KFold, Repeat, Concat) around such. A wrapper with
+            transforms of its own, which mix images (mmdet's and mmseg's ``MultiImageMixDataset``),
+            is left out.
         pipeline (Callable): The transforms, e.g. another data set's ``pipeline``.
     """
     view = copy.copy(dataset)
     own = vars(dataset)  # not hasattr: a wrapper may forward attributes of what it wraps
+    if 'dataset' in own and 'pipeline' in own:
+        return with_pipeline(dataset.dataset, pipeline)
     if 'dataset' in own:
         view.dataset = with_pipeline(dataset.dataset, pipeline)
     elif 'datasets' in own:
@@ -148,8 +152,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterator[Tensor]:
-    """Yield the pooled features (B, d) of every batch of a loader.
+def feature_batches(model: nn.Module, loader: DataLoader,
+                    layer: str) -> Iterator[Tuple[Tensor, Any]]:
+    """Yield the pooled features (B, d) of every batch of a loader, and the batch itself.
 
     A batch of images of several sizes is run image by image. Padded to one
     size, an image's features would depend on its neighbours, and so on the
@@ -172,7 +177,7 @@ def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterato
                     model(**data, mode='tensor') if isinstance(data, dict) else \
                         model(*data, mode='tensor')
                 features.append(tap.features)
-            yield torch.cat(features)
+            yield torch.cat(features), batch
 
 
 def _preprocessed(model: nn.Module, batch: Any) -> Any:

@@ -5,7 +5,7 @@ summed over the entries. It is small if the head attends to the same places in e
 package's ``__init__`` does not import this module, as with :mod:`mmkcr.evaluation.features`.
 """
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
 import torch
@@ -14,6 +14,7 @@ from mmengine.dist import all_gather_object, all_reduce, get_comm_device
 from torch import Tensor, nn
 
 from mmkcr.models.layers.operator_attention import TokenGrid
+from mmkcr.models.replay import stop_after
 from mmkcr.models.utils import find_task, unwrap
 from mmkcr.visualization import shown
 from .features import undisturbed
@@ -200,10 +201,6 @@ class HeadStatistics:
         return scores
 
 
-class _Seen(Exception):
-    """Ends a forward pass that only determines the number of tokens."""
-
-
 def tokens_of(model: nn.Module, attention: nn.Module, batch: Any) -> int:
     """Number of tokens N that an attention layer sees of a batch as the model is deployed.
 
@@ -213,14 +210,10 @@ def tokens_of(model: nn.Module, attention: nn.Module, batch: Any) -> int:
         batch (Any): As the model's data preprocessor takes it.
     """
     seen = []
-
-    def look(module: nn.Module, inputs: Tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0].shape[1])
-        raise _Seen
-
-    handle = attention.register_forward_pre_hook(look)
+    handle = attention.register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0].shape[1]))
     try:
-        with suppress(_Seen):
+        with stop_after(attention):
             model.test_step(batch)
     finally:
         handle.remove()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import check_finite_state
 from .backbone_loading import RECOMPUTED
-from .utils import find_task
+from .utils import find_task, unwrap
 
 #: State that training wrappers keep beside the task model's: no task model needs it.
 TRAINING_STATE = ('regularizers.', 'price.', 'reconstruction.', '_extra_state')
@@ -62,7 +62,7 @@ def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
         ValueError: It does not fit, or holds values that are not finite; the message names the
             first entry.
     """
-    task = find_task(_unwrapped(model))
+    task = find_task(model)
     kept = {key: value for key, value in state.items() if not key.startswith(TRAINING_STATE)}
     if _has_gates(task.state_dict()) and not _has_gates(kept):
         raise ValueError(f'expected a checkpoint of a search, as the config is one, found `{path}` '
@@ -85,7 +85,7 @@ def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
     Raises:
         ValueError: As in :func:`load_task`.
     """
-    model = _unwrapped(model)
+    model = unwrap(model)
     missing, _, shaped = _try(model, state, path)
     _refuse(find_task(model), path, missing, shaped)
 
@@ -105,7 +105,7 @@ def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None
         ValueError: An entry of the backbone has another shape, most of them are not there, or
             there are values that are not finite.
     """
-    model = _unwrapped(model)
+    model = unwrap(model)
     task = find_task(model)
     names = [name for name in task.state_dict() if name.startswith('backbone.')]
     # a model without `backbone.`, such as a bare backbone
@@ -122,10 +122,6 @@ def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None
 
 def _has_gates(state: Iterable[str]) -> bool:
     return any('.gate.' in key for key in state)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    return getattr(model, 'module', model)  # of several processes, or for test-time augmentation
 
 
 def _try(model: nn.Module, state: Mapping[str, Tensor],

@@ -4,7 +4,7 @@ import inspect
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from mmengine.model import BaseAveragedModel, BaseModel, is_model_wrapper
+from mmengine.model import BaseAveragedModel, BaseModel, BaseTTAModel, is_model_wrapper
 from mmpretrain.models import BaseSelfSupervisor
 from torch import Tensor, nn
 
@@ -14,8 +14,10 @@ from .search_space import SearchSpace
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside a (distributed or averaging) wrapper."""
-    return model.module if is_model_wrapper(model) else model
+    """The module inside wrappers: distributed, or for test-time augmentation."""
+    while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+        model = model.module
+    return model
 
 
 def momentum_copies(model: nn.Module) -> List[BaseAveragedModel]:
@@ -222,7 +224,8 @@ def macs_by_part(report: MacsReport, model: nn.Module) -> Dict[str, int]:
 
 
 def find_task(model: nn.Module) -> nn.Module:
-    """The task model inside our training wrappers."""
+    """The task model inside our training wrappers, and those of :func:`unwrap`."""
+    model = unwrap(model)
     return find_task(model.architecture) if hasattr(model, 'architecture') else model
 
 

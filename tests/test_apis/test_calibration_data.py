@@ -1,12 +1,17 @@
 """Batches of images of several sizes, as data sets of scenes have them."""
 
+import numpy as np
+import pytest
 import torch
+from mmengine.config import Config
+from mmpretrain.models import ClsDataPreprocessor
 from mmseg.models import SegDataPreProcessor
 from mmseg.structures import SegDataSample
+from PIL import Image
 from torch import nn
 
 from mmkcr.apis import compress_files
-from mmkcr.apis.calibration_data import CalibrationImages
+from mmkcr.apis.calibration_data import CalibrationImages, calibration_images
 
 SIZES = [(24, 40), (40, 24), (24, 24), (24, 40)]
 
@@ -25,6 +30,25 @@ def test_a_segmentor_gets_images_of_several_sizes_padded():
         assert found.shape == (3, 40, 40)
         assert torch.equal(found[:, :height, :width], (image - 2.) / 4)
         assert not found[:, height:].any() and not found[..., width:].any()
+
+
+def test_the_transforms_of_several_test_sets(tmp_path):
+    """Images of a folder go through those of the first, as of mmdet's Grounding DINO on ODinW."""
+    pipeline = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations'),
+                dict(type='PackInputs')]
+    config = Config(dict(test_dataloader=dict(dataset=dict(
+        type='ConcatDataset', datasets=[dict(type='CustomDataset', pipeline=pipeline)] * 2))))
+    Image.fromarray(np.full((4, 6, 3), 7, np.uint8)).save(tmp_path / 'a.png')
+    model = nn.Module()
+    model.data_preprocessor = ClsDataPreprocessor()
+    (batch, ) = calibration_images(config, model, str(tmp_path))
+    assert batch['inputs'].shape == (1, 3, 4, 6) and (batch['inputs'] == 7).all()
+    config.test_dataloader.dataset.datasets[0].pipeline = pipeline[-1:]  # as of CIFAR
+    with pytest.raises(ValueError, match='expected test transforms that load an image file'):
+        calibration_images(config, model, str(tmp_path))[0]
+    config.test_dataloader.dataset.datasets = []
+    with pytest.raises(ValueError, match='with `test_dataloader`, whose transforms'):
+        calibration_images(config, model, str(tmp_path))
 
 
 def test_files_for_a_runtime_take_one_size(monkeypatch, tmp_path):

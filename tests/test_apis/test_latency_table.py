@@ -124,3 +124,11 @@ def test_tables_of_others_are_refused(measured, tmp_path):
     with pytest.raises(ValueError, match='a table of this machine .*, found one of another-64-co'):
         load_table(path)
     assert load_table(path, force=True) == LatencyTable.load(path)
+
+
+def test_threads_of_a_timing_do_not_stay():
+    model, seen = KCRVisionTransformer(**VIT), set()
+    model.register_forward_hook(lambda *_: seen.add(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    latency_table.time_against(model, model, SETTINGS._replace(threads=before + 1), 1)
+    assert (seen, torch.get_num_threads()) == ({before + 1}, before)

@@ -83,8 +83,9 @@ def test_part_of_a_data_set():
         assert part.get_data_info(3) == dict(gt_label=whole.labels[samples[3]])
         assert part.metainfo == whole.metainfo and part.pipeline == 'train'
         assert copy.deepcopy(part).indices == part.indices
-    with pytest.raises(TypeError, match='one integer `gt_label` per sample'):
-        FoldPart(Labelled([[0, 1]] * 20))
+    for labels in ([[0, 1]] * 20, [0, [0, 1], [1]] * 20, [None] * 20):
+        with pytest.raises(TypeError, match='one integer `gt_label` per sample'):
+            FoldPart(Labelled(labels))
 
 
 class TwoClasses(BaseDataset):

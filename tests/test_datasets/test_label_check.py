@@ -40,7 +40,14 @@ def test_a_data_set_is_watched_once_and_through_wrappers():
     class Wrapper:
         dataset = Plain
 
-    watch_labels(Wrapper, 3), watch_labels(Plain, 3)
-    (check, ) = Plain.pipeline.transforms
-    assert (check.num_classes, check.ignore_index) == (3, 254)
+    class Other(Plain):
+        pipeline = Compose([])
+
+    class Joined:  # as of PASCAL VOC with the masks of SBD
+        datasets = [Wrapper, Other]
+
+    watch_labels(Joined, 3), watch_labels(Wrapper, 3), watch_labels(Plain, 3)
+    for data in (Plain, Other):
+        (check, ) = data.pipeline.transforms
+        assert (check.num_classes, check.ignore_index) == (3, 254)
     watch_labels(object(), 3)

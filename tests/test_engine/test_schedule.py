@@ -1,5 +1,6 @@
 """Scaling a schedule's length and rates, in every form that the hosts' configs have."""
 
+import pytest
 from mmengine.config import Config
 
 from mmkcr.apis.build import load_config
@@ -28,6 +29,26 @@ def test_lists_of_each_optimizer():
     stretch_schedule(config, 0.5)
     found = config.param_scheduler
     assert (found.weights[0].end, found.architecture.begin, found.architecture.end) == (1, 1, 5)
+
+
+def test_steps_and_powers_decay_as_much_in_all():
+    """Of mmpretrain's MobileNets: a factor in every epoch or every second one."""
+    for name, epochs in (('mobilenet_v2/mobilenet-v2_8xb32_in1k', 30),
+                         ('mobilenet_v3/mobilenet-v3-small_8xb128_in1k', 60)):
+        config = load_config(f'mmpretrain::{name}.py')
+        schedule = config.param_scheduler
+        whole = schedule.gamma**(config.train_cfg.max_epochs / schedule.step_size)
+        stretch_schedule(config, 0.1)
+        assert (schedule.step_size, config.train_cfg.max_epochs) == (1, epochs)
+        assert schedule.gamma**config.train_cfg.max_epochs == pytest.approx(whole)
+    config = Config(dict(train_cfg=dict(max_epochs=100), param_scheduler=[
+        dict(type='StepLR', step_size=30), dict(type='ExponentialLR', gamma=0.9),
+        dict(type='CosineRestartLR', periods=[40, 60], restart_weights=[1, 1]),
+        dict(type='OneCycleLR', eta_max=1., total_steps=100)]))
+    stretch_schedule(config, 0.1)
+    step, power, restart, cycle = config.param_scheduler
+    assert step == dict(type='StepLR', step_size=3) and power.gamma == pytest.approx(0.9**10)
+    assert (restart.periods, cycle.total_steps) == ([4, 6], 10)
 
 
 def test_the_end_of_a_shortened_run_is_validated(tmp_path):

@@ -16,6 +16,7 @@ from mmengine.dataset import (
 from mmengine.registry import init_default_scope
 from mmpretrain.datasets import KFoldDataset
 from mmpretrain.registry import MODELS
+from mmseg.datasets import MultiImageMixDataset
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
@@ -84,6 +85,14 @@ def test_a_view_has_the_same_samples_with_other_transforms(name, seeded):
     assert len(before) >= 3 and min(before) > 0
 
 
+def test_a_view_has_no_transforms_that_mix_images():
+    """Such as YOLOX's mosaics, which go around a data set and would come behind the others."""
+    mixed = MultiImageMixDataset(
+        ConcatDataset([numbers()]), [dict(type='mmseg.RandomMosaic', prob=1., img_scale=(8, 8))])
+    view = with_pipeline(mixed, find_pipeline(numbers(sign=-1)))
+    assert [view[i] for i in range(len(view))] == [-value for value in range(1, 13)]
+
+
 def test_a_data_set_without_transforms_is_refused():
     with pytest.raises(ValueError, match='a `pipeline`, found `list` without one'):
         find_pipeline(Subset([1, 2], [0]))
@@ -148,7 +157,7 @@ def test_a_self_supervised_model_sees_single_images_as_a_first_view(host, kind, 
                                to_rgb=True, **extra))).eval()
     images = torch.randint(0, 256, (3, 3, 16, 16)).byte()
     batch = dict(inputs=images, data_samples=[None] * 3)
-    (found, ) = feature_batches(model, [batch], 'backbone')
+    ((found, _), ) = feature_batches(model, [batch], 'backbone')
     shift = torch.tensor([1., 2., 3.]).view(3, 1, 1)
     with torch.no_grad():
         expected = model.backbone((images.flip(1) - shift) / 4, mask=None)[-1].mean(1)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.runner import save_checkpoint
+from torch import nn
 
 from mmkcr.apis import slim
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
@@ -149,6 +150,16 @@ def test_vision_transformer_takes_positions_of_another_size(tmp_path):
     large.init_weights()
     assert large.pos_embed.shape[1] == 65
     assert torch.equal(large.pos_embed[:, 0], small.pos_embed[:, 0])
+
+
+def test_a_model_for_test_time_augmentation_on_several_devices():
+    """As `--tta` of several processes builds it: a wrapper in a wrapper."""
+    from mmpretrain.models import AverageClsScoreTTA
+    task = MODELS.build(dict(type='mmpretrain.ImageClassifier',
+                             backbone=dict(type='mmpretrain.LeNet5')))
+    state = {name: torch.ones_like(value) for name, value in task.state_dict().items()}
+    load_task(nn.DataParallel(AverageClsScoreTTA(task)), state, 'a.pth')
+    assert all((value == 1).all() for value in task.state_dict().values())
 
 
 def test_other_initialisers_stay():

@@ -89,8 +89,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     with atomic_write(args.out.with_suffix('.json')) as path:
         path.write_text(json.dumps(rows, indent=2) + '\n')
     if len(rows) > 1:
-        with atomic_write(args.out.with_suffix('.png')) as path:
-            plot_curve(rows, path, f'{Path(args.config).stem}, {args.split}')
+        plot_curve(rows, args.out.with_suffix('.png'), f'{Path(args.config).stem}, {args.split}')
 
 
 if __name__ == '__main__':

@@ -15,7 +15,8 @@ from mmengine.registry import init_default_scope
 from mmkcr.apis.build import build_model
 from mmkcr.core import atomic_write, locked
 from mmkcr.datasets import check_data_folders
-from mmkcr.datasets.fold_part import labels_of, sides_of
+from mmkcr.datasets.fold_part import sides_of
+from mmkcr.datasets.part import class_labels
 from mmkcr.registry import DATASETS
 from .folds import Deal, fold_config, run_fold
 from .grids import combinations, with_values
@@ -147,7 +148,7 @@ def _check(config: Config, tried: Sequence[Mapping], deal: Deal) -> List[int]:
     dataset = DATASETS.build(copy.deepcopy(dict(config.train_dataloader.dataset)))
     if hasattr(dataset, 'full_init'):
         dataset.full_init()
-    labels = labels_of(dataset)
+    labels = class_labels(dataset)
     return [len(sides_of(dataset, labels, *deal[:2], fold, deal.seed)[0])
             for fold in range(deal.folds)]
 

@@ -1,19 +1,23 @@
 """Refuses heads, data and masks that disagree on the classes."""
 
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator, Tuple, Union
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.datasets.label_check import watch_labels
-from mmkcr.models.utils import find_task, is_self_supervised, unwrap
+from mmkcr.models.utils import find_task, is_self_supervised
 from mmkcr.registry import HOOKS
 
 #: Heads of the hosts whose classes are not those of the data set: objects against background (also
 #: as the head of a detector of its own), stuff maps beside instances (HTC, SCNet, Panoptic FPN),
-#: and the edges of STDC. By the end of the class's name or of a parent's.
-_OTHER_CLASSES = ('RPNHead', 'FusedSemanticHead', 'BaseSemanticHead', 'STDCHead')
+#: the edges of STDC, and words of a text (Grounding DINO, GLIP). By the end of the class's name or
+#: of a parent's.
+_OTHER_CLASSES = ('RPNHead', 'FusedSemanticHead', 'BaseSemanticHead', 'STDCHead',
+                  'GroundingDINOHead', 'ATSSVLFusionHead')
+#: Models with such heads alone: trackers find some of a data set's classes, or tell persons apart.
+_TRACKERS = 'BaseMOTModel'
 
 
 @HOOKS.register_module()
@@ -32,7 +36,7 @@ class ClassCheckHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Check the training set, and the validation set if there is one."""
-        dataset, task = runner.train_dataloader.dataset, find_task(unwrap(runner.model))
+        dataset, task = runner.train_dataloader.dataset, find_task(runner.model)
         check_classes(runner.model, dataset, 'training')
         if is_self_supervised(task) and (getattr(dataset, 'metainfo', None) or {}).get('classes'):
             runner.logger.info(f'`{type(task).__name__}` learns without labels: those of the '
@@ -68,7 +72,7 @@ def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
         raise ValueError(f'expected categories for the {len(classes)} classes of {what} in its '
                          f'annotations, found {len(categories)} of them')
     things = dataset.metainfo.get('thing_classes') or classes  # panoptic: without the stuff
-    task = find_task(unwrap(model))
+    task = find_task(model)
     for name, count in _heads(task):
         expected, kind = (things, 'things') if 'roi_head' in name.split('.') and \
             things is not classes else (classes, 'classes')
@@ -82,10 +86,17 @@ def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
 
 
 def _heads(task: nn.Module) -> Iterator[Tuple[str, int]]:
-    """Name and ``num_classes`` of every head but those of :data:`_OTHER_CLASSES`."""
+    """Name and ``num_classes`` of every head with the classes of the data set."""
+    if _is_a(task, _TRACKERS):
+        return
     for name, module in task.named_modules():
         count = getattr(module, 'num_classes', None)
-        other = any(cls.__name__.endswith(_OTHER_CLASSES) for cls in type(module).__mro__)
+        other = _is_a(module, _OTHER_CLASSES)
         if 'head' in name and 'rpn_head' not in name and isinstance(count, int) and count > 0 and \
                 not other:
             yield name, count
+
+
+def _is_a(module: nn.Module, names: Union[str, Tuple[str, ...]]) -> bool:
+    # by name, as importing the classes of mmdet needs its compiled operators
+    return any(cls.__name__.endswith(names) for cls in type(module).__mro__)

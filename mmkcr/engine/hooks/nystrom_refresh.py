@@ -101,10 +101,11 @@ class NystromRefreshHook(RefreshHook):
         accumulator = MomentAccumulator(loss.num_features, loss.basis.device)
         chosen = None if indices is None else indices.tolist()
         loader = share_of_rank(self.dataset, chosen, self.like)
-        for features in feature_batches(model, loader, model.feature_layer):
+        for features, _ in feature_batches(model, loader, model.feature_layer):
             accumulator.add(features)
         return accumulator.all_reduce().moment()
 
     def _all_features(self, model: nn.Module) -> Tensor:
         loader = share_of_rank(self.dataset, None, self.like, distributed=False)
-        return torch.cat(list(feature_batches(model, loader, model.feature_layer)))
+        return torch.cat([features for features, _ in feature_batches(
+            model, loader, model.feature_layer)])

@@ -137,7 +137,7 @@ class RefreshHook(ScheduledHook):
             pipeline = Compose(self.pipeline)
         elif runner.val_loop is not None:
             pipeline = find_pipeline(runner.val_loop.dataloader.dataset)
-        elif is_self_supervised(find_task(unwrap(runner.model))):
+        elif is_self_supervised(find_task(runner.model)):
             size = image_size(runner.cfg)
             pipeline = plain_pipeline(find_pipeline(train.dataset), size[1:])
         else:

@@ -2,12 +2,9 @@
 
 from typing import Callable, Iterator, Tuple
 
-from mmengine.model import ModuleList, Sequential
 from torch import nn
 
 from mmkcr.models.search_space import SearchSpace
-
-_CONTAINERS = (nn.ModuleList, nn.Sequential, ModuleList, Sequential)
 
 
 def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
@@ -18,7 +15,8 @@ def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
     last depth is everything behind the blocks: output norms, neck, heads and
     the rest of the model. Blocks are counted by the backbone's
     ``get_layer_depth`` if it has one (mmpretrain's Swin, ViT and others).
-    Otherwise they are the items of its lists and sequences of modules.
+    Otherwise they are the items of its lists and sequences of modules, such as
+    the stages of a ResNet.
 
     The state of a backbone does not matter: a layer has the same depth in the
     dense model, the supernet and the subnet.
@@ -34,9 +32,9 @@ def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
         ValueError: The backbone has no blocks.
     """
     prefix, backbone = _find_backbone(model)
-    if hasattr(backbone, 'get_layer_depth'):
+    try:
         inside, layers = backbone.get_layer_depth, backbone.get_layer_depth('')[1]
-    else:
+    except (AttributeError, NotImplementedError):  # mmpretrain's ResNet knows that of 50 layers
         inside, layers = _count_blocks(backbone)
 
     def depth(name: str) -> Tuple[int, int]:
@@ -66,7 +64,7 @@ def _count_blocks(backbone: nn.Module) -> Tuple[Callable[[str], Tuple[int, int]]
     """
     depths, blocks = {}, 0
     for index, (name, child) in enumerate(backbone.named_children()):
-        repeated = index > 0 and type(child) in _CONTAINERS
+        repeated = index > 0 and _is_container(child)
         for path in _blocks(child, name) if repeated else (name, ):
             blocks += repeated
             depths[path] = (blocks, repeated)
@@ -88,8 +86,14 @@ def _count_blocks(backbone: nn.Module) -> Tuple[Callable[[str], Tuple[int, int]]
 
 def _blocks(module: nn.Module, path: str) -> Iterator[str]:
     """Paths of the modules in nested containers."""
-    if type(module) not in _CONTAINERS:
+    if not _is_container(module):
         yield path
         return
     for name, child in module.named_children():
         yield from _blocks(child, f'{path}.{name}')
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Whether a module only holds others: a list, or a sequence such as a stage of a ResNet."""
+    return isinstance(module, (nn.ModuleList, nn.Sequential)) and \
+        type(module).forward in (nn.Module.forward, nn.Sequential.forward)

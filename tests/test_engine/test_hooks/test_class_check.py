@@ -110,6 +110,30 @@ def test_heads_of_other_labels_are_not_compared():
     assert watched.pipeline.transforms[0].num_classes == 183  # the labels of the stuff maps
 
 
+def test_heads_that_score_words_and_trackers_have_no_classes():
+    """Grounding DINO and GLIP are tested on any classes; MOT's sets have 13, and one is found."""
+    from mmdet.models import BaseMOTModel
+    from mmdet.models.dense_heads import ATSSVLFusionHead, GroundingDINOHead
+
+    class Tracker(BaseMOTModel):
+        """Abstract methods only."""
+
+        def loss(self, inputs, data_samples):
+            return {}
+
+        predict = loss
+
+    for head in (ATSSVLFusionHead, GroundingDINOHead):
+        task = nn.Module()
+        task.bbox_head = nn.Module.__new__(head)
+        nn.Module.__init__(task.bbox_head)
+        task.bbox_head.num_classes = 256
+        check_classes(task, data(('a', 'b', 'c')), 'test')
+    tracker = Tracker()
+    tracker.detector = Task(1, 1, 1)
+    check_classes(tracker, data(('a', 'b', 'c')), 'test')
+
+
 def test_panoptic_segmentation_detects_things_only():
     from mmdet.models import PanopticFPNHead
     panoptic = data(('a', 'b', 'c', 'sky', 'road'))

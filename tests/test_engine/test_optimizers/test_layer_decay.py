@@ -155,7 +155,9 @@ def test_counted_blocks_are_those_of_mmpretrain():
 
 @pytest.mark.parametrize(('backbone', 'stem', 'last', 'layers'), [
     (dict(type='mmpretrain.MobileViT', arch='xx_small'), 'stem.', 'conv_1x1_exp.', 12),
-    (dict(type='mmkcr.EfficientViT', arch='b0'), 'stem.', None, 12)])
+    (dict(type='mmkcr.EfficientViT', arch='b0'), 'stem.', None, 12),
+    (dict(type='mmpretrain.ResNet', depth=18), ('conv1.', 'bn1.'), None, 10),
+    (dict(type='mmseg.ResNetV1c', depth=18), 'stem.', None, 10)])
 def test_backbones_without_depths(backbone, stem, last, layers):
     model = MODELS.build(backbone)
     depth = layer_depth(model)

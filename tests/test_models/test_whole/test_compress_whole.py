@@ -9,7 +9,7 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 from mmkcr.apis import slim as slim_supernet
-from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.apis.build import build_model, dense_config, load_config, load_weights, set_structure
 from mmkcr.apis.compress import agreement, compress
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.apis.count import count_macs
@@ -99,6 +99,10 @@ def test_files_of_a_whole_model(tmp_path):
     model = build_model(again)
     load_weights(model, tmp_path / 'slim/subnet.pth')
     assert count_macs(model, SHAPE) == written['macs']['subnet']
+    dense = dense_config(again)
+    assert count_macs(build_model(dense), SHAPE) == written['macs']['dense']
+    set_structure(dense, str(tmp_path / 'slim/structure.json'))
+    assert count_macs(build_model(dense), SHAPE) == written['macs']['subnet']
     with pytest.raises(ValueError, match='expected a checkpoint of the'):
         load_weights(model, tmp_path / 'dense.pth')
 
