@@ -88,6 +88,8 @@ def pixel_decoder(module: nn.Module) -> List[View]:
     if len(module.output_convs) != 1:
         raise Unsupported(f'{len(module.output_convs)} levels without attention, where one is '
                           'expected,')
+    if module.num_outs > module.num_encoder_levels:
+        raise Unsupported('a finest map that the decoder reads too (`num_outs`)')
     return [_view(module, ['output_convs.0'], [Reads('mask_feature')])]
 
 
@@ -162,9 +164,15 @@ def pyramid_of_two_stages(module: nn.Module) -> List[View]:
     neck, head = getattr(module, 'neck', None), module.roi_head
     _only(neck, 'FPN', 'PAFPN')
     _only(module.rpn_head, 'RPNHead')
-    if neck.add_extra_convs or head.with_shared_head or getattr(head, 'semantic_head', None):
+    if neck.add_extra_convs or head.with_shared_head:
         raise Unsupported('a feature pyramid with convolutions for more levels, or one that a '
-                          'shared or a semantic head reads')
+                          'shared head reads')
+    # whatever else has weights may read the pyramid: semantic heads, heads for masks' quality
+    for part, known in ((module, ('backbone', 'neck', 'rpn_head', 'roi_head')),
+                        (head, ('bbox_head', 'mask_head'))):
+        for name, child in part.named_children():
+            if name not in known and any(True for _ in child.parameters()):
+                raise Unsupported(f'a feature pyramid that `{name}` may read')
     # one set of heads reads all levels, so all output convolutions share their channels
     convs = [f'neck.{conv}' for conv in _convs(neck, 'fpn_convs')]
     readers = [Reads('rpn_head.rpn_conv' if isinstance(module.rpn_head.rpn_conv, nn.Conv2d) else
