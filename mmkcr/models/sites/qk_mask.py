@@ -58,6 +58,8 @@ class QKMaskSite(AttentionSite):
         # from here on, `path == view` means linear attention
         if path != view and not view.called:
             raise Unsupported(f'{view.why_uncalled} at `{path}`')
+        if path != view and sum(view.fused) != 3:  # the values alone, of deformable attention
+            raise Unsupported(f'its heads have no queries and keys at `{path}`')
         channels = host.get_submodule(path).channels if path == view else view.heads * view.width
         site = cls(host, view, path, channels)
         site.config = dict(dict(type='mmkcr.QKMask'), **options)
