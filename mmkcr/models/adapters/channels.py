@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Sequence
 from torch import nn
 
 from mmkcr.core import Unsupported
+from .mlps import plain_conv
 from .views import Reads, channel_adapter
 
 _MMDET, _MMSEG = 'mmdet.models', 'mmseg.models.decode_heads'
@@ -41,9 +42,7 @@ def _view(module: nn.Module, convs: Sequence[str], readers: Sequence[Reads],
 
 def _layer(module: nn.Module, path: str) -> View:
     """A view of the channels that one plain layer writes, still without readers."""
-    name = type(module.get_submodule(path)).__name__  # PyTorch's, or mmcv's around it
-    if name not in ('Linear', 'Conv2d', 'ConvTranspose2d'):
-        raise Unsupported(f'`{name}` has no adapter')
+    plain_conv(module.get_submodule(path))
     return dict(writers=(path, ))
 
 
@@ -127,7 +126,7 @@ def box_head(module: nn.Module) -> List[View]:
         # none if the branch is off
         ends += [Reads(own[0] if own else f'fc_{branch}')] * getattr(module, f'with_{branch}')
     for end in ends:
-        _layer(module, end.path)
+        plain_conv(module.get_submodule(end.path))
     # the flattened region holds each channel as `area` adjacent entries
     area = 1 if module.with_avg_pool else module.roi_feat_area
     views = _chain(module, convs, [Reads(layers[0], area)])
@@ -142,7 +141,7 @@ def mask_head(module: nn.Module) -> List[View]:
     _only(module, 'FCNMaskHead')
     if not isinstance(module.upsample, nn.ConvTranspose2d):
         raise Unsupported('a mask head that does not end with a transposed convolution')
-    _layer(module, 'conv_logits')
+    plain_conv(module.conv_logits)
     views = _chain(module, _convs(module, 'convs'), [Reads('upsample')])
     return [*views, dict(_layer(module, 'upsample'), readers=(Reads('conv_logits'), ))]
 
