@@ -77,10 +77,9 @@ class MLPHidden(MLPSite):
         super().detach()
 
     def _exchange_norm(self, cls: type, without: tuple = (), **attributes: Any) -> None:
-        if self.view.hidden_norm:
-            owner, _, name = self.view.hidden_norm.rpartition('.')
-            setattr(self.module(owner), name,
-                    take_over(cls, self.module(self.view.hidden_norm), without, **attributes))
+        path = self.view.hidden_norm
+        if path:
+            self.host.set_submodule(path, take_over(cls, self.module(path), without, **attributes))
 
     def resized(self, units: int) -> None:
         """Update the host's own record of the width."""
