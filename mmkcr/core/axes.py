@@ -66,8 +66,8 @@ class Axis(NamedTuple):
         """First position of the present units on the axis, and the position after the last."""
         if self.before is None:
             return 0, self.value.shape[self.dim]
-        start = sum(layer if isinstance(layer, int) else _outputs(layer) for layer in self.before)
-        return start, start + _outputs(self.writer)
+        start = sum(layer if isinstance(layer, int) else outputs_of(layer) for layer in self.before)
+        return start, start + outputs_of(self.writer)
 
     def entries(self, units: Tensor) -> Tensor:
         """Positions on the axis of some of the present units, block by block, in their order."""
@@ -135,7 +135,7 @@ def scale_axes(axes: Iterable[Axis], scale: Tensor,
                     state[name].div_(factor**power)
 
 
-def _outputs(layer: nn.Module) -> int:
+def outputs_of(layer: nn.Module) -> int:
     """Output channels of a linear layer or convolution."""
     transposed = isinstance(layer, _ConvNd) and layer.transposed
     return layer.weight.shape[1 if transposed else 0]

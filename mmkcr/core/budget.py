@@ -2,14 +2,12 @@
 
 import math
 from itertools import accumulate
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Union
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from .cost import CostModel, check_range
-
-Target = Union[str, int, float]
+from .cost import CostModel, Target, check_range
 
 
 def parse_target(target: Target, dense: int) -> int:

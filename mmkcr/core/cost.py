@@ -1,11 +1,11 @@
 """Cost of a network as a function of the sizes of its sites: one interface for every cost."""
 
 import re
-from typing import Any, ClassVar, Dict, Mapping
+from typing import Any, ClassVar, Dict, Mapping, Union
 
 from .sites import Cost
 
-Target = Any  # str, int or float
+Target = Union[str, int, float]
 _MULTIPLES = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 
 

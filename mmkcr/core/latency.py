@@ -55,8 +55,11 @@ class LatencyTable:
                                     'tools/benchmarks/latency_table.py measures one')
         try:
             table = cls(**json.loads(Path(path).read_text()))
-        except (json.JSONDecodeError, TypeError) as error:
-            raise ValueError(f'expected a table of latencies in `{path}`, found {error}') from error
+            if table.format_version == 1:
+                table.curves()  # reads every entry
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f'expected a table of latencies in `{path}`, found one that cannot be '
+                             f'read ({type(error).__name__}: {error})') from error
         if table.format_version != 1:
             raise ValueError(f'expected a table of format 1 in `{path}`, found '
                              f'{table.format_version}')

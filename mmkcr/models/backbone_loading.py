@@ -178,13 +178,13 @@ def _take_outside(space: 'SearchSpace', name: str, state_dict: Dict[str, Tensor]
         state_dict[f'{prefix}{key[len(start):]}'] = state_dict[key]
 
 
-#: Backbones that are no part of another module yet.
-_ALONE: 'weakref.WeakSet[nn.Module]' = weakref.WeakSet()
+#: Backbones with weights behind them, see :func:`await_parent`.
+_AWAITING: 'weakref.WeakSet[nn.Module]' = weakref.WeakSet()
 
 
 def await_parent(host: nn.Module) -> None:
-    """Call :func:`load_outside` for the module that a backbone is first made a part of."""
-    _ALONE.add(host)
+    """Call :func:`load_outside` for every module that a backbone is made a part of."""
+    _AWAITING.add(host)
     _watch_registrations()
 
 
@@ -192,8 +192,7 @@ def await_parent(host: nn.Module) -> None:
 def _watch_registrations() -> None:
     """Register one global hook for good: removing one while hooks run breaks those of others."""
     def look(parent: nn.Module, name: str, child: Optional[nn.Module]) -> None:
-        if child in _ALONE:
-            _ALONE.discard(child)
+        if child in _AWAITING:
             load_outside(child.search_space, parent, name)
 
     register_module_module_registration_hook(look)

@@ -83,7 +83,8 @@ CASES = dict(
     vit=Case(vit), swin=Case(swin),
     eva=Case(eva, None, SMALLER), dinov3=Case(dinov3, None, SMALLER),
     operators=Case(vit, ['head_operator', 'mlp_hidden'], SMALLER),
-    turned=Case(vit, ['embedding', 'mlp_hidden'], SMALLER, Scores),
+    # at the last target the stream is narrower, and the layer behind it is refitted
+    turned=Case(vit, ['embedding', 'mlp_hidden'], ['80%', '35%'], Scores),
     streams=Case(swin, ['embedding', 'mlp_hidden'], SMALLER, Scores))
 
 
@@ -119,6 +120,19 @@ def test_at_a_rung_it_is_what_compress_gives(made):
         assert equal(result.network(case.build(), step).state_dict(), found.model.state_dict())
     last = compress(case.build(), IMAGES, min(case.targets), case.sites, **OPTIONS)
     assert equal(last.model.state_dict(), result.results[-1].model.state_dict())
+
+
+@pytest.mark.parametrize('made', ['turned'], indirect=True)
+def test_a_backbone_that_was_counted_before_it_became_a_part(made):
+    case, result, path = made
+    target = min(case.targets)
+    host = Searchable(case.backbone(), sites=result.order.backbone['sites'],
+                      structure=dict(order=str(path), target_macs=target))
+    count_macs(host, (3, 32, 32))
+    assert any('./fc' in name for name in result.state)  # the layer behind is of the rung, too
+    model = case.whole(host)
+    model.load_state_dict(result.state)
+    assert equal(model.state_dict(), network(made, target).state_dict())
 
 
 def test_every_budget_is_met_and_of_any_two_networks_one_keeps_what_the_other_does(made):

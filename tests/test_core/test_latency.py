@@ -146,8 +146,11 @@ def test_files(tmp_path):
     assert LatencyTable.load(tmp_path / 't.json') == table
     with pytest.raises(FileNotFoundError, match='a table of latencies at .*, found none: tools/'):
         LatencyTable.load(tmp_path / 'none.json')
-    for content in ('{', '{"a": 1}', json.dumps(dict(machine={}, settings={}, format_version=2))):
-        (tmp_path / 'bad.json').write_text(content)
+    entry = dict(machine={}, settings={})
+    for content in (b'{', b'{"a": 1}', b'[]', b'\xff', *(json.dumps(found).encode() for found in (
+            dict(entry, format_version=2), dict(entry, classes=[{}]),
+            dict(entry, classes=[dict(sites=['a'], total=4, changes={'half': 1})])))):
+        (tmp_path / 'bad.json').write_bytes(content)
         with pytest.raises(ValueError, match='bad.json'):
             LatencyTable.load(tmp_path / 'bad.json')
 

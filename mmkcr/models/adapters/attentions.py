@@ -178,8 +178,7 @@ def beit_attention(module: nn.Module) -> Dict[str, Any]:
 def timm_beit_attention(module: nn.Module) -> Dict[str, Any]:
     """timm's attention of BEiT."""
     return dict(_fused(module), extra=partial(_along, ('q_bias', 'k_bias', 'v_bias'), _TABLE),
-                resize=partial(_exchange, SizedTimmBEiTAttention),
-                called=module.q_bias is None or module.qkv_bias_separate)
+                resize=partial(_exchange, SizedTimmBEiTAttention), called=module.q_bias is None)
 
 
 @attention_adapter('mmpretrain.models.backbones.vit_eva02.AttentionWithRoPE')
@@ -238,7 +237,8 @@ def eva_attention(module: nn.Module) -> Dict[str, Any]:
     if module.gate is not None or not isinstance(module.norm, nn.Identity):
         raise Unsupported('a gate or norm acts on the heads together')
     split = module._modules.get('qkv') is None
-    called = split or module.q_bias is None or module.qkv_bias_separate
+    # biases of their own are added behind the projection, where its hooks do not see them
+    called = split or module.q_bias is None
     return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
                 fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
                 width=module.head_dim, resize=_resize_eva,

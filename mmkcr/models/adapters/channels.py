@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Sequence
 from torch import nn
 
 from mmkcr.core import Unsupported
+from .mlps import plain_conv
 from .views import Reads, channel_adapter
 
 _MMDET, _MMSEG = 'mmdet.models', 'mmseg.models.decode_heads'
@@ -41,9 +42,7 @@ def _view(module: nn.Module, convs: Sequence[str], readers: Sequence[Reads],
 
 def _layer(module: nn.Module, path: str) -> View:
     """A view of the channels that one plain layer writes, still without readers."""
-    name = type(module.get_submodule(path)).__name__  # PyTorch's, or mmcv's around it
-    if name not in ('Linear', 'Conv2d', 'ConvTranspose2d'):
-        raise Unsupported(f'`{name}` has no adapter')
+    plain_conv(module.get_submodule(path))
     return dict(writers=(path, ))
 
 
@@ -88,6 +87,8 @@ def pixel_decoder(module: nn.Module) -> List[View]:
     if len(module.output_convs) != 1:
         raise Unsupported(f'{len(module.output_convs)} levels without attention, where one is '
                           'expected,')
+    if module.num_outs > module.num_encoder_levels:
+        raise Unsupported('a finest map that the decoder reads too (`num_outs`)')
     return [_view(module, ['output_convs.0'], [Reads('mask_feature')])]
 
 
@@ -125,7 +126,7 @@ def box_head(module: nn.Module) -> List[View]:
         # none if the branch is off
         ends += [Reads(own[0] if own else f'fc_{branch}')] * getattr(module, f'with_{branch}')
     for end in ends:
-        _layer(module, end.path)
+        plain_conv(module.get_submodule(end.path))
     # the flattened region holds each channel as `area` adjacent entries
     area = 1 if module.with_avg_pool else module.roi_feat_area
     views = _chain(module, convs, [Reads(layers[0], area)])
@@ -140,7 +141,7 @@ def mask_head(module: nn.Module) -> List[View]:
     _only(module, 'FCNMaskHead')
     if not isinstance(module.upsample, nn.ConvTranspose2d):
         raise Unsupported('a mask head that does not end with a transposed convolution')
-    _layer(module, 'conv_logits')
+    plain_conv(module.conv_logits)
     views = _chain(module, _convs(module, 'convs'), [Reads('upsample')])
     return [*views, dict(_layer(module, 'upsample'), readers=(Reads('conv_logits'), ))]
 
@@ -162,9 +163,15 @@ def pyramid_of_two_stages(module: nn.Module) -> List[View]:
     neck, head = getattr(module, 'neck', None), module.roi_head
     _only(neck, 'FPN', 'PAFPN')
     _only(module.rpn_head, 'RPNHead')
-    if neck.add_extra_convs or head.with_shared_head or getattr(head, 'semantic_head', None):
+    if neck.add_extra_convs or head.with_shared_head:
         raise Unsupported('a feature pyramid with convolutions for more levels, or one that a '
-                          'shared or a semantic head reads')
+                          'shared head reads')
+    # whatever else has weights may read the pyramid: semantic heads, heads for masks' quality
+    for part, known in ((module, ('backbone', 'neck', 'rpn_head', 'roi_head')),
+                        (head, ('bbox_head', 'mask_head'))):
+        for name, child in part.named_children():
+            if name not in known and any(True for _ in child.parameters()):
+                raise Unsupported(f'a feature pyramid that `{name}` may read')
     # one set of heads reads all levels, so all output convolutions share their channels
     convs = [f'neck.{conv}' for conv in _convs(neck, 'fpn_convs')]
     readers = [Reads('rpn_head.rpn_conv' if isinstance(module.rpn_head.rpn_conv, nn.Conv2d) else

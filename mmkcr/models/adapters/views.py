@@ -286,32 +286,40 @@ def _absolute(path: str, local: Any) -> Any:
     return tuple(_absolute(path, one) for one in local)
 
 
+def _views(host: nn.Module, table: Mapping[str, Adapter],
+           view_of: Callable[[nn.Module, str, Dict[str, Any]], Any]) -> List[Any]:
+    """What an adapter of each module of a host gives, by ``view_of`` from local to host paths."""
+    views: List[Any] = []
+    for path, module in host.named_modules():
+        adapter = _found(table, module)
+        if adapter is None:
+            continue
+        try:
+            found = adapter(module)
+        except Unsupported as reason:  # one that cannot be seen does not hide the others
+            views.append(Unsupported(f'{reason} at `{path}`'))
+            continue
+        views += [view_of(host, path, dict(local))
+                  for local in (found if isinstance(found, list) else [found])]
+    return views
+
+
 def mlp_views(host: nn.Module) -> List[Any]:
     """Views of the MLPs of a host, in the order of its modules, with reasons where there is none.
 
     Returns:
         list[MLPView | Unsupported]: An ``Unsupported`` names a known MLP that cannot be seen.
     """
-    views = []
-    for path, module in host.named_modules():
-        adapter = _found(_MLPS, module)
-        if adapter is None:
-            continue
-        try:
-            found = adapter(module)
-        except Unsupported as reason:
-            views.append(Unsupported(f'{reason} at `{path}`'))
-            continue  # one MLP that cannot be seen does not hide the others
-        for local in found if isinstance(found, list) else [found]:
-            local = dict(local)
-            own = local.pop('path', '')
-            absolute = {key: _absolute(path, value) for key, value in local.items()
-                        if key in ('inputs', 'output', 'between', 'hidden_norm', 'after', 'scales',
-                                   'norm')}
-            view = dict(local, **absolute, path=_absolute(path, own) or path)
-            # an adapter's own `norm` or reason comes after, so it wins
-            views.append(MLPView(**{**_norm_before(host, path), **view}))
-    return views
+    return _views(host, _MLPS, _mlp_view)
+
+
+def _mlp_view(host: nn.Module, path: str, local: Dict[str, Any]) -> MLPView:
+    own = local.pop('path', '')
+    absolute = {key: _absolute(path, value) for key, value in local.items()
+                if key in ('inputs', 'output', 'between', 'hidden_norm', 'after', 'scales', 'norm')}
+    # an adapter's own `norm` or reason comes after, so it wins
+    return MLPView(**{**_norm_before(host, path), **local, **absolute,
+                      'path': _absolute(path, own) or path})
 
 
 def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
@@ -338,47 +346,29 @@ def _shortcut_reads_norm(block: nn.Module) -> bool:
 
 def attention_views(host: nn.Module) -> List[Any]:
     """Views of the attention layers of a host; see :func:`mlp_views`."""
-    views = []
-    for path, module in host.named_modules():
-        adapter = _found(_ATTENTIONS, module)
-        if adapter is None:
-            continue
-        try:
-            local = dict(adapter(module))
-        except Unsupported as reason:
-            views.append(Unsupported(f'{reason} at `{path}`'))
-            continue
-        # paths from the module become paths from the host
-        local.update(projections=_absolute(path, local['projections']),
-                     output=_absolute(path, local['output']),
-                     path=_absolute(path, local.get('path', '')) or path)
-        views.append(AttentionView(**local))
-    return views
+    return _views(host, _ATTENTIONS, _attention_view)
+
+
+def _attention_view(_: nn.Module, path: str, local: Dict[str, Any]) -> AttentionView:
+    return AttentionView(**{
+        **local, 'path': _absolute(path, local.get('path', '')) or path,
+        'projections': _absolute(path, local['projections']),
+        'output': _absolute(path, local['output'])})
 
 
 def channel_views(host: nn.Module) -> List[Any]:
     """Views of channels between layers of heads and necks; see :func:`mlp_views`."""
-    views: List[Any] = []
-    for path, module in host.named_modules():
-        adapter = _found(_CHANNELS, module)
-        if adapter is None:
-            continue
-        try:
-            found = adapter(module)
-        except Unsupported as reason:
-            views.append(Unsupported(f'{reason} at `{path}`'))
-            continue
-        for local in found:
-            # paths from the module become paths from the host
-            readers = tuple(reads._replace(
-                path=_absolute(path, reads.path), before=None if reads.before is None else tuple(
-                    item if isinstance(item, int) else _absolute(path, item)
-                    for item in reads.before)) for reads in local['readers'])
-            views.append(ChannelView(**{
-                **local, 'path': path, 'readers': readers,
-                'writers': _absolute(path, local['writers']),
-                'norms': _absolute(path, local.get('norms', ()))}))
-    return views
+    return _views(host, _CHANNELS, _channel_view)
+
+
+def _channel_view(_: nn.Module, path: str, local: Dict[str, Any]) -> ChannelView:
+    readers = tuple(reads._replace(
+        path=_absolute(path, reads.path), before=None if reads.before is None else tuple(
+            item if isinstance(item, int) else _absolute(path, item)
+            for item in reads.before)) for reads in local['readers'])
+    return ChannelView(**{
+        **local, 'path': path, 'readers': readers, 'writers': _absolute(path, local['writers']),
+        'norms': _absolute(path, local.get('norms', ()))})
 
 
 def stream_views(host: nn.Module) -> List[StreamView]:

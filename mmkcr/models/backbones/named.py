@@ -16,10 +16,6 @@ from mmkcr.registry import MODELS
 from .efficientvit import EfficientViT
 from .register_vit import RegisterVisionTransformer
 
-_OFB = dict(
-    method='ofb', kinds=('embedding', 'head_channels', 'mlp_hidden'),
-    unlearned_gates=dict(type='mmkcr.BiMaskGate', init='uniform'))
-
 
 class UpgradedSwinKeys:
     """Mixin before a subclass of ``SwinTransformer``: loads old checkpoints."""
@@ -174,6 +170,13 @@ class DCSMobileViT(DCSBackbone, MobileViT):
 # ---- Once for Both -----------------------------------------------------------------------------
 
 
+class OFBBackbone(SearchableBackbone):
+    """Mixin: widths of the stream, channels of all heads, and hidden widths of the MLPs."""
+
+    method, kinds = 'ofb', ('embedding', 'head_channels', 'mlp_hidden')
+    unlearned_gates = dict(type='mmkcr.BiMaskGate', init='uniform')
+
+
 class _WithTokens:
     """Mixin for masked image modelling: the last stream's tokens as maps of the dense width."""
 
@@ -191,13 +194,12 @@ class _WithTokens:
 
 
 @MODELS.register_module()
-class OFBVisionTransformer(_WithTokens, SearchableBackbone, VisionTransformer):
+class OFBVisionTransformer(_WithTokens, OFBBackbone, VisionTransformer):
     """mmpretrain's ``VisionTransformer`` with the search space of Once-for-Both.
 
     Sites: the embedding, the channels of all heads and the hidden width of every MLP.
     """
 
-    method, kinds, unlearned_gates = _OFB['method'], _OFB['kinds'], _OFB['unlearned_gates']
     optional_keys = r'ln[12]\.'
 
     @property
@@ -207,14 +209,12 @@ class OFBVisionTransformer(_WithTokens, SearchableBackbone, VisionTransformer):
 
 
 @MODELS.register_module()
-class OFBSwinTransformer(_WithTokens, UpgradedSwinKeys, SearchableBackbone, SwinTransformer):
+class OFBSwinTransformer(_WithTokens, UpgradedSwinKeys, OFBBackbone, SwinTransformer):
     """mmpretrain's ``SwinTransformer`` with the search space of Once-for-Both.
 
     Sites: the width of every stage, the channels of all heads (with the heads' position biases),
     and the hidden width of every MLP.
     """
-
-    method, kinds, unlearned_gates = _OFB['method'], _OFB['kinds'], _OFB['unlearned_gates']
 
     def _last_width(self) -> Any:
         return [site for site in self.search_space.sites.values() if site.kind == 'embedding'][-1]
@@ -226,13 +226,12 @@ class OFBSwinTransformer(_WithTokens, UpgradedSwinKeys, SearchableBackbone, Swin
 
 
 @MODELS.register_module()
-class OFBResNet(SearchableBackbone, ResNet):
+class OFBResNet(OFBBackbone, ResNet):
     """mmpretrain's ``ResNet`` of bottlenecks with the search space of Once-for-Both.
 
     Sites: the two inner widths of every bottleneck and the width of every stage. The stem stays.
     """
 
-    method, unlearned_gates = _OFB['method'], _OFB['unlearned_gates']
     kinds = ('embedding', 'mlp_hidden')
 
 

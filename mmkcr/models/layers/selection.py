@@ -58,11 +58,6 @@ def put(x: Tensor, kept: Tensor, total: int, dim: int = -1) -> Tensor:
     return x.new_zeros(shape).index_copy(dim, kept, x)
 
 
-def add(x: Tensor, kept: Tensor, out: Tensor, dim: int = -1) -> Tensor:
-    """Add ``out`` (K channels along ``dim``) to the kept channels of ``x``."""
-    return x + put(out.to(x.dtype), kept, x.shape[dim], dim)
-
-
 def _sources(kept: Tensor, total: int) -> Tensor:
     """Position of every channel among the K kept ones; K, the padded zero, for a dropped one."""
     sources = torch.full((total, ), len(kept), device=kept.device)

@@ -12,6 +12,7 @@ from mmkcr.core import COUNTED, CostModel, MacsModel
 from mmkcr.models.costs import cost_model
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.gates.bimask import entropy_of
+from mmkcr.models.sites.base import AttentionSite
 from mmkcr.registry import MODELS
 
 _PRESETS = dict(
@@ -87,8 +88,8 @@ class AdaptiveOneHotLoss(nn.Module):
         entropy (float): Weight of H within the one-hot term (table 5d). Defaults to 1.
         tangent (float): Weight of the tangent within it. Defaults to 1.
         budget (float, optional): :math:`\mu_2`. Defaults to the preset's.
-        importance (float | dict, optional): :math:`\mu_3`, or one for ``attn``
-            and one for ``other`` sites. Defaults to the preset's.
+        importance (float | dict, optional): :math:`\mu_3`, or one for ``attn``, the sites of
+            attention layers, and one for ``other`` sites. Defaults to the preset's.
         balance (float, optional): See above; only of the preset ``'balanced'``. Defaults to 0.5.
         growth (float, optional): See above. Defaults to 1e-3, and to 0 in the published presets.
         band (float): See above. Defaults to 0.02.
@@ -159,8 +160,16 @@ class AdaptiveOneHotLoss(nn.Module):
             (G, of the present tensors), ``options`` (mean number of live options per site),
             ``one_hot`` (mean :math:`\\omega`, 1 when all sites are decided), ``one_hot_weight``
             (mean over the open sites) and ``budget_weight``.
+
+        Raises:
+            ValueError: A gate is no :class:`~mmkcr.models.gates.BiMaskGate`.
         """
         gates: Dict[str, BiMaskGate] = {name: site.gate for name, site in macs.sites.items()}
+        for name, gate in gates.items():
+            if not isinstance(gate, BiMaskGate):
+                raise ValueError('expected gates of type `mmkcr.BiMaskGate` for the '
+                                 f'`AdaptiveOneHotLoss`, found a `{type(gate).__name__}` at site '
+                                 f'`{name}`')
         probabilities, options, sizes = self._options(list(gates.values()))
         kept = dict(zip(gates, (probabilities * sizes).sum(1)))
         cost = self.cost_model(macs)
@@ -174,8 +183,9 @@ class AdaptiveOneHotLoss(nn.Module):
         open_gates = [gate for gate, is_open in zip(gates.values(), undecided.tolist()) if is_open]
         weights = self._one_hot_weights(terms, expected, open_gates)
         budget = self._budget(expected, cost)
-        importance = sum((self._weight(name) * gate.importance.sigmoid().sum()
-                          for name, gate in gates.items() if not gate.decided),
+        importance = sum((self.importance['attn' if isinstance(site, AttentionSite) else 'other']
+                          * site.gate.importance.sigmoid().sum()
+                          for site in macs.sites.values() if not site.gate.decided),
                          start=expected.new_zeros(()))
         present = macs({name: gate.present for name, gate in gates.items()})
         decided = len(gates) - len(open_gates)  # each counts as omega 1 in the mean
@@ -229,6 +239,3 @@ class AdaptiveOneHotLoss(nn.Module):
         if self.training:
             self.budget += self.growth * distance.detach()
         return term
-
-    def _weight(self, site: str) -> float:
-        return self.importance['attn' if 'attn' in site.split('.') else 'other']

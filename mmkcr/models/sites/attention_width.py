@@ -64,5 +64,4 @@ class AttentionWidth(AttentionSite):
 
     def _exchange(self, module: nn.Module) -> None:
         if module is not self.owner:
-            owner, _, name = self.path.rpartition('.')
-            setattr(self.module(owner), name, module)
+            self.host.set_submodule(self.path, module)

@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from mmkcr.core import Axis, MaskPoint, Unsupported
+from mmkcr.core.axes import outputs_of
 from mmkcr.models.adapters import channel_views
 from mmkcr.models.adapters.mlps import plain_conv
 from .base import HostSite, register_kind
@@ -49,7 +50,7 @@ class Channels(HostSite):
             raise Unsupported(f'norms with groups of {sorted(widths)[1:]} channels write to one '
                               f'sum at `{view.writers[0]}`')
         writer = host.get_submodule(view.writers[0])
-        site = cls(host, view, view.writers[0], _outputs(writer) // max(widths))
+        site = cls(host, view, view.writers[0], outputs_of(writer) // max(widths))
         site.width = max(widths)
         return site
 
@@ -93,7 +94,3 @@ class Channels(HostSite):
 
 def _transposed(layer: nn.Module) -> bool:
     return isinstance(layer, _ConvNd) and layer.transposed
-
-
-def _outputs(layer: nn.Module) -> int:
-    return layer.weight.shape[1 if _transposed(layer) else 0]

@@ -74,7 +74,7 @@ class HeadOperatorSite(AttentionSite):
 
     def attach(self, gate: BaseGate) -> None:
         """Mix attention and operator by the gate."""
-        self._exchange(MixedAttention(self.owner, self.operator, self.grid))
+        self.host.set_submodule(self.path, MixedAttention(self.owner, self.operator, self.grid))
         super().attach(gate)
 
     def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
@@ -86,12 +86,9 @@ class HeadOperatorSite(AttentionSite):
         """Replace the heads that are not kept."""
         owner = self.owner
         self.detach()
-        self._exchange(OperatorAttention(owner, kept, operator or self.operator, self.grid))
+        self.host.set_submodule(self.path, OperatorAttention(
+            owner, kept, operator or self.operator, self.grid))
         self.hold(kept)
-
-    def _exchange(self, attention: nn.Module) -> None:
-        parent, _, name = self.path.rpartition('.')
-        setattr(self.module(parent), name, attention)
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """MACs of projections, attention products and operator, with ``size`` attention heads."""

@@ -85,19 +85,18 @@ class MLPChannels(MLPSite):
         else:
             super().slice_units(units, optimizer)
             selected = Take(kept, self.total, dim)
-        self._set(self.view.norm, selected)
+        self._exchange(self.view.norm, selected)
         after = self.module(self.view.after)
         # a second slicing replaces the `Put` of the first one
         inside = after[0] if isinstance(after, nn.Sequential) else after
-        self._set(self.view.after, nn.Sequential(inside, Put(kept, self.total, dim)))
+        self._exchange(self.view.after, nn.Sequential(inside, Put(kept, self.total, dim)))
 
     def lost_outputs(self) -> Tuple[str, ...]:
         """The output projection: its dropped channels are missing in the stream."""
         return (self.view.output, )
 
-    def _set(self, path: str, module: nn.Module) -> None:
-        owner, _, name = path.rpartition('.')
-        setattr(self.module(owner), name, module.train(self.module(path).training))
+    def _exchange(self, path: str, module: nn.Module) -> None:
+        self.host.set_submodule(path, module.train(self.module(path).training))
 
     def paper_cost(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """``l (2 size^2 + size)`` with l = 2 layers (KCR, section 3.3).

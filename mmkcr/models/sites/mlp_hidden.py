@@ -77,10 +77,9 @@ class MLPHidden(MLPSite):
         super().detach()
 
     def _exchange_norm(self, cls: type, without: tuple = (), **attributes: Any) -> None:
-        if self.view.hidden_norm:
-            owner, _, name = self.view.hidden_norm.rpartition('.')
-            setattr(self.module(owner), name,
-                    take_over(cls, self.module(self.view.hidden_norm), without, **attributes))
+        path = self.view.hidden_norm
+        if path:
+            self.host.set_submodule(path, take_over(cls, self.module(path), without, **attributes))
 
     def resized(self, units: int) -> None:
         """Update the host's own record of the width."""
@@ -90,16 +89,23 @@ class MLPHidden(MLPSite):
 
 def _keeps_zero(module: nn.Module) -> bool:
     """Whether all activations inside a module map 0 to 0."""
-    # leaf modules without parameters, from a module of activations or of mmcv, which has one file
-    # for each
-    activations = [child for child in module.modules()
-                   if not list(child.children()) and not list(child.parameters())
-                   and ('activation' in type(child).__module__
-                        or type(child).__module__.startswith('mmcv.cnn.bricks.'))]
-    return all(_maps_zero_to_zero(activation) for activation in activations)
+    return all(_maps_zero_to_zero(child) for child in module.modules() if _is_activation(child))
+
+
+def _is_activation(module: nn.Module) -> bool:
+    own = list(module.parameters(recurse=False))
+    if own:  # single numbers that learn: PReLU, timm's StarReLU
+        return all(parameter.numel() == 1 for parameter in own)
+    # a leaf from a module of activations, or of mmcv, which has one file for each
+    return not list(module.children()) and (
+        'activation' in type(module).__module__
+        or type(module).__module__.startswith('mmcv.cnn.bricks.'))
 
 
 @torch.no_grad()
 def _maps_zero_to_zero(activation: nn.Module) -> bool:
     # a copy in evaluation mode, which draws no random numbers
-    return not copy.deepcopy(activation).eval()(torch.zeros(1)).any()
+    copied = copy.deepcopy(activation).eval().cpu()
+    for parameter in copied.parameters():  # it learns, so that its value of now says nothing
+        parameter.fill_(1.)
+    return not copied(torch.zeros(1)).any()

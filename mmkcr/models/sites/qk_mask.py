@@ -54,12 +54,14 @@ class QKMaskSite(AttentionSite):
     @classmethod
     def of(cls, host: nn.Module, view: Any, **options: Any) -> 'QKMaskSite':
         """The mask of an attention layer."""
-        path = view if isinstance(view, str) else view.path
-        # from here on, `path == view` means linear attention
-        if path != view and not view.called:
-            raise Unsupported(f'{view.why_uncalled} at `{path}`')
-        channels = host.get_submodule(path).channels if path == view else view.heads * view.width
-        site = cls(host, view, path, channels)
+        if isinstance(view, str):  # the path of a linear attention layer
+            site = cls(host, view, view, host.get_submodule(view).channels)
+        elif not view.called:
+            raise Unsupported(f'{view.why_uncalled} at `{view.path}`')
+        elif sum(view.fused) != 3:  # the values alone, of deformable attention
+            raise Unsupported(f'its heads have no queries and keys at `{view.path}`')
+        else:
+            site = cls(host, view, view.path, view.heads * view.width)
         site.config = dict(dict(type='mmkcr.QKMask'), **options)
         return site
 

@@ -5,9 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mmpretrain.models.utils import MultiheadAttention
 
 from mmkcr.core import MacsModel
-from mmkcr.models import OFBVisionTransformer
+from mmkcr.models import OFBVisionTransformer, Searchable
 from mmkcr.models.losses.adaptive_one_hot import one_hot_terms
 from mmkcr.registry import MODELS
 
@@ -180,6 +181,37 @@ def test_decided_sites_cost_nothing():
     losses = MODELS.build(dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5))(macs)
     assert losses['loss_one_hot'] == losses['loss_importance'] == 0
     assert losses['one_hot'] == losses['options'] == 1
+
+
+class Host(torch.nn.Module):
+    """An attention layer under a name of its own, as in CLIP (``self_attn``)."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixer = MultiheadAttention(16, 4)
+
+    def forward(self, x):
+        return self.mixer(x)
+
+
+def test_attention_is_known_by_its_kind_of_site():
+    host = Searchable(Host(), sites=['heads'], gates=dict(type='mmkcr.BiMaskGate'))
+    macs = MacsModel(host, host, host.search_space.gated_sites(),
+                     lambda: host(torch.zeros(1, 5, 16)))
+    loss = MODELS.build(dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5,
+                             importance=dict(attn=1., other=0.)))
+    gate = host.search_space.gates()['mixer.heads']
+    assert torch.equal(loss(macs)['loss_importance'], gate.importance.sigmoid().sum())
+
+
+def test_other_gates_are_refused():
+    host = Searchable(Host(), sites=['heads'], gates=dict(type='mmkcr.GumbelChannelGate'))
+    macs = MacsModel(host, host, host.search_space.gated_sites(),
+                     lambda: host(torch.zeros(1, 5, 16)))
+    loss = MODELS.build(dict(type='mmkcr.AdaptiveOneHotLoss', target=0.5))
+    with pytest.raises(ValueError, match='expected gates of type `mmkcr.BiMaskGate` .*, found a '
+                                         '`GumbelChannelGate` at site `mixer.heads`'):
+        loss(macs)
 
 
 @pytest.mark.parametrize('options, message', [

@@ -4,6 +4,7 @@ In fp64, as in `test_coverage`.
 """
 
 import copy
+import operator
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from mmengine.model import convert_sync_batchnorm, revert_sync_batchnorm
 from mmengine.registry import MODELS
 from mmpretrain.models import VisionTransformer
 
-from lab.kind_coverage import GATES, _mm, law_error
+from lab.kind_coverage import GATES, Family, _mm, law_error
 from mmkcr.models import Searchable
 from mmkcr.models.adapters import stream_views
 from mmkcr.models.search_space import SearchSpace
@@ -106,6 +107,50 @@ def test_options_that_a_kind_refuses(family, kinds, message):
     host = family.build()
     for kind in kinds:
         assert message in why_not(host, kind), kind
+
+
+def test_an_activation_that_learns_what_it_makes_of_0():
+    """StarReLU in timm's MetaFormers: its bias is 0 before any training."""
+    pytest.importorskip('timm')
+    from timm.models import metaformer
+    norms = [metaformer.LayerNorm2dNoBias, metaformer.LayerNormNoBias]
+    family = Family('timm', lambda: metaformer.MetaFormer(
+        depths=(1, 1), dims=(8, 32), num_classes=0, norm_layers=norms,
+        token_mixers=[metaformer.SepConv, metaformer.Attention],
+        res_scale_init_values=(None, 1.)))
+    for gates in (GATES, BI_MASKS):
+        error, moved = law_error(family, ['mlp_hidden'], gates=gates)
+        assert error < 1e-12 and moved > 1e-6
+    prelu = vit(layer_cfgs=dict(act_cfg=dict(type='PReLU')))
+    supernet = Searchable(prelu.build(), sites=['mlp_hidden'], gates=GATES['mlp_hidden'])
+    points = next(iter(supernet.search_space.sites.values())).mask_points()
+    assert [point.side for point in points] == ['output']  # before it: no slope moves 0
+
+
+@pytest.mark.parametrize('name', ['eva.Eva', 'beit.Beit'])
+def test_biases_that_timm_adds_behind_the_projection(name):
+    timm = pytest.importorskip('timm')
+
+    def build():
+        host = operator.attrgetter(name)(timm.models)(
+            img_size=64, embed_dim=32, depth=1, num_heads=4, num_classes=0)
+        host.blocks[0].attn.qkv_bias_separate = True
+        return host
+
+    family = Family('timm', build)
+    kinds = [kind for kind in ('heads', 'head_channels') if not why_not(build(), kind)]
+    assert kinds
+    for kind in kinds:
+        error, moved = law_error(family, [kind])
+        assert error < 1e-12 and moved > 1e-6, kind
+    assert 'not called as modules' in why_not(build(), 'qk_mask')
+
+
+def test_deformable_attention_has_no_queries_and_keys_to_mask():
+    ops = pytest.importorskip('mmcv.ops')
+    host = torch.nn.Sequential(ops.MultiScaleDeformableAttention(embed_dims=32, num_heads=4))
+    assert why_not(host, 'heads') == ''
+    assert why_not(host, 'qk_mask') == 'its heads have no queries and keys at `0`'
 
 
 def test_a_stream_that_is_turned_knows_its_registers():

@@ -4,14 +4,17 @@ import copy
 
 import pytest
 import torch
+from mmengine.registry import MODELS as HOSTS
 
 from lab.kind_coverage import GATES, randomise
 from mmkcr.apis.build import state_bytes
 from mmkcr.apis.compress import default_kinds
 from mmkcr.apis.count import count_macs
-from mmkcr.core import BytesModel, MacsModel, ParamsModel, count_params
+from mmkcr.core import BytesModel, MacsModel, ParamsModel, Unsupported, count_params
+from mmkcr.models.adapters import channel_views
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.searchable import Searchable
+from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.utils import task_forward
 from .whole_models import DETECTORS, MODELS, batches, build, config_of, outputs
 
@@ -66,6 +69,60 @@ def test_the_law_on_a_whole_model(name):
     for site in space.sites.values():  # and what was dropped is missed
         site.detach()
     assert error(supernet) > 1e-3
+
+
+def _mask_scoring():
+    model = MODELS['mask_rcnn']()
+    model.type, model.roi_head.type = 'MaskScoringRCNN', 'MaskScoringRoIHead'
+    model.roi_head.mask_iou_head = dict(
+        type='MaskIoUHead', num_convs=2, num_fcs=1, in_channels=16, conv_out_channels=8,
+        fc_out_channels=16, num_classes=3)
+    return model
+
+
+def _panoptic():
+    model = MODELS['mask_rcnn']()
+    model.type = 'PanopticFPN'
+    model.semantic_head = dict(type='PanopticFPNHead', num_things_classes=3, num_stuff_classes=2,
+                               in_channels=16, inner_channels=32)
+    model.panoptic_fusion_head = dict(type='HeuristicFusionHead', num_things_classes=3,
+                                      num_stuff_classes=2)
+    model.test_cfg.panoptic = {}
+    return model
+
+
+def _weighted_regions():
+    model = MODELS['mask_rcnn']()
+    for part in (model.roi_head.bbox_roi_extractor, model.roi_head.mask_roi_extractor):
+        part.pop('finest_scale', None)
+        part.update(type='GenericRoIExtractor', aggregation='sum', pre_cfg=dict(
+            type='ConvModule', in_channels=16, out_channels=16, kernel_size=5, padding=2))
+    return model
+
+
+@pytest.mark.parametrize('config, reader', [
+    (_mask_scoring, 'mask_iou_head'), (_panoptic, 'semantic_head'),
+    (_weighted_regions, 'bbox_roi_extractor')])
+def test_a_pyramid_with_a_reader_that_is_not_known_stays(config, reader):
+    """Its channels would be sliced, and those that the reader expects would not."""
+    pytest.importorskip('mmcv.ops')
+    from mmengine.config import Config
+
+    from mmkcr.apis.build import build_model
+    model = build_model(Config(dict(model=config(), default_scope='mmdet')))
+    reasons = [str(view) for view in channel_views(model) if isinstance(view, Unsupported)]
+    assert reasons == [f'a feature pyramid that `{reader}` may read at ``']
+    assert 'neck.fpn_convs.0.conv.channels' not in find_sites(model, ['channels'])
+
+
+def test_a_finest_map_that_the_decoder_reads_too_stays():
+    pytest.importorskip('mmcv.ops')
+    config = config_of('mask2former').model.panoptic_head.pixel_decoder
+    config.update(in_channels=[16, 32], strides=[4, 8], feat_channels=32, out_channels=32)
+    for outputs_read, reason in (1, ''), (2, 'a finest map that the decoder reads too'):
+        config.num_outs = outputs_read
+        decoder = HOSTS.build(dict(config, type='mmdet.MSDeformAttnPixelDecoder'))
+        assert why_not(decoder, 'channels').startswith(reason or 'x') == bool(reason)
 
 
 def test_a_config_builds_the_whole_subnet():
