@@ -3,9 +3,30 @@
 import re
 from pathlib import Path
 
+import yaml
+
+from mmkcr.apis.build import load_config
+
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / 'configs').rglob('*.py')
                  if '_base_' not in path.parts)
+
+
+def rows_of(method, folder):
+    """Models of a metafile whose config is in a folder: what each is, by its name.
+
+    Several models of one config differ by the options of the metafile.
+
+    Args:
+        method (str): Of the metafile.
+        folder (str): Below the method's.
+
+    Returns:
+        dict[str, Config]: As ``--cfg-options`` of a command gives them.
+    """
+    models = yaml.safe_load((ROOT / f'configs/{method}/metafile.yml').read_text())['Models']
+    return {model['Name']: load_config(ROOT / model['Config'], model.get('Options'))
+            for model in models if model['Config'].startswith(f'configs/{method}/{folder}/')}
 
 
 def search_of(folder):
