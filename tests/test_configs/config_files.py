@@ -5,15 +5,13 @@ from pathlib import Path
 
 import yaml
 
-from mmkcr.apis.build import load_config
-
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / 'configs').rglob('*.py')
                  if '_base_' not in path.parts)
 
 
 def rows_of(method, folder):
-    """Models of a metafile whose config is in a folder: what each is, by its name.
+    """Models of a metafile whose config is in a folder, by their names.
 
     Several models of one config differ by the options of the metafile.
 
@@ -22,10 +20,10 @@ def rows_of(method, folder):
         folder (str): Below the method's.
 
     Returns:
-        dict[str, Config]: As ``--cfg-options`` of a command gives them.
+        dict[str, tuple[Path, dict]]: Config and options, as `load_config` takes them.
     """
     models = yaml.safe_load((ROOT / f'configs/{method}/metafile.yml').read_text())['Models']
-    return {model['Name']: load_config(ROOT / model['Config'], model.get('Options'))
+    return {model['Name']: (ROOT / model['Config'], model.get('Options'))
             for model in models if model['Config'].startswith(f'configs/{method}/{folder}/')}
 
 

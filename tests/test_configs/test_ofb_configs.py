@@ -74,8 +74,9 @@ def test_header_of_a_retraining_says_the_search_of_its_size(path):
 def test_a_size_is_that_of_its_search(name):
     """Also where it is an option of another size's config, whose header has the command."""
     run = f'work_dirs/{name.replace("retrain", "search")}/slim'
-    assert ROWS[name].model.backbone.structure == f'{run}/structure.json'
-    assert ROWS[name].load_from == f'{run}/subnet.pth'
+    config = load_config(*ROWS[name])
+    assert config.model.backbone.structure == f'{run}/structure.json'
+    assert config.load_from == f'{run}/subnet.pth'
 
 
 def counted_small(config):
