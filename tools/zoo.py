@@ -2,7 +2,8 @@
 
 A row without a result has not been run at its full length; its size is counted. MACs are of one
 image, attention included, of detectors and segmentors those of the backbone. Some small networks
-come trained: --path names their weights beside their configs.
+come trained: --path names their weights beside their configs. Several models of one config differ
+by --cfg-options, which --path prints, too.
 
 Examples:
     python tools/zoo.py
@@ -12,7 +13,7 @@ Examples:
 """
 
 from fnmatch import fnmatch
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, List, Mapping, Optional, Sequence
 
 from mmkcr.apis.cli import Parser, command
 from mmkcr.apis.inference import model_index
@@ -27,7 +28,8 @@ def make_parser() -> Parser:
     parser.add_argument('--trained', action='store_true', help='only those with weights')
     parser.add_argument('--run', action='store_true', help='only those with results')
     parser.add_argument('--path', action='store_true',
-                        help='print the files instead: the config, and the weights where they are')
+                        help='print the files instead: the config, the weights where they are, '
+                        'and --cfg-options where the model has them')
     return parser
 
 
@@ -43,6 +45,13 @@ def scaled(value: Optional[float], unit: float) -> str:
     return f'{value / unit:.4g}' if value else ''
 
 
+def words(entry: Mapping[str, Any]) -> List[str]:
+    """What a command takes for a model: its config, its weights, its options."""
+    files = [entry[key] for key in ('Config', 'Weights') if key in entry]
+    options = [f'{key}={value}' for key, value in entry.get('Options', {}).items()]
+    return [*files, '--cfg-options', *options] if options else files
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Read the metafiles and print."""
@@ -53,8 +62,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if not found:
         raise ValueError(f'expected a name of a model, found none that fits `{args.pattern}`')
     if args.path:
-        print('\n'.join(' '.join(entry[key] for key in ('Config', 'Weights') if key in entry)
-                        for entry in found.values()))
+        print('\n'.join(' '.join(words(entry)) for entry in found.values()))
         return
     rows = []
     for name, entry in found.items():

@@ -39,12 +39,12 @@ def model_config(model: Union[str, Path]) -> Config:
     Raises:
         FileNotFoundError: None of these.
     """
-    entry = model_index().get(str(model))
-    path = entry['Config'] if entry else model
+    entry = model_index().get(str(model), {})
+    path = entry.get('Config', model)
     if '::' not in str(path) and not Path(path).is_file():
         raise FileNotFoundError(f'expected a config file or a model of `mmkcr.apis.list_models()`, '
                                 f'found `{model}`')
-    return load_config(path)
+    return load_config(path, entry.get('Options'))
 
 
 def register_models() -> None:
@@ -57,6 +57,11 @@ def register_models() -> None:
     if not any(ModelHub.has(name) for name in list_models()):
         root = shipped_root()
         ModelHub.register_model_index(root / 'model-index.yml', config_prefix=root)
+        # the hub knows configs, no options beside them
+        for name, entry in model_index().items():
+            if 'Options' in entry:
+                ModelHub._models_dict[name.lower()].config = load_config(
+                    entry['Config'], entry['Options'], compressed=False)
 
 
 def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
@@ -117,9 +122,10 @@ def model_index() -> Dict[str, Dict[str, Any]]:
     """Entries of this package's metafiles, and its trained networks, by the models' names.
 
     Returns:
-        dict[str, dict]: ``Config`` is a path that can be opened, ``Metadata`` holds sizes and data,
-        ``Results`` what was measured here, or None if nothing was run. For networks that come with
-        the package ``Weights`` is a path, too.
+        dict[str, dict]: ``Config`` is a path that can be opened, ``Options`` what ``--cfg-options``
+        changes in it, if anything, ``Metadata`` holds sizes and data, ``Results`` what was measured
+        here, or None if nothing was run. For networks that come with the package ``Weights`` is a
+        path, too.
     """
     root = shipped_root()
     metafiles = mmengine.load(root / 'model-index.yml')['Import']

@@ -73,6 +73,21 @@ def test_names():
         model_config('kcr-deploy_swim')
 
 
+def test_a_model_that_differs_from_its_config_by_options(capsys):
+    """They hold wherever it is known by its name: here, in mmpretrain and for commands."""
+    from mmpretrain.apis import ModelHub
+
+    from mmkcr.apis.shipped import load_tool
+    name = 'kcr-retrain_swin-base_eta01_8xb64_in1k'
+    register_models()
+    assert model_config(name).model.regularizers.kcr.weight == 0.1
+    assert ModelHub.get(name).config.compression.regularizers.kcr.weight == 0.1
+    load_tool('zoo').main([name, '--path'])
+    path, *options = capsys.readouterr().out.split()
+    assert path.endswith('kcr-retrain_swin-base_8xb64_in1k.py')
+    assert options == ['--cfg-options', 'compression.regularizers.kcr.weight=0.1']
+
+
 def test_classifier_by_name_in_mmpretrain(scenes, tmp_path):
     """mmpretrain's own functions know the names, and one and the same network answers."""
     from mmpretrain import get_model

@@ -3,9 +3,28 @@
 import re
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / 'configs').rglob('*.py')
                  if '_base_' not in path.parts)
+
+
+def rows_of(method, folder):
+    """Models of a metafile whose config is in a folder, by their names.
+
+    Several models of one config differ by the options of the metafile.
+
+    Args:
+        method (str): Of the metafile.
+        folder (str): Below the method's.
+
+    Returns:
+        dict[str, tuple[Path, dict]]: Config and options, as `load_config` takes them.
+    """
+    models = yaml.safe_load((ROOT / f'configs/{method}/metafile.yml').read_text())['Models']
+    return {model['Name']: (ROOT / model['Config'], model.get('Options'))
+            for model in models if model['Config'].startswith(f'configs/{method}/{folder}/')}
 
 
 def search_of(folder):

@@ -19,11 +19,11 @@ from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models import DistillationLoss, InformationBottleneckLoss, KernelComplexityLoss
 from mmkcr.models.utils import find_task, search_space
 
-FOUND = {'combined': 1, 'kcr/ssl': 14, 'kcr/vqa': 6, 'kcr/search': 6, 'kcr/retrain': 11,
+FOUND = {'combined': 1, 'kcr/ssl': 14, 'kcr/vqa': 6, 'kcr/search': 6, 'kcr/retrain': 7,
          'kcr/transfer': 3, 'kcr/digits': 11, 'kcr/detection': 9, 'kcr/segmentation': 7,
          'dcs/digits': 13, 'dcs/search': 4, 'dcs/retrain': 7, 'dcs/detection': 14,
          'dwconv/digits': 8, 'dwconv/imagenet': 5, 'dwconv/segmentation': 20,
-         'ofb/search': 4, 'ofb/retrain': 9, 'ofb/transfer': 2, 'ofb/segmentation': 8,
+         'ofb/search': 4, 'ofb/retrain': 4, 'ofb/transfer': 2, 'ofb/segmentation': 8,
          'ofb/detection': 3, 'ofb/digits': 6}
 # the dense tasks are built by test_detection_configs.py and test_segmentation_configs.py, those
 # without labels by test_ssl_configs.py, questions by test_vqa_configs.py, those with replaced heads

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from config_files import CONFIGS, ROOT
+from config_files import CONFIGS, ROOT, rows_of
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
 from mmengine.model import revert_sync_batchnorm
@@ -24,6 +24,7 @@ from mmkcr.apis.build import build_model, load_config
 from mmkcr.models.utils import find_backbone, find_task
 from mmkcr.registry import HOOKS
 
+ROWS = rows_of('ofb', 'retrain')
 OFB = [path for path in CONFIGS if path.startswith('configs/ofb/')]
 TARGETS = {'deit-small': (0.9, 1.1, 1.7), 'deit-base': (3.6, 8.7), 'swin-tiny': (1.0, 2.6, 3.1),
            'resnet50': (1.6, )}
@@ -47,8 +48,8 @@ def build(config, context=uninitialized):
 
 
 def test_found():
-    assert len(OFB) == 32
-    names = [Path(path).stem.split('_') for path in OFB if '/retrain/' in path]
+    assert len(OFB) == 27
+    names = [name.split('_') for name in ROWS]
     assert {name[1]: tuple(sorted(int(n[2][:-1]) / 1000 for n in names if n[1] == name[1]))
             for name in names} == TARGETS
     assert {Path(path).stem.split('_')[1] for path in OFB if '/search/' in path} == set(TARGETS)
@@ -64,9 +65,18 @@ def test_header_of_a_retraining_says_the_search_of_its_size(path):
     assert header.count(search) == 2 and header.count(run) == 3
     option = re.search(r'--cfg-options (\S+)=(\S+)', header)
     assert float(option[2][:-1]) * 1000 == int(size[:-1])
+    assert all(f'{target}G' in header for target in TARGETS[net])
     config = load_config(ROOT / search, {option[1]: option[2]})
     assert config.model.price.target == option[2]
-    assert run in load_config(ROOT / path).load_from
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_a_size_is_that_of_its_search(name):
+    """Also where it is an option of another size's config, whose header has the command."""
+    run = f'work_dirs/{name.replace("retrain", "search")}/slim'
+    config = load_config(*ROWS[name])
+    assert config.model.backbone.structure == f'{run}/structure.json'
+    assert config.load_from == f'{run}/subnet.pth'
 
 
 def counted_small(config):

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from config_files import CONFIGS, ROOT, search_of
+from config_files import CONFIGS, ROOT, rows_of, search_of
 from mmengine.optim import OptimWrapper
 from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
 
@@ -105,11 +104,19 @@ def test_search_rate_falls_from_1e3_to_1e4(part, load):
 
 
 RETRAINS = [path for path in IMAGENET if '/retrain/' in path]
+ROWS = rows_of('kcr', 'retrain')
 
 
-@pytest.mark.parametrize('path', RETRAINS, ids=lambda path: Path(path).stem)
-def test_retrain(path, load):
-    config, name = load(path), Path(path).stem
+def test_retrained_rows():
+    """Rows of tables 11 and 13, and the settings of v1, are options beside a config."""
+    options = {f'kcr-retrain_swin-base_{variant}_8xb64_in1k' for variant in (
+        'eta01', 'eta03', 'eta04', 'eta05', 'lambda04', 'lambda06', 'lambda08', 'v1')}
+    assert set(ROWS) == options | {Path(path).stem for path in RETRAINS}
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_retrain(name):
+    config = load_config(*ROWS[name])
     optimizer = config.optim_wrapper.optimizer
     assert (optimizer.type, optimizer.lr, optimizer.betas, optimizer.weight_decay) == (
         'AdamW', 2e-3, (0.9, 0.999), 0.01)
@@ -119,7 +126,9 @@ def test_retrain(path, load):
     if '_no-kcr_' in name:
         assert not config.model.regularizers and len(config.custom_hooks) == 1
         return
-    assert config.model.regularizers.kcr.weight == (1. if '_v1_' in name else 0.2)
+    eta = re.search(r'_eta0(\d)_', name)  # table 11
+    weight = int(eta[1]) / 10 if eta else 1. if '_v1_' in name else 0.2
+    assert config.model.regularizers.kcr.weight == weight
     assert hook(config, 'WarmupSwitchHook').begin == 90
     refresh = hook(config, 'NystromRefreshHook')
     assert (refresh.interval, refresh.landmarks) == (30, 100000 if '_v1_' in name else 50000)
@@ -159,25 +168,21 @@ def test_every_model_has_every_stage():
         assert {'kcr-search_8xb64_in1k-100', 'kcr-retrain_8xb64_in1k'} <= variants
 
 
-@pytest.mark.parametrize('number', [4, 6, 8])
-def test_lambda_is_an_argument_of_the_search(number):
-    """The retraining's header says how its subnet was searched."""
-    run = f'kcr-search_swin-base_lambda0{number}_8xb64_in1k-100'
-    path, = [path for path in RETRAINS if f'_lambda0{number}_' in path]
+@pytest.mark.parametrize('number, macs', [(4, '9.7G'), (6, '7.8G'), (8, '6.0G')])
+def test_lambda_is_an_argument_of_the_search(number, macs):
+    """The retraining's header says how the subnets of table 13 are searched and retrained."""
+    path = 'configs/kcr/retrain/kcr-retrain_swin-base_8xb64_in1k.py'
     header = (ROOT / path).read_text().partition('_base_')[0]
-    option = re.search(r'--cfg-options (\S+)=(\S+)', header)
-    config = load_config(ROOT / search_of(run), {option[1]: float(option[2])})
+    assert f'0.{number}' in header and macs in header
+    option = re.search(r'--cfg-options (compression\S+)=0.4', header)
+    config = load_config(ROOT / search_of('kcr-search_swin-base_lambda04_8xb64_in1k-100'),
+                         {option[1]: number / 10})
     assert config.model.price.weight == number / 10
-    assert header.count(f'work_dirs/{run}') == 3  # to train, to read the checkpoint, to write
-
-
-def test_eta_is_an_argument_of_the_retraining():
-    """Every row of table 11 is a config of the metafile with its option."""
-    models = yaml.safe_load((ROOT / 'configs/kcr/metafile.yml').read_text())['Models']
-    rows = {model['Name']: load_config(ROOT / model['Config'], model['Options'])
-            for model in models if 'Options' in model}
-    assert {name: config.model.regularizers.kcr.weight for name, config in rows.items()} == {
-        f'kcr-retrain_swin-base_eta0{number}_8xb64_in1k': number / 10 for number in (1, 3, 4, 5)}
+    assert 'RUN=work_dirs/kcr-search_swin-base_lambda04_8xb64_in1k-100\n' in header
+    assert '--cfg-options compression.structure=$RUN/slim/structure.json\n' in header
+    row = load_config(*ROWS[f'kcr-retrain_swin-base_lambda0{number}_8xb64_in1k'])
+    assert row.model.architecture.backbone.structure == \
+        f'work_dirs/kcr-search_swin-base_lambda0{number}_8xb64_in1k-100/slim/structure.json'
 
 
 def test_retraining_without_its_wrapper_is_an_ordinary_classifier():
@@ -187,11 +192,11 @@ def test_retraining_without_its_wrapper_is_an_ordinary_classifier():
     assert config.model.backbone.structure == 'other.json'
 
 
-@pytest.mark.parametrize('path', RETRAINS, ids=lambda path: Path(path).stem)
-def test_subnet_is_that_of_the_matching_search(path, load):
-    config = load(path)
+@pytest.mark.parametrize('name', ROWS)
+def test_subnet_is_that_of_the_matching_search(name, load):
+    config = load_config(*ROWS[name])
     search = Path(config.model.architecture.backbone.structure).parts[1]
     own = load(search_of(search))
     assert own.model.architecture.backbone.arch == config.model.architecture.backbone.arch
     for variant in ('v1', 'lambda04', 'lambda06', 'lambda08'):
-        assert (f'_{variant}_' in search) == (f'_{variant}_' in Path(path).stem)
+        assert (f'_{variant}_' in search) == (f'_{variant}_' in name)

@@ -8,8 +8,8 @@ import yaml
 from config_files import CONFIGS, ROOT
 
 from lab.model_zoo import uninitialized
-from lab.structures import structure_name, uniform_structure, wanted
-from mmkcr.apis.build import backbone_config, build_model
+from lab.structures import structure_name, structure_of_model, uniform_structure, wanted
+from mmkcr.apis.build import backbone_config, build_model, load_config
 from mmkcr.core import Structure, parse_target
 from mmkcr.models.utils import search_space
 
@@ -25,8 +25,9 @@ def entries():
 
 
 def test_there_is_one_for_every_config_that_asks():
-    names = {path: structure_name((ROOT / path).read_text()) for path in ASKING}
-    asking = {path: name for path, name in names.items() if name}  # others inherit it
+    names = {entry['Name']: structure_of_model(entry, ROOT) for entry in entries()
+             if entry['Config'] in ASKING}
+    asking = {model: name for model, name in names.items() if name}  # others inherit it
     assert len(asking) > 20 and set(asking.values()) == {path.stem for path in FILES}
 
 
@@ -51,15 +52,13 @@ def test_they_meet_the_targets_of_the_metafiles():
         assert 0.9 * target < macs['subnet'] <= target, path.stem
 
 
-@pytest.mark.parametrize('path', [
-    'configs/kcr/retrain/kcr-retrain_swin-tiny_8xb64_in1k.py',
-    'configs/kcr/retrain/kcr-retrain_swin-base_v1_8xb64_in1k.py',
-    'configs/dcs/retrain/dcs-retrain_mobilevit-small_8xb64_in1k.py',
-    'configs/ofb/retrain/ofb-retrain_resnet50_1600m_8xb128_in1k.py',
-    'configs/ofb/retrain/ofb-retrain_deit-small_900m_8xb128_in1k.py',
-    'configs/dwconv/imagenet/dwconv-replace_dinov2-vit-base_8xb64_in1k.py'])
-def test_a_config_is_built_with_it(path, load):
-    config = load(path)
+@pytest.mark.parametrize('model', [
+    'kcr-retrain_swin-tiny_8xb64_in1k', 'kcr-retrain_swin-base_v1_8xb64_in1k',
+    'dcs-retrain_mobilevit-small_8xb64_in1k', 'ofb-retrain_resnet50_1600m_8xb128_in1k',
+    'ofb-retrain_deit-small_900m_8xb128_in1k', 'dwconv-replace_dinov2-vit-base_8xb64_in1k'])
+def test_a_config_is_built_with_it(model):
+    entry, = (entry for entry in entries() if entry['Name'] == model)
+    config = load_config(ROOT / entry['Config'], entry.get('Options'))
     name = structure_name(backbone_config(config)['structure'])
     backbone_config(config)['structure'] = str(FOLDER / f'{name}.json')
     with uninitialized():

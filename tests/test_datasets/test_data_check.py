@@ -8,7 +8,8 @@ from mmengine.config import Config
 import mmkcr  # noqa: F401  (lets configs refer to the hosts' bases)
 from mmkcr.datasets import check_data_folders
 
-BASES = Path(__file__).parents[2] / 'configs' / '_base_' / 'datasets'
+CONFIGS = Path(__file__).parents[2] / 'configs'
+BASES = CONFIGS / '_base_' / 'datasets'
 
 
 def load(name, root):
@@ -51,13 +52,13 @@ def test_wrapped_data_set_without_a_remedy(tmp_path):
     assert f'`{tmp_path}/train`' in str(error.value) and 'digits.py' not in str(error.value)
 
 
-@pytest.mark.parametrize('name, root', [('flowers102_bs64', 'data/Flowers102'),
-                                        ('pets_bs64', 'data/Oxford-IIIT_Pets'),
-                                        ('cars_bs64', 'data/Stanford_Cars')])
+@pytest.mark.parametrize('name, root', [('flowers102', 'data/Flowers102'),
+                                        ('pets', 'data/Oxford-IIIT_Pets'),
+                                        ('cars', 'data/Stanford_Cars')])
 def test_a_split_that_is_no_folder(name, root, tmp_path, monkeypatch):
     """As these sets are published, and as the host reads them: only the root is known."""
     monkeypatch.chdir(tmp_path)
-    cfg = Config.fromfile(BASES / f'{name}.py')
+    cfg = Config.fromfile(CONFIGS / f'kcr/transfer/kcr-transfer_vit-base_8xb64_{name}.py')
     with pytest.raises(FileNotFoundError, match=f'`{root}`'):
         check_data_folders(cfg)
     Path(root).mkdir(parents=True)

@@ -46,6 +46,17 @@ def structure_name(text: str) -> str:
     return re.sub('_(v1|linear)(?=_)', '', match[1]) if match else ''
 
 
+def structure_of_model(entry: Dict[str, Any], root: Path) -> str:
+    """Name of the file that stands in for the structure of a model, '' if there is none.
+
+    Args:
+        entry (dict): Of a metafile; its ``Options`` may name another structure than its config.
+        root (Path): Folder that its config's path starts from.
+    """
+    options = map(str, (entry.get('Options') or {}).values())
+    return structure_name('\n'.join([*options, (root / entry['Config']).read_text()]))
+
+
 def wanted(models: List[Dict[str, Any]], root: Path) -> List[Wanted]:
     """The structures that the ImageNet configs of some metafiles ask for.
 
@@ -56,7 +67,7 @@ def wanted(models: List[Dict[str, Any]], root: Path) -> List[Wanted]:
     found: Dict[str, Wanted] = {}
     for entry in models:
         if entry['Config'].endswith('_in1k.py'):
-            name, meta = structure_name((root / entry['Config']).read_text()), entry['Metadata']
+            name, meta = structure_of_model(entry, root), entry['Metadata']
             if name and meta.keys() & {'Target', 'Replaced Blocks'}:  # of a subnet
                 found.setdefault(name, Wanted(name, entry['Config'], meta.get('Target'),
                                               meta.get('Replaced Blocks')))

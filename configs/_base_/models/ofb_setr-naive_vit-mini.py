@@ -1,4 +1,4 @@
-# SETR-naive with the ViT of the digits (ofb_vit-mini.py) for the digit scenes: patches of 16, so
+# SETR-naive with the ViT of the digits (kcr_vit-mini.py) for the digit scenes: patches of 16, so
 # that a digit is one to three tokens wide, and 8 x 8 tokens, whose positions are resized from 2 x 2
 # when the classifier is loaded, and then learned. The heads are mmseg's, as narrow as the backbone.
 norm_cfg = dict(type='GN', num_groups=8, requires_grad=True)

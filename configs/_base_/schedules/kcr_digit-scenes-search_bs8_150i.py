@@ -1,5 +1,5 @@
 # The search on the digit scenes, on one CPU: 200 epochs of the paper in 150 iterations.
-_base_ = './digit-scenes_bs8_450i.py'
+_base_ = './digit-scenes_bs8_900i.py'
 
 optim_wrapper = dict(
     _delete_=True,
@@ -39,3 +39,4 @@ custom_hooks = [
     dict(type='mmkcr.WarmupSwitchHook', begin=50, by_epoch=False),
     dict(type='mmkcr.NystromRefreshHook', interval=25, by_epoch=False),
 ]
+default_hooks = dict(checkpoint=dict(interval=150))

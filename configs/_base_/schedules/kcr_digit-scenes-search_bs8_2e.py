@@ -1,6 +1,6 @@
 # The search on the digit scenes, on one CPU: 200 epochs of the paper in 2 of 35 iterations, each of
 # which takes a step of the weights and one of the gates.
-_base_ = './digit-scenes_bs8_6e.py'
+_base_ = './digit-scenes_bs8_12e.py'
 
 optim_wrapper = dict(
     _delete_=True,

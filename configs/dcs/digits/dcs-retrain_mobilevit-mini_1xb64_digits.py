@@ -3,7 +3,7 @@
 _base_ = [
     '../../_base_/models/dcs-mobilevit-mini_digits.py',
     '../../_base_/datasets/digits_bs64.py',
-    '../../_base_/schedules/dcs_digits-retrain-ib_bs64_32e.py',
+    '../../_base_/schedules/dcs_digits-retrain_bs64_32e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/dcs_retrain.py',
 ]

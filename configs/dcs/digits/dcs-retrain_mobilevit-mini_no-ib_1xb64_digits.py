@@ -1,19 +1,9 @@
 # Retrains the subnet on the digits from the inherited weights, without the IB loss.
 # python tools/train.py configs/dcs/digits/dcs-retrain_mobilevit-mini_no-ib_1xb64_digits.py
-_base_ = [
-    '../../_base_/models/dcs-mobilevit-mini_digits.py',
-    '../../_base_/datasets/digits_bs64.py',
-    '../../_base_/schedules/dcs_digits-retrain_bs64_32e.py',
-    '../../_base_/default_runtime.py',
-    '../../_base_/methods/dcs_retrain.py',
-]
+_base_ = './dcs-retrain_mobilevit-mini_1xb64_digits.py'
 
-slim_dir = 'work_dirs/dcs-search_mobilevit-mini_1xb64_digits/slim'
 compression = dict(
-    # loop and hooks are those of the schedule
-    sites='own', loop='plain', hooks=[],
-    structure=f'{slim_dir}/structure.json',
+    feature_layer=None,
     # logs what the masks leave open
-    regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)))
-load_from = f'{slim_dir}/subnet.pth'
-del slim_dir
+    regularizers=dict(_delete_=True, mask=dict(type='mmkcr.MaskPrice', weight=0.)))
+custom_hooks = [dict(type='mmkcr.GateNoiseHook')]

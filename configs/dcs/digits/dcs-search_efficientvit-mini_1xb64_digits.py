@@ -5,7 +5,7 @@
 _base_ = [
     '../../_base_/models/dcs-efficientvit-mini_digits.py',
     '../../_base_/datasets/digits_bs64.py',
-    '../../_base_/schedules/dcs_digits-search_bs64_16e.py',
+    '../../_base_/schedules/kcr_digits-search_bs64_16e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/dcs_search.py',
 ]
@@ -19,3 +19,7 @@ compression = dict(
     target=0.8,
     # lambda x |log(MACs / target)|: it stops to pull at the target, so lambda can be large
     price=dict(weight=0.3))
+custom_hooks = [
+    # 4.5 x 0.79^15 = 0.13 at the end
+    dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.79),
+]

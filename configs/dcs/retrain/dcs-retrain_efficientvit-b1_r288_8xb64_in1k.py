@@ -3,16 +3,16 @@
 # bash tools/dist_train.sh configs/dcs/retrain/dcs-retrain_efficientvit-b1_r288_8xb64_in1k.py 8
 # Not run. Reported: top-1 81.6 %, 0.72 G.
 _base_ = [
-    '../../_base_/models/dcs_efficientvit-b1.py',
+    '../../_base_/models/efficientvit-b1.py',
     '../../_base_/datasets/imagenet_bs64_288.py',
-    '../../_base_/schedules/dcs_retrain-ib_bs512_300e.py',
+    '../../_base_/schedules/dcs_retrain_bs512_300e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/dcs_retrain.py',
 ]
 
 # written by tools/slim.py
 structure = 'work_dirs/dcs-search_efficientvit-b1_r288_8xb64_in1k-100/slim/structure.json'
-model = dict(backbone=dict(img_size=288))
+model = dict(backbone=dict(type='mmkcr.DCSEfficientViT', local=True, img_size=288))
 compression = dict(
     sites='own',
     structure=structure,

@@ -2,15 +2,16 @@
 # bash tools/dist_train.sh configs/dcs/retrain/dcs-retrain_mobilevit-small_8xb64_in1k.py 8
 # Not run. Reported: top-1 81.0 % (table 5), 4.8 M parameters.
 _base_ = [
-    '../../_base_/models/dcs_mobilevit-small.py',
+    'mmpretrain::_base_/models/mobilevit/mobilevit_s.py',
     'mmpretrain::_base_/datasets/imagenet_bs64.py',
-    '../../_base_/schedules/dcs_retrain-ib_bs512_300e.py',
+    '../../_base_/schedules/dcs_retrain_bs512_300e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/dcs_retrain.py',
 ]
 
 # written by tools/slim.py
 structure = 'work_dirs/dcs-search_mobilevit-small_8xb64_in1k-100/slim/structure.json'
+model = dict(backbone=dict(type='mmkcr.DCSMobileViT'))
 compression = dict(
     sites='own',
     structure=structure,

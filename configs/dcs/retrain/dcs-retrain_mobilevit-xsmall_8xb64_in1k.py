@@ -2,28 +2,10 @@
 # B).
 # bash tools/dist_train.sh configs/dcs/retrain/dcs-retrain_mobilevit-xsmall_8xb64_in1k.py 8
 # Not run. Reported: nothing on ImageNet.
-_base_ = [
-    '../../_base_/models/dcs_mobilevit-xsmall.py',
-    'mmpretrain::_base_/datasets/imagenet_bs64.py',
-    '../../_base_/schedules/dcs_retrain-ib_bs512_300e.py',
-    '../../_base_/default_runtime.py',
-    '../../_base_/methods/dcs_retrain.py',
-]
+_base_ = './dcs-retrain_mobilevit-small_8xb64_in1k.py'
 
 # written by tools/slim.py
 structure = 'work_dirs/dcs-search_mobilevit-xsmall_8xb64_in1k-100/slim/structure.json'
-compression = dict(
-    sites='own',
-    structure=structure,
-    feature_layer='head.fc:input',
-    regularizers=dict(
-        mask=dict(type='mmkcr.MaskPrice', weight=0.),  # logs what the masks leave open
-        # on the features that the classifier reads; eta 50 (section 4.1)
-        ib=dict(
-            type='mmkcr.InformationBottleneckLoss',
-            num_features=384,
-            num_classes=1000,
-            weight=50.)))
+model = dict(backbone=dict(arch='x_small'), head=dict(in_channels=384))
+compression = dict(structure=structure, regularizers=dict(ib=dict(num_features=384)))
 del structure
-# as the host's MobileViT: BGR over 255
-data_preprocessor = dict(mean=[0., 0., 0.], std=[255., 255., 255.], to_rgb=False)

@@ -3,21 +3,6 @@
 # python tools/slim.py configs/dcs/search/dcs-search_mobilevit-xsmall_8xb64_in1k-100.py \
 #     work_dirs/dcs-search_mobilevit-xsmall_8xb64_in1k-100/epoch_200.pth --target-macs 0.72G
 # Not run. The paper gives no number of the search.
-_base_ = [
-    '../../_base_/models/dcs_mobilevit-xsmall.py',
-    '../../_base_/datasets/imagenet100_bs64.py',
-    '../../_base_/schedules/dcs_search_bs512_200e.py',
-    '../../_base_/default_runtime.py',
-    '../../_base_/methods/dcs_search.py',
-]
+_base_ = './dcs-search_mobilevit-small_8xb64_in1k-100.py'
 
-model = dict(head=dict(num_classes=100))
-compression = dict(
-    sites='own',
-    # logs what the masks leave open
-    regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)),
-    # cost='paper' is the paper's own cost
-    price=dict(cost='macs'))
-
-# as the host's MobileViT: BGR over 255
-data_preprocessor = dict(mean=[0., 0., 0.], std=[255., 255., 255.], to_rgb=False)
+model = dict(backbone=dict(arch='x_small'), head=dict(in_channels=384))

@@ -3,12 +3,7 @@
 #     configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py \
 #     work_dirs/dwconv-dense_vit-octo_1xb64_digits/epoch_16.pth --replace 4
 # python tools/train.py configs/dwconv/digits/dwconv-replace_vit-octo_1xb64_digits.py
-_base_ = [
-    '../../_base_/models/dwconv_vit-octo.py',
-    '../../_base_/datasets/digits_bs64.py',
-    '../../_base_/schedules/dwconv_digits_bs64_16e.py',
-    '../../_base_/default_runtime.py',
-]
+_base_ = './dwconv-dense_vit-octo_1xb64_digits.py'
 
 slim_dir = 'work_dirs/dwconv-dense_vit-octo_1xb64_digits/slim'
 model = dict(backbone=dict(structure=f'{slim_dir}/structure.json'))

@@ -4,10 +4,7 @@
 # python tools/slim.py configs/dwconv/digits/dwconv-search_vit-octo_1xb64_digits.py \
 #     work_dirs/dwconv-search_vit-octo_1xb64_digits/epoch_16.pth
 _base_ = [
-    '../../_base_/models/dwconv_vit-octo.py',
-    '../../_base_/datasets/digits_bs64.py',
-    '../../_base_/schedules/dwconv_digits_bs64_16e.py',
-    '../../_base_/default_runtime.py',
+    './dwconv-dense_vit-octo_1xb64_digits.py',
     '../../_base_/methods/dwconv_search.py',
 ]
 

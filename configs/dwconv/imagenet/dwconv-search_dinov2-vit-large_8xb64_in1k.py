@@ -4,10 +4,7 @@
 # python tools/slim.py configs/dwconv/imagenet/dwconv-search_dinov2-vit-large_8xb64_in1k.py \
 #     work_dirs/dwconv-search_dinov2-vit-large_8xb64_in1k/epoch_40.pth
 _base_ = [
-    '../../_base_/models/dwconv_dinov2-vit-large.py',
-    '../../_base_/datasets/imagenet_bs64_336.py',
-    '../../_base_/schedules/dwconv_imagenet_bs512_20e.py',
-    '../../_base_/default_runtime.py',
+    './dwconv-dense_dinov2-vit-large_8xb64_in1k.py',
     '../../_base_/methods/dwconv_search.py',
 ]
 

@@ -4,15 +4,14 @@
 #     work_dirs/dwconv-fcn_clip-vit-large_dense_8xb2_coco-stuff/iter_80000.pth --replace 12
 # bash tools/dist_train.sh \
 #     configs/dwconv/segmentation/dwconv-fcn_clip-vit-large_replace_8xb2_coco-stuff.py 8
-_base_ = [
-    '../../_base_/models/dwconv_fcn_clip-vit-large.py',
-    '../../_base_/datasets/coco-stuff164k_bs16_336.py',
-    '../../_base_/schedules/dwconv_segmentation_bs16_40k.py',
-    '../../_base_/segmentation_runtime.py',
-]
+_base_ = './dwconv-fcn_clip-vit-large_dense_8xb2_coco-stuff.py'
 
 slim_dir = 'work_dirs/dwconv-fcn_clip-vit-large_dense_8xb2_coco-stuff/slim'
 model = dict(
     backbone=dict(structure=f'{slim_dir}/structure.json', init_cfg=None))
 load_from = f'{slim_dir}/subnet.pth'
 del slim_dir
+# half of the iterations of the first fine-tuning
+param_scheduler = _base_.param_scheduler
+param_scheduler[1].end = 40000
+train_cfg = dict(max_iters=40000)

@@ -7,7 +7,7 @@
 _base_ = [
     '../../_base_/models/dwconv_fcn_vit-octo.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/dwconv_digit-scenes_bs8_600i.py',
+    '../../_base_/schedules/digit-scenes_bs8_600i.py',
     '../../_base_/segmentation_runtime.py',
 ]
 
@@ -15,7 +15,8 @@ slim_dir = 'work_dirs/dwconv-fcn_vit-octo_dense_1xb8_digit-scenes/slim'
 model = dict(backbone=dict(structure=f'{slim_dir}/structure.json'))
 load_from = f'{slim_dir}/subnet.pth'
 del slim_dir
-
+# a ViT's rate on the scenes
+optim_wrapper = dict(optimizer=dict(lr=2e-3))
 # half of the iterations of the first fine-tuning
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=25),

@@ -5,7 +5,7 @@
 _base_ = [
     '../../_base_/models/dwconv_fcn_vit-octo.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/dwconv_digit-scenes_bs8_600i.py',
+    '../../_base_/schedules/digit-scenes_bs8_600i.py',
     '../../_base_/segmentation_runtime.py',
     '../../_base_/methods/dwconv_search.py',
 ]
@@ -14,6 +14,9 @@ compression = dict(
     sites='own',
     gates=dict(count=4),
     paramwise={'gate.alpha': dict(lr_mult=5., decay_mult=0.)})
+# a ViT's rate on the scenes
+optim_wrapper = dict(optimizer=dict(lr=2e-3))
+train_cfg = dict(val_interval=600)
 custom_hooks = [
     dict(type='mmkcr.TemperatureDecayHook', initial=1., minimum=1e-3, interval=50, until=9,
          by_epoch=False)

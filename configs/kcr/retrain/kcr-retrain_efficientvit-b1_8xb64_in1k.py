@@ -2,7 +2,7 @@
 # bash tools/dist_train.sh configs/kcr/retrain/kcr-retrain_efficientvit-b1_8xb64_in1k.py 8
 # Not run. Reported: top-1 80.4 %.
 _base_ = [
-    '../../_base_/models/kcr_efficientvit-b1.py',
+    '../../_base_/models/efficientvit-b1.py',
     'mmpretrain::_base_/datasets/imagenet_bs64.py',
     '../../_base_/schedules/kcr_retrain_bs512_300e.py',
     '../../_base_/default_runtime.py',
@@ -11,6 +11,7 @@ _base_ = [
 
 # written by tools/slim.py
 structure = 'work_dirs/kcr-search_efficientvit-b1_8xb64_in1k-100/slim/structure.json'
+model = dict(backbone=dict(type='mmkcr.KCREfficientViT'))
 compression = dict(
     sites='own',
     structure=structure,

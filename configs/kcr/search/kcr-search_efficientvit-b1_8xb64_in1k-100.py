@@ -4,14 +4,14 @@
 #     work_dirs/kcr-search_efficientvit-b1_8xb64_in1k-100/epoch_200.pth --target-macs 0.44G
 # Not run. Reported: a subnet of 0.44 G MACs.
 _base_ = [
-    '../../_base_/models/kcr_efficientvit-b1.py',
+    '../../_base_/models/efficientvit-b1.py',
     '../../_base_/datasets/imagenet100_bs64.py',
     '../../_base_/schedules/kcr_search_bs512_200e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_search.py',
 ]
 
-model = dict(head=dict(num_classes=100))
+model = dict(backbone=dict(type='mmkcr.KCREfficientViT'), head=dict(num_classes=100))
 compression = dict(
     sites='own',
     feature_layer='head.fc:input',

@@ -3,17 +3,8 @@
 # python tools/slim.py configs/kcr/search/kcr-search_swin-base_8xb64_in1k-100.py \
 #     work_dirs/kcr-search_swin-base_8xb64_in1k-100/epoch_200.pth --target-macs 12.6G
 # Not run. Reported: 13.3 hours on A100s, a subnet of 12.6 G MACs.
-_base_ = [
-    '../../_base_/models/kcr_swin-base.py',
-    '../../_base_/datasets/imagenet100_bs64.py',
-    '../../_base_/schedules/kcr_search_bs512_200e.py',
-    '../../_base_/default_runtime.py',
-    '../../_base_/methods/kcr_search.py',
-]
+_base_ = './kcr-search_swin-tiny_8xb64_in1k-100.py'
 
-model = dict(head=dict(num_classes=100))
-compression = dict(
-    sites='own',
-    regularizers=dict(kcr=dict(num_features=1024)),
-    # cost='paper' is the paper's own cost, which knows neither tokens nor hidden width
-    price=dict(cost='macs'))
+# the host's stochastic depth
+model = dict(backbone=dict(arch='base', drop_path_rate=0.5), head=dict(in_channels=1024))
+compression = dict(regularizers=dict(kcr=dict(num_features=1024)))

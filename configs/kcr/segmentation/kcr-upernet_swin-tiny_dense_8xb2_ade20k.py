@@ -3,7 +3,7 @@
 # Not run. The paper has no such row.
 _base_ = [
     'mmseg::_base_/models/upernet_swin.py',
-    '../../_base_/datasets/ade20k_bs16.py',
+    'mmseg::_base_/datasets/ade20k.py',
     '../../_base_/schedules/ade20k_bs16_adamw_160k.py',
     '../../_base_/segmentation_runtime.py',
 ]
@@ -22,3 +22,6 @@ model = dict(
     decode_head=dict(in_channels=[96, 192, 384, 768], num_classes=150),
     auxiliary_head=dict(in_channels=384, num_classes=150))
 del checkpoint
+# mmseg's transforms are those of KCR v2 (D.3): scales 0.5 to 2.0, crops of 512 x 512, flips,
+# photometric distortion; --tta tests at 0.5 to 1.75, with flips
+train_dataloader = dict(batch_size=2)

@@ -1,19 +1,12 @@
 # KCR-ViT-B fine-tuned on Oxford Flowers-102 (KCR v2, D.1).
 # bash tools/dist_train.sh configs/kcr/transfer/kcr-transfer_vit-base_8xb64_flowers102.py 8
 # Not run. Reported: top-1 98.2 %.
-_base_ = [
-    '../../_base_/models/kcr_vit-base.py',
-    '../../_base_/datasets/flowers102_bs64.py',
-    '../../_base_/schedules/transfer_bs512_adam_50e.py',
-    '../../_base_/default_runtime.py',
-]
+_base_ = './kcr-transfer_vit-base_8xb64_cars.py'
 
-structure = 'work_dirs/kcr-search_vit-base_8xb64_in1k-100/slim/structure.json'
-checkpoint = 'work_dirs/kcr-retrain_vit-base_8xb64_in1k/epoch_300.pth'
-model = dict(
-    backbone=dict(
-        structure=structure,
-        init_cfg=dict(
-            _delete_=True, type='Pretrained', checkpoint=checkpoint, prefix='backbone.')),
-    head=dict(num_classes=102))
-del structure, checkpoint
+data_preprocessor = dict(num_classes=102)
+train_dataloader = dict(
+    dataset=dict(type='Flowers102', data_root='data/Flowers102', split='trainval'))
+val_dataloader = dict(
+    dataset=dict(type='Flowers102', data_root='data/Flowers102', split='test'))
+test_dataloader = val_dataloader
+model = dict(head=dict(num_classes=102))

@@ -2,21 +2,18 @@
 # weights that the search on VQAv2 left, but for its head.
 # bash tools/dist_train.sh configs/kcr/vqa/kcr-vqa-finetune_flava_8xb32_snli-ve.py 8
 # Not run. Reported: accuracy 79.35 % on the test set.
-_base_ = [
-    '../../_base_/datasets/vqa-snli-ve_bs32.py',
-    '../../_base_/schedules/vqa_bs256_10e.py',
-    '../../_base_/default_runtime.py',
-    '../../_base_/methods/kcr_retrain.py',
-]
+_base_ = './kcr-vqa-finetune_flava_8xb32_vqav2.py'
 
-slim_dir = 'work_dirs/kcr-vqa-search_flava_8xb32_vqav2/slim'
-model = dict(
-    type='mmkcr.FlavaVQA',
-    backbone=dict(type='mmkcr.FlavaImageEncoder', img_size=224),
-    head=dict(type='LinearClsHead', num_classes=3, in_channels=768),
-    answers={{_base_.answers}})
-compression = dict(
-    structure=f'{slim_dir}/structure.json', weights=f'{slim_dir}/subnet.pth',
-    # an ordinary model: the paper fine-tunes with the cross entropy alone
-    wrapper=None, hooks=[])
-del slim_dir
+# Lines of JSON from the data's authors (necla-ml/SNLI-VE): images of Flickr30K, sentences, three
+# relations.
+answers = ['entailment', 'neutral', 'contradiction']
+data = dict(
+    _delete_=True, type='mmkcr.SNLIVE', data_root='data/snli-ve',
+    pipeline={{_base_.test_pipeline}})
+train_dataloader = dict(dataset=dict(data, ann_file='snli_ve_train.jsonl'))
+val_dataloader = dict(dataset=dict(data, ann_file='snli_ve_dev.jsonl'))
+test_dataloader = dict(dataset=dict(data, ann_file='snli_ve_test.jsonl'))
+del data
+val_evaluator = dict(_delete_=True, type='Accuracy', topk=(1, ))
+test_evaluator = val_evaluator
+model = dict(head=dict(num_classes=3), answers=answers)

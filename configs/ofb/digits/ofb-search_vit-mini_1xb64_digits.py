@@ -3,13 +3,14 @@
 # python tools/slim.py configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py \
 #     work_dirs/ofb-search_vit-mini_1xb64_digits/epoch_16.pth
 _base_ = [
-    '../../_base_/models/ofb_vit-mini.py',
+    '../../_base_/models/kcr_vit-mini.py',
     '../../_base_/datasets/digits_bs64.py',
     '../../_base_/schedules/ofb_digits-search_bs64_16e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/ofb_search.py',
 ]
 
+model = dict(backbone=dict(type='mmkcr.OFBVisionTransformer'))
 compression = dict(
     sites='own',
     gates=dict(init='random', order='importance'),

@@ -6,18 +6,18 @@
 #     work_dirs/ofb-search_deit-base_8700m_8xb128_in1k/epoch_200.pth \
 #     --out work_dirs/ofb-search_deit-base_8700m_8xb128_in1k/slim
 # bash tools/dist_train.sh configs/ofb/retrain/ofb-retrain_deit-base_8700m_8xb128_in1k.py 8
-# Not run. Reported: top-1 81.7 %.
-_base_ = [
-    '../../_base_/models/ofb_deit-base.py',
-    'mmpretrain::_base_/datasets/imagenet_bs64_swin_224.py',
-    '../../_base_/schedules/ofb_retrain_bs1024_deit_300e.py',
-    '../../_base_/default_runtime.py',
-]
+# The subnet of 3.6G: the same with its target and folder, and at last
+# RUN=work_dirs/ofb-search_deit-base_3600m_8xb128_in1k
+# bash tools/dist_train.sh configs/ofb/retrain/ofb-retrain_deit-base_8700m_8xb128_in1k.py 8 \
+#     --work-dir work_dirs/ofb-retrain_deit-base_3600m_8xb128_in1k --cfg-options \
+#     model.backbone.structure=$RUN/slim/structure.json load_from=$RUN/slim/subnet.pth
+# Not run. Reported: top-1 81.7 % (3.6G: 80.3 %).
+_base_ = './ofb-retrain_deit-small_1700m_8xb128_in1k.py'
 
 # written by tools/slim.py
 slim_dir = 'work_dirs/ofb-search_deit-base_8700m_8xb128_in1k/slim'
-model = dict(backbone=dict(structure=f'{slim_dir}/structure.json', drop_path_rate=0.1))
+model = dict(
+    backbone=dict(arch='deit-base', structure=f'{slim_dir}/structure.json'),
+    head=dict(in_channels=768))
 load_from = f'{slim_dir}/subnet.pth'
 del slim_dir
-# three views of an image in an epoch, which draws a third of the images
-train_dataloader = dict(batch_size=128, sampler=dict(type='RepeatAugSampler', shuffle=True))

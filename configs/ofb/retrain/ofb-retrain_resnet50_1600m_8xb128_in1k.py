@@ -8,7 +8,7 @@
 # bash tools/dist_train.sh configs/ofb/retrain/ofb-retrain_resnet50_1600m_8xb128_in1k.py 8
 # Not run. Reported: top-1 75.8 %.
 _base_ = [
-    '../../_base_/models/ofb_resnet50.py',
+    'mmpretrain::_base_/models/resnet50.py',
     'mmpretrain::_base_/datasets/imagenet_bs64.py',
     'mmpretrain::_base_/schedules/imagenet_bs1024_coslr.py',
     '../../_base_/default_runtime.py',
@@ -16,7 +16,7 @@ _base_ = [
 
 # written by tools/slim.py
 slim_dir = 'work_dirs/ofb-search_resnet50_1600m_8xb128_in1k/slim'
-model = dict(backbone=dict(structure=f'{slim_dir}/structure.json'))
+model = dict(backbone=dict(type='mmkcr.OFBResNet', structure=f'{slim_dir}/structure.json'))
 load_from = f'{slim_dir}/subnet.pth'
 del slim_dir
 train_dataloader = dict(batch_size=128)

@@ -5,7 +5,7 @@
 #     work_dirs/ofb-search_deit-small_1700m_8xb128_in1k/epoch_100.pth \
 #     --out work_dirs/ofb-search_deit-small_1700m_8xb128_in1k/slim
 # Another size: `--cfg-options compression.target=0.9G` and another folder, as in the header of
-# configs/ofb/retrain/ofb-retrain_deit-small_900m_8xb128_in1k.py.
+# configs/ofb/retrain/ofb-retrain_deit-small_1700m_8xb128_in1k.py.
 # Not run. Reported sizes are in the configs of the retraining.
 _base_ = [
     '../../_base_/models/ofb_deit-small.py',

@@ -6,13 +6,14 @@
 #     --out work_dirs/ofb-search_resnet50_1600m_8xb128_in1k/slim
 # Not run. Reported sizes are in the configs of the retraining.
 _base_ = [
-    '../../_base_/models/ofb_resnet50.py',
+    'mmpretrain::_base_/models/resnet50.py',
     'mmpretrain::_base_/datasets/imagenet_bs64.py',
     '../../_base_/schedules/ofb_search_bs1024_100e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/ofb_search.py',
 ]
 
+model = dict(backbone=dict(type='mmkcr.OFBResNet'))
 compression = dict(
     sites='own',
     target='1.6G',

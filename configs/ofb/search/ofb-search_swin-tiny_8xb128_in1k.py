@@ -5,16 +5,18 @@
 #     work_dirs/ofb-search_swin-tiny_3100m_8xb128_in1k/epoch_100.pth \
 #     --out work_dirs/ofb-search_swin-tiny_3100m_8xb128_in1k/slim
 # Another size: `--cfg-options compression.target=1.0G` and another folder, as in the header of
-# configs/ofb/retrain/ofb-retrain_swin-tiny_1000m_8xb128_in1k.py.
+# configs/ofb/retrain/ofb-retrain_swin-tiny_3100m_8xb128_in1k.py.
 # Not run. Reported sizes are in the configs of the retraining.
 _base_ = [
-    '../../_base_/models/ofb_swin-tiny.py',
+    'mmpretrain::_base_/models/swin_transformer/tiny_224.py',
     'mmpretrain::_base_/datasets/imagenet_bs64_swin_224.py',
     '../../_base_/schedules/ofb_search_bs1024_100e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/ofb_search.py',
 ]
 
+# no mixup and cutmix, neither in the search nor in the retraining (appendix C)
+model = dict(backbone=dict(type='mmkcr.OFBSwinTransformer'), train_cfg=None)
 compression = dict(
     sites='own',
     target='3.1G',

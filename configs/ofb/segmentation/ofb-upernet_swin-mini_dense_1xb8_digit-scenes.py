@@ -4,7 +4,7 @@
 _base_ = [
     '../../_base_/models/ofb_upernet_swin-mini.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/ofb_digit-scenes_bs8_900i.py',
+    '../../_base_/schedules/digit-scenes_bs8_900i.py',
     '../../_base_/segmentation_runtime.py',
 ]
 
@@ -12,6 +12,8 @@ checkpoint = 'work_dirs/kcr-dense_swin-mini_1xb64_digits/epoch_48.pth'
 model = dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint)))
 del checkpoint
 
+optim_wrapper = dict(
+    paramwise_cfg=dict(custom_keys={'pos_embed': dict(lr_mult=20., decay_mult=0.)}))
 # a third of the iterations of the schedule
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=30),

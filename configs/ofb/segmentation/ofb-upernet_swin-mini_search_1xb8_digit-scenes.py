@@ -6,7 +6,7 @@
 _base_ = [
     '../../_base_/models/ofb_upernet_swin-mini.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/ofb_digit-scenes-search_bs8_600i.py',
+    '../../_base_/schedules/digit-scenes_bs8_600i.py',
     '../../_base_/segmentation_runtime.py',
     '../../_base_/methods/ofb_search.py',
 ]
@@ -16,6 +16,10 @@ compression = dict(
     target=0.7,
     part='backbone',
     price=dict(preset='balanced'))
+optim_wrapper = dict(
+    constructor='mmkcr.JointOptimWrapperConstructor',
+    # alpha decides within 150 steps: see ofb_digits-search_bs64_16e.py
+    architecture=dict(lr=1e-1))
 load_from = 'work_dirs/ofb-upernet_swin-mini_dense_1xb8_digit-scenes/iter_300.pth'
 # half of the iterations of the schedule
 param_scheduler = [

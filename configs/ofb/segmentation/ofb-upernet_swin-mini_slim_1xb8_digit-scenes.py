@@ -3,7 +3,7 @@
 _base_ = [
     '../../_base_/models/ofb_upernet_swin-mini.py',
     '../../_base_/datasets/digit_scenes_semantic.py',
-    '../../_base_/schedules/ofb_digit-scenes_bs8_600i.py',
+    '../../_base_/schedules/digit-scenes_bs8_600i.py',
     '../../_base_/segmentation_runtime.py',
 ]
 
