@@ -1,5 +1,6 @@
 """Cost of a network as a function of the sizes of its sites: one interface for every cost."""
 
+import math
 import re
 from typing import Any, ClassVar, Dict, Mapping
 
@@ -136,6 +137,9 @@ def check_range(cost: Any, target: float, lowest: float, highest: float,
         ValueError: The target is out of range; the message gives the range.
     """
     if not lowest <= target <= highest:
-        words = speaking(cost)
-        raise ValueError(f'expected {what} within the reachable '
-                         f'{words.range_said(lowest, highest)}, found {words.said(target)}')
+        words, dense = speaking(cost), getattr(cost, 'dense', None)
+        # rounded up, so that the share that the message names can be reached
+        shares = (f' (reachable: {math.ceil(1000 * lowest / dense) / 10}% to '
+                  f'{highest / dense:.1%} of the dense network)') if dense else ''
+        raise ValueError(f'expected {what} within the reachable {words.range_said(lowest, highest)}'
+                         f', found {words.said(target)}{shares}')

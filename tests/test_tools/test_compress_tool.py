@@ -196,6 +196,13 @@ def test_a_dense_network_with_several_initialisations():
     assert without_initial_weights(config).model.init_cfg == found.init_cfg
 
 
+def test_a_dense_network_with_initial_weights_without_a_type():
+    """As mmdet's PVT has them."""
+    config = load_config('mmdet::pvt/retinanet_pvtv2-b0_fpn_1x_coco.py')
+    assert set(config.model.backbone.init_cfg) == {'checkpoint'}
+    assert 'init_cfg' not in without_initial_weights(config).model.backbone
+
+
 def test_images_for_a_config_without_a_test_set(load_tool, tmp_path, capsys):
     (tmp_path / 'config.py').write_text(f"_base_ = '{DIGITS}'\n"
                                         'test_dataloader = test_cfg = test_evaluator = None\n')
