@@ -85,12 +85,15 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def format_help(self) -> str:
-        """The help; options without a default state this."""
+        """The help; options without a default state this, lists are as on a command line."""
         for action in self._actions:
             if (action.option_strings and action.nargs != 0 and action.default is None
                     and not action.required and action.help not in (None, argparse.SUPPRESS)
                     and not re.search(r'\(|\bdefault', action.help)):
                 action.help += ' (none)'
+            if isinstance(action.default, list) and action.help:  # as they are typed
+                words = ' '.join(map(str, action.default)).replace('%', '%%')
+                action.help = action.help.replace('%(default)s', words)
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:

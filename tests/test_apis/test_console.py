@@ -59,6 +59,12 @@ def test_help_of_a_script_names_the_script(capsys, monkeypatch):
     assert 'mmkcr slim X; python tools/study.py' in text
 
 
+def test_defaults_that_are_lists_are_written_as_they_are_typed():
+    parser = Parser('A tool.')
+    parser.add_argument('--sizes', nargs='+', default=['60%', 8], help='sizes (%(default)s)')
+    assert 'sizes (60% 8)' in parser.format_help() == parser.format_help()
+
+
 def test_wrong_arguments_name_the_command(capsys, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['mmkcr'])
     status, _, err = ends(capsys, 'slim')
