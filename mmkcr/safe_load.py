@@ -18,6 +18,7 @@ import zipfile
 from argparse import Namespace
 from pathlib import Path, PosixPath
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Union
+from urllib.error import URLError
 
 import numpy as np
 import torch
@@ -162,6 +163,9 @@ def _refusing(filename: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
+    except URLError as error:
+        raise FileNotFoundError(f'expected to download a checkpoint from `{filename}`, found that '
+                                f'this failed ({error.reason})') from error
     except Exception as error:
         # the function or class that PyTorch's unpickler refused
         named = re.search(r'(?:GLOBAL|function|class(?:es)?|type \S+ ?|got <class) \W*([\w.]+)',

@@ -154,3 +154,10 @@ def test_broken_yaml(tmp_path):
     Path(tmp_path / 'x.yml').write_text('a: [1, \nb: }')
     with pytest.raises(ValueError, match='expected YAML of plain values'):
         mmengine.load(str(tmp_path / 'x.yml'))
+
+
+def test_a_download_that_fails_says_so(monkeypatch, tmp_path):
+    """And not that the file is damaged."""
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r'download .* from `http://127.0.0.1:9/x.pth`'):
+        CheckpointLoader.load_checkpoint('http://127.0.0.1:9/x.pth')

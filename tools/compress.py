@@ -74,7 +74,8 @@ def make_parser() -> Parser:
                         help='calibration images at most (%(default)s)')
     parser.add_argument('--batch-size', type=int, default=16, help='images (%(default)s)')
     parser.add_argument('--divisor', type=int, default=8,
-                        help='sizes are multiples of it, or full (%(default)s)')
+                        help='sizes are multiples of it, or full; any where there are fewer than '
+                        'four multiples (%(default)s)')
     parser.add_argument('--uniform', action='store_true',
                         help='the same share of every site instead of the best allocation')
     parser.add_argument('--scope', choices=SCOPES, default='backbone',
@@ -142,10 +143,12 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = (),
     few = structure.provenance.get('few_rows')
     if few:
         path = max(few, key=lambda name: few[name]['inputs'] / few[name]['rows'])
-        times = LEAST_PER_INPUT * few[path]['inputs'] / few[path]['rows']
-        print(f'Few images: {len(few)} layers saw less than {LEAST_PER_INPUT} rows an input, at '
-              f'worst `{path}` ({few[path]["rows"]} of {few[path]["inputs"]} inputs); '
-              f'{times:.1f} times as many (`--images`) are enough.')
+        inputs, rows = few[path]['inputs'], few[path]['rows']
+        used = structure.provenance['calibration']['images']
+        enough = -(-used * LEAST_PER_INPUT * inputs // rows)
+        print(f'Few images: {len(few)} layers were refitted on less than {LEAST_PER_INPUT} tokens '
+              f'or positions for each of their inputs, at worst `{path}` on {rows} for {inputs} '
+              f'inputs. {used} images were used; about {enough} (`--images`) are enough.')
     height, width = structure.macs['input_shape'][1:]
     print(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x {width}.')
     if files.deployed:

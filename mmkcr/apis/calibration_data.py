@@ -11,6 +11,7 @@ from mmengine.model import stack_batch
 from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 
+from mmkcr.compat import UnreadableImageError
 from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import find_pipeline, with_pipeline
 from mmkcr.models.utils import is_detector
@@ -127,7 +128,9 @@ def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str,
     def load(index: int) -> Dict[str, Any]:
         try:
             return transform(dict(img_path=str(paths[index]), img_id=index))
-        except Exception as error:  # of whatever reads images
+        except UnreadableImageError:  # names the file
+            raise
+        except Exception as error:  # of whatever transforms images
             raise ValueError(f'expected an image that can be read, found `{paths[index]}` '
                              f'({error})') from error
 

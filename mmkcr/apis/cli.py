@@ -16,6 +16,8 @@ from mmkcr.safe_load import trust_checkpoints
 
 #: Errors of this package, the hosts or the system that the user can fix.
 USER_ERRORS = (ValueError, TypeError, KeyError, OSError, ImportError, MemoryError)
+#: Libraries whose assertions say what is wrong with a config or a checkpoint.
+_HOSTS = ('mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg')
 #: How PyTorch reports that memory is exhausted.
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory|tried to allocate|Storage size calc",
                         re.IGNORECASE)
@@ -83,12 +85,15 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def format_help(self) -> str:
-        """The help; options without a default state this."""
+        """The help; options without a default state this, lists are as on a command line."""
         for action in self._actions:
             if (action.option_strings and action.nargs != 0 and action.default is None
                     and not action.required and action.help not in (None, argparse.SUPPRESS)
                     and not re.search(r'\(|\bdefault', action.help)):
                 action.help += ' (none)'
+            if isinstance(action.default, list) and action.help:  # as they are typed
+                words = ' '.join(map(str, action.default)).replace('%', '%%')
+                action.help = action.help.replace('%(default)s', words)
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
@@ -142,6 +147,20 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
+def refused_by_host(error: BaseException) -> bool:
+    """Whether an assertion of a host library failed, with a message: how they refuse settings.
+
+    Args:
+        error (BaseException): With its traceback.
+    """
+    if not isinstance(error, AssertionError) or not str(error):
+        return False
+    frame = error.__traceback__
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame.tb_frame.f_globals.get('__name__', '').partition('.')[0] in _HOSTS
+
+
 def reader_is_gone() -> bool:
     """Whether nobody reads standard output any more, as after ``| head``."""
     poll = select.poll()
@@ -174,8 +193,9 @@ def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
             # the interpreter flushes once more at exit, which must not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)  # as other commands end before `| head`
-        except (*USER_ERRORS, RuntimeError) as error:
-            if debug or isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)):
+        except (*USER_ERRORS, RuntimeError, AssertionError) as error:
+            if debug or isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)) \
+                    or isinstance(error, AssertionError) and not refused_by_host(error):
                 raise
             print(f'error: {sentence(error)}', file=sys.stderr)
             sys.exit(1)

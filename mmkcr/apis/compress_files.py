@@ -127,10 +127,12 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
     content = load_weights(model, checkpoint)
     of_mmpretrain = cfg.get('default_scope', 'mmpretrain') == 'mmpretrain'
     if scope == 'model':
-        if of_mmpretrain or part == 'backbone':
-            raise ValueError('expected a detector or segmentor and a budget over all of it '
-                             "(`part='model'`) to compress the whole model, found "
-                             f'`{type(model).__name__}` and {part!r}')
+        if of_mmpretrain:
+            raise ValueError("expected a detector or segmentor for the scope 'model', found "
+                             f'`{type(model).__name__}`')
+        if part == 'backbone':
+            raise ValueError("expected a budget over the whole model for the scope 'model', found "
+                             "that of the part 'backbone'")
         part = 'model'
     # heads of detectors cost what the proposals make them cost, so their budget is the backbone's
     part = part or (None if of_mmpretrain else 'backbone')

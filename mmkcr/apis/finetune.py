@@ -98,7 +98,7 @@ def without_initial_weights(config: Config) -> Config:
         part.pop('pretrained', None)
         found = part.get('init_cfg')
         if isinstance(found, list):  # several initialisations, one after the other
-            part.init_cfg = [each for each in found if each['type'] != 'Pretrained']
-        elif found and found['type'] == 'Pretrained':
+            part.init_cfg = [each for each in found if 'checkpoint' not in each]
+        elif found and 'checkpoint' in found:  # mmdet's PVT has one without `type`
             part.pop('init_cfg')
     return config

@@ -17,22 +17,22 @@ from .compress import DEFAULT_SITES, default_kinds
 METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
 STAGES = ('search', 'retrain', 'compress')
 
-_SEARCH = """# {method} search on {config}, written by `mmkcr init`.
-#   mmkcr search {name}.py
-#   mmkcr slim {name}.py work_dirs/{name}/{last}.pth{budget}
-#   mmkcr init {config} --method {method} --stage retrain
+_SEARCH = """# {method} search on {given}, written by `mmkcr init`.
+#   mmkcr search {file}
+#   mmkcr slim {file} work_dirs/{name}/{last}.pth{budget}
+#   mmkcr init {given} --method {method} --stage retrain
 _base_ = [{config!r}, {base!r}]
 compression = {compression}
 """
-_RETRAIN = """# Retraining of what a {method} search on {config} left, written by `mmkcr init`.
-#   mmkcr train {name}.py
-#   mmkcr test {name}.py work_dirs/{name}/{last}.pth
+_RETRAIN = """# Retraining of what the {method} search on {given} left, written by `mmkcr init`.
+#   mmkcr train {file}
+#   mmkcr test {file} work_dirs/{name}/{last}.pth
 _base_ = [{config!r}, {base!r}]
 compression = {compression}
 """
-_COMPRESS = """# Fine-tuning of what `mmkcr compress` left of {config}, written by `mmkcr init`.
-#   mmkcr compress {config} CHECKPOINT --target-macs {target}
-#   mmkcr train {name}.py
+_COMPRESS = """# Fine-tuning of what `mmkcr compress` left of {given}, written by `mmkcr init`.
+#   mmkcr compress {given} CHECKPOINT --target-macs {target}
+#   mmkcr train {file}
 _base_ = [{config!r}]
 runner_type = 'mmkcr.CompressionRunner'
 compression = {compression}
@@ -113,8 +113,9 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         template = _RETRAIN if stage == 'retrain' else _SEARCH
     length, by_epoch = run_length(cfg)
     text = template.format(
-        method=method, config=_from(path, config), base=base, name=name, target=target,
-        last=f'{"epoch" if by_epoch else "iter"}_{length}', compression=_dict_text(lines),
+        method=method, given=config, config=_from(path, config), base=base, file=path, name=name,
+        target=target, last=f'{"epoch" if by_epoch else "iter"}_{length}',
+        compression=_dict_text(lines),
         # dwconv has chosen a number of blocks, and Once for Both has met its budget in the search
         budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')
     if 'weights' in lines and cfg.get('load_from') is not None:

@@ -23,6 +23,7 @@ from mmkcr.compat import UnreadableImageError
 from mmkcr.core import NonFiniteError, atomic_write, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.engine.hooks.refresh import RefreshHook
+from mmkcr.models.losses import MacsPrice
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import unwrap
 from mmkcr.models.wrappers import SearchModel
@@ -246,6 +247,22 @@ def refuse_losses_without_state(runner: Runner) -> None:
                              f'`{type(loss).__name__}` in `load_from`, found neither')
 
 
+def refuse_unreachable_target(runner: Runner) -> None:
+    """Refuse a search whose price aims at what its gates cannot reach.
+
+    Args:
+        runner (Runner): About to train.
+
+    Raises:
+        ValueError: See :meth:`~mmkcr.models.losses.MacsPrice.check_target`.
+    """
+    model = unwrap(runner.model)
+    price = getattr(model, 'price', None)
+    # without a shape the MACs are counted for the first batch, and the target is checked there
+    if isinstance(price, MacsPrice) and None not in (price.target, price.input_shape):
+        price.check_target(model.macs_model())
+
+
 class StartHook(Hook):
     """Records that the first batch has arrived, so that all settings are valid."""
 
@@ -253,8 +270,9 @@ class StartHook(Hook):
     started = False
 
     def before_train(self, runner: Runner) -> None:
-        """See :func:`refuse_losses_without_state`; the checkpoint is loaded by now."""
+        """Refuse what would fail in a batch; the checkpoint is loaded by now."""
         refuse_losses_without_state(runner)
+        refuse_unreachable_target(runner)
 
     def _before_iter(self, *args: Any, **kwargs: Any) -> None:
         self.started = True

@@ -51,7 +51,7 @@ def refit_structure(model: nn.Module,
 
     Raises:
         ValueError: As in ``compress``; or a structure of another backbone, or with a kind of site
-            that has no closed form.
+            that has no closed form, or one of ``compress`` that keeps channels of rotated bases.
     """
     settings = CompressOptions(**options)
     wanted = Structure.load(structure)
@@ -73,6 +73,12 @@ def refit_structure(model: nn.Module,
     if unknown:
         raise ValueError(f'expected operators that have a closed form, of {list(FITTED)}, to refit '
                          f'a structure, found {unknown[0]!r}')
+    if wanted.method.startswith('compress') and any(
+            name.endswith('.head_channels') and len(site.kept) < site.total
+            for name, site in wanted.sites.items()):
+        raise ValueError('expected a structure of a search, found one of `compress` with '
+                         '`head_channels`: they are channels of rotated bases, which the file does '
+                         'not have; compress again with the same target')
     macs = macs_model(subnet, space, input_shape, part)
     # described anew, as the given structure may name another class for the same backbone
     found = space.structure_for({name: torch.tensor(site.kept)

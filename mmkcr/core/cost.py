@@ -1,5 +1,6 @@
 """Cost of a network as a function of the sizes of its sites: one interface for every cost."""
 
+import math
 import re
 from typing import Any, ClassVar, Dict, Mapping, Union
 
@@ -48,7 +49,8 @@ class CostModel:
             dense (int): Cost of the dense network.
 
         Raises:
-            ValueError: The target is anything else.
+            ValueError: The target is anything else, or a number from 1 to 100 that may lack its
+                ``%``.
         """
         # a number, then '%' or a multiple, with the suffix of the cost or without
         match = re.fullmatch(rf'\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[KMGT]?(?:{cls.suffix})?)\s*',
@@ -57,6 +59,10 @@ class CostModel:
         if value <= 0:
             raise ValueError(f'expected a target of {cls.noun} such as '
                              f'`12.6{cls.multiple}{cls.suffix}`, `80%` or `0.8`, found {target!r}')
+        if unit == '' and 1 < value <= 100:
+            raise ValueError(f'expected a target of {cls.noun} with a unit, found {target!r}: a '
+                             f'share of the dense network is `{value:g}%`, a number '
+                             f'`{value:g}{cls.multiple}{cls.suffix}`')
         if unit == '%' or (unit == '' and value <= 1):
             return int(dense * (value / 100 if unit == '%' else value))
         return int(value * _MULTIPLES[unit.removesuffix(cls.suffix)])
@@ -131,6 +137,9 @@ def check_range(cost: Any, target: float, lowest: float, highest: float,
         ValueError: The target is out of range; the message gives the range.
     """
     if not lowest <= target <= highest:
-        words = speaking(cost)
-        raise ValueError(f'expected {what} within the reachable '
-                         f'{words.range_said(lowest, highest)}, found {words.said(target)}')
+        words, dense = speaking(cost), getattr(cost, 'dense', None)
+        # rounded up, so that the share that the message names can be reached
+        shares = (f' (reachable: {math.ceil(1000 * lowest / dense) / 10}% to '
+                  f'{highest / dense:.1%} of the dense network)') if dense else ''
+        raise ValueError(f'expected {what} within the reachable {words.range_said(lowest, highest)}'
+                         f', found {words.said(target)}{shares}')

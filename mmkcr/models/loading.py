@@ -134,16 +134,21 @@ def _try(model: nn.Module, state: Mapping[str, Tensor],
     except ValueError as error:  # a searchable backbone says itself what is wrong
         error.args = (f'{error} of `{path}`', )
         raise
+    except AssertionError as error:  # how hosts refuse position tables
+        raise _of_another(model, path, error) from error
     except RuntimeError as error:
         # torch reports differing shapes as text only
         shaped = _SIZE.findall(str(error))
         if not shaped:
-            raise ValueError(f'expected a checkpoint of the {type(find_task(model)).__name__}, '
-                             f'found `{path}` of another ({" ".join(str(error).split()):.300})'
-                             ) from error
+            raise _of_another(model, path, error) from error
     bare = 'architecture.'  # of our wrappers, not in checkpoints
     return ([name.removeprefix(bare) for name in missing if not RECOMPUTED.match(name)], surplus,
             [(name.removeprefix(bare), *shapes) for name, *shapes in shaped])
+
+
+def _of_another(model: nn.Module, path: str, error: Exception) -> ValueError:
+    return ValueError(f'expected a checkpoint of the {type(find_task(model)).__name__}, found '
+                      f'`{path}` of another ({" ".join(str(error).split()):.300})')
 
 
 def _refuse(task: nn.Module, path: str, missing: Iterable[str],
@@ -155,8 +160,9 @@ def _refuse(task: nn.Module, path: str, missing: Iterable[str],
         raise ValueError(f'expected a checkpoint of the {where}, found `{name}` of shape '
                          f'{shape}, not {wanted}, and {len(shaped) - 1} more that differ')
     if missing:
+        has = f', but `{surplus[0]}` and {len(surplus) - 1} others' if surplus else ''
         raise ValueError(f'expected a checkpoint of the {where}, found none of its entry '
-                         f'`{missing[0]}` and of {len(missing) - 1} others')
+                         f'`{missing[0]}` and of {len(missing) - 1} others{has}')
     if surplus:
         raise ValueError(f'expected a checkpoint of the {where}, found the entry `{surplus[0]}` '
                          f'and {len(surplus) - 1} others that it does not have')

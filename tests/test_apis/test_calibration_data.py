@@ -60,3 +60,13 @@ def test_files_for_a_runtime_take_one_size(monkeypatch, tmp_path):
     assert [len(part) for part in given] == [3, 1]
     for place, images in enumerate([*given[0], *given[1]]):
         assert images.shape == (2, 3, 24, 40) and (images.round(3) == place).all()
+
+
+def test_a_broken_image_is_named_once(tmp_path):
+    (tmp_path / 'a.png').write_bytes(b'no image')
+    config = Config(dict(test_dataloader=dict(dataset=dict(
+        pipeline=[dict(type='mmpretrain.LoadImageFromFile')]))))
+    with pytest.raises(ValueError) as refused:
+        calibration_images(config, nn.Identity(), str(tmp_path))[0]
+    assert str(refused.value).startswith('expected an image that can be read at `')
+    assert str(refused.value).count('expected') == 1

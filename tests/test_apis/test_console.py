@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from mmengine.config import Config
 
 from mmkcr.apis import console
+from mmkcr.apis.build import build_model
 from mmkcr.apis.cli import COMMANDS, Parser, command, reader_is_gone
 from mmkcr.apis.shipped import load_tool, shipped_root
 from mmkcr.version import __version__
@@ -55,6 +57,12 @@ def test_help_of_a_script_names_the_script(capsys, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['mmkcr x'])
     text = Parser('A.\n\n  python tools/slim.py X; python tools/study.py').format_help()
     assert 'mmkcr slim X; python tools/study.py' in text
+
+
+def test_defaults_that_are_lists_are_written_as_they_are_typed():
+    parser = Parser('A tool.')
+    parser.add_argument('--sizes', nargs='+', default=['60%', 8], help='sizes (%(default)s)')
+    assert 'sizes (60% 8)' in parser.format_help() == parser.format_help()
 
 
 def test_wrong_arguments_name_the_command(capsys, monkeypatch):
@@ -114,3 +122,25 @@ def test_a_tool_that_is_not_there():
 
 def test_reader_of_this_process_is_there(capfd):
     assert not reader_is_gone()
+
+
+def test_an_assertion_of_a_host_is_one_sentence(capsys):
+    """How mmpretrain and the others refuse settings; an assertion of ours is a bug."""
+    @command
+    def main(argv=None):
+        build_model(Config(dict(
+            model=dict(type='mmpretrain.VisionTransformer', arch='unknown'))))
+
+    with pytest.raises(SystemExit):
+        main([])
+    line, = capsys.readouterr().err.splitlines()
+    assert line.startswith('error: Arch unknown is not in default archs')
+    with pytest.raises(AssertionError, match='Arch unknown'):
+        main(['--debug'])
+
+    @command
+    def ours(argv=None):
+        raise AssertionError('a bug')
+
+    with pytest.raises(AssertionError, match='a bug'):
+        ours([])

@@ -55,6 +55,15 @@ def test_the_structure_of_compress_gives_its_weights():
     assert again.structure.macs == made.structure.macs
 
 
+def test_channels_of_rotated_heads_are_refused():
+    """The structure does not say which bases: other channels would be kept without a word."""
+    made = compress(vit(), IMAGES, '80%', ['head_channels'], divisor=1, **OPTIONS)
+    with pytest.raises(ValueError, match='found one of `compress` with `head_channels`'):
+        refit_structure(vit(), made.structure, IMAGES, **OPTIONS)
+    made.structure.method = 'another'
+    refit_structure(vit(), made.structure, IMAGES, **OPTIONS)
+
+
 @pytest.mark.parametrize('change, message', [
     (dict(backbone=dict(type='x', sites=['qk_mask'])), 'that have a closed form, of .* found'),
     (dict(sites={'layers.0.ffn.mlp_hidden': dict(total=64, kept=[1])},

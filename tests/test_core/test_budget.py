@@ -93,6 +93,12 @@ def test_parse_target_refuses(text):
         parse_target(text, 1000)
 
 
+@pytest.mark.parametrize('number', ['60', 60, 1.5, '100'])
+def test_a_share_without_its_sign_is_refused(number):
+    with pytest.raises(ValueError, match=rf'with a unit, found .*: a share .* is `{number}%`'):
+        parse_target(number, 10**9)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 999), st.sampled_from([1, 3, 8]), st.floats(0, 1), st.booleans())
 def test_groups_enter_whole(seed, divisor, where, wanted):

@@ -195,3 +195,23 @@ def test_buffers_that_the_host_takes_out_of_a_checkpoint_are_not_missed():
         assert torch.equal(value, state[name]), name
     with pytest.raises(ValueError, match='found none of its entry `head.fc.bias`'):
         load_task(model, {key: value for key, value in state.items() if key != 'head.fc.bias'}, 'x')
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_what_it_has():
+    def build(**kwargs):
+        return MODELS.build(dict(
+            type='mmpretrain.ImageClassifier', backbone=dict(
+                type='mmpretrain.VisionTransformer', img_size=32, patch_size=8, arch=dict(
+                    embed_dims=8, num_layers=1, num_heads=2, feedforward_channels=8), **kwargs)))
+
+    model = build()
+    bare = {name.removeprefix('backbone.'): value for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r'none of its entry `backbone.cls_token` and of 17 others'
+                       ', but `cls_token` and 17 others$'):
+        load_task(model, bare, 'bare.pth')
+    # mmpretrain's own check of the position table is an assertion
+    small = build()
+    table = small.state_dict() | {'backbone.pos_embed': torch.zeros(1, 12, 8)}
+    with pytest.raises(ValueError, match='expected a checkpoint of the ImageClassifier, found '
+                       '`t.pth` of another .The length of `pos_embed`'):
+        load_task(model, table, 't.pth')

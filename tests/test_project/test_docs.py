@@ -196,7 +196,7 @@ def test_gate_block_is_a_gate():
     from mmkcr.models.utils import search_space
     block = block_with('docs/add_method.md', 'class MyGate')
     block = block.replace('@MODELS.register_module()', '@MODELS.register_module(force=True)')
-    exec(block, dict(torch=torch))
+    exec(block, {})
     supernet = KCRVisionTransformer(
         arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64), img_size=32,
         patch_size=8, gates=dict(type='mmkcr.MyGate')).double()

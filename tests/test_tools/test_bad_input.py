@@ -30,6 +30,10 @@ TRAINING = dict(
         f"{DATASET}['data_root'] = 'no/such/digits'\n",
         'in the folder `no/such/digits`, found no such folder; make it with `python tools/'),
     negative_price=("model['price'] = dict(weight=-1.)\n", 'non-negative price `weight`'),
+    unreachable_price=(
+        "model['price'] = dict(target='1%', input_shape=(3, 32, 32))\n",
+        r'a price `target` within the reachable .*G to .*G MACs, found .*G .reachable: [\d.]+% to '
+        '100.0% of the dense network.'),
     unknown_cost=("model['price'] = dict(cost='time')\n",
                   "'paper', 'latency'\\], found 'time'"),
     no_architecture_part=(

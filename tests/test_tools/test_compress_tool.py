@@ -196,6 +196,13 @@ def test_a_dense_network_with_several_initialisations():
     assert without_initial_weights(config).model.init_cfg == found.init_cfg
 
 
+def test_a_dense_network_with_initial_weights_without_a_type():
+    """As mmdet's PVT has them."""
+    config = load_config('mmdet::pvt/retinanet_pvtv2-b0_fpn_1x_coco.py')
+    assert set(config.model.backbone.init_cfg) == {'checkpoint'}
+    assert 'init_cfg' not in without_initial_weights(config).model.backbone
+
+
 def test_images_for_a_config_without_a_test_set(load_tool, tmp_path, capsys):
     (tmp_path / 'config.py').write_text(f"_base_ = '{DIGITS}'\n"
                                         'test_dataloader = test_cfg = test_evaluator = None\n')
@@ -243,6 +250,8 @@ def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path,
     printed = capsys.readouterr().out
     assert ' tuned ' in printed and 'Few images: ' in printed  # 256 rows of 192 inputs are
     few = Structure.load(tmp_path / 'slim/structure.json').provenance['few_rows']
+    enough = int(re.search(r'16 images were used; about (\d+) \(`--images`\)', printed)[1])
+    assert min(enough / 16 * layer['rows'] / layer['inputs'] for layer in few.values()) >= 4
     assert all(0 < layer['rows'] < 4 * layer['inputs'] for layer in few.values())
     config = load_config(tmp_path / 'slim/finetune.py')
     full = load_config(DIGITS)

@@ -148,6 +148,10 @@ def test_a_backbone_of_the_method_keeps_its_kinds(run_tool, tmp_path, monkeypatc
 
 def test_paths_are_relative_to_the_file(run_tool, user_config):
     run_tool('init', user_config, '--out', 'deep/er/mine.py')
+    # its commands are for the folder that the user is in
+    lines = Path('deep/er/mine.py').read_text().splitlines()
+    assert '#   mmkcr search deep/er/mine.py' in lines
+    assert f'#   mmkcr init {user_config} --method kcr --stage retrain' in lines
     assert "_base_ = ['../../vit.py', " in Path('deep/er/mine.py').read_text()
     assert build_model(load_config('deep/er/mine.py')).gates()
 

@@ -124,6 +124,21 @@ class MacsPrice(nn.Module):
                 cost, macs, self.table)
         return self._of[1]
 
+    def check_target(self, macs: MacsModel) -> None:
+        """Refuse a target that no sizes of the gates reach.
+
+        Args:
+            macs (MacsModel): MACs of the supernet.
+
+        Raises:
+            ValueError: The target is out of reach; the message gives the reachable range.
+        """
+        count = self.cost_model(macs)
+        # sorted: full convolutions in the place of heads can cost more than what they replace
+        ends = sorted(count({name: getattr(site.gate, size) for name, site in macs.sites.items()})
+                      for size in ('min_size', 'total'))
+        check_range(count, count.parse_target(self.target), *ends, 'a price `target`')
+
     def forward(self, macs: MacsModel) -> Dict[str, Tensor]:
         """Price the gates as they are.
 
@@ -154,13 +169,10 @@ class MacsPrice(nn.Module):
                           for name, gate in gates.items()})
         if self.target is None:
             return dict(loss_price=self.weight * torch.log(cost / count.dense), **logged)
-        target = count.parse_target(self.target)
-        # sorted: full convolutions in the place of heads can cost more than what they replace
-        check_range(count, target, *sorted(count({name: getattr(gate, size)
-                                                  for name, gate in gates.items()})
-                                           for size in ('min_size', 'total')), 'a price `target`')
+        self.check_target(macs)
         # the value of the open gates' cost, with the gradient of the expected cost
-        distance = torch.log((cost + (count(kept) - cost).detach()) / target).abs()
+        distance = torch.log((cost + (count(kept) - cost).detach())
+                             / count.parse_target(self.target)).abs()
         price = self.weight.clone() * distance
         if self.training:
             self.weight += self.growth * distance.detach()
