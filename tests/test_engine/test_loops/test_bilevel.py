@@ -1,7 +1,9 @@
 """The bilevel loop against the algorithm written out by hand."""
 
 import contextlib
+import math
 
+import mmpretrain.models  # noqa: F401
 import pytest
 import torch
 from mmengine.config import ConfigDict
@@ -11,6 +13,7 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import DATASETS, MODELS
 from mmengine.runner import Runner
+from mmpretrain.structures import DataSample
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -53,6 +56,14 @@ class BilevelData(BaseDataset):
         return dict(inputs=torch.tensor(info['inputs']), target=torch.tensor(info['target']))
 
 
+class BilevelImages(BilevelData):
+    """Images of noise with labels."""
+
+    def prepare_data(self, index):
+        image = torch.randint(256, (3, 16, 16), generator=torch.Generator().manual_seed(index))
+        return dict(inputs=image.byte(), data_samples=DataSample().set_gt_label(index % 5))
+
+
 class Record(Hook):
     """Keeps what hooks see."""
 
@@ -66,7 +77,8 @@ class Record(Hook):
 @pytest.fixture(autouse=True)
 def registered():
     with contextlib.ExitStack() as stack:
-        for registry, classes in ((MODELS, (BilevelToy, NoGates)), (DATASETS, (BilevelData, ))):
+        for registry, classes in ((MODELS, (BilevelToy, NoGates)),
+                                  (DATASETS, (BilevelData, BilevelImages))):
             for cls in classes:
                 registry.register_module(module=cls, force=True)
                 stack.callback(registry.module_dict.pop, cls.__name__)
@@ -160,6 +172,47 @@ def test_schedules_clipping_and_averages(tmp_path):
     assert rates['train/weights.lr'] == pytest.approx([0.1] * 7 + [0.01] * 7)
     assert rates['train/architecture.lr'] == pytest.approx([0.3] * 14)
     assert 'train/architecture/loss' in runner.message_hub.log_scalars
+
+
+def search_with_a_target(work_dir, hooks=(), **changes):
+    """A search that ends far from its target."""
+    backbone = dict(type='mmkcr.KCRVisionTransformer', img_size=16, patch_size=8,
+                    gates=dict(type='mmkcr.GumbelChannelGate', min_size=4),
+                    arch=dict(embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48))
+    model = dict(type='mmkcr.SearchModel', architecture=dict(
+        type='mmpretrain.ImageClassifier', backbone=backbone,
+        head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=5, in_channels=24,
+                  loss=dict(type='mmpretrain.CrossEntropyLoss')),
+        data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor', num_classes=5)),
+        price=dict(type='mmkcr.MacsPrice', target='75%', weight=0.5, growth=0.1))
+    return build(work_dir, model=model, hooks=hooks, train_dataloader=dict(
+        dataset=dict(type='BilevelImages'), batch_size=BATCH, num_workers=0,
+        sampler=dict(type='DefaultSampler', shuffle=True),
+        collate_fn=dict(type='pseudo_collate')), **changes)
+
+
+def test_the_weight_of_a_price_grows_once_an_iteration(tmp_path):
+    """By the gates' step alone, and a resumed search goes on with it."""
+    record, price = Record(), []
+    runner = search_with_a_target(tmp_path / 'whole', default_hooks=dict(
+        logger=None, timer=None, checkpoint=dict(type='CheckpointHook', interval=1)))
+    runner.register_hook(record)
+    runner.train()
+    weight = 0.5
+    target = 0.75 * runner.model.macs_model().dense / 1e9
+    for outputs in record.outputs:
+        weight += 0.1 * abs(math.log(outputs['architecture/macs_open'] / target))
+        price.append(outputs['architecture/price_weight'])
+        # what the weights' step logs is the same weight
+        assert price[-1] == outputs['price_weight'] == pytest.approx(weight, rel=1e-5)
+    assert len(price) == 14 and price[-1] > 0.8 and runner.model.price.training
+    resumed = search_with_a_target(tmp_path / 'resumed', resume=True,
+                                   load_from=str(tmp_path / 'whole/epoch_1.pth'))
+    again = Record()
+    resumed.register_hook(again)
+    resumed.train()
+    assert again.outputs == record.outputs[7:]
+    assert torch.equal(resumed.model.price.weight, runner.model.price.weight)
 
 
 def test_optimizers_hold_their_parameters_and_host_options_work(tmp_path):
