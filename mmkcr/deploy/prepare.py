@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import Unsupported
 from mmkcr.models.adapters import mlp_views
+from mmkcr.models.adapters.views import LIBRARIES
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
 from mmkcr.models.layers.selection import Put, Take, largest_group
@@ -25,8 +26,6 @@ from .tensor_model import TensorModel
 SELECTION_FORMS: Dict[str, str] = dict(any='gather', onnxruntime='elements', openvino='gather',
                                        tensorrt='gather')
 RUNTIMES = tuple(SELECTION_FORMS)
-#: Packages in whose blocks it is known what a norm in front of an MLP is called.
-_LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
 #: From this number of contiguous kept channels on, gathering them as rows is faster.
 GROUPED_FROM = 16
 
@@ -111,7 +110,7 @@ def _fold_norm(root: nn.Module, path: str, inputs: Tuple[str, ...]) -> None:
         return
     # elsewhere a norm of that name may be behind the MLP, or something else may read it too
     block = root.get_submodule(path.rpartition('.')[0])
-    if type(norm) is nn.LayerNorm and not type(block).__module__.startswith(_LIBRARIES):
+    if type(norm) is nn.LayerNorm and not type(block).__module__.startswith(LIBRARIES):
         return
     # W (a * x + c) + b = (W diag(a)) x + (b + W c); the shift first, while W is unscaled
     for layer in layers:

@@ -16,14 +16,17 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Set,
     Tuple,
     Union,
 )
 
-from torch import nn
+from torch import fx, nn
 
 from mmkcr.core import Axis, Unsupported
 
+#: Packages in whose blocks it is known what a norm in front of an MLP is called.
+LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
 #: Norms in front of an MLP, by the attribute of the MLP in its block.
 _NORMS_BEFORE = {
     'ffn': ('ln2', 'norm2', 'norm_ffn'), 'mlp': ('norm2', 'layernorm_after', 'layer_norm2'),
@@ -310,12 +313,12 @@ def mlp_views(host: nn.Module) -> List[Any]:
                                    'norm')}
             view = dict(local, **absolute, path=_absolute(path, own) or path)
             # an adapter's own `norm` or reason comes after, so it wins
-            views.append(MLPView(**{**_norm_before(host, path), **view}))
+            views.append(MLPView(**{**_norm_before(host, path, 'norm' in local), **view}))
     return views
 
 
-def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
-    """The norm in front of an MLP, or why there is none."""
+def _norm_before(host: nn.Module, path: str, known: bool) -> Dict[str, str]:
+    """The norm in front of an MLP, or why there is none; ``known``: the adapter names it."""
     parent, _, name = path.rpartition('.')
     block = host.get_submodule(parent)
     if _shortcut_reads_norm(block):
@@ -325,8 +328,77 @@ def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
             return dict(why_no_channels=_NO_NORM_BEFORE[cls.__name__])
     for norm in _NORMS_BEFORE.get(name, ()):
         if norm in block._modules:
-            return dict(norm=_absolute(parent, norm))
+            reason = '' if known else _why_not_alone(block, norm, name)
+            return dict(why_no_channels=reason) if reason else dict(norm=_absolute(parent, norm))
     return dict(why_no_channels='no norm that only the MLP reads was found')
+
+
+def _why_not_alone(block: nn.Module, norm: str, mlp: str) -> str:
+    """Why a norm is not what its block's MLP alone reads; '' also where that cannot be seen.
+
+    In blocks of the host libraries the names tell (:data:`_NORMS_BEFORE`). In others the norm of
+    that name may be anywhere, so the graph of the block's modules is looked at.
+
+    Args:
+        block (nn.Module): The block.
+        norm (str): Name of the norm in it.
+        mlp (str): Name of the MLP in it.
+    """
+    if type(block).__module__.startswith(LIBRARIES):
+        return ''
+    try:
+        graph = _Modules().trace(block)
+    except Exception:  # of whatever forward: what runs depends on the input
+        return ''
+    norms = [node for node in graph.nodes if node.target == norm]
+    mlps = {node for node in graph.nodes if node.op == 'call_module'
+            and f'{node.target}.'.startswith(f'{mlp}.')}
+    shapes: Set[fx.Node] = set()  # what depends on shapes alone
+    normed, reached, others = set(norms), False, False
+    for node in graph.nodes:
+        inputs = set(node.all_input_nodes)
+        if _asks_for_shape(node) or inputs and inputs <= shapes:
+            shapes.add(node)
+        elif not inputs & normed:
+            continue
+        elif node in mlps:
+            reached = True
+        elif inputs <= normed | shapes and node.op != 'output' and not _has_weights(block, node):
+            normed.add(node)  # a dropout, a change of the shape
+        else:
+            others = True
+    if reached and not others:
+        return ''
+    before, left = set(), list(norms)
+    while left:
+        node = left.pop()
+        before.add(node)
+        left += set(node.all_input_nodes) - before
+    return f'the norm `{norm}` follows the MLP and mixes its channels' if before & mlps else \
+        f'the norm `{norm}` is not read by the MLP alone'
+
+
+def _asks_for_shape(node: fx.Node) -> bool:
+    return node.target in ('size', 'dim') or \
+        node.target is getattr and node.args[1] in ('shape', 'ndim', 'dtype', 'device')
+
+
+def _has_weights(block: nn.Module, node: fx.Node) -> bool:
+    return node.op == 'call_module' and any(
+        True for _ in block.get_submodule(node.target).parameters())
+
+
+class _Modules(fx.Tracer):
+    """Traces a block without going into its modules, along the branches of conditions that hold."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Every module is a node."""
+        return True
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Conditions on inputs are mostly assertions; a loop on one does not end."""
+        self.asked = getattr(self, 'asked', 0) + 1
+        return super().to_bool(obj) if self.asked > 100 else True
 
 
 def _shortcut_reads_norm(block: nn.Module) -> bool:
