@@ -513,11 +513,17 @@ def test_refuses_in_one_sentence(arguments, message):
 @pytest.mark.parametrize('module, reason', [
     (lambda: timm.create_model('vit_tiny_patch16_224', img_size=64, embed_dim=16, depth=1,
                                num_heads=2), r"AssertionError: Input height \(32\) doesn't match"),
-    (lambda: TwoInputs(), 'TypeError: .* missing 1 required positional argument')])
-def test_a_module_that_does_not_take_such_an_image(module, reason):
-    with pytest.raises(ValueError, match=rf'takes an image .*\(3, 32, 32\), .* \({reason}'):
+    (lambda: TwoInputs(), 'TypeError: .* missing 1 required positional argument'),
+    (lambda: Broken(), f'LookupError: {"of its own " * 50}fault$')])
+def test_a_module_that_does_not_run_on_an_image(module, reason):
+    """Its error is there, the whole text and the error itself; whose fault it is nobody knows."""
+    message = rf'` to run on .*\(3, 32, 32\), .* raised {reason}'
+    with pytest.raises(ValueError, match=message) as found:
         compress(module(), [IMAGES], 0.6, forward=lambda network, batch: network(batch, 1.),
                  **OPTIONS)
+    cause = found.value.__cause__
+    assert f'{type(cause).__name__}: {" ".join(str(cause).split())}' in str(found.value)
+    assert '\n' not in str(found.value)
 
 
 class TwoInputs(nn.Sequential):
@@ -526,6 +532,13 @@ class TwoInputs(nn.Sequential):
 
     def forward(self, images, factor):
         return factor * super().forward(images)
+
+
+class Broken(TwoInputs):
+    def forward(self, images, factor=None):
+        if factor is None:
+            raise LookupError(f'{"of its own " * 50}\nfault')
+        return super().forward(images, factor)
 
 
 def test_readers_are_the_layers_that_the_units_enter():
