@@ -315,6 +315,22 @@ def test_other_norms_in_blocks_of_ones_own_are_refused(name):
     compress(net, images, '90%', ['mlp_hidden'], input_shape=(3, 16, 16))
 
 
+class OwnFFN(FFN):
+    """It adds what it reads."""
+
+    def forward(self, x, identity=None):
+        return super().forward(x, identity=identity) + x
+
+
+def test_an_mlp_that_reads_its_input_twice_is_refused():
+    block = OwnBlock(BEFORE['plain'])
+    Searchable(block, ['mlp_channels'])
+    block.ffn = OwnFFN(D, HIDDEN, add_identity=False)
+    with pytest.raises(ValueError, match='more than its first layers reads the input of the MLP'):
+        Searchable(block, ['mlp_channels'])
+    Searchable(block, ['mlp_hidden'])
+
+
 class Swap(nn.Module):
     def forward(self, x):
         return x.mT
