@@ -8,13 +8,14 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmpretrain.models import SwinTransformer, VisionTransformer
+from mmpretrain.models import ImageClassifier, SwinTransformer, VisionTransformer
 from torch import nn
 from torch.utils.data import DataLoader
 
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress import split_batches
+from mmkcr.apis.compress_files import task_outputs
 from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.core import Structure, count_params
@@ -455,6 +456,38 @@ def test_a_layer_without_a_bias_gets_none():
     keys = set(model.state_dict())
     result = compress(model, IMAGES, 0.85, ['heads'], **OPTIONS)
     assert {key for key in result.model.state_dict() if not key.endswith('.kept')} == keys
+
+
+def test_a_conformer_decides_by_the_scores_of_both_branches(tmp_path):
+    torch.manual_seed(0)
+    model = ImageClassifier(
+        backbone=dict(type='mmpretrain.Conformer', base_channels=8, arch=dict(
+            embed_dims=32, channel_ratio=1, num_heads=4, depths=3)),
+        head=dict(type='mmpretrain.ConformerHead', num_classes=5, in_channels=[32, 32],
+                  loss=dict(type='mmpretrain.CrossEntropyLoss')))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 0.1)
+    model.eval()
+
+    def predicted(network, batch):
+        with torch.no_grad():
+            return [sample.pred_label for sample in network(batch['inputs'], mode='predict')]
+
+    batches = [dict(inputs=images) for images in IMAGES.split(6)]
+    images = torch.randn(120, *IMAGES.shape[1:], generator=torch.Generator().manual_seed(1))
+    held_out = [dict(inputs=images)]
+    with torch.no_grad():
+        branches = [scores.argmax(1) for scores in model(images)]
+        decided = task_outputs(model, held_out[0]).argmax(1)
+    assert decided.tolist() == [int(label) for label in predicted(model, held_out[0])]
+    assert not any(decided.equal(branch) for branch in branches)
+    found = compress(model, batches, '97%', ['mlp_hidden'], forward=task_outputs, logits=True,
+                     held_out=held_out, **OPTIONS)
+    same = [a == b for a, b in zip(predicted(model, held_out[0]),
+                                   predicted(found.model, held_out[0]))]
+    assert found.agreement['top1'] == pytest.approx(sum(map(int, same)) / len(same))
+    assert not all(same)
 
 
 def test_our_own_dense_backbones_too():
