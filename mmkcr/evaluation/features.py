@@ -167,7 +167,7 @@ def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterato
         for batch in loader:
             features = []
             for part in _of_one_size(batch):
-                data = _preprocessed(model, part)
+                data = preprocessed(model, part)
                 with stop_after(last):
                     model(**data, mode='tensor') if isinstance(data, dict) else \
                         model(*data, mode='tensor')
@@ -175,8 +175,14 @@ def feature_batches(model: nn.Module, loader: DataLoader, layer: str) -> Iterato
             yield torch.cat(features)
 
 
-def _preprocessed(model: nn.Module, batch: Any) -> Any:
-    """A batch through a model's data preprocessor; of self-supervised models, as a first view."""
+def preprocessed(model: nn.Module, batch: Any) -> Any:
+    """A batch through a model's data preprocessor; of self-supervised models, as a first view.
+
+    Args:
+        model (nn.Module): Task model, possibly in a training wrapper.
+        batch (Any): As its preprocessor takes it; of a self-supervised model with stacked images
+            ``inputs`` (B, C, H, W), which are no views.
+    """
     views = is_self_supervised(find_task(model)) and isinstance(batch['inputs'], Tensor)
     if not views:
         return model.data_preprocessor(batch, False)
