@@ -80,7 +80,10 @@ def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:
     if priced is not None:
         return tuple(priced)
     task = getattr(model, 'architecture', model)
-    return image_size(config, type(task).__module__.split('.')[0])
+    # of a class of one's own the library that it comes from
+    libraries = (cls.__module__.split('.')[0] for cls in type(task).__mro__)
+    scope = next((name for name in libraries if name in ('mmpretrain', 'mmdet', 'mmseg')), None)
+    return image_size(config, scope)
 
 
 def set_structure(config: Config, structure: str) -> None:

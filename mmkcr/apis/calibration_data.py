@@ -6,15 +6,15 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
-from mmengine.dataset import Compose, pseudo_collate
+from mmengine.dataset import Compose, default_collate, pseudo_collate
 from mmengine.model import stack_batch
 from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 
 from mmkcr.compat import UnreadableImageError
 from mmkcr.datasets.data_check import pipeline_config
-from mmkcr.evaluation.features import find_pipeline, with_pipeline
-from mmkcr.models.utils import is_detector
+from mmkcr.evaluation.features import find_pipeline, preprocessed, with_pipeline
+from mmkcr.models.utils import find_task, is_detector, is_self_supervised
 from .compress import held_apart
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
@@ -64,7 +64,9 @@ class CalibrationImages(Sequence):
                     data_samples=[sample for one in alone for sample in one['data_samples']])
 
     def _prepared(self, samples: List[Dict[str, Any]]) -> Any:
-        return self._model.data_preprocessor(pseudo_collate(samples), False)
+        # a list of images would be views of one image to the preprocessor of MAE and the like
+        views = is_self_supervised(find_task(self._model))
+        return preprocessed(self._model, (default_collate if views else pseudo_collate)(samples))
 
     def _of_batch(self, batch: int) -> List[int]:
         return self._indices[batch * self._size:(batch + 1) * self._size]

@@ -329,9 +329,9 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
             return run()
         except Exception as error:  # of whatever module it is
             reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-            raise ValueError(f'expected a module that takes an image of `input_shape` '
-                             f'{tuple(input_shape)}, to count its MACs, found '
-                             f'`{type(model).__name__}` ({reason:.200})') from error
+            raise ValueError(f'expected `{type(model).__name__}` to run on one image of zeros of '
+                             f'`input_shape` {tuple(input_shape)}, to count its MACs, found '
+                             f'that it raised {reason}') from error
 
     return MacsModel(model, space.host, space.sites, on_an_image)
 

@@ -14,6 +14,7 @@ from torch import nn
 from mmkcr.core import atomic_write
 from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.models.utils import (
+    deciding_scores,
     find_task,
     is_dense_task,
     is_detector,
@@ -71,13 +72,16 @@ class CompressFiles(NamedTuple):
 def task_outputs(model: nn.Module, batch: Any) -> Any:
     """Outputs of a task model that must agree: scores, score maps, or a detector's features.
 
+    Of a classifier they are what it decides by, see :func:`~mmkcr.models.utils.deciding_scores`.
+
     Args:
         model (nn.Module): A model of mmpretrain, mmdet or mmseg.
         batch (dict): A batch of its data preprocessor.
     """
     if is_detector(model):
         return model.extract_feat(batch['inputs'])
-    return tensor_outputs(model, batch['inputs'], batch.get('data_samples'))
+    return deciding_scores(model, tensor_outputs(model, batch['inputs'],
+                                                 batch.get('data_samples')))
 
 
 class CompressTask(NamedTuple):

@@ -11,6 +11,7 @@ from torch import nn
 from mmkcr.deploy.int8 import quantize_onnx
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.models.utils import deciding_scores, find_task, unwrap
 from .export import export_onnx
 from .latency import measure_pair
 
@@ -64,7 +65,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         quantize_onnx(files[name], files[f'{name} int8'], images, runtime)
     view = TensorModel(dense)
     with torch.no_grad():
-        expected = [_first(view(torch.from_numpy(batch))) for batch in held_out]
+        expected = [_last(dense, view(torch.from_numpy(batch))) for batch in held_out]
     found = []
     for name, path in files.items():
         # every file in turns with the dense fp32 file, itself included
@@ -72,20 +73,21 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
         timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, threads,
                               clock=time.process_time if threads == 1 else time.perf_counter)
         found.append(DeployedFile(name, path, path.stat().st_size, timing.ratio,
-                                  **_compared(path, runtime, held_out, expected)))
+                                  **_compared(dense, path, runtime, held_out, expected)))
     return found
 
 
-def _first(outputs: Any) -> np.ndarray:
-    """The last output: logits, or the deepest map."""
-    return (outputs[-1] if isinstance(outputs, tuple) else outputs).numpy()
+def _last(model: nn.Module, outputs: Any) -> np.ndarray:
+    """Logits, or the deepest map."""
+    outputs = deciding_scores(find_task(unwrap(model)), outputs)
+    # copied: the runtimes reuse the memory of their outputs in the next call
+    return np.array(outputs[-1] if isinstance(outputs, (list, tuple)) else outputs)
 
 
-def _compared(path: Path, runtime: str, batches: Sequence[np.ndarray],
+def _compared(model: nn.Module, path: Path, runtime: str, batches: Sequence[np.ndarray],
               expected: Sequence[np.ndarray]) -> Dict[str, Any]:
     session = open_onnx(path, runtime)
-    # copied: the runtimes reuse the memory of their outputs in the next call
-    found = np.concatenate([np.array(session(batch)[-1]) for batch in batches])
+    found = np.concatenate([_last(model, session(batch)) for batch in batches])
     wanted = np.concatenate(expected)
     error = float(np.linalg.norm(found - wanted) / max(np.linalg.norm(wanted), 1e-12))
     same = float((found.argmax(1) == wanted.argmax(1)).mean()) if wanted.ndim == 2 else None

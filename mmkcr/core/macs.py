@@ -43,7 +43,10 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     """Count the MACs of a forward call, in eval mode and without gradients.
 
     The count depends on shapes alone. So matrix products and convolutions are not computed; their
-    outputs are zeros.
+    outputs are zeros. Products of a matrix or vector with a vector, ``nn.Bilinear`` (one MAC for an
+    entry of its weight and a position, as of a linear layer) and recurrent layers count as well.
+    What is no matrix product counts nothing: elementwise and outer products, sums, distances,
+    sampling; nor does a product of sparse tensors or in an operator of another library.
 
     Args:
         model (nn.Module): Its mode is restored afterwards.
@@ -59,7 +62,7 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     for parameter in trained:
         parameter.requires_grad_(False)
     counter = FlopCounterMode(display=False)
-    call, products = _Call(model, forward), _ShapesOnly(model)
+    call, products = _Call(model, forward), _ShapesOnly(model, counter)
     try:
         with torch.no_grad(), _in_products(), products, counter:
             call()
@@ -77,6 +80,43 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     modules = {name[len(prefix):]: macs for name, macs in by_module.items()
                if name.startswith(prefix)}
     return MacsReport(counter.get_total_flops() // 2, modules, by_operator, products.own)
+
+
+def _multiplied(*operands: Tensor, out_val: Any = None, **_: Any) -> int:
+    """FLOPs of (bias or not), (..., M, K) or (K,), then (..., K, N) or (K,)."""
+    left, right = operands[-2:]
+    return 2 * left.numel() * (right.shape[-1] if right.ndim > 1 else 1)
+
+
+def _trilinear(*args: Any, out_val: Any = None, **_: Any) -> int:
+    """FLOPs of `nn.Bilinear`: terms of the sum over the inputs, expanded by dimensions of 1."""
+    shapes = []
+    for value, dims in zip(args[:3], args[3:6]):
+        for dim in dims:
+            value = value.unsqueeze(dim)
+        shapes.append(value.shape)
+    return 2 * math.prod(torch.broadcast_shapes(*shapes))
+
+
+def _recurrent(inputs: Tensor, *args: Any, out_val: Any = None, **_: Any) -> int:
+    """FLOPs of recurrent layers: at every position all their matrices, of inputs and states."""
+    first = args[0]  # a list of the weights; or singly, where each layer is an operator
+    weights = first if isinstance(first, (list, tuple)) else args[:2]
+    positions = inputs.numel() // inputs.shape[-1]
+    return 2 * positions * sum(weight.numel() for weight in weights if weight.ndim == 2)
+
+
+#: FLOPs of products that the counter of PyTorch does not know, by the operator's name.
+_FURTHER = {**dict.fromkeys(('dot', 'vdot', 'mv', 'addmv', 'addbmm', '_int_mm'), _multiplied),
+            '_trilinear': _trilinear}
+
+
+def _further(operator: Any) -> Optional[Callable[..., int]]:
+    """FLOPs of such a product; each library of recurrent layers has an operator of its own."""
+    space, _, name = operator.name().partition('.')[0].partition('::')
+    if space != 'aten':
+        return None
+    return _recurrent if name.endswith(('rnn_layer', '_rnn')) else _FURTHER.get(name)
 
 
 @contextmanager
@@ -97,14 +137,16 @@ def _in_products() -> Iterator[None]:
 
 
 class _ShapesOnly(TorchDispatchMode):
-    """Replaces the results of products by zeros, and counts the products by running module.
+    """Replaces results of large products by zeros, and counts products by running module.
 
     Args:
         model (nn.Module): The counts are by its modules.
+        counter (FlopCounterMode): Active outside of this mode; it learns of further products.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, counter: FlopCounterMode) -> None:
         super().__init__()
+        self._known = counter.flop_registry
         self.own: Dict[str, int] = {}
         self._running = ['']  # stack of module paths, the innermost last
         self._handles = []
@@ -126,16 +168,23 @@ class _ShapesOnly(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Tuple = (),
                            kwargs: Optional[Dict[str, Any]] = None) -> Any:
         kwargs = kwargs or {}
-        count = flop_registry.get(func._overloadpacket)
-        if count is None:
-            return func(*args, **kwargs)
+        operator = func._overloadpacket
+        if operator not in flop_registry:
+            count, out = _further(func), func(*args, **kwargs)
+            if count is not None:
+                self._known[operator] = count  # the counter looks it up next
+                self._add(count(*args, **kwargs))
+            return out
         device = next(value.device for value in args if isinstance(value, Tensor))
         # run on the meta device, which infers the shape of the output alone
         shapes = [value.to('meta') if isinstance(value, Tensor) else value for value in args]
         out = torch.zeros_like(func(*shapes, **kwargs), device=device)
-        macs = count(*args, **kwargs, out_val=out) // 2
-        self.own[self._running[-1]] = self.own.get(self._running[-1], 0) + macs
+        self._add(flop_registry[operator](*args, **kwargs, out_val=out))
         return out
+
+    def _add(self, flops: int) -> None:
+        running = self._running[-1]
+        self.own[running] = self.own.get(running, 0) + flops // 2
 
 
 class _Call(nn.Module):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import Unsupported
 from mmkcr.models.adapters import mlp_views
+from mmkcr.models.adapters.views import MLPView, of_library
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
 from mmkcr.models.layers.selection import Put, Take, largest_group
@@ -25,8 +26,6 @@ from .tensor_model import TensorModel
 SELECTION_FORMS: Dict[str, str] = dict(any='gather', onnxruntime='elements', openvino='gather',
                                        tensorrt='gather')
 RUNTIMES = tuple(SELECTION_FORMS)
-#: Packages in whose blocks it is known what a norm in front of an MLP is called.
-_LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
 #: From this number of contiguous kept channels on, gathering them as rows is faster.
 GROUPED_FROM = 16
 
@@ -61,7 +60,7 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
     # before norms are split from their selections below, which then have no affine part
     for mlp in mlp_views(view):
         if not isinstance(mlp, Unsupported) and mlp.norm:
-            _fold_norm(view, mlp.norm, mlp.inputs)
+            _fold_norm(view, mlp)
     for path, module in list(view.named_modules()):
         if isinstance(module, SlicedLayerNorm):
             _set(view, path, _split_norm(module))
@@ -103,15 +102,16 @@ def _set(root: nn.Module, path: str, module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _fold_norm(root: nn.Module, path: str, inputs: Tuple[str, ...]) -> None:
+def _fold_norm(root: nn.Module, mlp: MLPView) -> None:
     """Fold the affine part of a norm into the linear layers that read it."""
-    norm, layers = root.get_submodule(path), [root.get_submodule(name) for name in inputs]
+    norm, layers = root.get_submodule(mlp.norm), [root.get_submodule(name) for name in mlp.inputs]
     if type(norm) not in (nn.LayerNorm, SlicedLayerNorm) or norm.weight is None or \
             not all(type(layer) in (nn.Linear, Linear) for layer in layers):
         return
     # elsewhere a norm of that name may be behind the MLP, or something else may read it too
-    block = root.get_submodule(path.rpartition('.')[0])
-    if type(norm) is nn.LayerNorm and not type(block).__module__.startswith(_LIBRARIES):
+    block = root.get_submodule(mlp.norm.rpartition('.')[0])
+    if type(norm) is nn.LayerNorm and not all(map(of_library, (
+            block, root.get_submodule(mlp.path)))):
         return
     # W (a * x + c) + b = (W diag(a)) x + (b + W c); the shift first, while W is unscaled
     for layer in layers:

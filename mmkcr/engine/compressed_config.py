@@ -14,6 +14,7 @@ from mmengine.runner import Runner, find_latest_checkpoint
 
 from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.registry import RUNNERS
+from .schedule import reached
 
 #: Keys of ``compression``, with their defaults.
 DEFAULTS: Dict[str, Any] = dict(
@@ -56,7 +57,8 @@ def compressed_config(config: Config) -> Config:
       samples for the gates; ``architecture`` is their optimizer). ``'joint'`` gives the gates a
       parameter group of their own. ``'plain'`` leaves the training as it is.
     - ``hooks`` are added. A value such as ``'45%'`` means that share of the run, in epochs or
-      iterations, as the run counts.
+      iterations, as the run counts, rounded, and at least 1. A ``begin`` below 100 % is at most
+      the last epoch or iteration, so that also a run of one epoch has what begins there.
     - What the config already has stays: optimizers that are split, with their loop, and
       hooks of a type that ``custom_hooks`` has. Entries of ``model`` that belong to the wrapper,
       such as ``model.price.weight`` or ``model.architecture.backbone.qk_mask``, are merged last.
@@ -325,12 +327,15 @@ def _add_hooks(config: Config, settings: ConfigDict) -> None:
 
 
 def _resolved(hook: Mapping[str, Any], config: Config) -> Dict[str, Any]:
-    """Turn a hook's shares of the run into numbers of epochs or iterations, at least 1."""
+    """Turn a hook's shares of the run into numbers of epochs or iterations."""
     found, shared = dict(hook), False
     for key, value in hook.items():
         share: Optional[re.Match] = _PERCENT.fullmatch(value) if isinstance(value, str) else None
         if share is not None:
             length, by_epoch = run_length(config)
-            found[key], shared = max(1, round(float(share[1]) / 100 * length)), True
+            part = float(share[1]) / 100
+            found[key], shared = max(1, round(part * length)), True
+            if key == 'begin' and part < 1:
+                found[key] = reached(found[key], length)
     # hooks count epochs by default
     return {**found, **(dict(by_epoch=False) if shared and not by_epoch else {})}

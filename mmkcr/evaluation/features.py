@@ -172,7 +172,7 @@ def feature_batches(model: nn.Module, loader: DataLoader,
         for batch in loader:
             features = []
             for part in _of_one_size(batch):
-                data = _preprocessed(model, part)
+                data = preprocessed(model, part)
                 with stop_after(last):
                     model(**data, mode='tensor') if isinstance(data, dict) else \
                         model(*data, mode='tensor')
@@ -180,8 +180,14 @@ def feature_batches(model: nn.Module, loader: DataLoader,
             yield torch.cat(features), batch
 
 
-def _preprocessed(model: nn.Module, batch: Any) -> Any:
-    """A batch through a model's data preprocessor; of self-supervised models, as a first view."""
+def preprocessed(model: nn.Module, batch: Any) -> Any:
+    """A batch through a model's data preprocessor; of self-supervised models, as a first view.
+
+    Args:
+        model (nn.Module): Task model, possibly in a training wrapper.
+        batch (Any): As its preprocessor takes it; of a self-supervised model with stacked images
+            ``inputs`` (B, C, H, W), which are no views.
+    """
     views = is_self_supervised(find_task(model)) and isinstance(batch['inputs'], Tensor)
     if not views:
         return model.data_preprocessor(batch, False)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from mmengine.model import BaseAveragedModel, BaseModel, BaseTTAModel, is_model_wrapper
-from mmpretrain.models import BaseSelfSupervisor
+from mmpretrain.models import BaseSelfSupervisor, ConformerHead
 from torch import Tensor, nn
 
 from mmkcr.core import MacsReport, count_forward_macs
@@ -161,6 +161,20 @@ def tensor_outputs(model: nn.Module, inputs: Tensor,
     size = tuple(inputs.shape[-2:])
     sizes = dict(img_shape=size, batch_input_shape=size, pad_shape=size)
     return head(task.extract_feat(inputs), [SegDataSample(metainfo=sizes) for _ in inputs])
+
+
+def deciding_scores(task: nn.Module, outputs: Any) -> Any:
+    """What a classifier decides by, of the outputs of its head: its predictions are their argmax.
+
+    They are the outputs themselves, except for a Conformer: its head gives the scores of both
+    branches, and adds them up to predict.
+
+    Args:
+        task (nn.Module): A task model; of others the outputs are returned as they are.
+        outputs (Any): What its head, or a file of it, returns.
+    """
+    summed = isinstance(getattr(task, 'head', None), ConformerHead)
+    return sum(outputs) if summed else outputs
 
 
 def most_proposals(task: nn.Module) -> Optional[int]:

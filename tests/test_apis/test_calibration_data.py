@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from mmpretrain.models import ClsDataPreprocessor
+from mmpretrain.models import MAE, ClsDataPreprocessor
+from mmpretrain.structures import DataSample
 from mmseg.models import SegDataPreProcessor
 from mmseg.structures import SegDataSample
 from PIL import Image
 from torch import nn
 
-from mmkcr.apis import compress_files
+from mmkcr.apis import compress, compress_files
 from mmkcr.apis.calibration_data import CalibrationImages, calibration_images
 
 SIZES = [(24, 40), (40, 24), (24, 24), (24, 40)]
@@ -49,6 +50,27 @@ def test_the_transforms_of_several_test_sets(tmp_path):
     config.test_dataloader.dataset.datasets = []
     with pytest.raises(ValueError, match='with `test_dataloader`, whose transforms'):
         calibration_images(config, model, str(tmp_path))
+
+
+def test_a_masked_image_model_gets_a_batch_of_whole_images():
+    """Not a list of images, which its own preprocessor would take for views of one image."""
+    arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
+    model = MAE(
+        backbone=dict(type='mmpretrain.MAEViT', arch=arch, img_size=16, patch_size=4),
+        neck=dict(type='mmpretrain.MAEPretrainDecoder', patch_size=4, num_patches=16, embed_dim=16,
+                  decoder_embed_dim=16, decoder_depth=1, decoder_num_heads=2),
+        head=dict(type='mmpretrain.MAEPretrainHead', patch_size=4, loss=dict(
+            type='mmpretrain.PixelReconstructionLoss', criterion='L2')),
+        data_preprocessor=dict(type='mmpretrain.SelfSupDataPreprocessor', mean=[1., 2., 3.],
+                               std=[4.] * 3, to_rgb=True))
+    images = torch.randint(1, 255, (12, 3, 16, 16), dtype=torch.uint8)
+    batches = CalibrationImages(
+        lambda index: dict(inputs=images[index], data_samples=DataSample()), range(12), model, 4)
+    mean = torch.tensor([1., 2., 3.]).reshape(3, 1, 1)
+    assert torch.equal(batches[1]['inputs'], (images[4:8].flip(1) - mean) / 4)
+    found = compress(model, batches, '80%', input_shape=(3, 16, 16), progress=False,
+                     forward=compress_files.task_outputs)
+    assert 0 < found.agreement['error'] < 0.5
 
 
 def test_files_for_a_runtime_take_one_size(monkeypatch, tmp_path):

@@ -8,13 +8,14 @@ import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmpretrain.models import SwinTransformer, VisionTransformer
+from mmpretrain.models import ImageClassifier, SwinTransformer, VisionTransformer
 from torch import nn
 from torch.utils.data import DataLoader
 
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress import split_batches
+from mmkcr.apis.compress_files import task_outputs
 from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.core import Structure, count_params
@@ -457,6 +458,38 @@ def test_a_layer_without_a_bias_gets_none():
     assert {key for key in result.model.state_dict() if not key.endswith('.kept')} == keys
 
 
+def test_a_conformer_decides_by_the_scores_of_both_branches(tmp_path):
+    torch.manual_seed(0)
+    model = ImageClassifier(
+        backbone=dict(type='mmpretrain.Conformer', base_channels=8, arch=dict(
+            embed_dims=32, channel_ratio=1, num_heads=4, depths=3)),
+        head=dict(type='mmpretrain.ConformerHead', num_classes=5, in_channels=[32, 32],
+                  loss=dict(type='mmpretrain.CrossEntropyLoss')))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 0.1)
+    model.eval()
+
+    def predicted(network, batch):
+        with torch.no_grad():
+            return [sample.pred_label for sample in network(batch['inputs'], mode='predict')]
+
+    batches = [dict(inputs=images) for images in IMAGES.split(6)]
+    images = torch.randn(120, *IMAGES.shape[1:], generator=torch.Generator().manual_seed(1))
+    held_out = [dict(inputs=images)]
+    with torch.no_grad():
+        branches = [scores.argmax(1) for scores in model(images)]
+        decided = task_outputs(model, held_out[0]).argmax(1)
+    assert decided.tolist() == [int(label) for label in predicted(model, held_out[0])]
+    assert not any(decided.equal(branch) for branch in branches)
+    found = compress(model, batches, '97%', ['mlp_hidden'], forward=task_outputs, logits=True,
+                     held_out=held_out, **OPTIONS)
+    same = [a == b for a, b in zip(predicted(model, held_out[0]),
+                                   predicted(found.model, held_out[0]))]
+    assert found.agreement['top1'] == pytest.approx(sum(map(int, same)) / len(same))
+    assert not all(same)
+
+
 def test_our_own_dense_backbones_too():
     result = compress(vit(KCRVisionTransformer), IMAGES, 0.6, ['mlp_hidden'], **OPTIONS)
     assert result.structure.backbone['type'] == 'mmkcr.Searchable'
@@ -513,11 +546,17 @@ def test_refuses_in_one_sentence(arguments, message):
 @pytest.mark.parametrize('module, reason', [
     (lambda: timm.create_model('vit_tiny_patch16_224', img_size=64, embed_dim=16, depth=1,
                                num_heads=2), r"AssertionError: Input height \(32\) doesn't match"),
-    (lambda: TwoInputs(), 'TypeError: .* missing 1 required positional argument')])
-def test_a_module_that_does_not_take_such_an_image(module, reason):
-    with pytest.raises(ValueError, match=rf'takes an image .*\(3, 32, 32\), .* \({reason}'):
+    (lambda: TwoInputs(), 'TypeError: .* missing 1 required positional argument'),
+    (lambda: Broken(), f'LookupError: {"of its own " * 50}fault$')])
+def test_a_module_that_does_not_run_on_an_image(module, reason):
+    """Its error is there, the whole text and the error itself; whose fault it is nobody knows."""
+    message = rf'` to run on .*\(3, 32, 32\), .* raised {reason}'
+    with pytest.raises(ValueError, match=message) as found:
         compress(module(), [IMAGES], 0.6, forward=lambda network, batch: network(batch, 1.),
                  **OPTIONS)
+    cause = found.value.__cause__
+    assert f'{type(cause).__name__}: {" ".join(str(cause).split())}' in str(found.value)
+    assert '\n' not in str(found.value)
 
 
 class TwoInputs(nn.Sequential):
@@ -526,6 +565,13 @@ class TwoInputs(nn.Sequential):
 
     def forward(self, images, factor):
         return factor * super().forward(images)
+
+
+class Broken(TwoInputs):
+    def forward(self, images, factor=None):
+        if factor is None:
+            raise LookupError(f'{"of its own " * 50}\nfault')
+        return super().forward(images, factor)
 
 
 def test_readers_are_the_layers_that_the_units_enter():

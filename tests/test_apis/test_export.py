@@ -5,6 +5,7 @@ import importlib
 
 import onnx
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,18 @@ def test_sizes_are_fixed_where_the_backbone_decides_by_them(tmp_path):
     assert not report.dynamic_size and 'height and width are fixed' in report.notice
     assert {key[1:] for key in report.errors} == {SHAPE}
     assert len(report.errors) == 3 and max(report.errors.values()) < 1e-5
+
+
+def test_sizes_of_whole_patches_where_the_backbone_takes_no_others(tmp_path):
+    torch.manual_seed(0)
+    model = timm.create_model('vit_small_patch16_dinov3', num_classes=5, depth=2, embed_dim=64,
+                              num_heads=4)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.1)
+    report = export_onnx(model, tmp_path / 'dinov3.onnx', (3, 64, 64))
+    assert report.dynamic_size and 'height and width are multiples of 16' in report.notice
+    assert (1, 3, 96, 64) in report.errors and (2, 3, 80, 80) in report.errors
+    assert compare_onnx(TensorModel(model), report.path, [(3, 3, 48, 112)])[3, 3, 48, 112] < 1e-4
 
 
 def test_a_classifier_gives_logits(tmp_path):

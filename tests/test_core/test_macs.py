@@ -90,6 +90,72 @@ def test_batched_products(batch, rows, inner, columns):
     assert macs_of(Call(lambda a, b: torch.baddbmm(bias, a, b)), left, right) == expected
 
 
+@settings(max_examples=20, deadline=None)
+@given(small, small, small, st.sampled_from(['cpu', 'meta']))
+def test_products_with_vectors(batch, rows, inner, device):
+    stack, matrix, vector = (torch.zeros(*shape, device=device) for shape in (
+        (batch, rows, inner), (rows, inner), (inner, )))
+    for product in (torch.dot, torch.vdot, torch.matmul, torch.inner):
+        assert macs_of(Call(product), vector, vector) == inner
+    for product in (torch.mv, torch.matmul, F.linear):
+        assert macs_of(Call(product), matrix, vector) == rows * inner
+    assert macs_of(Call(torch.matmul), stack, vector) == batch * rows * inner
+    assert macs_of(Call(torch.matmul), vector, matrix.t()) == rows * inner
+    assert macs_of(Call(torch.addmv), vector.new_zeros(rows), matrix, vector) == rows * inner
+    total = vector.new_zeros(rows, rows)
+    assert macs_of(Call(torch.addbmm), total, stack, stack.mT) == batch * rows**2 * inner
+
+
+@settings(max_examples=20, deadline=None)
+@given(small, small, small, small, st.booleans(), st.sampled_from(['cpu', 'meta']))
+def test_bilinear(batch, first, second, outputs, bias, device):
+    """A linear layer on the outer product, whose entries are no sums."""
+    layer = nn.Bilinear(first, second, outputs, bias, device=device)
+    inputs = torch.zeros(batch, 3, first, device=device), torch.zeros(
+        batch, 3, second, device=device)
+    assert macs_of(layer, *inputs) == batch * 3 * outputs * first * second
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)]), small, small, small,
+       st.integers(1, 3), st.booleans(), st.sampled_from(['cpu', 'meta']))
+def test_recurrent_layers(kind, steps, inputs, hidden, layers, both, device):
+    """At every step the matrices of the inputs and of the state, by gate, layer and direction."""
+    build, gates = kind
+    model = build(inputs, hidden, layers, bidirectional=both, device=device)
+    sides = 2 if both else 1
+    widths = [inputs] + [sides * hidden] * (layers - 1)
+    expected = steps * 2 * sum(sides * gates * hidden * (width + hidden) for width in widths)
+    x = torch.zeros(steps, 2, inputs, device=device)
+    assert macs_of(model, x) == expected
+    report = count_forward_macs(nn.Sequential(model), lambda: model(x))
+    assert report.own == report.modules == {'0': expected}
+
+
+def test_recurrent_layers_of_gpus():
+    """Their one operator for all layers, without one: only its shapes are inferred."""
+    model = nn.LSTM(3, 8, 2, proj_size=5, bidirectional=True, device='meta')
+    inputs, state, cell = (torch.zeros(*shape, device='meta') for shape in (
+        (7, 2, 3), (4, 2, 5), (4, 2, 8)))
+    weights = [weight for layer in model.all_weights for weight in layer]
+
+    def run(*inputs):
+        return torch.ops.aten._cudnn_rnn(*inputs, weights, 5, None, state, cell, 2, 8, 5, 2, False,
+                                         0., False, True, [], None)
+
+    matrices = sum(2 * (32 * width + 32 * 5 + 5 * 8) for width in (3, 10))
+    assert macs_of(Call(run), inputs) == 14 * matrices
+    assert macs_of(model, inputs) == 14 * matrices  # as its own products
+
+
+def test_what_is_no_product_has_no_macs():
+    """As the docstring of the count says."""
+    x = torch.ones(4, 3)
+    for function in (torch.mul, torch.cdist, torch.linalg.vecdot, lambda a, b: torch.outer(
+            a[0], b[0]), lambda a, b: torch.sparse.mm(a.to_sparse(), b.t())):
+        assert macs_of(Call(function), x, x) == 0
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9),
        st.sampled_from([4, 8, 16]))

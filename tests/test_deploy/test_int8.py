@@ -10,6 +10,7 @@ from mmkcr.apis.int8 import deploy_int8
 from mmkcr.apis.latency import random_subnet, searchable
 from mmkcr.deploy.int8 import QUANTIZERS, quantize_onnx
 from mmkcr.deploy.onnx_graph import count_operators
+from mmkcr.deploy.runtimes import open_onnx
 
 SHAPE = (3, 32, 32)
 ARCH = dict(embed_dims=64, num_layers=2, num_heads=4, feedforward_channels=256)
@@ -57,3 +58,28 @@ def test_refusals(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match='not installed: pip install nncf'):
         quantize_onnx('a.onnx', tmp_path / 'b.onnx', [np.zeros(1)], 'openvino')
     assert not list(tmp_path.iterdir())
+
+
+def test_classes_of_a_conformer_are_those_of_both_branches(tmp_path):
+    pytest.importorskip(QUANTIZERS['onnxruntime'])
+    pytest.importorskip('onnxruntime')
+    torch.manual_seed(0)
+    model = ImageClassifier(
+        backbone=dict(type='mmpretrain.Conformer', base_channels=8, arch=dict(
+            embed_dims=32, channel_ratio=1, num_heads=4, depths=3)),
+        head=dict(type='mmpretrain.ConformerHead', num_classes=5, in_channels=[32, 32],
+                  loss=dict(type='mmpretrain.CrossEntropyLoss')))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 0.1)
+    model.eval()
+    batches = [np.random.RandomState(i).randn(16, 3, 32, 32).astype(np.float32) for i in range(3)]
+    rows = {row.name: row for row in deploy_int8(model, model, batches, batches[:2], tmp_path,
+                                                 repeats=1)}
+    images = np.concatenate(batches[:2])
+    with torch.no_grad():
+        wanted = sum(model(torch.from_numpy(images))).argmax(1).numpy()
+    scores = open_onnx(rows['dense int8'].path)(images)
+    same = float((sum(scores).argmax(1) == wanted).mean())
+    assert same != float((scores[-1].argmax(1) == wanted).mean())
+    assert rows['dense int8'].same == same and rows['dense'].same == 1

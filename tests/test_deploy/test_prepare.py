@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
-from mmpretrain.models import MViT
+from mmcv.cnn.bricks.transformer import FFN
+from mmpretrain.models import MViT, VisionTransformer
 from mmpretrain.models.backbones import TNT
+from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from timm.layers import Mlp
 from timm.models.swin_transformer_v2 import SwinTransformerV2Block
 from torch import nn
@@ -82,6 +84,48 @@ def test_norms_in_blocks_of_ones_own(block):
     x = torch.randn(2, *SHAPE)
     with torch.no_grad():
         torch.testing.assert_close(prepare(model)(x), model(x))
+
+
+class OwnLayer(TransformerEncoderLayer):
+    """A host's block under a name of one's own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(16, 2, 32, **kwargs)
+
+
+class ReadsTwice(FFN):
+    """An MLP that adds what the norm gives."""
+
+    def forward(self, x, identity=None):
+        return super().forward(x, identity=identity) + x
+
+
+class RunsTwice(TransformerEncoderLayer):
+    """A block with a method of its own."""
+
+    def forward(self, x):
+        return super().forward(x) + self.ln2(x)
+
+
+@pytest.mark.parametrize('layer, mlp, folded', [
+    (TransformerEncoderLayer, FFN, True), (OwnLayer, FFN, True),
+    (TransformerEncoderLayer, ReadsTwice, False), (RunsTwice, FFN, False)])
+def test_subclasses_of_blocks_and_mlps_of_a_host(layer, mlp, folded):
+    torch.manual_seed(0)
+    model = VisionTransformer(**VIT, out_type='featmap')
+    width = model.embed_dims
+    for block in model.layers:
+        block.__class__ = layer
+        block.ffn = mlp(width, 2 * width, act_cfg=dict(type='GELU'))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model.eval()
+    x = torch.randn(2, *SHAPE)
+    with torch.no_grad():
+        ready = prepare(model)
+        torch.testing.assert_close(ready(x), model(x)[0], rtol=1e-4, atol=1e-4)
+    assert {block.ln2.weight is None for block in ready.modules()
+            if isinstance(block, TransformerEncoderLayer)} == {folded}
 
 
 @pytest.mark.parametrize('cls, kwargs, size', [

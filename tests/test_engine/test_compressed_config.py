@@ -45,6 +45,22 @@ def test_hooks_of_a_type_are_not_doubled(config):
     assert hooks[0].begin == 3 and hooks[2].interval == 3  # 15 % of 20 epochs
 
 
+@pytest.mark.parametrize('length, begins', [
+    (1, [0, 0, 0, 1]), (2, [1, 1, 1, 2]), (3, [1, 1, 2, 3]), (4, [1, 2, 3, 4]),
+    (20, [6, 9, 18, 20])])
+@pytest.mark.parametrize('unit', ['max_epochs', 'max_iters'])
+def test_what_begins_at_a_share_has_at_least_the_last_epoch(config, unit, length, begins):
+    """From 4 epochs on by rounding alone; the whole of a run is none of it, as it says."""
+    config.train_cfg = {unit: length}
+    for share, begin in zip(('30%', '45%', '90%', '100%'), begins):
+        config.compression.hooks = [
+            dict(type='mmkcr.WarmupSwitchHook', begin=share),
+            dict(type='mmkcr.NystromRefreshHook', interval='15%')]
+        switch, refresh = compressed_config(config).custom_hooks
+        assert (switch.begin, refresh.interval) == (begin, max(1, round(0.15 * length)))
+        assert switch.get('by_epoch', True) == (unit == 'max_epochs')
+
+
 def test_optimizers_that_are_split_stay(config):
     split = dict(constructor='mmkcr.SearchOptimWrapperConstructor',
                  weights=dict(optimizer=dict(type='SGD', lr=0.1)),

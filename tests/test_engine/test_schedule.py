@@ -77,3 +77,26 @@ def test_hooks_that_switch_near_the_end():
     recipes, last, average = config.custom_hooks
     assert [step.action_epoch for step in recipes.schedule] == [3, 9]
     assert (last.num_last_epochs, average.begin_epoch, config.train_cfg.val_begin) == (1, 0, 6)
+
+
+def test_what_began_before_the_end_still_does():
+    """Of a run of one epoch, and of the constant rate at the end of mmdet's YOLOX."""
+    def config(begin):
+        return Config(dict(
+            train_cfg=dict(max_epochs=20), param_scheduler=[
+                dict(type='CosineAnnealingLR', begin=0, T_max=19, end=19),
+                dict(type='ConstantLR', begin=19, end=20)],
+            custom_hooks=[dict(type='mmkcr.WarmupSwitchHook', begin=begin)]))
+
+    for epochs, begin, (cosine, constant) in ((1, 0, (1, 0)), (2, 1, (2, 1)), (10, 9, (10, 9))):
+        found = config(18)
+        stretch_schedule(found, epochs / 20)
+        assert found.custom_hooks[0].begin == begin
+        assert (found.param_scheduler[0].end, found.param_scheduler[1].begin,
+                found.param_scheduler[1].end) == (cosine, constant, epochs)
+    found = config(20)  # it never began
+    stretch_schedule(found, 0.5)
+    assert found.custom_hooks[0].begin == 10
+    yolox = load_config('mmdet::yolox/yolox_tiny_8xb8-300e_coco.py')
+    stretch_schedule(yolox, 0.01)
+    assert all(part.begin < part.end <= 3 for part in yolox.param_scheduler)

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from mmengine.config import Config
+from mmseg.models import EncoderDecoder
+from torch import nn
 
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.apis.build import build_model, default_shape, load_config
 from mmkcr.engine.compressed_config import image_size
 
 HEADLESS = 'mmpretrain::dinov2/vit-small-p14_dinov2-pre_headless.py'
@@ -48,3 +51,18 @@ def test_a_config_of_classes(tmp_path):
             f'layers.{index}.ffn.mlp_hidden' for index in range(2)]
         assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
     assert config.model.backbone.type == 'mmkcr.Searchable'
+
+
+class OwnSegmentor(EncoderDecoder):
+    """A task model of one's own."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+
+
+def test_the_image_size_of_a_task_model_of_ones_own():
+    """It is that of the library that it comes from, also in a config without a scope."""
+    preprocessor = dict(type='SegDataPreProcessor', size=(96, 64))
+    config = Config(dict(model=dict(type='OwnSegmentor', backbone=dict(type='MixVisionTransformer'),
+                                    data_preprocessor=preprocessor)))
+    assert default_shape(config, OwnSegmentor()) == (3, 96, 64)

@@ -22,7 +22,8 @@ class FiniteHook(Hook):
     The message names the iteration and the term. So the last good checkpoint remains the last one.
     In mixed precision (``AmpOptimWrapper``) the scaler skips steps while it looks for its scale,
     and the weights stay as they are. It may skip ``patience`` of them in a row, where gradients are
-    accumulated as well.
+    accumulated as well. A :class:`~mmkcr.models.wrappers.SearchModel`, which stops by itself before
+    the step, leaves such losses to this hook then.
     ``ExactResumeHook`` and ``tools/train.py`` add this hook.
 
     Args:
@@ -43,10 +44,12 @@ class FiniteHook(Hook):
         self._ignored: Set[str] = set()
 
     def before_train(self, runner: Runner) -> None:
-        """Record buffers that are not finite by design."""
+        """Record buffers that are not finite by design, and whether steps may be skipped."""
         self._skipped, self._scales = 0, _scales(runner)
-        self._ignored = {name for name, value in unwrap(runner.model).named_buffers()
-                         if not _finite(value)}
+        model = unwrap(runner.model)
+        self._ignored = {name for name, value in model.named_buffers() if not _finite(value)}
+        if hasattr(model, 'steps_may_be_skipped'):
+            model.steps_may_be_skipped = bool(self._scales)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[Any] = None,
                          outputs: Optional[Dict[str, Any]] = None) -> None:

@@ -34,11 +34,13 @@ class WarmupSwitchHook(ScheduledHook):
 
     The paper counts epochs from 1, the runner from 0: a term is on when
     ``runner.epoch >= begin``. In an iteration-based run (``by_epoch=False``) it is off in
-    iterations 0 to ``begin - 1`` and on when ``runner.iter >= begin``.
+    iterations 0 to ``begin - 1`` and on when ``runner.iter >= begin``. In the ``hooks`` of
+    ``compression`` a share such as ``begin='30%'`` is at most the run's last epoch, which has
+    the term; a run of one epoch has it from the start.
 
     Args:
-        begin (int): t_warm, the number of epochs, or iterations, without the term. Defaults
-            to 90 (of 300 epochs; v1 and v2).
+        begin (int): t_warm, the number of epochs, or iterations, without the term. As long as
+            the run or longer: the term is never on. Defaults to 90 (of 300 epochs; v1 and v2).
         losses (Sequence[str]): Names in ``RegularizedModel.regularizers``.
             Defaults to ('kcr', ).
         by_epoch (bool): Whether ``begin`` counts epochs. Defaults to True.

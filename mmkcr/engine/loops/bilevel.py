@@ -22,8 +22,10 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
     architecture's losses are logged with the prefix ``architecture/``.
 
     Neither step affects the other's gradients, even while gradients are
-    accumulated. It supports AMP, gradient accumulation and clipping for each,
-    EMA, and distributed training, where gates get the mean gradient over ranks.
+    accumulated. The model's ``price``, if it has one, is in training mode in the
+    gates' step alone, so that a weight that grows does so once an iteration. It
+    supports AMP, gradient accumulation and clipping for each, EMA, and distributed
+    training, where gates get the mean gradient over ranks.
 
     Args:
         runner (Runner): The runner; its model offers ``gate_parameters()``,

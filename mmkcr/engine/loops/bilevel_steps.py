@@ -1,7 +1,7 @@
 """One iteration of the bilevel search, for any loop."""
 
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, Sequence
+from typing import Dict, Iterator, List, Optional, Sequence
 
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
@@ -70,8 +70,9 @@ class BilevelSteps:
         return logs
 
     def _step_weights(self, batch: Sequence[dict]) -> Dict[str, Tensor]:
-        # gradients of the gates that are being accumulated must not see this step
-        with gradients_aside(self._gates):
+        # gradients of the gates that are being accumulated must not see this step, nor may the
+        # weight of a price grow for gates that are not updated
+        with gradients_aside(self._gates), evaluating(getattr(self._module, 'price', None)):
             return self.runner.model.train_step(
                 batch, optim_wrapper=self.runner.optim_wrapper['weights'])
 
@@ -82,6 +83,24 @@ class BilevelSteps:
     def _recomputes(self) -> bool:
         # re-entrant checkpointing, the hosts' `with_cp`, forbids `backward(inputs=...)`
         return any(getattr(module, 'with_cp', False) for module in self._module.modules())
+
+
+@contextmanager
+def evaluating(module: Optional[nn.Module]) -> Iterator[None]:
+    """Put a module into evaluation mode for the ``with`` block.
+
+    Args:
+        module (nn.Module, optional): The module, in any mode. None: there is none.
+    """
+    if module is None:
+        yield
+        return
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 @contextmanager

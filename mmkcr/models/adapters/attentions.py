@@ -37,6 +37,11 @@ _HF = 'transformers.models'
 _TABLE = 'relative_position_bias_table'
 
 
+def _is(module: nn.Module, name: str) -> bool:
+    """Whether a module is of a class of that name, or of a subclass."""
+    return any(cls.__name__ == name for cls in type(module).__mro__)
+
+
 @attention_adapter(f'{_UTILS}.MultiheadAttention')
 def multihead_attention(module: nn.Module) -> Dict[str, Any]:
     """mmpretrain's ``MultiheadAttention`` (ViT, DeiT, DeiT III, MobileViT, Conformer ...)."""
@@ -142,8 +147,6 @@ def sam_attention(module: nn.Module) -> Dict[str, Any]:
                    'mmseg.models.backbones.swin.WindowMSA')
 def window_msa(module: nn.Module) -> Dict[str, Any]:
     """``WindowMSA`` of Swin in the three hosts, with a table of positions per head."""
-    if type(module).__name__ == 'DaViTWindowMSA':
-        raise Unsupported('its heads fill the width of the input')
     return dict(_fused(module, module.embed_dims // module.num_heads),
                 resize=partial(_exchange, SizedWindowMSA), extra=partial(_along, (), _TABLE))
 
@@ -151,8 +154,7 @@ def window_msa(module: nn.Module) -> Dict[str, Any]:
 @attention_adapter(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention')
 def window_msa_v2(module: nn.Module) -> Dict[str, Any]:
     """Swin V2's window attention: cosine products, a temperature and positions for every head."""
-    timm = type(module).__module__.startswith('timm')
-    sized = SizedWindowAttentionV2 if timm else SizedWindowMSAV2
+    sized = SizedWindowMSAV2 if _is(module, 'WindowMSAV2') else SizedWindowAttentionV2
     width = module.qkv.out_features // 3 // module.num_heads
     return dict(_fused(module, width), resize=partial(_exchange, sized), called=False,
                 extra=partial(_along_cosine, width),
@@ -196,7 +198,7 @@ def timm_attention(module: nn.Module) -> Dict[str, Any]:
         raise Unsupported('a gate or norm acts on the heads together')
     if getattr(module, 'num_kv_groups', 1) > 1:
         raise Unsupported('heads share keys and values')
-    rotary = type(module).__name__ == 'AttentionRope'
+    rotary = _is(module, 'AttentionRope')
     split = module._modules.get('qkv') is None
     return dict(projections=('q_proj', 'k_proj', 'v_proj') if split else ('qkv', ),
                 fused=(1, 1, 1) if split else (3, ), output='proj', heads=module.num_heads,
@@ -271,7 +273,7 @@ def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
     """Attention of Hugging Face's vision encoders, with separate projections."""
     if 'q_proj' not in module._modules:
         return _nested_attention(module)
-    rotary = 'DINOv3' in type(module).__name__
+    rotary = _is(module, 'DINOv3ViTAttention')
     output = 'o_proj' if 'o_proj' in module._modules else 'out_proj'
     heads = module.q_proj.out_features // module.head_dim
     names = tuple(name for name in ('num_heads', 'num_attention_heads') if hasattr(module, name))

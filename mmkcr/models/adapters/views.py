@@ -5,6 +5,7 @@ the qualified name of the module's class, so no host library has to be imported.
 known class uses the same adapter unless it has its own.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import (
     Any,
@@ -16,14 +17,17 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Set,
     Tuple,
     Union,
 )
 
-from torch import nn
+from torch import fx, nn
 
 from mmkcr.core import Axis, Unsupported
 
+#: Packages of which it is known what their modules compute.
+_LIBRARIES = ('mmpretrain.', 'mmdet.', 'mmseg.', 'mmcv.', 'mmkcr.', 'timm.', 'transformers.')
 #: Norms in front of an MLP, by the attribute of the MLP in its block.
 _NORMS_BEFORE = {
     'ffn': ('ln2', 'norm2', 'norm_ffn'), 'mlp': ('norm2', 'layernorm_after', 'layer_norm2'),
@@ -317,13 +321,20 @@ def _mlp_view(host: nn.Module, path: str, local: Dict[str, Any]) -> MLPView:
     own = local.pop('path', '')
     absolute = {key: _absolute(path, value) for key, value in local.items()
                 if key in ('inputs', 'output', 'between', 'hidden_norm', 'after', 'scales', 'norm')}
+    view = dict(local, **absolute, path=_absolute(path, own) or path)
+    reads = () if 'norm' in local else local['inputs']
     # an adapter's own `norm` or reason comes after, so it wins
-    return MLPView(**{**_norm_before(host, path), **local, **absolute,
-                      'path': _absolute(path, own) or path})
+    return MLPView(**{**_norm_before(host, path, reads), **view})
 
 
-def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
-    """The norm in front of an MLP, or why there is none."""
+def _norm_before(host: nn.Module, path: str, reads: Sequence[str]) -> Dict[str, str]:
+    """The norm in front of an MLP, or why there is none.
+
+    Args:
+        host (nn.Module): The network.
+        path (str): Path of the MLP.
+        reads (Sequence[str]): The layers inside that read the norm; empty if the adapter names it.
+    """
     parent, _, name = path.rpartition('.')
     block = host.get_submodule(parent)
     if _shortcut_reads_norm(block):
@@ -333,8 +344,125 @@ def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
             return dict(why_no_channels=_NO_NORM_BEFORE[cls.__name__])
     for norm in _NORMS_BEFORE.get(name, ()):
         if norm in block._modules:
-            return dict(norm=_absolute(parent, norm))
+            reason = reads and _why_not_alone(block, norm, name, reads)
+            return dict(why_no_channels=reason) if reason else dict(norm=_absolute(parent, norm))
     return dict(why_no_channels='no norm that only the MLP reads was found')
+
+
+def of_library(module: nn.Module) -> bool:
+    """Whether a module computes as a host library says: its class adds no methods to one of theirs.
+
+    Args:
+        module (nn.Module): Of any class.
+    """
+    for cls in type(module).__mro__:
+        if cls.__module__.startswith(_LIBRARIES):
+            return 'forward' not in vars(module)
+        if any(inspect.isroutine(value) and name != '__init__' or isinstance(value, property)
+               for name, value in vars(cls).items()):
+            return False
+    return False
+
+
+def _why_not_alone(block: nn.Module, norm: str, mlp: str, reads: Sequence[str]) -> str:
+    """Why a norm is not what an MLP's first layers alone read; '' also where that cannot be seen.
+
+    In blocks of the host libraries the names tell (:data:`_NORMS_BEFORE`). In others the norm of
+    that name may be anywhere, so the graph of the block's modules is looked at; and that of the MLP
+    if its class only inherits an adapter.
+
+    Args:
+        block (nn.Module): The block.
+        norm (str): Name of the norm in it.
+        mlp (str): Name of the MLP in it.
+        reads (Sequence[str]): The layers in the MLP that read its input.
+    """
+    module = block.get_submodule(mlp)
+    if not of_library(module) and qualified_names(module)[0] not in _MLPS:
+        reached, others, _ = _readers(module, '', reads)
+        if others or not reached:
+            return 'more than its first layers reads the input of the MLP'
+    if of_library(block):
+        return ''
+    reached, others, follows = _readers(block, norm, [mlp])
+    if reached and not others:
+        return ''
+    return f'the norm `{norm}` follows the MLP and mixes its channels' if follows else \
+        f'the norm `{norm}` is not read by the MLP alone'
+
+
+def _readers(block: nn.Module, source: str, readers: Sequence[str]) -> Tuple[bool, bool, bool]:
+    """Who reads the output of a module in a block.
+
+    Args:
+        block (nn.Module): The block.
+        source (str): Path of the module, or '' for the input of the block.
+        readers (Sequence[str]): Paths of some modules.
+
+    Returns:
+        tuple[bool, bool, bool]: Whether one of ``readers`` reads it, whether anything else does,
+        and whether it is computed from one of them. (True, False, False) if the forward cannot be
+        traced.
+    """
+    try:
+        graph = _Modules(readers).trace(block)
+    except Exception:  # of whatever forward: what runs depends on the input
+        return True, False, False
+    given = [node for node in graph.nodes if node.target == source] if source else \
+        list(graph.nodes)[:1]
+    found = {node for node in graph.nodes if node.op == 'call_module' and any(
+        f'{node.target}.'.startswith(f'{reader}.') for reader in readers)}
+    shapes: Set[fx.Node] = set()  # what depends on shapes alone
+    same, reached, others = set(given), False, False
+    for node in graph.nodes:
+        inputs = set(node.all_input_nodes)
+        if _asks_for_shape(node) or inputs and inputs <= shapes:
+            shapes.add(node)
+        elif not inputs & same:
+            continue
+        elif node in found:
+            reached = True
+        elif inputs <= same | shapes and node.op != 'output' and not _has_weights(block, node):
+            same.add(node)  # a dropout, a change of the shape
+        else:
+            others = True
+    before, left = set(), list(given)
+    while left:
+        node = left.pop()
+        before.add(node)
+        left += set(node.all_input_nodes) - before
+    return reached, others, bool(before & found)
+
+
+def _asks_for_shape(node: fx.Node) -> bool:
+    return node.target in ('size', 'dim') or \
+        node.target is getattr and node.args[1] in ('shape', 'ndim', 'dtype', 'device')
+
+
+def _has_weights(block: nn.Module, node: fx.Node) -> bool:
+    return node.op == 'call_module' and any(
+        True for _ in block.get_submodule(node.target).parameters())
+
+
+class _Modules(fx.Tracer):
+    """Traces a block, along the branches of conditions that hold.
+
+    Args:
+        paths (Sequence[str]): Modules to find; the tracer goes into those around them only.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        super().__init__()
+        self.paths, self.asked = paths, 0
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Every other module is a node."""
+        return not any(path.startswith(f'{module_qualified_name}.') for path in self.paths)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Conditions on inputs are mostly assertions; a loop on one does not end."""
+        self.asked += 1
+        return super().to_bool(obj) if self.asked > 100 else True
 
 
 def _shortcut_reads_norm(block: nn.Module) -> bool:

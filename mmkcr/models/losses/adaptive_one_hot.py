@@ -68,7 +68,7 @@ class AdaptiveOneHotLoss(nn.Module):
 
     - ``'balanced'``: d is :math:`|\ln(g/\tau)|`, quadratic within ``band`` of
       0. :math:`\mu_2` starts at 1 and grows by ``growth`` times the distance
-      in every training step. The one-hot term of a site is scaled so that the
+      in every training step of the gates. The one-hot term of a site is scaled so that the
       norm of its gradient on alpha is ``balance`` times that of
       :math:`\mu_2 \ln g`, with a weight of at most :math:`\mu_1`. So the budget
       outweighs it at every site while the network is more than ``band`` off.

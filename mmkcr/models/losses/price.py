@@ -43,8 +43,12 @@ class MacsPrice(nn.Module):
     the open gates, which slimming without a target would build. Its gradient
     is that of the expected cost. (The two costs differ as long as many
     :math:`\alpha` are near 0.) No fixed :math:`\lambda` suits all networks,
-    because the task loss pulls too. So in every training step :math:`\lambda`
-    grows by ``growth`` times the distance from the target.
+    because the task loss pulls too. So in every training step of the gates
+    :math:`\lambda` grows by ``growth`` times the distance from the target. (It
+    is the multiplier of a limit on the gates, and this is its gradient ascent.
+    A bilevel search has one such step an iteration. Its step of the weights
+    leaves the gates as they are: there the price is in evaluation mode, in which
+    :math:`\lambda` stays.)
 
     Args:
         weight (float): :math:`\lambda`; with a target its initial value.
@@ -64,7 +68,7 @@ class MacsPrice(nn.Module):
             :func:`~mmkcr.core.parse_target`. A share for ``cost='paper'``, a time
             for ``'latency'``, a size such as ``'40MB'`` for ``'bytes'``. Defaults
             to None.
-        growth (float): Growth of :math:`\lambda` per training step at a distance
+        growth (float): Growth of :math:`\lambda` per step of the gates at a distance
             :math:`|\log(c_{open} / c_{target})|` of 1. Defaults to 0.01.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch, which is

@@ -1,7 +1,8 @@
 """Hidden width of an MLP (Once for Both, section 3; closed-form slimming, SPEC 9)."""
 
 import copy
-from typing import Any, List
+from contextlib import suppress
+from typing import Any, List, Sequence
 
 import torch
 from torch import nn
@@ -18,8 +19,9 @@ class MLPHidden(MLPSite):
     """A unit is a hidden unit of an MLP: a row of each input projection, a column of the output.
 
     The mask acts before the activation if a 0 there is a 0 behind it: without gating, without a
-    convolution between, and with an activation that maps 0 to 0. Otherwise it acts on the input of
-    the output projection. A layer norm over the hidden layer uses the statistics of the kept units.
+    convolution between, and with activations that map 0 to 0 (those that are modules; one that is a
+    function is taken to do so). Otherwise it acts on the input of the output projection. A layer
+    norm over the hidden layer uses the statistics of the kept units.
     """
 
     kind = 'mlp_hidden'
@@ -39,9 +41,18 @@ class MLPHidden(MLPSite):
         view = self.view
         normed = [path for path in view.between if isinstance(self.module(path), _BatchNorm)]
         if view.hidden_norm or view.parts > 1 or len(view.inputs) > 1 or \
-                len(view.between) > len(normed) or not _keeps_zero(self.module(view.path)):
+                len(view.between) > len(normed) or not self._keeps_zero():
             return ''
         return normed[-1] if normed else view.inputs[0]
+
+    def _keeps_zero(self) -> bool:
+        view, others = self.view, []
+        paths = (*view.inputs, view.output, *view.between, view.hidden_norm, view.norm, view.after,
+                 *view.scales)
+        for path in filter(None, paths):
+            with suppress(AttributeError):  # a scale may be a parameter, or missing
+                others.append(self.module(path))
+        return _keeps_zero(self.module(view.path), others)
 
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
@@ -87,25 +98,32 @@ class MLPHidden(MLPSite):
             setattr(self.module(self.view.path), self.view.width, units)
 
 
-def _keeps_zero(module: nn.Module) -> bool:
-    """Whether all activations inside a module map 0 to 0."""
-    return all(_maps_zero_to_zero(child) for child in module.modules() if _is_activation(child))
+def _keeps_zero(module: nn.Module, others: Sequence[nn.Module]) -> bool:
+    """Whether all activations inside a module map 0 to 0, whatever they learn.
 
-
-def _is_activation(module: nn.Module) -> bool:
-    own = list(module.parameters(recurse=False))
-    if own:  # single numbers that learn: PReLU, timm's StarReLU
-        return all(parameter.numel() == 1 for parameter in own)
-    # a leaf from a module of activations, or of mmcv, which has one file for each
-    return not list(module.children()) and (
-        'activation' in type(module).__module__
-        or type(module).__module__.startswith('mmcv.cnn.bricks.'))
+    Args:
+        module (nn.Module): The MLP.
+        others (Sequence[nn.Module]): Modules inside it that are no activations.
+    """
+    inside = {part for other in others for part in other.modules()}
+    # of modules of modules those that compute with parameters of their own, not what contains the
+    # others; gates and selections are inside too
+    parts = [part for part in module.modules() if part not in inside and part is not module
+             and (part._parameters or not part._modules)
+             and not type(part).__module__.startswith('mmkcr.')]
+    return all(_maps_zero_to_zero(part) for part in parts)
 
 
 @torch.no_grad()
-def _maps_zero_to_zero(activation: nn.Module) -> bool:
-    # a copy in evaluation mode, which draws no random numbers
-    copied = copy.deepcopy(activation).eval().cpu()
-    for parameter in copied.parameters():  # it learns, so that its value of now says nothing
-        parameter.fill_(1.)
-    return not copied(torch.zeros(1)).any()
+def _maps_zero_to_zero(part: nn.Module) -> bool:
+    if isinstance(part, nn.PReLU):
+        return True
+    parameters = list(part.parameters())
+    zero = parameters[0].new_zeros(1) if parameters else torch.zeros(1)
+    try:
+        # a copy in evaluation mode, which draws no random numbers
+        found = copy.deepcopy(part).eval()(zero)
+        # of the shape of its parameters: a layer scale; else an activation that learns to shift
+        return found.shape != zero.shape if parameters else not found.any()
+    except Exception:  # of whatever module: with parameters it is no activation of single entries
+        return bool(parameters)

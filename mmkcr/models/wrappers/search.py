@@ -63,6 +63,9 @@ class SearchModel(RegularizedModel):
         self.entropy_weight = entropy_weight
         self._noise_state, self._noise_agreed = [torch.initial_seed() % 2**31, 0], False
         self._macs: Optional[MacsModel] = None
+        #: bool: Whether a scaler skips steps whose gradients are not finite. `FiniteHook` sets it,
+        #: and ends a run that skips too many.
+        self.steps_may_be_skipped = False
         if scores is not None:
             if self.price.input_shape is None:
                 raise ValueError('expected a price with `input_shape` for gates that begin with '
@@ -123,6 +126,9 @@ class SearchModel(RegularizedModel):
     def parse_losses(self, losses: Dict[str, Any]) -> Tuple[Tensor, Dict[str, Tensor]]:
         """Sum the losses, as the host does, and stop if the sum is not finite.
 
+        Where ``steps_may_be_skipped`` only gates that are not finite stop the run: no smaller
+        loss scale mends them.
+
         Args:
             losses (dict): Result of :meth:`forward` in mode ``'loss'``.
 
@@ -135,7 +141,8 @@ class SearchModel(RegularizedModel):
             step = MessageHub.get_current_instance().get_info('iter', 0) + 1
             # the gates first: a loss that they enter is a consequence
             check_finite_gates(self.gates(), f' at iteration {step}')
-            check_finite(logged, f'losses and prices at iteration {step}')
+            if not self.steps_may_be_skipped:
+                check_finite(logged, f'losses and prices at iteration {step}')
         return loss, logged
 
     def _noise(self) -> List[int]:

@@ -1,7 +1,9 @@
 """The bilevel loop against the algorithm written out by hand."""
 
 import contextlib
+import math
 
+import mmpretrain.models  # noqa: F401
 import pytest
 import torch
 from mmengine.config import ConfigDict
@@ -9,11 +11,16 @@ from mmengine.dataset import BaseDataset
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
-from mmengine.registry import DATASETS, MODELS
+from mmengine.registry import DATASETS, MODELS, OPTIM_WRAPPERS
 from mmengine.runner import Runner
+from mmpretrain.structures import DataSample
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from mmkcr.core import NonFiniteError
+
+SGD = dict(optimizer=dict(type='SGD', lr=0.1))
+CONSTRUCTOR = dict(constructor='mmkcr.SearchOptimWrapperConstructor')
 SAMPLES, BATCH = 40, 4  # 28 samples or 7 batches for the weights, 12 for the gates
 
 
@@ -53,6 +60,14 @@ class BilevelData(BaseDataset):
         return dict(inputs=torch.tensor(info['inputs']), target=torch.tensor(info['target']))
 
 
+class BilevelImages(BilevelData):
+    """Images of noise with labels."""
+
+    def prepare_data(self, index):
+        image = torch.randint(256, (3, 16, 16), generator=torch.Generator().manual_seed(index))
+        return dict(inputs=image.byte(), data_samples=DataSample().set_gt_label(index % 5))
+
+
 class Record(Hook):
     """Keeps what hooks see."""
 
@@ -66,7 +81,8 @@ class Record(Hook):
 @pytest.fixture(autouse=True)
 def registered():
     with contextlib.ExitStack() as stack:
-        for registry, classes in ((MODELS, (BilevelToy, NoGates)), (DATASETS, (BilevelData, ))):
+        for registry, classes in ((MODELS, (BilevelToy, NoGates)),
+                                  (DATASETS, (BilevelData, BilevelImages))):
             for cls in classes:
                 registry.register_module(module=cls, force=True)
                 stack.callback(registry.module_dict.pop, cls.__name__)
@@ -162,6 +178,121 @@ def test_schedules_clipping_and_averages(tmp_path):
     assert 'train/architecture/loss' in runner.message_hub.log_scalars
 
 
+class ScaledWrapper(OptimWrapper):
+    """``AmpOptimWrapper`` with a scaler of the CPU, for which the host's asks for a GPU."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.loss_scaler = torch.amp.GradScaler('cpu', init_scale=4., growth_interval=1000)
+
+    def backward(self, loss, **kwargs):
+        self.loss_scaler.scale(loss).backward(**kwargs)
+        self._inner_count += 1
+
+    def step(self, **kwargs):
+        self.loss_scaler.step(self.optimizer, **kwargs)
+        self.loss_scaler.update()
+
+
+class Overflow(Hook):
+    """Makes the losses of some iterations infinite."""
+
+    def __init__(self, iterations):
+        self.iterations, self.states = iterations, []
+
+    def before_train(self, runner):
+        def overflow(module, args, loss):
+            return loss * (float('inf') if runner.iter in self.iterations else 1)
+        runner.model.architecture.head.loss_module.register_forward_hook(overflow)
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.states.append(torch.cat([p.detach().flatten() for p in runner.model.parameters()]))
+
+
+def search_with_a_target(work_dir, hooks=(), **changes):
+    """A search that ends far from its target."""
+    backbone = dict(type='mmkcr.KCRVisionTransformer', img_size=16, patch_size=8,
+                    gates=dict(type='mmkcr.GumbelChannelGate', min_size=4),
+                    arch=dict(embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48))
+    model = dict(type='mmkcr.SearchModel', architecture=dict(
+        type='mmpretrain.ImageClassifier', backbone=backbone,
+        head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=5, in_channels=24,
+                  loss=dict(type='mmpretrain.CrossEntropyLoss')),
+        data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor', num_classes=5)),
+        price=dict(type='mmkcr.MacsPrice', target='75%', weight=0.5, growth=0.1))
+    return build(work_dir, model=model, hooks=hooks, train_dataloader=dict(
+        dataset=dict(type='BilevelImages'), batch_size=BATCH, num_workers=0,
+        sampler=dict(type='DefaultSampler', shuffle=True),
+        collate_fn=dict(type='pseudo_collate')), **changes)
+
+
+def test_the_weight_of_a_price_grows_once_an_iteration(tmp_path):
+    """By the gates' step alone, and a resumed search goes on with it."""
+    record, price = Record(), []
+    runner = search_with_a_target(tmp_path / 'whole', default_hooks=dict(
+        logger=None, timer=None, checkpoint=dict(type='CheckpointHook', interval=1)))
+    runner.register_hook(record)
+    runner.train()
+    weight = 0.5
+    target = 0.75 * runner.model.macs_model().dense / 1e9
+    for outputs in record.outputs:
+        weight += 0.1 * abs(math.log(outputs['architecture/macs_open'] / target))
+        price.append(outputs['architecture/price_weight'])
+        # what the weights' step logs is the same weight
+        assert price[-1] == outputs['price_weight'] == pytest.approx(weight, rel=1e-5)
+    assert len(price) == 14 and price[-1] > 0.8 and runner.model.price.training
+    resumed = search_with_a_target(tmp_path / 'resumed', resume=True,
+                                   load_from=str(tmp_path / 'whole/epoch_1.pth'))
+    again = Record()
+    resumed.register_hook(again)
+    resumed.train()
+    assert again.outputs == record.outputs[7:]
+    assert torch.equal(resumed.model.price.weight, runner.model.price.weight)
+
+
+@pytest.mark.parametrize('patience', [3, 1])
+def test_steps_that_a_scaler_skips(tmp_path, monkeypatch, patience):
+    """A search goes on behind an overflow, as any run does, and for as long as any run does."""
+    monkeypatch.setitem(OPTIM_WRAPPERS.module_dict, 'ScaledWrapper', ScaledWrapper)
+    wrappers = dict(CONSTRUCTOR, **{name: dict(type='ScaledWrapper', **SGD)
+                                    for name in ('weights', 'architecture')})
+    runner = search_with_a_target(
+        tmp_path, optim_wrapper=wrappers,
+        hooks=[dict(type='mmkcr.FiniteHook', patience=patience)])
+    overflow = Overflow([3, 4, 9])
+    runner.register_hook(overflow)
+    if patience < 2:
+        with pytest.raises(NonFiniteError, match='finite losses at iteration 5, found inf in'):
+            runner.train()
+        return
+    runner.train()
+    same = [torch.equal(*pair) for pair in zip(overflow.states, overflow.states[1:])]
+    assert [i for i, skipped in enumerate(same) if skipped] == [3, 4, 9]
+    assert overflow.states[-1].isfinite().all() and len(overflow.states) == 14
+    for wrapper in runner.optim_wrapper.values():
+        assert wrapper.loss_scaler.get_scale() == 0.5  # halved by each
+
+
+def test_without_a_scaler_the_first_overflow_ends_a_search(tmp_path):
+    runner = search_with_a_target(tmp_path)
+    overflow = Overflow([3])
+    runner.register_hook(overflow)
+    with pytest.raises(NonFiniteError, match='finite losses and prices at iteration 4, found inf'):
+        runner.train()
+    # before any step
+    assert torch.equal(overflow.states[-1], torch.cat([
+        p.detach().flatten() for p in runner.model.parameters()]))
+
+
+def test_a_gate_that_is_not_finite_ends_a_search_with_a_scaler(tmp_path, monkeypatch):
+    monkeypatch.setitem(OPTIM_WRAPPERS.module_dict, 'ScaledWrapper', ScaledWrapper)
+    runner = search_with_a_target(tmp_path, optim_wrapper=dict(CONSTRUCTOR, **{
+        name: dict(type='ScaledWrapper', **SGD) for name in ('weights', 'architecture')}))
+    runner.model.gate_parameters()[0].data[1] = float('nan')
+    with pytest.raises(NonFiniteError, match='finite gates at iteration 1, found nan in'):
+        runner.train()
+
+
 def test_optimizers_hold_their_parameters_and_host_options_work(tmp_path):
     weights = dict(optimizer=dict(type='AdamW', lr=0.1, weight_decay=0.5), type='OptimWrapper',
                    clip_grad=dict(max_norm=1.), paramwise_cfg=dict(bias_decay_mult=0.))
@@ -178,8 +309,6 @@ def test_optimizers_hold_their_parameters_and_host_options_work(tmp_path):
     assert isinstance(wrappers, OptimWrapperDict) and wrappers['weights'].clip_grad_kwargs
 
 
-SGD = dict(optimizer=dict(type='SGD', lr=0.1))
-CONSTRUCTOR = dict(constructor='mmkcr.SearchOptimWrapperConstructor')
 
 
 @pytest.mark.parametrize('changes, message', [

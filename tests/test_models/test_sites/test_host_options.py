@@ -11,10 +11,14 @@ import torch
 from mmengine.model import convert_sync_batchnorm, revert_sync_batchnorm
 from mmengine.registry import MODELS
 from mmpretrain.models import VisionTransformer
+from timm.layers.attention import AttentionRope
+from timm.models.swin_transformer_v2 import WindowAttention
+from torch import nn
 
 from lab.kind_coverage import GATES, Family, _mm, law_error
 from mmkcr.models import Searchable
-from mmkcr.models.adapters import stream_views
+from mmkcr.models.adapters import attention_views, stream_views
+from mmkcr.models.layers.sized_attention import SizedWindowAttentionV2
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import why_not
 
@@ -232,3 +236,18 @@ def test_masks_stay_where_hosts_exchange_batch_norms():
                 exchange(backbone)
                 backbone.eval()  # what is put there is in training
                 assert torch.equal(backbone(images)[-1], before)
+
+
+class OwnRope(AttentionRope):
+    """A subclass by another name, as is the next."""
+
+
+class OwnWindows(WindowAttention):
+    """Of timm's Swin V2."""
+
+
+def test_subclasses_of_attention_layers():
+    """They are seen as what they inherit from, whatever their names and modules."""
+    rope, windows = (attention_views(nn.Sequential(layer))[0] for layer in (
+        OwnRope(16, 2), OwnWindows(16, (4, 4), 2)))
+    assert rope.rotary is not None and windows.resize.args == (SizedWindowAttentionV2, )
