@@ -168,6 +168,10 @@ def compress(model: nn.Module,
     structure = space.structure_for(
         {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
     structure.method = f'compress:{structure.method}' if structure.method else 'compress'
+    # units of these sites are channels of bases that the file does not have
+    structure.provenance['rotated'] = [
+        name for name, site in space.sites.items() if sizes[name] < site.total and
+        (profiles[name].rotated or profiles[name].stream is not None)]
     params = count_params(dense)
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)

@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -73,12 +73,10 @@ def refit_structure(model: nn.Module,
     if unknown:
         raise ValueError(f'expected operators that have a closed form, of {list(FITTED)}, to refit '
                          f'a structure, found {unknown[0]!r}')
-    if wanted.method.startswith('compress') and any(
-            name.endswith('.head_channels') and len(site.kept) < site.total
-            for name, site in wanted.sites.items()):
-        raise ValueError('expected a structure of a search, found one of `compress` with '
-                         '`head_channels`: they are channels of rotated bases, which the file does '
-                         'not have; compress again with the same target')
+    if rotated := _rotated(wanted):
+        raise ValueError('expected a structure of a search, found one of `compress` in which units '
+                         f'of `{rotated[0]}` are channels of a rotated basis, which the file does '
+                         'not have: compress again with the same target')
     macs = macs_model(subnet, space, input_shape, part)
     # described anew, as the given structure may name another class for the same backbone
     found = space.structure_for({name: torch.tensor(site.kept)
@@ -91,6 +89,16 @@ def refit_structure(model: nn.Module,
     found.params = dict(dense=params, subnet=count_params(subnet))
     return CompressResult(subnet, found, {},
                           agreement(dense, subnet, held_out, forward, settings.logits), {})
+
+
+def _rotated(structure: Structure) -> List[str]:
+    """Sites whose units are channels of other bases than the network's own."""
+    if not structure.method.startswith('compress'):
+        return []
+    # files of 0.2 do not say which: these kinds may be
+    return structure.provenance.get('rotated', [
+        name for name, site in structure.sites.items()
+        if name.endswith(('.head_channels', '.embedding')) and len(site.kept) < site.total])
 
 
 def refit_files(task: CompressTask, structure: Union[str, Path], **settings: Any) -> CompressFiles:
