@@ -144,7 +144,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         settings (CompressOptions): As there.
 
     Raises:
-        ValueError: A site is not reached, or an activation is not finite.
+        ValueError: A site is not reached, an activation is not finite, or the outputs depend on
+            no site.
     """
     # by `site:path`, as two sites may share a layer
     layers = {f'{name}:{path}': site.module(path)
@@ -197,6 +198,11 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
             _measure(dense, space, profiles, inputs, {**turned, **kernels},
                      batches[-settings.probe_batches:], forward, settings)
         _measure_streams(dense, space, profiles, batches, forward, settings)
+    if settings.choose is None and profiles and not any(
+            bool(profile.losses.any()) for profile in profiles.values()):
+        raise ValueError('expected outputs that change with the units of the network, found that '
+                         f'they depend on none of its {len(profiles)} sites (is the last layer '
+                         'all zeros?)')
     return profiles
 
 

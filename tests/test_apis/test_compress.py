@@ -517,6 +517,15 @@ def test_allocation_is_that_of_enumeration(data):
     assert sum(curves[name].losses[place] for name, place in places.items()) == pytest.approx(best)
 
 
+@pytest.mark.parametrize('probe_batches', [0, 4])
+def test_outputs_that_depend_on_nothing_are_refused(probe_batches):
+    """As with a last layer that begins at 0 and was not trained: any choice would look perfect."""
+    model = Scores(vit)
+    nn.init.zeros_(model.fc.weight)
+    with pytest.raises(ValueError, match='expected outputs that change .* none of its 3 sites'):
+        compress(model, IMAGES, 0.6, ['mlp_hidden'], probe_batches=probe_batches, **OPTIONS)
+
+
 @pytest.mark.parametrize('arguments, message', [
     (dict(target=0.01), r'expected a target within the reachable [\d.]+G to [\d.]+G MACs, found'),
     (dict(images=IMAGES[:0]), 'expected at least one calibration image, found none'),

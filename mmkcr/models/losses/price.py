@@ -69,7 +69,7 @@ class MacsPrice(nn.Module):
             for ``'latency'``, a size such as ``'40MB'`` for ``'bytes'``. Defaults
             to None.
         growth (float): Growth of :math:`\lambda` per step of the gates at a distance
-            :math:`|\log(c_{open} / c_{target})|` of 1. Defaults to 0.01.
+            :math:`|\log(c_{open} / c_{target})|` of 1. Defaults to 0.02.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch, which is
             reproducible only if all batches have one size.
@@ -89,7 +89,7 @@ class MacsPrice(nn.Module):
                  weight: float = 0.2,
                  cost: str = 'macs',
                  target: Union[str, int, float, None] = None,
-                 growth: float = 0.01,
+                 growth: float = 0.02,
                  input_shape: Optional[Sequence[int]] = None,
                  part: Optional[str] = None,
                  table: Optional[str] = None) -> None:
