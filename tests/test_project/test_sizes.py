@@ -35,6 +35,15 @@ def test_configs_do_not_multiply(found):
     assert found['configs']['_base_/models'] < 40
 
 
+def test_what_came_later_is_counted_once(found):
+    files = Counter(file for patterns in tool.LATER.values()
+                    for file in tool.files_of(ROOT / 'mmkcr', patterns))
+    assert set(files.values()) == {1} and set(found['later']) == set(tool.LATER)
+    assert sum(found['later'].values()) == sum(map(tool.lines, files))
+    with pytest.raises(FileNotFoundError, match='expected files of `mmkcr/nothing'):
+        tool.files_of(ROOT / 'mmkcr', ['nothing/*.py'])
+
+
 def test_table(found):
     table = {what: cells for what, *cells in tool.rows(found)}
     assert table['lines of mmkcr'] == [str(found['package']['total']),

@@ -2,7 +2,7 @@
 
 import copy
 from contextlib import suppress
-from typing import Any, List, Sequence
+from typing import Any, List
 
 import torch
 from torch import nn
@@ -46,13 +46,18 @@ class MLPHidden(MLPSite):
         return normed[-1] if normed else view.inputs[0]
 
     def _keeps_zero(self) -> bool:
-        view, others = self.view, []
-        paths = (*view.inputs, view.output, *view.between, view.hidden_norm, view.norm, view.after,
-                 *view.scales)
-        for path in filter(None, paths):
+        """Whether all activations of the MLP map 0 to 0, whatever they learn."""
+        view, module = self.view, self.module(self.view.path)
+        known = {module}  # the MLP itself and what is inside it and no activation
+        for path in filter(None, (*view.inputs, view.output, *view.between, view.hidden_norm,
+                                  view.norm, view.after, *view.scales)):
             with suppress(AttributeError):  # a scale may be a parameter, or missing
-                others.append(self.module(path))
-        return _keeps_zero(self.module(view.path), others)
+                known.update(self.module(path).modules())
+        # those that compute with parameters of their own, not what contains others; gates and
+        # selections are inside too
+        return all(_maps_zero_to_zero(part) for part in module.modules()
+                   if part not in known and (part._parameters or not part._modules)
+                   and not type(part).__module__.startswith('mmkcr.'))
 
     def axes(self) -> List[Axis]:
         """See :class:`~mmkcr.core.Site`."""
@@ -96,22 +101,6 @@ class MLPHidden(MLPSite):
         """Update the host's own record of the width."""
         if self.view.width:
             setattr(self.module(self.view.path), self.view.width, units)
-
-
-def _keeps_zero(module: nn.Module, others: Sequence[nn.Module]) -> bool:
-    """Whether all activations inside a module map 0 to 0, whatever they learn.
-
-    Args:
-        module (nn.Module): The MLP.
-        others (Sequence[nn.Module]): Modules inside it that are no activations.
-    """
-    inside = {part for other in others for part in other.modules()}
-    # of modules of modules those that compute with parameters of their own, not what contains the
-    # others; gates and selections are inside too
-    parts = [part for part in module.modules() if part not in inside and part is not module
-             and (part._parameters or not part._modules)
-             and not type(part).__module__.startswith('mmkcr.')]
-    return all(_maps_zero_to_zero(part) for part in parts)
 
 
 @torch.no_grad()
