@@ -71,7 +71,7 @@ class CompressOptions:
         per_unit (tuple[int, int]): Positions per input of a layer after which no more images
             are used, for its order and for its refit. Defaults to (4, 12).
         least_batches (tuple[int, int]): Batches that are used in any case, for orders and for
-            refits. Defaults to (8, 16).
+            refits. Defaults to (16, 16).
         probe_batches (int): Batches on which the losses of some sizes are measured. With 0 losses
             come from moments alone, as if an image's positions were independent. Defaults to 4.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
@@ -92,7 +92,7 @@ class CompressOptions:
     rho: float = 1e-3
     rows: int = 4096
     per_unit: Tuple[int, int] = (4, 12)
-    least_batches: Tuple[int, int] = (8, 16)
+    least_batches: Tuple[int, int] = (16, 16)
     probe_batches: int = 4
     logits: bool = False
     progress: bool = True
