@@ -152,7 +152,9 @@ class ResumableForward:
                     self._finish(parts[0], block)
         self._leave()
         inputs = inputs or (self._inputs_of(block) if self._once(block) else None)
-        self._block, self._wanted, self._inputs = block, tuple(wanted), inputs
+        self._block, self._inputs = block, inputs
+        # what is not within the block may run behind it
+        self._wanted = tuple(path for path in wanted if f'{path}.'.startswith(f'{block}.'))
 
     def _input(self, batch: int) -> Any:
         """A batch; behind a finished block only its shapes matter."""
