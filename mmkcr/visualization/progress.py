@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from typing import Iterable, Iterator, Optional, TypeVar
 
 from rich.console import Console
@@ -9,13 +10,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Item = TypeVar('Item')
 
+#: Seconds between two lines of a log.
+PERIOD = 30
+
 
 def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
           refresh: bool = True) -> Iterator[Item]:
     """Yield items, with a bar and the remaining time on standard error.
 
-    Nothing is shown if standard error is not a terminal, as in logs and pipes, nor in
-    processes other than the first.
+    If standard error is not a terminal, as in logs and pipes, there is a line every
+    :data:`PERIOD` seconds instead. Processes other than the first show nothing.
 
     Args:
         items (Iterable): The items.
@@ -27,11 +31,14 @@ def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
     Yields:
         Item: Each, in order.
     """
-    if not sys.stderr.isatty() or os.environ.get('RANK', '0') != '0':
+    if os.environ.get('RANK', '0') != '0':
         yield from items
         return
     if total is None and hasattr(items, '__len__'):
         total = len(items)
+    if not sys.stderr.isatty():
+        yield from _logged(items, what, total)
+        return
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), auto_refresh=refresh,
@@ -40,3 +47,15 @@ def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
         for item in items:
             yield item
             bar.update(task, advance=1, refresh=not refresh)
+
+
+def _logged(items: Iterable[Item], what: str, total: Optional[int]) -> Iterator[Item]:
+    """Yield items, and print how many there were from time to time."""
+    start = last = time.monotonic()
+    for count, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - last >= PERIOD:
+            last = now
+            of = '' if total is None else f' of {total}'
+            print(f'{what}: {count}{of} after {now - start:.0f} s', file=sys.stderr, flush=True)

@@ -1,11 +1,11 @@
-"""Bars: on a terminal, and nowhere else."""
+"""Bars on a terminal, lines from time to time in a log."""
 
 import io
 import sys
 
 import pytest
 
-from mmkcr.visualization import shown
+from mmkcr.visualization import progress, shown
 
 
 class Terminal(io.StringIO):
@@ -24,7 +24,22 @@ def test_a_bar_with_the_count_on_a_terminal(monkeypatch, refresh):
     assert 'Letters' in sys.stderr.getvalue() and '3/3' in sys.stderr.getvalue()
 
 
-def test_nothing_in_a_log(capsys):
+def test_nothing_of_a_short_loop_in_a_log(capsys):
+    assert list(shown('abc', 'Letters')) == ['a', 'b', 'c']
+    assert capsys.readouterr() == ('', '')
+
+
+@pytest.mark.parametrize(('letters', 'of'), [('abcd', ' of 4'), (iter('abcd'), '')])
+def test_a_line_every_half_minute_in_a_log(monkeypatch, capsys, letters, of):
+    clock = iter([0., 20., 40., 60., 80.])  # the start, and after every item
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(clock))
+    assert list(shown(letters, 'Letters')) == ['a', 'b', 'c', 'd']
+    assert capsys.readouterr() == ('', f'Letters: 2{of} after 40 s\nLetters: 4{of} after 80 s\n')
+
+
+def test_nothing_of_other_processes(monkeypatch, capsys):
+    monkeypatch.setenv('RANK', '1')
+    monkeypatch.setattr(progress, 'PERIOD', 0)
     assert list(shown('abc', 'Letters')) == ['a', 'b', 'c']
     assert capsys.readouterr() == ('', '')
 
