@@ -88,9 +88,25 @@ def _refuse(path: Union[str, Path], runtime: str, error: Exception) -> NoReturn:
 
 def _open_onnxruntime(path: str, runtime: str, threads: Optional[int],
                       shape: Optional[Sequence[int]], device: str) -> Session:
+    session = onnxruntime_session(path, runtime, threads, shape, device)
+    name = session.get_inputs()[0].name
+    return lambda images: session.run(None, {name: images})
+
+
+def onnxruntime_session(path: str, runtime: str = 'onnxruntime', threads: Optional[int] = None,
+                        shape: Optional[Sequence[int]] = None, device: str = 'cpu',
+                        profile: Optional[str] = None) -> Any:
+    """An ``InferenceSession`` of ONNX Runtime with the arguments of :func:`open_onnx`.
+
+    Args:
+        profile (str, optional): Start of the name of a file that gets the times of all operators.
+            Defaults to None: no profile.
+    """
     import onnxruntime
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, profile
     if threads is not None:
         options.intra_op_num_threads = options.inter_op_num_threads = threads
         # spinning threads would be counted as work
@@ -101,26 +117,34 @@ def _open_onnxruntime(path: str, runtime: str, threads: Optional[int],
     providers = dict(cpu=['CPUExecutionProvider'], cuda=['CUDAExecutionProvider'])[device]
     if runtime == 'tensorrt':
         providers = ['TensorrtExecutionProvider', 'CUDAExecutionProvider']
-    session = onnxruntime.InferenceSession(path, options, providers)
-    name = session.get_inputs()[0].name
-    return lambda images: session.run(None, {name: images})
+    return onnxruntime.InferenceSession(path, options, providers)
 
 
 def _open_openvino(path: str, runtime: str, threads: Optional[int],
                    shape: Optional[Sequence[int]], device: str) -> Session:
-    import openvino
-    core = openvino.Core()
-    model = core.read_model(path)
-    if shape is not None:
-        model.reshape(list(shape))
-    # fp32 as everywhere else: OpenVINO would use bf16 if the processor has it
-    config: Dict[str, Any] = dict(INFERENCE_PRECISION_HINT='f32', NUM_STREAMS='1')
-    if threads is not None:
-        config.update(INFERENCE_NUM_THREADS=str(threads))
-    request = core.compile_model(model, 'CPU', config).create_infer_request()
+    request = openvino_request(path, threads, shape)
 
     def run(images: np.ndarray) -> List[np.ndarray]:
         found = request.infer([images], share_inputs=True, share_outputs=True)
         return [found[index] for index in range(len(found))]
 
     return run
+
+
+def openvino_request(path: str, threads: Optional[int] = None,
+                     shape: Optional[Sequence[int]] = None, **settings: str) -> Any:
+    """An ``InferRequest`` of OpenVINO with the arguments of :func:`open_onnx`.
+
+    Args:
+        **settings: Further properties of the compiled model.
+    """
+    import openvino
+    core = openvino.Core()
+    model = core.read_model(path)
+    if shape is not None:
+        model.reshape(list(shape))
+    # fp32 as everywhere else: OpenVINO would use bf16 if the processor has it
+    config: Dict[str, Any] = dict(settings, INFERENCE_PRECISION_HINT='f32', NUM_STREAMS='1')
+    if threads is not None:
+        config.update(INFERENCE_NUM_THREADS=str(threads))
+    return core.compile_model(model, 'CPU', config).create_infer_request()

@@ -17,12 +17,15 @@ Examples:
     python tools/benchmarks/latency.py dense.onnx slim.onnx --shape 224 --runtime openvino
     python tools/benchmarks/latency.py mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py \\
         --target-macs 90% 70% 50% --sites mlp_hidden --runtime onnxruntime
+
+With --operators there is also a table of the time that each kind of operator takes.
 """
 
 import contextlib
 import csv
 import itertools
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -31,6 +34,9 @@ import torch
 from mmengine.config import Config, DictAction
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
+
+from lab.operator_times import PROFILES, operator_times
 from mmkcr.apis.build import (
     backbone_config,
     build_model,
@@ -42,6 +48,7 @@ from mmkcr.apis.build import (
 )
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress import DEFAULT_SITES
+from mmkcr.apis.export import export_onnx
 from mmkcr.apis.latency import (
     AMP_DTYPES,
     RUNTIMES,
@@ -95,6 +102,8 @@ def make_parser() -> Parser:
     parser.add_argument('--warmup', type=int, default=3, help='pairs before (%(default)s)')
     parser.add_argument('--clock', choices=tuple(CLOCKS),
                         help='default: cpu on one thread of a CPU, else wall')
+    parser.add_argument('--operators', action='store_true', help='print the time of every kind of '
+                        f'operator too, in {" and ".join(PROFILES)}')
     parser.add_argument('--out', default='work_dirs/benchmarks', metavar='DIR',
                         help='where the CSV file is (%(default)s)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
@@ -243,6 +252,23 @@ def report(rows: List[Dict[str, Any]]) -> str:
         for row in rows], title=rows[0]['dense'])
 
 
+def operators(pair: Pair, args: Any, runtime: str, batch: int, threads: int) -> str:
+    """A table of milliseconds by kind of operator, of both sides; lower quartiles of the runs."""
+    images = torch.randn(batch, *pair.shape).numpy()
+    with tempfile.TemporaryDirectory() as folder:
+        files = [side if isinstance(side, Path) else
+                 export_onnx(side, Path(folder) / f'{name}.onnx', pair.shape, False, (batch,), 1e-3,
+                             runtime).path
+                 for name, side in (('dense', pair.dense), ('slim', pair.slim))]
+        times = operator_times(files, runtime, threads, images, args.repeats, args.warmup)
+    kinds = sorted(set().union(*times), key=lambda kind: -times[0].get(kind, 0.))
+    lines = [(kind, *(1e3 * side.get(kind, 0.) for side in times)) for kind in kinds]
+    lines.append(('sum', *(1e3 * sum(side.values()) for side in times)))
+    return format_table(('operator', 'dense (ms)', 'slim (ms)'),
+                        [(kind, f'{dense:.3f}', f'{slim:.3f}') for kind, dense, slim in lines],
+                        title=f'{runtime}, batch {batch}, threads {threads}')
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Measure, print and write."""
@@ -250,6 +276,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     rows, path = [], None
     settings = list(itertools.product(args.runtime, args.batch_size, args.threads))
+    if args.operators and not set(args.runtime) <= set(PROFILES):
+        raise ValueError(f'expected runtimes of {list(PROFILES)} for `--operators`, found '
+                         f'{args.runtime}')
+    tables = []
     for target in args.target_macs:
         with contextlib.redirect_stdout(sys.stderr):
             pair = make_pair(args, target)
@@ -258,13 +288,16 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                 row, timing = measure(pair, args, runtime, batch, threads)
             rows.append(row)
             path = append(row, Path(args.out))
+            if args.operators:
+                with contextlib.redirect_stdout(sys.stderr):
+                    tables.append(operators(pair, args, runtime, batch, threads))
             if timing.ratio > 1:
                 forms = describe_selections(pair.slim, runtime) if runtime in SELECTION_FORMS \
                     and not isinstance(pair.slim, Path) else 'as they are'
                 print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
                       f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
                       f'{forms}')
-    print(report(rows))
+    print('\n\n'.join([report(rows), *tables]))
     print(f'Added {len(rows)} lines to {path}')
 
 
