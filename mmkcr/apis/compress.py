@@ -28,6 +28,7 @@ from mmkcr.models.stream_rotation import turn_stream
 from mmkcr.models.utils import counted_part, is_detector, task_forward
 from mmkcr.models.whole import HeldBatches, whole_outputs
 from .compress_progress import CompressProgress
+from .count import count_parts
 from .refit_blocks import refit_along
 from .share_out import check_reach, share_out
 from .site_profiles import REFITS, CompressOptions, SiteProfile, profile_sites
@@ -149,7 +150,10 @@ def compress(model: nn.Module,
     macs = macs_model(subnet, space, input_shape, part)
     budget = cost_model(cost, macs, latency)
     wanted = budget.parse_target(target)
-    check_reach(space, budget, wanted, settings)
+    try:
+        check_reach(space, budget, wanted, settings)
+    except ValueError as error:
+        raise ValueError(f'{error}{_whole_parts(dense, space, input_shape)}') from None
     profiles = profiles or (done.profiles() if done else None)
     if profiles is None:
         profiles = profile_sites(dense, whole, batches, forward, settings)
@@ -269,6 +273,17 @@ def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
                      'or `PAFPN` with `RPNHead`, `ConvFCBBoxHead` and `FCNMaskHead`, transformers '
                      "of mmcv's layers) to compress a whole model, found "
                      f'{", ".join(f"`{part}`" for part in parts)} ({reason})')
+
+
+def _whole_parts(model: nn.Module, space: SearchSpace, input_shape: Sequence[int]) -> str:
+    """What an unreachable target is told about the parts of a whole model that have no site."""
+    if not isinstance(getattr(space.host, 'backbone', None), nn.Module):
+        return ''
+    counts = count_parts(model, input_shape)
+    whole = {name: macs for name, macs in counts.items() if macs and not any(
+        site.path.startswith(f'{name}.') for site in space.sites.values())}
+    return '' if not whole else '; nothing can be cut in ' + ', '.join(
+        f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs' for name, macs in whole.items())
 
 
 def check_kinds(sites: Sequence[KindConfig]) -> None:

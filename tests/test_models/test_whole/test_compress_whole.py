@@ -12,7 +12,7 @@ from mmkcr.apis import slim as slim_supernet
 from mmkcr.apis.build import build_model, dense_config, load_config, load_weights, set_structure
 from mmkcr.apis.compress import agreement, compress
 from mmkcr.apis.compress_files import compress_files
-from mmkcr.apis.count import count_macs
+from mmkcr.apis.count import count_macs, count_parts
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models.whole import HeldBatches, _chosen, whole_outputs
 from .whole_models import DETECTORS, batches, build, config_of
@@ -117,6 +117,18 @@ def test_a_head_without_an_adapter_is_named():
         slim(model, 0.8, batches(model, 2))
     with pytest.raises(ValueError, match="expected `scope` of .*, found 'all'"):
         compress(model, torch.rand(2, 3, 64, 64), 0.8, scope='all')
+
+
+def test_an_unreachable_target_names_the_parts_without_sites():
+    model = build('upernet')
+    parts = count_parts(model, SHAPE)
+    share = parts['backbone'] / sum(parts.values())
+    with pytest.raises(ValueError, match='within the reachable .*; nothing can be cut in '
+                       f'`backbone`, {share:.0%} of the MACs$'):
+        slim(model, 0.1, batches(model, 2),
+             sites=[dict(kind='channels', where=r'^decode_head\.')])
+    with pytest.raises(ValueError, match='within the reachable .* of the dense network.$'):
+        slim(model, 0.01, batches(model, 2))
 
 
 def test_a_search_on_the_whole_model_and_its_slimming():
