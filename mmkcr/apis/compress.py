@@ -153,7 +153,8 @@ def compress(model: nn.Module,
     try:
         check_reach(space, budget, wanted, settings)
     except ValueError as error:
-        raise ValueError(f'{error}{_whole_parts(dense, space, input_shape)}') from None
+        raise ValueError(f'{error}{_parts_without_sites(dense, space, input_shape)}'
+                         ) from None
     profiles = profiles or (done.profiles() if done else None)
     if profiles is None:
         profiles = profile_sites(dense, whole, batches, forward, settings)
@@ -275,15 +276,18 @@ def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:
                      f'{", ".join(f"`{part}`" for part in parts)} ({reason})')
 
 
-def _whole_parts(model: nn.Module, space: SearchSpace, input_shape: Sequence[int]) -> str:
-    """What an unreachable target is told about the parts of a whole model that have no site."""
+def _parts_without_sites(model: nn.Module, space: SearchSpace, input_shape: Sequence[int]) -> str:
+    """End of the message on an unreachable target: parts of a whole model that stay as they are.
+
+    It is empty for a backbone, and if all parts have sites.
+    """
     if not isinstance(getattr(space.host, 'backbone', None), nn.Module):
         return ''
     counts = count_parts(model, input_shape)
-    whole = {name: macs for name, macs in counts.items() if macs and not any(
-        site.path.startswith(f'{name}.') for site in space.sites.values())}
-    return '' if not whole else '; nothing can be cut in ' + ', '.join(
-        f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs' for name, macs in whole.items())
+    kept = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
+            for name, macs in counts.items() if macs and not any(
+                site.path.startswith(f'{name}.') for site in space.sites.values())]
+    return '; nothing can be cut in ' + ', '.join(kept) if kept else ''
 
 
 def check_kinds(sites: Sequence[KindConfig]) -> None:

@@ -120,15 +120,18 @@ def test_mistakes(refused, search_config, args, message):
     assert message in refused(TOOL, search_config, *args)
 
 
-def test_the_times_of_operators(run_tool, search_config):
-    pytest.importorskip('onnxruntime')
+@pytest.mark.parametrize(('runtime', 'products', 'selection'), [
+    ('onnxruntime', ('MatMul', 'Gemm'), 'GatherElements'),
+    ('openvino', ('FullyConnected', 'MatMul'), 'Gather')])
+def test_the_times_of_operators(run_tool, search_config, runtime, products, selection):
+    pytest.importorskip(runtime)
     printed = run_tool(TOOL, search_config, '--target-macs', '80%', '--divisor', 4,
-                       '--runtime', 'onnxruntime', '--operators', *FAST)
+                       '--runtime', runtime, '--operators', *FAST)
     rows = [[cell.strip() for cell in line.split('│')[1:-1]] for line in printed.splitlines()]
     *kinds, total = [(row[0], *map(float, row[1:])) for row in rows if len(row) == 3]
     assert total[0] == 'sum' and len(kinds) > 3
-    assert any('MatMul' in name or 'Gemm' in name for name, *_ in kinds)
-    assert {name for name, dense, _ in kinds if not dense} >= {'GatherElements'}  # slim alone
+    assert any(product in name and dense > 0 for name, dense, _ in kinds for product in products)
+    assert selection in {name for name, dense, _ in kinds if not dense}  # of the slim side alone
     for side in (1, 2):  # of rounded milliseconds
         assert sum(kind[side] for kind in kinds) == pytest.approx(
             total[side], abs=1e-3 * len(kinds))
@@ -136,4 +139,4 @@ def test_the_times_of_operators(run_tool, search_config):
 
 def test_operators_of_a_runtime_that_does_not_tell(refused, search_config):
     assert refused(TOOL, search_config, '--target-macs', '80%', '--operators').endswith(
-        "for `--operators`, found ['eager']")
+        "on the CPU for `--operators`, found ['eager'] on cpu")
