@@ -75,7 +75,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> List[str]:
-    """What slimming cost in top-1, one sentence an architecture.
+    """What slimming cost in top-1 and saved in time, one sentence an architecture.
 
     Args:
         rows (Sequence[dict]): Of :func:`summarise`.
@@ -90,8 +90,19 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> List[str]:
             f'{closed["top1"] - dense["top1"]:+.2f} points in closed form, by search and '
             f'retraining {plain["top1"] - dense["top1"]:+.2f} points without and '
             f'{kcr["top1"] - dense["top1"]:+.2f} with the KCR term against the dense model; the '
-            f'term takes KC from {plain["kc"]:.4f} to {kcr["kc"]:.4f}')
+            f'term takes KC from {plain["kc"]:.4f} to {kcr["kc"]:.4f}{_time(closed, kcr)}')
     return sentences
+
+
+def _time(closed: Mapping[str, Any], searched: Mapping[str, Any]) -> str:
+    """The end of a sentence about the time in eager PyTorch, if it was measured."""
+    ratios = closed['time_ratio'], searched['time_ratio']
+    if None in ratios:
+        return ''
+    text = (f'; in eager PyTorch {ratios[0]:.0%} of the time in closed form, '
+            f'{ratios[1]:.0%} by search')
+    return text if ratios[1] <= 1 else \
+        f'{text}, which copies selected channels (other runtimes and sizes: docs/deploy.md)'
 
 
 def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], results: Results,
