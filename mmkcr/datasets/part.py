@@ -12,14 +12,18 @@ class DatasetPart(Dataset):
     """Some samples of a dataset, which is shared and not copied.
 
     Every other attribute (``metainfo``, ``pipeline`` ...) is that of the whole
-    dataset.
+    dataset. If the dataset mixes images, as mosaics do, these all come from the part.
 
     Args:
         dataset (Dataset): The whole, map-style.
         indices (Sequence[int]): Indices into it.
+
+    Raises:
+        ValueError: A dataset that mixes images is inside another wrapper.
     """
 
     def __init__(self, dataset: Dataset, indices: Sequence[int]) -> None:
+        _refuse_mixing_inside(dataset)
         self.dataset = dataset
         self.indices = list(indices)
 
@@ -27,7 +31,14 @@ class DatasetPart(Dataset):
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
-        return self.dataset[self.indices[index]]
+        if not mixes_images(self.dataset):
+            return self.dataset[self.indices[index]]
+        # a view of the whole that finds partners in this part; its transforms, and what hooks set
+        # on the whole, stay shared
+        view, inner = copy.copy(self.dataset), copy.copy(self)
+        inner.dataset = view.dataset
+        view.dataset, view.num_samples = inner, len(self)
+        return view[index]
 
     def get_data_info(self, index: int) -> Dict:
         """Annotation of a sample, for batch samplers and class samplers.
@@ -65,6 +76,40 @@ class DatasetPart(Dataset):
         return copy.copy(self)
 
 
+def mixes_images(dataset: Dataset) -> bool:
+    """Whether a data set wraps another and has transforms of its own.
+
+    These mix several images of the other set (``MultiImageMixDataset`` of mmdet and mmseg).
+
+    Args:
+        dataset (Dataset): Any.
+    """
+    # not hasattr: a wrapper may forward attributes of what it wraps
+    return {'dataset', 'pipeline'} <= getattr(dataset, '__dict__', {}).keys()
+
+
+def _refuse_mixing_inside(dataset: Dataset) -> None:
+    """Refuse a data set that mixes images inside of another that is not a part.
+
+    Raises:
+        ValueError: The partners of its images cannot be kept within a part.
+    """
+    while mixes_images(dataset) or isinstance(dataset, DatasetPart):
+        dataset = dataset.dataset
+    left = [dataset]
+    while left:
+        wrapper = left.pop()
+        own = getattr(wrapper, '__dict__', {})
+        inside = [own['dataset']] if 'dataset' in own else own.get('datasets') or []
+        for child in inside:
+            if mixes_images(child):
+                raise ValueError(
+                    f'expected `{type(child).__name__}` as the outermost data set, so that images '
+                    f'of one part mix with each other only, found it in a '
+                    f'`{type(wrapper).__name__}`')
+        left += inside
+
+
 def class_labels(dataset: Dataset) -> np.ndarray:
     """The class of every sample, (n,), int64.
 
@@ -94,6 +139,8 @@ def sample_sources(dataset: Dataset) -> Sequence[int]:
     if isinstance(dataset, DatasetPart):
         inner = sample_sources(dataset.dataset)
         return [inner[index] for index in dataset.indices]
+    if mixes_images(dataset):
+        return sample_sources(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         joined: List[int] = []
         for child in dataset.datasets:
@@ -109,7 +156,7 @@ def count_sources(dataset: Dataset) -> int:
     Args:
         dataset (Dataset): As there; repeated sets are not enumerated.
     """
-    if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)):
+    if isinstance(dataset, (RepeatDataset, ClassBalancedDataset)) or mixes_images(dataset):
         return count_sources(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         return sum(map(count_sources, dataset.datasets))

@@ -17,6 +17,7 @@ from mmengine.registry import TRANSFORMS
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
+from mmkcr.datasets.part import mixes_images
 from mmkcr.models.replay import stop_after
 from mmkcr.models.utils import find_task, is_self_supervised, unwrap
 from mmkcr.models.wrappers.feature_tap import FeatureTap, find_layer
@@ -75,7 +76,7 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
     """
     view = copy.copy(dataset)
     own = vars(dataset)  # not hasattr: a wrapper may forward attributes of what it wraps
-    if 'dataset' in own and 'pipeline' in own:
+    if mixes_images(dataset):
         return with_pipeline(dataset.dataset, pipeline)
     if 'dataset' in own:
         view.dataset = with_pipeline(dataset.dataset, pipeline)

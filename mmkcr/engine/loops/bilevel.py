@@ -62,6 +62,9 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
     def run_epoch(self) -> None:
         """One pass over the weights' part."""
         self.runner.call_hook('before_train_epoch')
+        # hooks that switch transforms make the loader that they know of start new workers
+        if self.dataloader.persistent_workers and self.dataloader._iterator is None:
+            self.architecture_dataloader._iterator = None
         # the host's sampler hook knows of the other loader only
         source_sampler(self.architecture_dataloader).set_epoch(self._epoch)
         self.runner.model.train()

@@ -3,9 +3,11 @@
 import contextlib
 import math
 
+import mmdet.engine  # noqa: F401
 import mmpretrain.models  # noqa: F401
 import pytest
 import torch
+from mmcv.transforms import Compose
 from mmengine.config import ConfigDict
 from mmengine.dataset import BaseDataset
 from mmengine.hooks import Hook
@@ -68,6 +70,14 @@ class BilevelImages(BilevelData):
         return dict(inputs=image.byte(), data_samples=DataSample().set_gt_label(index % 5))
 
 
+class BilevelPipes(BilevelData):
+    """The target tells whether the transforms were switched."""
+
+    def prepare_data(self, index):
+        return dict(super().prepare_data(index),
+                    target=torch.tensor(float(isinstance(self.pipeline, Compose))))
+
+
 class Record(Hook):
     """Keeps what hooks see."""
 
@@ -82,7 +92,7 @@ class Record(Hook):
 def registered():
     with contextlib.ExitStack() as stack:
         for registry, classes in ((MODELS, (BilevelToy, NoGates)),
-                                  (DATASETS, (BilevelData, BilevelImages))):
+                                  (DATASETS, (BilevelData, BilevelImages, BilevelPipes))):
             for cls in classes:
                 registry.register_module(module=cls, force=True)
                 stack.callback(registry.module_dict.pop, cls.__name__)
@@ -163,6 +173,27 @@ def test_parts_are_never_mixed(tmp_path):
     assert not seen['dataloader'] & seen['architecture_dataloader']
     # with a smaller batch the cycle is longer, and an epoch is still one pass of the weights' part
     assert len(runner.train_loop.dataloader) == len(runner.train_loop.architecture_dataloader) == 7
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_hooks_that_switch_transforms_reach_both_parts(tmp_path, workers):
+    """Persistent workers of the gates' loader kept the old transforms to the end."""
+    loader = dict(dataset=dict(type='BilevelPipes'), batch_size=BATCH, num_workers=workers,
+                  persistent_workers=bool(workers), sampler=dict(type='DefaultSampler'),
+                  collate_fn=dict(type='default_collate'))
+    runner = build(tmp_path, hooks=[dict(type='mmdet.PipelineSwitchHook', switch_epoch=1,
+                                         switch_pipeline=[])],
+                   train_dataloader=loader,
+                   train_cfg=dict(type='mmkcr.BilevelTrainLoop', max_epochs=3))
+    seen, run_iter = [], runner.train_loop.run_iter
+
+    def keep(idx, *batches):
+        seen.append([batch['target'].unique().tolist() for batch in batches])
+        run_iter(idx, *batches)
+
+    runner.train_loop.run_iter = keep
+    runner.train()
+    assert seen == [[[0.], [0.]]] * 7 + [[[1.], [1.]]] * 14
 
 
 def test_schedules_clipping_and_averages(tmp_path):

@@ -3,14 +3,17 @@
 import copy
 import pickle
 
+import mmdet.datasets
+import mmseg.datasets
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.dataset import BaseDataset, ConcatDataset, DefaultSampler, RepeatDataset
 
 from mmkcr.datasets import DatasetPart
+from mmkcr.datasets.part import count_sources, sample_sources
 from mmkcr.engine.loops import CycledSampler, split_indices
-from mmkcr.engine.loops.split import sample_sources
 
 
 @given(st.integers(2, 300), st.floats(0.01, 0.99), st.integers(0, 2**31))
@@ -60,6 +63,52 @@ def test_no_sample_of_a_repeated_data_set_is_in_both_parts():
     joined = ConcatDataset([dict(type=RepeatDataset, times=2, dataset=dict(type=Numbers)),
                             Numbers()])
     assert list(sample_sources(joined)) == [*range(20), *range(20), *range(20, 40)]
+
+
+class Mosaic:
+    """Keeps the numbers of the images that it mixes."""
+
+    def get_indexes(self, dataset):
+        return np.random.randint(len(dataset), size=3).tolist()
+
+    get_indices = get_indexes
+
+    def __call__(self, results):
+        mixed = [results['number'], *(one['number'] for one in results['mix_results'])]
+        return dict(results, mixed=mixed)
+
+
+@pytest.mark.parametrize('host', [mmdet.datasets, mmseg.datasets])
+@pytest.mark.parametrize('times', [1, 3])
+def test_images_of_one_part_are_mixed_with_each_other_only(host, times):
+    """A mosaic drew its partners from the whole set, so each part saw the other's images."""
+    whole = host.MultiImageMixDataset(dict(type=Numbers), [])
+    whole.pipeline, whole.pipeline_types = [Mosaic()], ['Mosaic']
+    if times > 1:
+        whole.dataset = RepeatDataset(whole.dataset, times)
+        whole.num_samples = 20 * times
+    sources = sample_sources(whole)
+    parts = [DatasetPart(whole, indices) for indices in split_indices(len(whole), 0.3, 0, sources)]
+    seen = [{number for index in range(len(part)) for number in part[index]['mixed']}
+            for part in parts]
+    assert not seen[0] & seen[1] and len(seen[0]) == 14 and len(seen[1]) == 6
+    assert [part[0]['number'] for part in parts] == \
+        [sources[part.indices[0]] for part in parts]
+    part = DatasetPart(parts[0], range(5))  # a part of a part
+    assert {number for one in part for number in one['mixed']} <= seen[0]
+    assert len(whole) == 20 * times and count_sources(whole) == 20
+    # as hooks do that end the mixing
+    parts[0].update_skip_type_keys(['Mosaic'])
+    assert not any('mixed' in part[0] for part in parts)
+
+
+def test_mixing_inside_of_another_set_is_refused():
+    inside = dict(type=mmdet.datasets.MultiImageMixDataset, dataset=dict(type=Numbers),
+                  pipeline=[])
+    with pytest.raises(ValueError, match='expected `MultiImageMixDataset` as the outermost data '
+                       'set, .* found it in a `RepeatDataset`$'):
+        DatasetPart(RepeatDataset(inside, 2), range(3))
+    DatasetPart(RepeatDataset(Numbers(), 2), range(3))
 
 
 @settings(deadline=None)
