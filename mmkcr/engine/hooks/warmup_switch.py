@@ -40,7 +40,8 @@ class WarmupSwitchHook(ScheduledHook):
 
     Args:
         begin (int): t_warm, the number of epochs, or iterations, without the term. As long as
-            the run or longer: the term is never on. Defaults to 90 (of 300 epochs; v1 and v2).
+            the run or longer: the term is never on, which is logged. Defaults to 90 (of 300
+            epochs; v1 and v2).
         losses (Sequence[str]): Names in ``RegularizedModel.regularizers``.
             Defaults to ('kcr', ).
         by_epoch (bool): Whether ``begin`` counts epochs. Defaults to True.
@@ -66,6 +67,10 @@ class WarmupSwitchHook(ScheduledHook):
         """Switch for the first step, and refuse unknown names before any work."""
         super().before_train(runner)
         self.before_step(runner, self.step_of(runner))
+        length = runner.max_epochs if self.by_epoch else runner.max_iters
+        if self.begin >= length:  # as in a shortened run
+            runner.logger.warning(f'{", ".join(self.losses)}: the term begins in {self.unit} '
+                                  f'{self.begin} (from 0) of a run of {length}, so it is never on')
 
     def before_step(self, runner: Runner, step: int) -> None:
         """Switch the terms on or off for this step."""

@@ -28,8 +28,12 @@ def hooks(begin):
 
 
 @pytest.mark.parametrize('begin', [0, 1, 3])
-def test_the_loss_is_in_the_log_from_the_first_epoch_after_warmup(build, begin):
-    seen = run(build, lambda runner, outputs: 'loss_kcr' in outputs, hooks=hooks(begin))
+def test_the_loss_is_in_the_log_from_the_first_epoch_after_warmup(build, tmp_path, begin):
+    seen = run(build, lambda runner, outputs: 'loss_kcr' in outputs, hooks=hooks(begin),
+               log_level='WARNING')
+    log = ''.join(path.read_text() for path in tmp_path.rglob('*.log'))
+    never = 'kcr: the term begins in epoch 3 (from 0) of a run of 3, so it is never on'
+    assert (never in log) == (begin == 3)
     assert [epoch for epoch, _ in seen] == [0] * 6 + [1] * 6 + [2] * 6
     assert all(on == (epoch >= begin) for epoch, on in seen)  # epoch + 1 > t_warm
 
