@@ -29,6 +29,17 @@ def _norm(module: nn.Module, path: str) -> str:
     return f'{path}.{name}' if name else ''
 
 
+def _keeps_zero(module: nn.Module, path: str) -> None:
+    """Refuse a ``ConvModule`` whose activation makes something of a channel that is not there."""
+    conv = module.get_submodule(path)
+    if not conv.with_activation:
+        return
+    zeros = conv.conv.weight.new_zeros(1, conv.out_channels, 1, 1)
+    if bool(conv.activate(zeros).any()):
+        raise Unsupported(f'the activation `{type(conv.activate).__name__}` of `{path}`, which '
+                          'does not map 0 to 0,')
+
+
 def _convs(module: nn.Module, name: str) -> List[str]:
     return [f'{name}.{number}' for number in range(len(getattr(module, name)))]
 
@@ -36,6 +47,8 @@ def _convs(module: nn.Module, name: str) -> List[str]:
 def _view(module: nn.Module, convs: Sequence[str], readers: Sequence[Reads],
           **others: Any) -> View:
     """A view of the channels that some ``ConvModule`` write."""
+    for conv in convs:
+        _keeps_zero(module, conv)
     return dict(writers=tuple(f'{conv}.conv' for conv in convs), readers=tuple(readers),
                 norms=tuple(_norm(module, conv) for conv in convs), **others)
 

@@ -115,6 +115,17 @@ def test_a_pyramid_with_a_reader_that_is_not_known_stays(config, reader):
     assert 'neck.fpn_convs.0.conv.channels' not in find_sites(model, ['channels'])
 
 
+@pytest.mark.parametrize('activation, kept', [
+    (dict(type='Sigmoid'), True), (dict(type='HSigmoid'), True), (dict(type='ELU'), False),
+    (dict(type='PReLU', num_parameters=32), False)])
+def test_an_activation_that_makes_something_of_nothing_keeps_the_channels(activation, kept):
+    """Behind a sigmoid a channel that is masked is one half, and one that is sliced is nothing."""
+    head = dict(config_of('upernet').model.decode_head, act_cfg=activation, type='mmseg.UPerHead')
+    found = why_not(HOSTS.build(head), 'channels')
+    assert ('which does not map 0 to 0, at' in found) == kept
+    assert bool(found) == kept
+
+
 def test_a_finest_map_that_the_decoder_reads_too_stays():
     pytest.importorskip('mmcv.ops')
     config = config_of('mask2former').model.panoptic_head.pixel_decoder
