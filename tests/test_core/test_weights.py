@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import random
 import re
 from types import SimpleNamespace
@@ -229,6 +230,31 @@ def test_sizes_that_a_search_decided_on_are_not_cut():
     cost = cost_model('params', macs_of(network)).beside(dict.fromkeys(network.gates(), 16))
     with pytest.raises(ValueError, match=r'at least the 0.0\d+M of parameters that the search'):
         select_units({}, cost, 100)
+
+
+def test_all_targets_of_options_and_free_sizes_together():
+    """Fourteen at both ends were refused: those that a middle size of the free sites cannot meet."""
+    torch.manual_seed(0)
+    network = Searchable(
+        dict(type='mmpretrain.VisionTransformer', img_size=32, patch_size=8, arch=dict(
+            embed_dims=32, num_layers=3, num_heads=4, feedforward_channels=64)),
+        sites=['mlp_hidden', 'heads'], gates=dict(
+            mlp_hidden=dict(type='mmkcr.BiMaskGate'), heads=dict(type='mmkcr.GumbelChannelGate')))
+    macs, gates = macs_of(network), network.search_space.gates()
+    lowest = macs({site: gate.min_size for site, gate in gates.items()}) / macs.dense
+    assert lowest < 0.4
+    refused = []
+    for percent in range(math.ceil(100 * lowest), 101):
+        target = macs.dense * percent // 100
+        try:
+            kept = select_units(gates, macs, target)
+        except ValueError:
+            refused.append(percent)
+            continue
+        count = macs({site: len(units) for site, units in kept.items()})
+        assert 0.94 * target < count <= target
+    # three hidden layers of few options have none within the window there
+    assert len(refused) <= 3 and not {math.ceil(100 * lowest), 99, 100} & set(refused)
 
 
 def test_a_price_on_heads_whose_replacement_costs_more():
