@@ -97,7 +97,8 @@ def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
     totals = {name: gate.total for name, gate in gates.items()}
     values, places, sites = [], [], []
     for site, (name, (order, losses)) in enumerate(known.items()):
-        saved = float(macs.dense - macs({**totals, name: 1})) / max(len(order) - 1, 1)  # per unit
+        # per unit; not `macs.dense`, which lacks the layers that are added to the network
+        saved = float(macs(totals) - macs({**totals, name: 1})) / max(len(order) - 1, 1)
         # a unit gains no more than those before it, so that the ranks keep the site's order
         gains = np.minimum.accumulate(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.)
         values.append(gains)

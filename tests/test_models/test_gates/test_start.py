@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from mmpretrain.models import VisionTransformer
@@ -38,6 +39,24 @@ def scores(tmp_path_factory):
     write_sensitivity(compress(vit(), IMAGES, '70%', KINDS, (3, 32, 32), progress=False).profiles,
                       folder)
     return folder / 'sensitivity.json'
+
+
+@pytest.mark.parametrize('added', [(), ('qk_mask', )])
+def test_units_that_gain_as_much_for_their_macs_begin_alike(added):
+    """Layers that a kind adds to the network were taken off what a site's units save."""
+    host = Searchable(VisionTransformer(
+        arch=dict(embed_dims=64, num_layers=2, num_heads=4, feedforward_channels=256),
+        layer_cfgs=[dict(feedforward_channels=256), dict(feedforward_channels=48)],
+        img_size=32, patch_size=8), ['mlp_hidden', *added],
+        dict(mlp_hidden=dict(type='mmkcr.GumbelChannelGate')))
+    gates = host.search_space.gates()
+    macs = MacsModel(host, host, host.search_space.gated_sites(), task_forward(host, (3, 32, 32)))
+    totals, scores = {name: gate.total for name, gate in gates.items()}, {}
+    for name, total in totals.items():
+        each = (macs(totals) - macs({**totals, name: 1})) / (total - 1)
+        scores[name] = np.arange(total), each * np.arange(total, -1, -1.)
+    one, two = (float(logits.mean()) for logits in start_from_scores(gates, scores, macs).values())
+    assert abs(one - two) < 0.1
 
 
 GATES = [dict(type='mmkcr.GumbelChannelGate'), dict(type='mmkcr.GumbelChannelGate', init=0.5),
