@@ -87,7 +87,9 @@ class PreemptionHook(Hook):
     def _forget_old(runner: Runner) -> None:
         """Remove the file that the run resumed from once ``last_checkpoint`` names another."""
         path, pointer = (Path(runner.work_dir, name) for name in (NAME, 'last_checkpoint'))
-        if is_main_process() and path.is_file() and Path(pointer.read_text()).name != NAME:
+        # without a pointer the run was killed between the two: the file is all that there is
+        if is_main_process() and path.is_file() and pointer.is_file() and \
+                Path(pointer.read_text()).name != NAME:
             path.unlink()
 
 

@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,6 +75,18 @@ def test_two_processes_agree_on_the_iteration(run_jobs, last_checkpoint, logged,
     assert all(torch.equal(value, two['state_dict'][name])
                for name, value in one['state_dict'].items())
     assert logged(one) == logged(two)
+
+
+def test_a_file_without_a_pointer_stays(tmp_path):
+    """A run may be killed between the two; every later start died in its first iteration."""
+    from mmkcr.engine.hooks import PreemptionHook
+    path = tmp_path / 'preempted.pth'
+    path.write_bytes(b'weights')
+    for pointer, stays in ((None, True), ('preempted.pth', True), ('epoch_1.pth', False)):
+        if pointer is not None:
+            (tmp_path / 'last_checkpoint').write_text(str(tmp_path / pointer))
+        PreemptionHook._forget_old(SimpleNamespace(work_dir=str(tmp_path)))
+        assert path.is_file() == stays
 
 
 def test_the_signal_is_given_back(run_jobs, tmp_path):
