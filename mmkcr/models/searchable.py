@@ -145,7 +145,8 @@ def Searchable(backbone: Union[Mapping[str, Any], nn.Module], sites: Sequence[Ki
         structure (str | dict | Structure, optional): As there.
         optional_keys (str): As there.
         **arguments: Merged into the backbone's config. Inheriting configs can so change single
-            arguments, such as ``out_indices``.
+            arguments, such as ``out_indices``. A ``data_preprocessor`` of the config stays, as the
+            runner passes the run's.
 
     Returns:
         nn.Module: The backbone.
@@ -155,6 +156,8 @@ def Searchable(backbone: Union[Mapping[str, Any], nn.Module], sites: Sequence[Ki
     """
     recorded = None
     if not isinstance(backbone, nn.Module):
+        if 'data_preprocessor' in backbone:
+            arguments.pop('data_preprocessor', None)
         config = dict(backbone, **arguments)
         recorded = {key: value for key, value in config.items() if key != 'init_cfg'}
         backbone = ROOT_MODELS.build(config)

@@ -131,6 +131,20 @@ def test_an_unreachable_target_names_the_parts_without_sites():
         slim(model, 0.01, batches(model, 2))
 
 
+@pytest.mark.parametrize('scope', ['backbone', 'model'])
+def test_the_models_own_preprocessor_stays(scope):
+    """As in MMEngine, one within `model` goes before that of the run."""
+    config = config_of('upernet')
+    own = dict(config.get('data_preprocessor') or config.model.data_preprocessor, mean=[1., 2., 3.])
+    config.data_preprocessor, config.model.data_preprocessor = dict(own, mean=[0., 0., 0.]), own
+    config.compression = dict(
+        scope=scope, sites=['mlp_hidden'], wrapper='mmkcr.SearchModel', input_shape=SHAPE,
+        gates=dict(type='mmkcr.GumbelChannelGate', min_size=1), price=dict(type='mmkcr.MacsPrice'))
+    config.train_cfg = dict(type='IterBasedTrainLoop', max_iters=2)
+    model = build_model(compressed_config(config))
+    assert model.data_preprocessor.mean.flatten().tolist() == [1., 2., 3.]
+
+
 def test_a_search_on_the_whole_model_and_its_slimming():
     """By the `compression` of a config: gates in the head get gradients, and the budget is met."""
     config = config_of('upernet')
