@@ -74,6 +74,12 @@ class RegularizedModel(BaseModel):
         self._register_state_dict_hook(self._strip_prefix)
         self._register_load_state_dict_pre_hook(self._add_prefix)
 
+    def __getattr__(self, name: str) -> Any:
+        """Heads are those of the task model: the hosts' hooks set their options through it."""
+        if name.endswith('head'):
+            return getattr(super().__getattr__('architecture'), name)
+        return super().__getattr__(name)
+
     def _built(self, name: str, config: Mapping[str, Any]) -> nn.Module:
         """Build a regulariser; infer the width of its features if it is needed and not given."""
         config = dict(config)

@@ -2,6 +2,8 @@
 
 import copy
 import math
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -35,6 +37,22 @@ def classifier(**backbone):
                       arch=dict(embed_dims=24, num_layers=2, num_heads=2,
                                 feedforward_channels=48), **backbone),
         head=dict(type='VisionTransformerClsHead', num_classes=5, in_channels=24))
+
+
+def test_hooks_reach_the_head_of_the_task_model():
+    """mmdet's hook of YOLOX failed fifteen epochs before the end of a run."""
+    from mmdet.engine.hooks import YOLOXModeSwitchHook
+    model = build()
+    assert model.head is model.architecture.head
+    task, told = torch.nn.Module(), []
+    task.bbox_head = torch.nn.Module()
+    model.architecture = task
+    loader = SimpleNamespace(dataset=SimpleNamespace(update_skip_type_keys=told.append))
+    YOLOXModeSwitchHook(15).before_train_epoch(SimpleNamespace(
+        epoch=285, max_epochs=300, model=model, train_dataloader=loader, logger=Mock()))
+    assert task.bbox_head.use_l1 and told
+    for name in ('backbone', 'unknown', 'unknown_head'):
+        assert not hasattr(model, name)
 
 
 def build(kind='RegularizedModel', gates=None, **kwargs):
