@@ -229,6 +229,9 @@ def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, i
     if model.get('type') == 'mmkcr.Searchable':  # around a whole model
         model = model.backbone
     size: Any = 224
+    backbone = model.get('backbone') or {}
+    while isinstance(backbone.get('backbone'), Mapping):  # in `mmkcr.Searchable`, or in two
+        backbone = backbone['backbone']
     if scope == 'mmdet':
         # min compares (H, W) pairs by H first
         size = min((800, 1280), *_resize_scales(config))
@@ -236,19 +239,19 @@ def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, i
         preprocessor = model.get('data_preprocessor') or config.get('data_preprocessor') or {}
         size = preprocessor.get('size') or (512, 512)
     else:
-        backbone = model.get('backbone') or {}
-        while isinstance(backbone.get('backbone'), Mapping):  # in `mmkcr.Searchable`, or in two
-            backbone = backbone['backbone']
         size = backbone.get('img_size', 224)
     height, width = (size, size) if isinstance(size, int) else size
-    return 3, int(height), int(width)
+    channels = backbone.get('in_channels', backbone.get('in_chans'))  # of the hosts, of timm
+    return channels if isinstance(channels, int) else 3, int(height), int(width)
 
 
 def _resize_scales(config: Config) -> List[Tuple[int, int]]:
     """(H, W) of the ``Resize`` of the test images, at most one."""
     pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
-    return [tuple(step['scale'][::-1]) for step in pipeline  # mmcv's scale is (W, H)
-            if step['type'].split('.')[-1] == 'Resize' and 'scale' in step][:1]
+    scales = [step['scale'] for step in pipeline
+              if step['type'].split('.')[-1] == 'Resize' and 'scale' in step]
+    return [(scale, scale) if isinstance(scale, int) else tuple(scale[::-1])  # mmcv's is (W, H)
+            for scale in scales[:1]]
 
 
 def run_length(config: Config) -> Tuple[int, bool]:

@@ -7,7 +7,7 @@ from mmseg.models import EncoderDecoder
 from torch import nn
 
 from mmkcr.apis.build import build_model, default_shape, load_config
-from mmkcr.engine.compressed_config import image_size
+from mmkcr.engine.compressed_config import compressed_config, image_size
 
 HEADLESS = 'mmpretrain::dinov2/vit-small-p14_dinov2-pre_headless.py'
 PURE = """
@@ -51,6 +51,32 @@ def test_a_config_of_classes(tmp_path):
             f'layers.{index}.ffn.mlp_hidden' for index in range(2)]
         assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
     assert config.model.backbone.type == 'mmkcr.Searchable'
+
+
+def test_images_of_one_channel():
+    """MACs are counted, and features measured, with the channels that the backbone takes."""
+    backbone = dict(type='VisionTransformer', img_size=28, patch_size=7, in_channels=1, arch=dict(
+        embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=64))
+    config = Config(dict(
+        default_scope='mmpretrain', model=dict(
+            type='ImageClassifier', backbone=backbone,
+            head=dict(type='VisionTransformerClsHead', num_classes=10, in_channels=32)),
+        compression=dict(
+            sites=['mlp_channels'], gates=dict(type='mmkcr.GumbelChannelGate'),
+            wrapper='mmkcr.SearchModel', price=dict(type='mmkcr.MacsPrice', target='70%'),
+            regularizers=dict(kcr=dict(type='mmkcr.KernelComplexityLoss'))),
+        train_cfg=dict(by_epoch=True, max_epochs=4)))
+    assert image_size(config) == (1, 28, 28)
+    model = build_model(compressed_config(config))
+    assert model.macs_model().dense > 0 and model.regularizers.kcr.num_features == 32
+
+
+@pytest.mark.parametrize('scale', [640, (640, 640), [640, 640]])
+def test_a_test_image_with_one_size(scale):
+    pipeline = [dict(type='Resize', scale=scale, keep_ratio=True)]
+    config = Config(dict(default_scope='mmdet', model=dict(type='SSD'),
+                         test_dataloader=dict(dataset=dict(pipeline=pipeline))))
+    assert image_size(config) == (3, 640, 640)
 
 
 class OwnSegmentor(EncoderDecoder):

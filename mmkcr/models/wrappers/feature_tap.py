@@ -132,7 +132,10 @@ def feature_width(model: nn.Module, layer: str = 'backbone', size: int = 224) ->
     model.eval()
     try:
         with torch.no_grad(), FeatureTap(model, layer) as tap:
-            images = next(model.parameters()).new_zeros(1, 3, int(height), int(width))
+            first = next((module for module in getattr(model, 'backbone', model).modules()
+                          if isinstance(module, nn.Conv2d)), None)  # it embeds the image
+            channels = 3 if first is None else first.in_channels
+            images = next(model.parameters()).new_zeros(1, channels, int(height), int(width))
             run = model.backbone if layer == 'backbone' else model
             task_forward(run, images.shape[1:])()
         return tap.features.shape[1]
