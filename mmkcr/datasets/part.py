@@ -56,6 +56,10 @@ class DatasetPart(Dataset):
         """
         return self.dataset.get_cat_ids(self.indices[index])
 
+    def get_gt_labels(self) -> np.ndarray:
+        """Labels of the samples of this part, (len(self),), of a set that knows its own."""
+        return np.asarray(self.dataset.get_gt_labels())[self.indices]
+
     @property
     def pipeline(self) -> Any:
         """The whole dataset's pipeline; setting it changes the whole dataset's."""

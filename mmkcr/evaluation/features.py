@@ -74,10 +74,12 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
             is left out.
         pipeline (Callable): The transforms, e.g. another data set's ``pipeline``.
     """
-    view = copy.copy(dataset)
     own = vars(dataset)  # not hasattr: a wrapper may forward attributes of what it wraps
     if mixes_images(dataset):
         return with_pipeline(dataset.dataset, pipeline)
+    if '_dataset' in own:  # MMEngine's for `num_batch_per_epoch`, which cannot be copied
+        return type(dataset)(with_pipeline(own['_dataset'], pipeline), len(dataset))
+    view = copy.copy(dataset)
     if 'dataset' in own:
         view.dataset = with_pipeline(dataset.dataset, pipeline)
     elif 'datasets' in own:

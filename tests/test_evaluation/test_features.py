@@ -14,6 +14,7 @@ from mmengine.dataset import (
     RepeatDataset,
 )
 from mmengine.registry import init_default_scope
+from mmengine.runner.runner import _SlicedDataset
 from mmpretrain.datasets import KFoldDataset
 from mmpretrain.registry import MODELS
 from mmseg.datasets import MultiImageMixDataset
@@ -60,6 +61,7 @@ def fold_of(data):
 
 WRAPPERS = dict(
     plain=lambda data: data,
+    first_batches=lambda data: _SlicedDataset(data, 5),
     subset=lambda data: Subset(data, [3, 1, 4]),
     part=lambda data: DatasetPart(data, [3, 1, 4]),
     part_of_several=lambda data: DatasetPart(ConcatDataset([data, numbers()]), [3, 13, 4]),

@@ -155,6 +155,12 @@ class Whole:
         return [index]
 
 
+def test_labels_of_a_part_are_its_own():
+    whole = Whole()
+    whole.get_gt_labels = lambda: list(range(10, 20))
+    assert DatasetPart(whole, [7, 2]).get_gt_labels().tolist() == [17, 12]
+
+
 def test_part_is_a_dataset_like_the_whole():
     whole = Whole()
     part = DatasetPart(whole, [7, 2])
