@@ -11,7 +11,7 @@ from mmkcr.core import atomic_write
 from mmkcr.engine.compressed_config import run_length
 from mmkcr.models.building import is_pure_python
 from mmkcr.models.sites import find_sites, why_not
-from .build import build_model, read_config
+from .build import build_model, read_config, run_folder
 from .compress import DEFAULT_SITES, default_kinds
 
 METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
@@ -94,7 +94,7 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         kinds = default_kinds(host)
         if not kinds:
             raise ValueError(_does_not_fit(host, 'compress', DEFAULT_SITES))
-        lines = dict(sites=kinds, **_files(f'work_dirs/{stem}/compress'))
+        lines = dict(sites=kinds, **_files(f'{run_folder(cfg, config)}/compress'))
         template = _COMPRESS
     else:
         kinds = read_config(base).compression.sites
@@ -120,6 +120,10 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')
     if 'weights' in lines and cfg.get('load_from') is not None:
         text += 'load_from = None  # else these weights of the dense model come first\n'
+    # else the host's run would be overwritten, and resumed
+    for key, value in (('work_dir', f'work_dirs/{name}'), ('resume', False)):
+        if cfg.get(key):
+            text += f'{key} = {value!r}\n'
     with atomic_write(path) as temporary:
         temporary.write_text(text)
     return InitResult(path, text)

@@ -111,6 +111,19 @@ def test_weights_of_the_dense_model_do_not_come_first(run_tool, user_config):
         assert Path(load_config(written).load_from).name == weights
 
 
+def test_the_run_of_the_host_is_left_alone(run_tool, user_config):
+    """A config from a work directory names it: the search's checkpoints replaced the dense ones."""
+    with open(user_config, 'a') as file:
+        file.write("work_dir = './work_dirs/mine'\nresume = True\n")
+    for stage, name in (('search', 'kcr-search_vit'), ('retrain', 'kcr-retrain_vit'),
+                        ('compress', 'compress_vit')):
+        run_tool('init', user_config, '--stage', stage)
+        config = load_config(f'{name}.py', compressed=False)
+        assert (config.work_dir, config.resume) == (f'work_dirs/{name}', False)
+        if stage == 'compress':  # where `mmkcr compress` writes for this config
+            assert config.compression.structure == 'work_dirs/mine/compress/structure.json'
+
+
 @pytest.mark.parametrize('method', METHODS)
 @pytest.mark.parametrize('stage', ['search', 'retrain'])
 def test_every_method_writes_both_stages(run_tool, user_config, method, stage):
