@@ -140,3 +140,9 @@ def test_the_times_of_operators(run_tool, search_config, runtime, products, sele
 def test_operators_of_a_runtime_that_does_not_tell(refused, search_config):
     assert refused(TOOL, search_config, '--target-macs', '80%', '--operators').endswith(
         "on the CPU for `--operators`, found ['eager'] on cpu")
+
+
+def test_a_place_without_kinds_of_site(refused, search_config):
+    """`--where` alone was left out without a word."""
+    said = refused(TOOL, search_config, '--target-macs', '80%', '--where', 'layers.0', *FAST)
+    assert 'expected `--sites` with `--where layers.0`, found none' in said

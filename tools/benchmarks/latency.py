@@ -180,6 +180,8 @@ def make_pair(args: Any, target: Optional[str]) -> Pair:
                              f'`{args.dense}`, found none')
         return Pair((label(args.dense), 'its structure'), dense, build(config, args.part), shape)
     slim = build(dense_config(config), args.part)
+    if args.where and not args.sites:
+        raise ValueError(f'expected `--sites` with `--where {args.where}`, found none')
     space = searchable(slim, [dict(kind=name, where=args.where) for name in args.sites or ()])
     kinds = '+'.join(kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds)
     slim, _ = random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
