@@ -27,6 +27,7 @@ from .build import (
     build_model,
     default_shape,
     file_sha256,
+    is_address,
     load_config,
     load_weights,
     run_folder,
@@ -155,7 +156,8 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
             provenance(cfg, config, checkpoint, content), calibration=dict(
                 images=batches.images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
-             checkpoint=file_sha256(checkpoint), calibration=calibration, images=images,
+             checkpoint=str(checkpoint) if is_address(checkpoint) else file_sha256(checkpoint),
+             calibration=calibration, images=images,
              batch_size=batch_size, shape=input_shape, part=part, seed=seed, scope=scope))
 
 
@@ -297,6 +299,9 @@ def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str
         written.model.pop('init_cfg', None)
         written.model.pop('pretrained', None)
     written.load_from = f'{here}/{weights}'
+    for key, value in (('resume', False), ('launcher', 'none')):  # of the dense model's run
+        if key in written:
+            written[key] = value
     # apart from other subnets, whose configs have the same name, and from the dense model's run
     written.work_dir = f'{here}/train'
     written.custom_imports = with_import(written)

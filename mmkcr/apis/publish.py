@@ -14,8 +14,8 @@ from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import find_task
 from mmkcr.safe_load import read_checkpoint
-from .build import build_model, load_config, load_weights
-from .slim_files import provenance, relative
+from .build import build_model, is_address, load_config, load_weights
+from .slim_files import checkpoint_bytes, provenance, relative
 
 
 class Published(NamedTuple):
@@ -50,7 +50,8 @@ def publish(config: Union[str, Path],
     Args:
         config (str | Path): Config of the model: deployment, retraining or dense.
         checkpoint (str | Path): Its checkpoint.
-        out (str | Path, optional): Folder. Defaults to that of the checkpoint.
+        out (str | Path, optional): Folder. Defaults to that of the checkpoint, or the current one
+            if that is an address.
         name (str, optional): Defaults to that of the config.
         online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
         options (dict, optional): Config entries to overwrite.
@@ -80,12 +81,13 @@ def publish(config: Union[str, Path],
     buffer = io.BytesIO()
     torch.save(dict(state_dict=state, meta=meta), buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
-    path = Path(out or Path(checkpoint).parent) / f'{name or Path(config).stem}-{digest[:8]}.pth'
+    beside = Path() if is_address(checkpoint) else Path(checkpoint).parent
+    path = Path(out or beside) / f'{name or Path(config).stem}-{digest[:8]}.pth'
     with atomic_write(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
         # read back before the rename: a file that does not load is never published
         load_task(model, weights_of(read_checkpoint(temporary), str(path)), str(path))
-    return Published(path, meta, dict(checkpoint=Path(checkpoint).stat().st_size,
+    return Published(path, meta, dict(checkpoint=checkpoint_bytes(checkpoint, content),
                                       published=path.stat().st_size))
 
 

@@ -18,6 +18,7 @@ from .build import (
     default_shape,
     dense_config,
     file_sha256,
+    is_address,
     load_config,
     load_weights,
     run_folder,
@@ -121,7 +122,7 @@ def slim_files(config: Union[str, Path],
     said = '' if table is None else check_prediction(build_model(dense_config(cfg)), subnet,
                                                      structure.provenance['latency'])
     return SlimResult(
-        structure, folder, dict(checkpoint=Path(checkpoint).stat().st_size, dense=dense,
+        structure, folder, dict(checkpoint=checkpoint_bytes(checkpoint, content), dense=dense,
                                 subnet=(folder / WEIGHTS).stat().st_size), said,
         _parts(task, subnet, structure) if is_dense_task(subnet) else {}, counted_proposals(subnet))
 
@@ -145,7 +146,7 @@ def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Pat
         cfg (Config): The search's config, for the seed.
         config (str | Path): Its path; kept relative to the working directory,
             or as a name if it lies elsewhere.
-        checkpoint (str | Path): The checkpoint's file.
+        checkpoint (str | Path): The checkpoint's file, or its address, which has no hash.
         content (dict): The checkpoint.
         online (bool): Whether its online weights were used.
 
@@ -157,13 +158,20 @@ def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Pat
     return dict(
         config=relative(config),
         checkpoint=Path(checkpoint).name,
-        checkpoint_sha256=file_sha256(checkpoint),
+        checkpoint_sha256=None if is_address(checkpoint) else file_sha256(checkpoint),
         weights=('online' if online else 'averaged') if 'ema_state_dict' in content else 'plain',
         seed=meta.get('seed') if seed is None else seed,
         epoch=meta.get('epoch'),
         iter=meta.get('iter'),
         versions=dict(torch=str(torch.__version__), mmengine=mmengine.__version__,
                       mmkcr=__version__))
+
+
+def checkpoint_bytes(checkpoint: Union[str, Path], content: Mapping[str, Any]) -> int:
+    """Size of a checkpoint: of its file, or of the tensors of its model behind an address."""
+    if not is_address(checkpoint):
+        return Path(checkpoint).expanduser().stat().st_size
+    return sum(value.nbytes for value in content.get('state_dict', content).values())
 
 
 def relative(path: Union[str, Path]) -> str:

@@ -1,7 +1,10 @@
 """tools/compress.py: a config and a checkpoint to a smaller model that the host's tools take."""
 
+import functools
+import http.server
 import json
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from PIL import Image
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config, run_folder
 from mmkcr.apis.finetune import without_initial_weights
+from mmkcr.apis.int8 import DeployedFile
 from mmkcr.core import Structure
 from mmkcr.deploy.int8 import QUANTIZERS
 from mmkcr.deploy.runtimes import PACKAGES
@@ -128,6 +132,65 @@ def test_files_in_int8_are_evaluated_too(run_tool, data, tmp_path, runtime):
         assert [told[name], told[f'{name}_int8']] == [f'{fp32:.4g}', f'{int8:.4g}']
     said = tested(DIGITS, checkpoint, '--onnx', out / f'slim_{runtime}.onnx')
     assert said != tested(DIGITS, checkpoint)
+
+
+def test_files_that_take_other_images_do_not_cost_the_report(load_tool, data, tmp_path, capsys,
+                                                             monkeypatch):
+    """Files in int8 have one size, and mmdet's and mmseg's test images have several."""
+    tool = load_tool('compress')
+    files, evaluate = tool.compress_files, tool.evaluate
+
+    def with_file(*args, **kwargs):
+        found = files(*args[:-3], None, *args[-2:], **kwargs)
+        return found._replace(deployed=[DeployedFile('dense', Path('dense.onnx'), 1, 1., 0., None)])
+
+    def refusing(config, checkpoint, work_dir, onnx=None, runtime='onnxruntime'):
+        if onnx is not None:
+            raise ValueError('expected images that `dense.onnx` takes')
+        return evaluate(config, checkpoint, work_dir)
+
+    for name, value in dict(compress_files=with_file, evaluate=refusing,
+                            require_runtime=lambda _: None,
+                            require_quantizer=lambda _: None).items():
+        monkeypatch.setattr(tool, name, value)
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    tool.main([DIGITS, checkpoint, '--target-macs', '60%', '--images', '16', '--evaluate',
+               '--int8', 'onnxruntime', '--out', str(tmp_path / 'slim'), *data])
+    printed = capsys.readouterr().out
+    assert 'accuracy/top1' in printed and 'Wrote' in printed
+    assert 'were not evaluated: expected images that `dense.onnx` takes' in printed
+
+
+@pytest.fixture
+def address(tmp_path, monkeypatch):
+    """``address(file)``: where a file of the folder can be downloaded; downloads go into it too."""
+    class Silent(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'downloads'))
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(
+            Silent, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield lambda name: f'http://127.0.0.1:{server.server_port}/{name}'
+        server.shutdown()
+
+
+def test_the_config_and_the_address_of_a_run_elsewhere(run_tool, data, tmp_path, address):
+    """A config that was written by a resumed run of several processes, and weights to download."""
+    config = load_config(DIGITS)
+    config.update(launcher='pytorch', resume=True)
+    config.dump(tmp_path / 'dumped.py')
+    random_checkpoint(config, tmp_path / 'dense.pth')
+    printed = run_tool('compress', 'dumped.py', address('dense.pth'), '--target-macs', '60%',
+                       '--images', 16, '--evaluate', '--out', 'slim', *data)
+    assert 'accuracy/top1' in printed
+    written = load_config('slim/config.py')
+    assert (written.launcher, written.resume) == ('none', False)
+    found = Structure.load(tmp_path / 'slim/structure.json').provenance
+    assert found['checkpoint'] == 'dense.pth' and found['checkpoint_sha256'] is None
+    printed = run_tool('publish', 'dumped.py', address('dense.pth'))
+    assert len(list(tmp_path.glob('dumped-????????.pth'))) == 1 and 'MB of' in printed
 
 
 def test_a_budget_of_bytes(load_tool, data, tmp_path, capsys):
