@@ -233,7 +233,7 @@ def test_sizes_that_a_search_decided_on_are_not_cut():
 
 
 def test_all_targets_of_options_and_free_sizes_together():
-    """Fourteen at both ends were refused: those that a middle size of the free sites cannot meet."""
+    """Fourteen at both ends were refused, which a middle size of the free sites cannot meet."""
     torch.manual_seed(0)
     network = Searchable(
         dict(type='mmpretrain.VisionTransformer', img_size=32, patch_size=8, arch=dict(
