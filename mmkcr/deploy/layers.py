@@ -142,10 +142,26 @@ class TileUnfold(nn.Unfold):
         return F.pixel_unshuffle(x, rows).flatten(2)
 
 
+class MeanSquares:
+    """Mixin for norms by the root of the mean square, which are one operator in PyTorch only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Divide (..., *normalized_shape) by the root over the last dimensions."""
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        dims = tuple(range(-len(self.normalized_shape), 0))
+        x = x * torch.rsqrt(x.square().mean(dims, keepdim=True) + eps)
+        return x if self.weight is None else x * self.weight
+
+
+class TraceableRMSNorm(MeanSquares, nn.RMSNorm):
+    """The norm of PyTorch, traceable."""
+
+
 #: Replacements of host layers, by exact class.
 TRACEABLE: Dict[Type[nn.Module], Type[nn.Module]] = {
     ShiftWindowMSA: TraceableShiftWindowMSA,
     nn.AdaptiveAvgPool2d: TraceableAveragePool,
+    nn.RMSNorm: TraceableRMSNorm,
     nn.Unfold: TileUnfold,
 }
 #: The same with dynamic height and width. At a fixed size the hosts' own layers do less work.
@@ -156,8 +172,11 @@ TRACEABLE_AT_ANY_SIZE: Dict[Type[nn.Module], Type[nn.Module]] = {
 }
 #: The same for optional libraries: a mixin that comes before the host's class.
 TRACEABLE_BY_NAME: Dict[str, Type] = {
-    f'{library}.models.backbones.swin.ShiftWindowMSA': HostWindows
-    for library in ('mmdet', 'mmseg')}
+    'mmdet.models.backbones.swin.ShiftWindowMSA': HostWindows,
+    'mmseg.models.backbones.swin.ShiftWindowMSA': HostWindows,
+    'timm.layers.norm.RmsNorm': MeanSquares,
+    'timm.layers.norm.RmsNormFp32': MeanSquares,  # the same: files are of fp32
+}
 
 
 def _stand_in(kind: Type[nn.Module], dynamic_size: bool) -> Optional[Type[nn.Module]]:

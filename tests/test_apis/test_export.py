@@ -86,6 +86,17 @@ def test_sizes_of_whole_patches_where_the_backbone_takes_no_others(tmp_path):
     assert compare_onnx(TensorModel(model), report.path, [(3, 3, 48, 112)])[3, 3, 48, 112] < 1e-4
 
 
+def test_networks_with_norms_of_mean_squares(tmp_path):
+    """ONNX of this version has no operator for them."""
+    torch.manual_seed(0)
+    model = timm.create_model('test_vit4', img_size=32)
+    assert isinstance(model.fc_norm, timm.layers.RmsNorm)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.1)
+    report = export_onnx(model, tmp_path / 'model.onnx', SHAPE, False)
+    assert max(report.errors.values()) < 1e-5
+
+
 def test_a_classifier_gives_logits(tmp_path):
     backbone = dict(type='mmkcr.KCRVisionTransformer', **VIT)
     model = ImageClassifier(backbone, head=dict(
@@ -219,3 +230,21 @@ def test_traceable_unfolding_is_that_of_the_host(tiles, kernel, stride, padding)
     layer = nn.Unfold(kernel, stride=stride, padding=padding)
     x = torch.randn(2, 3, tiles[0] * kernel, tiles[1] * kernel)
     assert torch.equal(traceable(copy.deepcopy(layer))(x), layer(x))
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('layer', [
+    lambda: nn.RMSNorm(6), lambda: nn.RMSNorm((5, 6), eps=1e-3),
+    lambda: nn.RMSNorm((4, 5, 6), elementwise_affine=False), lambda: timm.layers.RmsNorm(6),
+    lambda: timm.layers.RmsNorm(6, affine=False), lambda: timm.layers.RmsNormFp32(6)])
+def test_traceable_norms_of_mean_squares_are_those_of_the_host(layer, dtype):
+    torch.manual_seed(0)
+    layer = layer().to(dtype)
+    if layer.weight is not None:
+        nn.init.normal_(layer.weight)
+    found = traceable(copy.deepcopy(layer))
+    assert type(found) is not type(layer) and isinstance(found, type(layer))
+    # down to entries where the added number decides
+    for scale in (1., 1e-3, 1e-7):
+        x = scale * torch.randn(2, 4, 5, 6, dtype=dtype)
+        torch.testing.assert_close(found(x), layer(x), rtol=1e-5, atol=1e-6)
