@@ -81,16 +81,20 @@ class TraceablePadding(AdaptivePadding):
 
 
 class TraceableAveragePool(nn.AdaptiveAvgPool2d):
-    """Pooling to a fixed output size."""
+    """Pooling to a fixed output size; an axis of size None keeps its own."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool (B, C, H, W), as two products with averages except for a single output value."""
         sizes = self.output_size
-        sizes = sizes if isinstance(sizes, tuple) else (sizes, sizes)
+        sizes = (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)  # may be a list
         if sizes == (1, 1):
             return F.adaptive_avg_pool2d(x, 1)
-        rows, columns = (_averages(length, bins, x) for length, bins in zip(x.shape[-2:], sizes))
-        return rows @ x @ columns.transpose(0, 1)  # (rows, H) @ (B, C, H, W) @ (W, columns)
+        (height, width), (rows, columns) = x.shape[-2:], sizes
+        if rows is not None:
+            x = _averages(height, rows, x) @ x  # (rows, H) @ (B, C, H, W)
+        if columns is not None:
+            x = x @ _averages(width, columns, x).transpose(0, 1)  # (..., W) @ (W, columns)
+        return x
 
 
 def _averages(length: Any, bins: int, like: Tensor) -> Tensor:

@@ -223,6 +223,19 @@ def test_traceable_pooling_is_that_of_the_host(height, width, bins, square):
     torch.testing.assert_close(traceable(copy.deepcopy(layer))(x), layer(x))
 
 
+@pytest.mark.parametrize('size', [(None, 1), (2, None), (None, None), [1, 1], [2, 3], [None, 4]])
+def test_pooling_to_sizes_in_lists_or_of_none(size, tmp_path):
+    """An axis of size None keeps its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(size))
+    report = export_onnx(model, tmp_path / 'model.onnx', (3, 14, 12))
+    assert report.dynamic_size and max(report.errors.values()) < 1e-5
+    others = [(1, 3, 9, 31), (2, 3, 40, 8)]
+    assert max(compare_onnx(TensorModel(model), report.path, others).values()) < 1e-5
+    fixed = export_onnx(model, tmp_path / 'fixed.onnx', (3, 14, 12), False)
+    assert max(fixed.errors.values()) < 1e-5
+
+
 @settings(max_examples=30, deadline=None)
 @given(tiles=st.tuples(st.integers(1, 4), st.integers(1, 4)), kernel=st.integers(1, 3),
        stride=st.integers(1, 3), padding=st.integers(0, 1))
