@@ -331,6 +331,6 @@ def _difference(model: nn.Module, session: Session, images: Tensor) -> float:
     if [tuple(a.shape) for a in expected] != [b.shape for b in found]:
         return float('inf')
     # relative to the largest output, but never to less than 1
-    errors = [float((a - torch.from_numpy(b)).abs().max()) / max(1., float(a.abs().max()))
-              for a, b in zip(expected, found)]
+    pairs = [(a.double(), torch.from_numpy(b).double()) for a, b in zip(expected, found)]
+    errors = [float((a - b).abs().max()) / max(1., float(a.abs().max())) for a, b in pairs]
     return max(error if error == error else float('inf') for error in errors)  # nan is a mismatch

@@ -6,6 +6,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 import torch
+from mmpretrain.models import MultiTaskHead
 from torch import Tensor, nn
 
 from mmkcr.models.utils import find_task, is_detector
@@ -53,14 +54,18 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
 
 def _check(task: nn.Module) -> None:
     """Refuse a task model that cannot go on from the outputs of its file."""
-    name = type(task).__name__
+    name = f'`{type(task).__name__}`'
     head = getattr(task, 'decode_head', getattr(task, 'head', None))
     if is_detector(task):
         # its file holds the maps of the neck
         fits = callable(getattr(task, 'extract_feat', None))
     else:
-        fits = isinstance(head, nn.Module) and not getattr(task, 'counts_backbone', False) and \
+        # of a cascade each head reads what the one before gives, not the file's outputs
+        several = isinstance(head, (nn.ModuleList, MultiTaskHead))
+        name += f' with several heads in `{type(head).__name__}`' if several else ''
+        fits = isinstance(head, nn.Module) and not several and \
+            not getattr(task, 'counts_backbone', False) and \
             'batch_data_samples' not in inspect.signature(head.forward).parameters
     if not fits:
-        raise ValueError('expected a classifier, a detector, or a segmentor whose head reads '
-                         f'nothing but features, to run by a file, found `{name}`')
+        raise ValueError('expected a detector, or a classifier or segmentor with one head that '
+                         f'reads nothing but features, to run by a file, found {name}')

@@ -6,6 +6,7 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from mmkcr.core import count_forward_macs
+from mmkcr.models.calibration import flat_tensors
 from mmkcr.models.utils import find_task, is_detector, tensor_outputs
 
 
@@ -15,7 +16,8 @@ class TensorModel(nn.Module):
     A classifier gives logits, a segmentor its head's logits (Mask2Former the last layer's scores
     of queries and masks), a backbone its feature maps. A detector gives the feature maps of its
     neck, because later stages depend on the number of objects. A visual question answering model
-    gives the tokens of its image encoder.
+    gives the tokens of its image encoder. Outputs in nested lists, tuples and dicts are laid out
+    flat, in their order.
 
     Args:
         model (nn.Module): A backbone, or a task model, possibly wrapped; it is
@@ -31,7 +33,11 @@ class TensorModel(nn.Module):
         self.train(False)
 
     def forward(self, images: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
-        """Run on normalised images (B, C, H, W)."""
+        """Run on normalised images (B, C, H, W).
+
+        Raises:
+            ValueError: The model returns no tensors.
+        """
         if not self.whole:
             out = self.model(images)
         elif self.detector:
@@ -43,7 +49,12 @@ class TensorModel(nn.Module):
             if isinstance(out, tuple) and out and isinstance(out[0], list):
                 # scores of queries and their masks, of every layer of a decoder: the last are used
                 out = tuple(layers[-1] for layers in out)
-        return (out[0] if len(out) == 1 else tuple(out)) if isinstance(out, (list, tuple)) else out
+        tensors = tuple(flat_tensors(out, floating=False))
+        if not tensors:
+            raise ValueError(f'expected a model that returns tensors, found '
+                             f'`{type(self.model).__name__}`, which returns '
+                             f'`{type(out).__name__}`')
+        return tensors[0] if len(tensors) == 1 else tensors
 
     def count_macs(self, input_shape: Sequence[int]) -> int:
         """MACs of this function for one image.

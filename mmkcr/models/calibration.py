@@ -468,14 +468,19 @@ def _projected(outputs: List[Tensor], logits: bool, generator: torch.Generator) 
     return total / len(outputs)**0.5
 
 
-def flat_tensors(outputs: Any) -> List[Tensor]:
-    """The floating point tensors in nested tuples, lists and dicts."""
+def flat_tensors(outputs: Any, floating: bool = True) -> List[Tensor]:
+    """The tensors in nested tuples, lists and dicts, in their order.
+
+    Args:
+        outputs (Any): Of a model.
+        floating (bool): Only those of floating point. Defaults to True.
+    """
     if isinstance(outputs, Tensor):
-        return [outputs] if outputs.is_floating_point() else []
+        return [outputs] if outputs.is_floating_point() or not floating else []
     if isinstance(outputs, Mapping):
         outputs = outputs.values()
     if hasattr(outputs, 'to_tuple'):  # of Hugging Face
         outputs = outputs.to_tuple()
     if isinstance(outputs, (list, tuple)) or hasattr(outputs, '__iter__'):
-        return [tensor for part in outputs for tensor in flat_tensors(part)]
+        return [tensor for part in outputs for tensor in flat_tensors(part, floating)]
     return []

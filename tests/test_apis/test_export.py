@@ -3,6 +3,7 @@
 import copy
 import importlib
 
+import numpy as np
 import onnx
 import pytest
 import timm
@@ -17,6 +18,7 @@ from torch import nn
 from mmkcr.apis import export, slim
 from mmkcr.apis.export import ExportMismatch, compare_onnx, export_onnx
 from mmkcr.deploy.layers import MASKED, attention_mask, traceable, window_reverse
+from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 
@@ -105,6 +107,48 @@ def test_a_classifier_gives_logits(tmp_path):
     assert max(report.errors.values()) < 1e-5
     shape = onnx.load(report.path).graph.output[0].type.tensor_type.shape
     assert shape.dim[0].dim_param == 'batch' and shape.dim[1].dim_value == 7
+
+
+class Nested(nn.Module):
+    """Maps in a dict, its lists and their tuples, and a map of whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv2d(3, width, 3) for width in (2, 3, 4, 5)])
+
+    def forward(self, x):
+        a, b, c, d = (conv(x) for conv in self.convs)
+        return dict(maps=[(a, b), [c]], none=None, deepest=d, whole=(0 * d).long())
+
+
+def test_nested_outputs_lie_flat_in_their_order(tmp_path):
+    torch.manual_seed(0)
+    report = export_onnx(Nested(), tmp_path / 'model.onnx', SHAPE)
+    assert report.dynamic_size and max(report.errors.values()) < 1e-5
+    outputs = onnx.load(report.path).graph.output
+    assert [entry.name for entry in outputs] == [f'output{index}' for index in range(5)]
+    assert [out.shape[1] for out in open_onnx(report.path)(np.zeros((1, *SHAPE), np.float32))] \
+        == [2, 3, 4, 5, 5]
+
+
+def test_heads_of_several_tasks(tmp_path):
+    head = dict(type='LinearClsHead', in_channels=24, _scope_='mmpretrain')
+    model = ImageClassifier(
+        dict(type='mmkcr.KCRVisionTransformer', **VIT),
+        head=dict(type='mmpretrain.MultiTaskHead', task_heads=dict(
+            colour=dict(head, num_classes=3), shape=dict(head, num_classes=5))))
+    report = export_onnx(model, tmp_path / 'model.onnx', SHAPE, False)
+    assert max(report.errors.values()) < 1e-5
+    outputs = onnx.load(report.path).graph.output
+    assert [entry.type.tensor_type.shape.dim[1].dim_value for entry in outputs] == [3, 5]
+
+
+def test_a_model_without_tensors_is_refused(tmp_path):
+    model = nn.Conv2d(3, 4, 1)
+    model.register_forward_hook(lambda *_: dict(none=None))
+    with pytest.raises(ValueError, match='returns tensors, found `Conv2d`, which returns `dict`'):
+        export_onnx(model, tmp_path / 'model.onnx', SHAPE, False)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize('wrong', [1e-3, float('inf'), float('nan')])

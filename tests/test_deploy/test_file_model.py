@@ -100,3 +100,23 @@ def test_refusals(tmp_path):
         model.extract_feat(torch.zeros(1, 3, 64, 64))
     with pytest.raises(ValueError, match='to run by a file, found `KCRSwinTransformer`'):
         run_by_file(build_model(load_config(CONFIGS / TASKS['segmentor'][0])).backbone, path)
+
+
+def test_models_of_several_heads_are_refused():
+    """A file has no dict of outputs, and the heads of a cascade do not run by one another's."""
+    from mmpretrain.models import ImageClassifier
+    one = dict(type='mmpretrain.LinearClsHead', in_channels=8, num_classes=2)
+    tasks = ImageClassifier(
+        dict(type='mmpretrain.MobileNetV2'),
+        head=dict(type='mmpretrain.MultiTaskHead', task_heads=dict(one=one, two=one)))
+    pytest.importorskip('mmcv.ops')
+    from mmseg.models import CascadeEncoderDecoder
+    fcn = dict(type='mmseg.FCNHead', in_channels=8, channels=8, num_classes=2, num_convs=0,
+               concat_input=False)
+    ocr = dict(type='mmseg.OCRHead', in_channels=8, channels=8, ocr_channels=4, num_classes=2)
+    cascade = CascadeEncoderDecoder(2, dict(type='mmseg.MobileNetV2'), [fcn, ocr])
+    for model, head in ((tasks, 'MultiTaskHead'), (cascade, 'ModuleList')):
+        with pytest.raises(ValueError, match='with one head that reads nothing but features, to '
+                           f'run by a file, found `{type(model).__name__}` with several heads in '
+                           f'`{head}`'):
+            run_by_file(model, 'no.onnx')
