@@ -165,8 +165,9 @@ def _export(model: TensorModel, path: Path, shape: Tuple[int, ...], batch_sizes:
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / path.name
         graph = trace(prepared, temporary, shape, dynamic, runtime, multiple)
-        # the file itself tells its MACs to whoever times it
+        # the file itself tells its MACs, and at which size, to whoever times it
         graph.metadata_props.add(key=f'{_META}.macs', value=str(model.count_macs(shape)))
+        graph.metadata_props.add(key=f'{_META}.input_shape', value=_written(shape))
         onnx.save(graph, temporary)
         errors = compare_onnx(model, temporary, shapes, runtime=compared)
         worst = max(errors, key=errors.get)
@@ -174,7 +175,7 @@ def _export(model: TensorModel, path: Path, shape: Tuple[int, ...], batch_sizes:
         if not errors[worst] <= tolerance:
             raise ExportMismatch(
                 f'expected outputs within {tolerance:g} of PyTorch in `{compared}`, found '
-                f'{errors[worst]:.3g} at input {"x".join(map(str, worst))}')
+                f'{errors[worst]:.3g} at input {_written(worst)}')
         with atomic_write(path) as target:
             target.write_bytes(temporary.read_bytes())
     return ExportReport(path, dynamic, errors, count_operators(graph))
@@ -285,16 +286,31 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def onnx_macs(path: Union[str, Path]) -> Optional[int]:
-    """MACs of one image recorded in an exported file; None for other files.
+def onnx_macs(path: Union[str, Path],
+              input_shape: Optional[Sequence[int]] = None) -> Optional[int]:
+    """MACs of one image recorded in an exported file; None where it does not say.
 
     Args:
         path (str | Path): The ONNX file.
+        input_shape (Sequence[int], optional): (C, H, W) of the image. A file of dynamic size
+            records the MACs at one size only. Defaults to None: that one.
     """
     import onnx
     graph = onnx.load(path, load_external_data=False)
     found = {entry.key: entry.value for entry in graph.metadata_props}
-    return int(found[f'{_META}.macs']) if f'{_META}.macs' in found else None
+    if f'{_META}.macs' not in found:
+        return None
+    if input_shape is not None:
+        # files from before the shape was recorded: that of the input, 0 where it is dynamic
+        size = graph.graph.input[0].type.tensor_type.shape.dim[1:]
+        own = _written([side.dim_value for side in size])
+        if found.get(f'{_META}.input_shape', own) != _written(input_shape):
+            return None
+    return int(found[f'{_META}.macs'])
+
+
+def _written(shape: Sequence[int]) -> str:
+    return 'x'.join(map(str, shape))
 
 
 def compare_onnx(model: nn.Module, path: Union[str, Path], shapes: Sequence[Shape],

@@ -39,7 +39,8 @@ class PairTiming:
     Args:
         dense (list[float]): Seconds of each forward of the first model.
         slim (list[float]): The same for the second model, measured next to it.
-        macs_dense (int, optional): MACs of the first; None where a file does not say.
+        macs_dense (int, optional): MACs of the first; None where a file does not say, or
+            says those of another size.
         macs_slim (int, optional): MACs of the second.
     """
 
@@ -163,9 +164,9 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
 
 
 def side_macs(side: Side, inputs: Tensor) -> Optional[int]:
-    """MACs of a model for one image, or those recorded in an ONNX file."""
+    """MACs of a model for one image, or those that an ONNX file records for its size."""
     if not isinstance(side, nn.Module):
-        return onnx_macs(side)
+        return onnx_macs(side, inputs.shape[1:])
     return TensorModel(side).count_macs(inputs.shape[1:])
 
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import onnx
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 from mmkcr.apis import count_macs
-from mmkcr.apis.export import export_onnx
+from mmkcr.apis.export import export_onnx, onnx_macs
 from mmkcr.apis.latency import PairTiming, measure_pair, random_subnet
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.deploy.tensor_model import TensorModel
@@ -135,6 +136,32 @@ def test_models_and_their_files_run_in_a_runtime(runtime, tmp_path):
         [(structure.macs['dense'], structure.macs['subnet'])] * 2
     with pytest.raises(ValueError, match='models for the runtime `eager`, found the file'):
         measure_pair(*files, inputs)
+
+
+def without_shape(path):
+    """The file as it was before the input shape was recorded."""
+    graph = onnx.load(path)
+    kept = [entry for entry in graph.metadata_props if entry.key != 'mmkcr.input_shape']
+    del graph.metadata_props[:]
+    graph.metadata_props.extend(kept)
+    onnx.save(graph, path.with_name(f'old_{path.name}'))
+    return path.with_name(f'old_{path.name}')
+
+
+def test_macs_of_a_file_are_those_of_its_size(tmp_path):
+    """A dynamic file records them at one size; at another they are not known."""
+    model = nn.Conv2d(3, 4, 3)
+    macs = count_macs(model, (3, 8, 8))
+    dynamic = export_onnx(model, tmp_path / 'dynamic.onnx', (3, 8, 8)).path
+    fixed = export_onnx(model, tmp_path / 'fixed.onnx', (3, 8, 8), False).path
+    assert onnx_macs(dynamic) == onnx_macs(fixed) == macs
+    for path, size, expected in (
+            (dynamic, 8, macs), (dynamic, 12, None), (fixed, 8, macs),
+            (without_shape(dynamic), 8, None), (without_shape(fixed), 8, macs)):
+        timing = measure_pair(path, path, torch.randn(1, 3, size, size), 2, 0, 'onnxruntime', 1)
+        assert (timing.macs_dense, timing.macs_slim) == (expected, expected)
+        assert timing.to_dict()['macs']['ratio'] == (None if expected is None else 1.)
+        assert timing.share() is None
 
 
 def test_a_runtime_that_is_not_there_is_named_with_what_to_install(monkeypatch):
