@@ -46,6 +46,7 @@ class EndlessBatches:
             num_iters (int): Batches to skip on this rank.
         """
         self._begin_epoch(0)
+        continue_with(self.loader, None)
         indices = iter(self.loader.batch_sampler)
         for _ in range(num_iters):
             indices = self._pass_over(indices)

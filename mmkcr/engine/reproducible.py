@@ -7,9 +7,11 @@ from that number just before the sample is loaded. So neither the number of work
 number of ranks, nor the point where a run was stopped matters.
 """
 
+import copy
 import hashlib
 import operator
 import random
+from collections import deque
 from functools import lru_cache
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -105,14 +107,22 @@ class _NumberedSampler:
 
 
 class _ContinuedBatchSampler:
-    """A batch sampler whose next pass may be the rest of an earlier one."""
+    """A batch sampler whose next pass may be the rest of an earlier one.
+
+    A whole pass begins with the containers, such as buckets by shape, that the sampler had before
+    its first one: a pass that was left early does not change the next.
+    """
 
     _rest: Optional[Iterator] = None
+    _fresh: Dict[str, Any]
 
     def __iter__(self) -> Iterator:
         # a generator: PyTorch asks twice for an iterator and uses the second
         rest, self._rest = self._rest, None
-        yield from _host(self).__iter__() if rest is None else rest
+        if rest is None:
+            vars(self).update(copy.deepcopy(self._fresh))
+            rest = _host(self).__iter__()
+        yield from rest
 
 
 class _SeededDataset:
@@ -194,6 +204,16 @@ def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
     _extend(sampler, _NumberedSampler)
     sampler._stream = (seed, stream)
     _extend(loader.dataset, _SeededDataset)
+    if loader.batch_sampler is not None:
+        _make_continuable(loader.batch_sampler)
+
+
+def _make_continuable(batches: Sampler) -> None:
+    """Extend a batch sampler, before its first pass."""
+    if '_fresh' not in vars(batches):
+        _extend(batches, _ContinuedBatchSampler)
+        batches._fresh = {name: copy.deepcopy(value) for name, value in vars(batches).items()
+                          if isinstance(value, (list, dict, set, deque))}
 
 
 def continue_with(loader: DataLoader, batches: Optional[Iterator]) -> None:
@@ -204,7 +224,7 @@ def continue_with(loader: DataLoader, batches: Optional[Iterator]) -> None:
         batches (Iterator, optional): ``iter(loader.batch_sampler)``, advanced to where
             the pass shall begin; None for a whole pass.
     """
-    _extend(loader.batch_sampler, _ContinuedBatchSampler)
+    _make_continuable(loader.batch_sampler)
     loader.batch_sampler._rest = batches
 
 

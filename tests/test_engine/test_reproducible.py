@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from mmkcr.engine import reproducible
 from mmkcr.engine.reproducible import (
     DrawnIndex,
+    continue_with,
     derive_seed,
     make_reproducible,
     seed_everything,
@@ -107,6 +108,33 @@ def test_batch_sampler_that_reads_annotations():
     first, again = (read(DataLoader(dataset, batch_sampler=sampler, num_workers=workers,
                                     collate_fn=list), epoch=1) for workers in (0, 1))
     assert first == again and sorted(s[0] for b in first for s in b) == list(range(13))
+
+
+@pytest.mark.parametrize('num_workers', [0, 2])
+@pytest.mark.parametrize('passed', [0, 1])
+def test_a_pass_that_was_left_early_does_not_change_the_next(num_workers, passed):
+    """Of the gates' loader in a search; `zip` leaves it before its buckets are emptied."""
+
+    def loader():
+        sampler = AspectRatioBatchSampler(DefaultSampler(Noisy(40), seed=1), batch_size=4)
+        loader = DataLoader(Noisy(40), batch_sampler=sampler, num_workers=num_workers,
+                            collate_fn=list)
+        make_reproducible(loader, 5, 'train')
+        return loader
+
+    def epoch(loader, number):
+        source_sampler(loader).set_epoch(number)
+        skipped = iter(loader.batch_sampler) if passed and number == 1 else None
+        for _ in range(passed if skipped else 0):
+            next(skipped)
+        continue_with(loader, skipped)
+        return [batch for _, batch in zip(range(3), loader)]
+
+    whole, resumed = loader(), loader()
+    expected = [epoch(whole, number) for number in range(4)]
+    assert [epoch(resumed, number) for number in (1, 2, 3)] == expected[1:]
+    assert all(len(batch) == len({sample[0] for sample in batch}) == 4
+               for batches in expected for batch in batches)
 
 
 def test_everything_else_is_as_before():
