@@ -6,11 +6,9 @@ The package's ``__init__`` does not import it: it needs :mod:`mmkcr.models`, whi
 
 import copy
 import itertools
-import random
 from contextlib import contextmanager
 from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
-import numpy as np
 import torch
 from mmengine.dist import get_dist_info
 from mmengine.registry import TRANSFORMS
@@ -19,7 +17,7 @@ from torch.utils.data import DataLoader, Subset
 
 from mmkcr.datasets.part import mixes_images
 from mmkcr.models.replay import stop_after
-from mmkcr.models.utils import find_task, is_self_supervised, unwrap
+from mmkcr.models.utils import find_task, is_self_supervised, kept_randomness, unwrap
 from mmkcr.models.wrappers.feature_tap import FeatureTap, find_layer
 
 
@@ -140,16 +138,11 @@ def feature_layer_of(model: nn.Module) -> str:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode inside; afterwards all modules' modes and all random states are restored."""
     modes = {module: module.training for module in model.modules()}
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    # without this argument `fork_rng` visits all devices, and so starts CUDA
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     try:
-        with torch.random.fork_rng(devices=devices):
+        with kept_randomness():
             model.eval()
             yield
     finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
         for module, mode in modes.items():
             module.training = mode
 

@@ -18,7 +18,7 @@ _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv wit
 
 
 #: Libraries whose names are scopes of configs.
-_HOSTS = ('mmpretrain', 'mmdet', 'mmseg')
+HOSTS = ('mmpretrain', 'mmdet', 'mmseg')
 
 
 def read_config(path: Union[str, Path]) -> Config:
@@ -57,7 +57,7 @@ def read_config(path: Union[str, Path]) -> Config:
         # MMEngine notes the library of a base in its outermost dicts
         scope = str(path).partition('::')[0] if '::' in str(path) else \
             (config.get('model') or {}).get('_scope_')
-        if scope in _HOSTS:
+        if scope in HOSTS:
             config.default_scope = scope
     return config
 

@@ -1,9 +1,12 @@
 """Finding the searchable backbone of a task model, and running one once."""
 
 import inspect
+import random
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+import numpy as np
+import torch
 from mmengine.model import BaseAveragedModel, BaseModel, BaseTTAModel, is_model_wrapper
 from mmpretrain.models import BaseSelfSupervisor, ConformerHead
 from torch import Tensor, nn
@@ -18,6 +21,20 @@ def unwrap(model: nn.Module) -> nn.Module:
     while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
         model = model.module
     return model
+
+
+@contextmanager
+def kept_randomness() -> Iterator[None]:
+    """Afterwards the random states of PyTorch, NumPy and Python are those from before."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    # without this argument `fork_rng` visits all devices, and so starts CUDA
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
 
 
 def momentum_copies(model: nn.Module) -> List[BaseAveragedModel]:

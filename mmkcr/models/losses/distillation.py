@@ -5,21 +5,23 @@ from typing import Any, Dict, Mapping, Optional, Union
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 from torch import Tensor, nn
 
-from mmkcr.models.building import build_model, load_weights, read_config
+from mmkcr.models.building import HOSTS, build_model, load_weights, read_config
+from mmkcr.models.utils import kept_randomness
 from mmkcr.registry import MODELS
 
 
 class Teacher:
-    """A frozen classifier that is not a sub-module of its holder.
+    """A frozen network that is not a sub-module of its holder.
 
-    It is built and loaded on first use. It is in no state_dict, and an averaged copy (EMA) of the
-    student shares it.
+    It is built and loaded on first use, which changes neither random states nor default scope. It
+    is in no state_dict, and an averaged copy (EMA) of the student shares it.
 
     Args:
         config (str | dict): Config file (also ``library::path``), or the ``model`` of a config
-            with its ``data_preprocessor``.
+            with its ``data_preprocessor``, whose types are those of the run's default scope.
         checkpoint (str, optional): File or URL. None only for a model that has no weights to load.
     """
 
@@ -31,19 +33,29 @@ class Teacher:
         return self
 
     def model(self, device: torch.device) -> nn.Module:
-        """The classifier in eval mode, without gradients, on a device."""
+        """The network in eval mode, without gradients, on a device."""
         if self._model is None:
-            config = read_config(self.config) if isinstance(self.config, str) else Config(
-                dict(model=dict(self.config), default_scope='mmpretrain'))
-            if config.get('compression') is not None:
-                raise ValueError('expected the config of a network as it is for a teacher, found '
-                                 f'`{self.config}` with `compression`')
+            self._model = self._build()
+        self._model.train(False)
+        return self._model.to(device)
+
+    def _build(self) -> nn.Module:
+        scope = DefaultScope.get_current_instance()
+        config = read_config(self.config) if isinstance(self.config, str) else Config(dict(
+            model=dict(self.config),
+            # of a run that names no library, it is a classifier
+            default_scope=scope.scope_name if scope and scope.scope_name in HOSTS else
+            'mmpretrain'))
+        if config.get('compression') is not None:
+            raise ValueError('expected the config of a network as it is for a teacher, found '
+                             f'`{self.config}` with `compression`')
+        # in the first forward of the student: a resumed run builds it at another iteration
+        with kept_randomness(), DefaultScope.overwrite_default_scope(
+                config.get('default_scope', 'mmengine')):
             model = build_model(config).requires_grad_(False)
             if self.checkpoint is not None:
                 load_weights(model, self.checkpoint)
-            self._model = model
-        self._model.train(False)
-        return self._model.to(device)
+        return model
 
 
 @MODELS.register_module()

@@ -1,7 +1,10 @@
 """DistillationLoss inside RegularizedModel, with real mmpretrain classifiers."""
 
 import copy
+import random
+from uuid import uuid4
 
+import mmseg.models  # noqa: F401
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from mmengine.model import ExponentialMovingAverage
 from mmengine.registry import DefaultScope
 from mmpretrain.structures import DataSample
 
+from mmkcr.models.losses.distillation import Teacher
 from mmkcr.registry import MODELS
 
 VIT = dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=32)
@@ -16,7 +20,8 @@ VIT = dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=32)
 
 @pytest.fixture(autouse=True)
 def _scope():
-    DefaultScope.get_instance('test', scope_name='mmpretrain')
+    # a name of its own, as of several scopes the latest is the current one
+    DefaultScope.get_instance(f'test {uuid4()}', scope_name='mmpretrain')
 
 
 def classifier(classes=5, **kwargs):
@@ -128,6 +133,31 @@ def test_the_teacher_has_a_size_of_its_own():
     flat = torch.full((1, 3, 16, 16), 0.5)
     expected = torch.tensor([0.5 * 4 + 30, 0.5 * 3 + 20, 0.5 * 2 + 10])  # BGR
     assert torch.allclose(model.regularizers['kd'].pixels(flat).mean((0, 2, 3)), expected)
+
+
+SEGMENTOR = dict(
+    type='EncoderDecoder', data_preprocessor=dict(type='SegDataPreProcessor'),
+    backbone=dict(type='ResNetV1c', depth=18, norm_cfg=dict(type='BN')),
+    decode_head=dict(type='FCNHead', in_channels=512, in_index=3, channels=8, num_classes=3,
+                     norm_cfg=dict(type='BN')))
+
+
+@pytest.mark.parametrize('scope, config', [
+    ('mmpretrain', TEACHER), ('mmseg', SEGMENTOR), ('mmengine', TEACHER)])
+@pytest.mark.parametrize('as_file', [False, True])
+def test_the_first_use_changes_neither_random_states_nor_scope(tmp_path, scope, config, as_file):
+    """A resumed search builds its teacher at another iteration, and draws the same noise."""
+    if as_file:
+        library = 'mmseg' if config is SEGMENTOR else 'mmpretrain'
+        (tmp_path / 'teacher.py').write_text(f'default_scope = {library!r}\nmodel = {config}\n')
+        config, scope = str(tmp_path / 'teacher.py'), 'mmdet'
+    DefaultScope.get_instance(f'test {uuid4()}', scope_name=scope)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    built = Teacher(config, None).model(torch.device('cpu'))
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert (states[1] == np.random.get_state()[1]).all() and states[2] == random.getstate()
+    assert DefaultScope.get_current_instance().scope_name == scope
+    assert type(built).__name__ in ('EncoderDecoder', 'ImageClassifier')
 
 
 def test_refusals(tmp_path):
