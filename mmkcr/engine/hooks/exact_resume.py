@@ -1,15 +1,22 @@
 """Runs that were stopped continue as if they had not been."""
 
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
-from mmengine.dist import broadcast_object_list, get_dist_info, get_rank, get_world_size
+from mmengine.dist import (
+    all_gather_object,
+    broadcast_object_list,
+    get_dist_info,
+    get_rank,
+    get_world_size,
+)
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
 
 from mmkcr.engine.endless import EndlessBatches
+from mmkcr.engine.host_state import host_state, set_host_state
 from mmkcr.engine.reproducible import (
     continue_with,
     derive_seed,
@@ -46,13 +53,15 @@ class ExactResumeHook(Hook):
       (seed, iteration, rank). They differ between ranks, on purpose: with
       them, two processes are not one with twice the batch.
 
-    It also does the following. It stores the seeds of samplers when ``randomness`` gives none, and
-    gradients that are still being accumulated. It resumes within an epoch. It saves a run that is
-    told to end (:class:`PreemptionHook`). It repeats the validation that follows a checkpoint,
-    whose results the checkpoint cannot hold. It gives a plain ``CheckpointHook`` the behaviour of
-    :class:`AtomicCheckpointHook`, so that saving survives being killed. It stops a run whose loss
-    is not finite (:class:`FiniteHook`). And it lets the batch norms of several processes keep one
-    set of statistics, which is the one in the checkpoint (:class:`SyncBatchNormHook`).
+    It also does the following. It stores the seeds of samplers when ``randomness`` gives none,
+    gradients that are still being accumulated, and what modules and hooks of the hosts remember
+    outside of any state_dict (:data:`~mmkcr.engine.host_state.HOST_STATE`). It resumes within an
+    epoch. It saves a run that is told to end (:class:`PreemptionHook`). It repeats the validation
+    that follows a checkpoint, whose results the checkpoint cannot hold. It gives a plain
+    ``CheckpointHook`` the behaviour of :class:`AtomicCheckpointHook`, so that saving survives being
+    killed. It stops a run whose loss is not finite (:class:`FiniteHook`). And it lets the batch
+    norms of several processes keep one set of statistics, which is the one in the checkpoint
+    (:class:`SyncBatchNormHook`).
 
     Works with ``EpochBasedTrainLoop``, ``IterBasedTrainLoop``,
     :class:`~mmkcr.engine.loops.BilevelTrainLoop` and
@@ -80,6 +89,7 @@ class ExactResumeHook(Hook):
         self._validated = False
         self._passed = 0
         self._gradients: Optional[Dict[str, List[Tensor]]] = None
+        self._hosts: Optional[List[Dict[str, Any]]] = None
 
     def before_run(self, runner: Runner) -> None:
         """Make a plain ``CheckpointHook`` atomic, and add the hooks that this one needs."""
@@ -94,12 +104,14 @@ class ExactResumeHook(Hook):
                 runner.register_hook(hook())
 
     def before_checkpoint(self, runner: Runner) -> None:
-        """Gather gradients that wait for a step, on all processes, as only one of them saves."""
+        """Gather what all processes have of their own, as only one of them saves."""
         self._gradients = gather_gradients(unwrap(runner.model))
+        self._hosts = all_gather_object(host_state(runner))
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Add samplers' seeds, waiting gradients, and whether a validation is outstanding."""
+        """Add samplers' seeds, waiting gradients, hosts' state, and whether to validate."""
         gradients, self._gradients = self._gradients, None
+        hosts, self._hosts = self._hosts, None
         if gradients is None:  # saved by a hook that does not announce it on all processes
             # with several processes a collective here would wait for those that do not save
             gradients = gather_gradients(unwrap(runner.model)) if get_world_size() == 1 else {}
@@ -113,7 +125,8 @@ class ExactResumeHook(Hook):
             # what was to be validated before an epoch began has been
             validated=self._validated or within,
             batches=len(loop.dataloader) if within else None,
-            gradients=gradients)
+            gradients=gradients,
+            hosts=[host_state(runner)] if hosts is None else hosts)
         checkpoint[_KEY] = state
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -139,6 +152,8 @@ class ExactResumeHook(Hook):
                 # the step takes the mean over processes, whatever their number was
                 grad = found[rank] if len(found) == processes else torch.stack(found).mean(0)
                 param.grad = grad.to(param)
+        hosts = self._resumed.get('hosts') or [{}]
+        set_host_state(runner, hosts[rank if len(hosts) == processes else 0])
         self._endless(runner.train_loop)
         self._passed = self._within_epoch(runner, self._resumed.get('batches'))
         self._resumed = {}

@@ -3,11 +3,27 @@
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
+import mmdet.models  # noqa: F401
+import numpy as np
 import pytest
 import torch
+from mmdet.models.data_preprocessors import BatchSyncRandomResize
+from mmdet.models.layers import DropBlock
+from mmdet.structures import DetDataSample
+from mmengine.config import ConfigDict
+from mmengine.dataset import BaseDataset
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import EarlyStoppingHook
+from mmengine.model import BaseModel
+from mmengine.registry import MODELS
+from mmengine.runner import Runner
+from mmengine.structures import InstanceData
 
 from long_form import few
+from mmkcr.engine.host_state import host_state, set_host_state
+from mmkcr.safe_load import read_checkpoint
 
 # kind, the iteration after which SIGKILL comes (within an epoch, and not on a checkpoint)
 CASES = few(dict(search=22, retrain=22, iterations=18, iterated_search=18, masked_search=22,
@@ -118,6 +134,116 @@ def test_masks_and_clusters_move(runs, last_checkpoint):
         biases = [value for name, value in state.items() if name.endswith('mask.bias')]
         assert len(biases) == 2 and all(bias.unique().numel() > 4 for bias in biases)
         assert state['regularizers.ib.refresh_step'] == 3
+
+
+class Resized(BaseModel):
+    """Sees images at a side that changes every three iterations; a part of its map is dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.seen = torch.nn.Parameter(torch.ones(())), []
+        self.resize = BatchSyncRandomResize((32, 320), interval=3, size_divisor=32)
+        self.drop = DropBlock(drop_prob=0.5, block_size=3, warmup_iters=20)
+
+    def forward(self, inputs, mode='tensor'):
+        if mode == 'predict':
+            return [{}]
+        samples = [DetDataSample(metainfo=dict(img_shape=(64, 64), pad_shape=(64, 64)),
+                                 gt_instances=InstanceData(bboxes=torch.rand(1, 4)))] * len(inputs)
+        images = self.drop(self.resize(torch.stack(inputs), samples)[0])
+        self.seen.append((tuple(images.shape), images.mean().item()))
+        return dict(loss=(images * self.scale).square().mean())
+
+
+class Ones(BaseDataset):
+    def load_data_list(self):
+        return [{}] * 8
+
+    def prepare_data(self, index):
+        return dict(inputs=torch.ones(3, 64, 64))
+
+
+class Constant(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results.append(1)
+
+    def compute_metrics(self, results):
+        return dict(score=np.float64(1))
+
+
+def test_what_hosts_remember_outside_of_a_state_dict(tmp_path):
+    """A random size of images, the warm-up of DropBlock, and how long early stopping waited."""
+    def run(name, **changes):
+        def loader():
+            return dict(dataset=Ones(), batch_size=2, num_workers=0,
+                        sampler=dict(type='DefaultSampler', shuffle=False))
+
+        config = dict(
+            work_dir=str(tmp_path / name), train_dataloader=loader(), val_dataloader=loader(),
+            val_evaluator=[Constant()], val_cfg=dict(), randomness=dict(seed=0),
+            train_cfg=dict(by_epoch=True, max_epochs=9), log_level='ERROR', experiment_name=name,
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.1)),
+            custom_hooks=[dict(type='mmkcr.ExactResumeHook'), dict(
+                type='EarlyStoppingHook', monitor='score', rule='greater', patience=3)],
+            default_hooks=dict(logger=None, checkpoint=dict(type='CheckpointHook', interval=1)))
+        config.update(changes)
+        runner = Runner(model=Resized(), default_scope='mmengine',
+                        cfg=ConfigDict(experiment_name=name), **config)
+        runner.train()
+        return runner
+
+    whole = run('whole')
+    assert whole.epoch == 4 and len({shape for shape, _ in whole.model.seen}) > 3
+    for epoch in (1, 2, 3, 4):
+        again = run(f'after{epoch}', resume=True,
+                    load_from=str(tmp_path / f'whole/epoch_{epoch}.pth'))
+        assert again.epoch == 4 and again.model.seen == whole.model.seen[4 * epoch:]
+
+
+def test_histories_of_a_dynamic_head_pass_through_a_checkpoint(tmp_path):
+    """As plain values, which are read without running code."""
+    def runner():
+        assigner = dict(type='mmdet.MaxIoUAssigner', pos_iou_thr=0.5, neg_iou_thr=0.5,
+                        min_pos_iou=0.5)
+        head = MODELS.build(dict(
+            type='mmdet.DynamicRoIHead',
+            bbox_roi_extractor=dict(type='mmdet.SingleRoIExtractor', out_channels=8,
+                                    roi_layer=dict(type='RoIAlign', output_size=2),
+                                    featmap_strides=[4]),
+            bbox_head=dict(type='mmdet.Shared2FCBBoxHead', in_channels=8, fc_out_channels=8,
+                           roi_feat_size=2, num_classes=2,
+                           bbox_coder=dict(type='mmdet.DeltaXYWHBBoxCoder'),
+                           loss_cls=dict(type='mmdet.CrossEntropyLoss'),
+                           loss_bbox=dict(type='mmdet.SmoothL1Loss')),
+            train_cfg=ConfigDict(assigner=assigner, sampler=dict(
+                type='mmdet.RandomSampler', num=8, pos_fraction=0.5),
+                dynamic_rcnn=dict(iou_topk=1, beta_topk=1, initial_iou=0.4, initial_beta=1.,
+                                  update_iter_interval=2)),
+            test_cfg=None))
+        hooks = [EarlyStoppingHook(monitor='score', rule=rule) for rule in ('greater', 'less')]
+        model = torch.nn.Sequential(torch.nn.Linear(1, 1), head)
+        return SimpleNamespace(model=model, hooks=hooks)
+
+    one, two = runner(), runner()
+    head = one.model[1]
+    head.iou_history, head.beta_history = [np.float64(0.625), np.float64(0.75)], [0.25]
+    head.update_hyperparameters()
+    head.iou_history.append(np.float64(0.5))
+    one.hooks[1].best_score, one.hooks[1].wait_count = np.float32(0.5), 2
+    torch.save(dict(state_dict=one.model.state_dict(), hosts=[host_state(one)]),
+               tmp_path / 'a.pth')
+    (state, ) = read_checkpoint(tmp_path / 'a.pth')['hosts']
+    set_host_state(two, state)
+    other = two.model[1]
+    assert (other.iou_history, other.beta_history) == ([0.5], [])
+    assert other.bbox_assigner.pos_iou_thr == other.bbox_assigner.neg_iou_thr == 0.6875
+    assert other.bbox_assigner.min_pos_iou == 0.6875 and other.bbox_head.loss_bbox.beta == 0.25
+    assert [(hook.wait_count, hook.best_score) for hook in two.hooks] == [
+        (0, -float('inf')), (2, 0.5)]
+    other.iou_history.append(1.)
+    assert len(state) == 10 and host_state(one) == state
+    two.model[1].bbox_assigner = None  # of a head without `train_cfg`
+    assert len(host_state(two)) == 7
 
 
 def _flatten(tree, prefix=''):
