@@ -1,5 +1,8 @@
 """Two processes are one process with the same global batch."""
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -60,3 +63,22 @@ def test_weights_gates_bases_and_averages(pair):
 def test_validation(pair, logged):
     _, single, double = pair
     assert logged(single)['val/accuracy/top1'] == logged(double)['val/accuracy/top1']
+
+
+def test_losses_that_are_ratios_and_roots_of_sums(run_jobs, tmp_path):
+    """Their values are those of one process, and so is the mean of their gradients."""
+    path = Path(__file__).with_name('loss_job.py')
+    assert run_jobs([dict(words=['python', str(path), str(tmp_path)], cwd=str(tmp_path),
+                          work_dir=str(tmp_path), processes=2)]) == [0]
+    spec = importlib.util.spec_from_file_location('loss_job', path)
+    job = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(job)
+    whole = job.run(slice(None))
+    first, second = (torch.load(tmp_path / f'{rank}.pth') for rank in (0, 1))
+    assert len(whole) == 4
+    for name, (value, gradients) in whole.items():
+        assert first[name][0] == second[name][0]
+        torch.testing.assert_close(first[name][0], value, rtol=1e-5, atol=0, msg=name)
+        for one, two, wanted in zip(first[name][1], second[name][1], gradients):
+            assert wanted.abs().max() > 1e-3, name
+            torch.testing.assert_close((one + two) / 2, wanted, rtol=1e-4, atol=1e-6, msg=name)

@@ -10,6 +10,7 @@ from mmkcr.models.calibration import flat_tensors
 from mmkcr.models.utils import find_task
 from mmkcr.registry import MODELS
 from .distillation import Teacher
+from .processes import mean_over_processes
 
 
 @MODELS.register_module()
@@ -89,10 +90,12 @@ class FeatureDistillationLoss(nn.Module):
         if shapes[0] != shapes[1]:
             raise ValueError(f"expected maps of the teacher's shapes {shapes[0]} from the "
                              f"student's backbone, found {shapes[1]}")
-        distances = []
+        sums = []
         for out, target in zip(maps, wanted):
             # at least fp32: sums of squares overflow in half precision
             target = target.to(torch.promote_types(target.dtype, torch.float32))
-            distances.append((out.to(target) - target).square().sum() /
-                             target.square().sum().clamp(min=1e-12))
-        return self.weight * torch.stack(distances).mean()
+            sums.append(torch.stack([(out.to(target) - target).square().sum(),
+                                     target.square().sum()]))
+        # a ratio of sums over the images of all processes, not a mean of ratios
+        distances, energies = mean_over_processes(torch.stack(sums)).unbind(1)
+        return self.weight * (distances / energies.clamp(min=1e-12)).mean()

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mmkcr.functional.kernel import leading_basis, moment_of, orthonormalise, truncation_rank
 from mmkcr.registry import MODELS
+from .processes import mean_over_processes
 
 
 @MODELS.register_module()
@@ -39,8 +40,8 @@ class KernelComplexityLoss(nn.Module):
         rank_ratio (float): gamma0; ``r = ceil(gamma0 min(n, d))``. Defaults to 0.2.
         weight (float): eta, the loss weight. Defaults to 0.2 (v2; v1: 1).
         form (str): 'projection' or 'sample'. Defaults to 'projection'.
-        scale_free (bool): Divide by the batch's energy ``sum ||F_i||^2``, so that the term
-            does not grow with the features' scale. Defaults to False.
+        scale_free (bool): Divide by the energy ``sum ||F_i||^2`` of the batch of all processes,
+            so that the term does not grow with the features' scale. Defaults to False.
         num_samples (int, optional): n, for 'sample' only, where it is required.
 
     Attributes:
@@ -109,9 +110,12 @@ class KernelComplexityLoss(nn.Module):
             # sum_i KCR_i over the batch
             residual = self._sample(features, indices) if self.needs_indices else \
                 self._projection(features)
+            mean = residual / len(features)
+            if self.scale_free:  # a ratio of sums over the images of all processes
+                residual, energy = mean_over_processes(torch.stack([residual, energy]))
             share = residual / energy.clamp(min=torch.finfo(energy.dtype).tiny)
             self._energy_outside = share.detach()
-            return self.weight * (share if self.scale_free else residual / len(features))
+            return self.weight * (share if self.scale_free else mean)
 
     def log_vars(self) -> Dict[str, Tensor]:
         """dict[str, Tensor]: Share of the last batch's energy outside the subspace.

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mmkcr.models.gates import QKMask
 from mmkcr.registry import MODELS
+from .processes import mean_over_processes
 
 
 @MODELS.register_module()
@@ -22,8 +23,9 @@ class MaskPrice(nn.Module):
     .. math:: \lambda \sum_l c_l \frac{1}{D_l} \sum_d
         \sqrt{\mathrm{mean}_{i}\, \sigma(\theta_{l,i,d})^2} \Big/ \sum_l c_l
 
-    over the positions i of the batch. :math:`c_l` are the MACs that folding all channels of mask l
-    would save. Apart from :math:`\lambda` the price is 1 if all is open and 0 if all is shut.
+    over the positions i of the batch of all processes. :math:`c_l` are the MACs that folding all
+    channels of mask l would save. Apart from :math:`\lambda` the price is 1 if all is open and 0 if
+    all is shut.
 
     It is one of the ``regularizers`` of a :class:`~mmkcr.models.wrappers.RegularizedModel`. For
     every mask it logs the share of entries that are ``open`` without noise, and the shares of
@@ -104,9 +106,13 @@ class MaskPrice(nn.Module):
         for name, (theta, macs) in self._seen.items():
             channels = channels_last(masks[name], theta).float()
             if self.weight:
-                openness = torch.sigmoid(channels).square().mean(0)
+                # sums and their number, as the root is of a mean over all processes
+                squares = torch.sigmoid(channels).square().sum(0)
+                squares, rows = mean_over_processes(
+                    torch.cat([squares, squares.new_tensor([len(channels)])])).split(
+                        [len(squares), 1])
                 # clamped: the gradient of the root at 0 is infinite
-                price = price + macs * openness.clamp(min=1e-12).sqrt().mean()
+                price = price + macs * (squares / rows).clamp(min=1e-12).sqrt().mean()
                 total += macs
             opened = (channels.detach() > 0).float().mean(0)  # share of positions, by channel
             self._logged.update({f'{name}.open': opened.mean(),
