@@ -17,7 +17,7 @@ from mmcv.cnn.bricks.transformer import AdaptivePadding
 from mmpretrain.models.utils import ShiftWindowMSA
 from torch import Tensor, nn
 
-from mmkcr.core import atomic_write
+from mmkcr.core import atomic_write, eval_mode
 from mmkcr.core.sites import holders
 from mmkcr.deploy.onnx_graph import (
     count_operators,
@@ -76,7 +76,7 @@ def export_onnx(model: nn.Module,
     temporary folder and compared; only a file that agrees is moved to ``path``, by a rename.
 
     Args:
-        model (nn.Module): A backbone or task model, on the CPU.
+        model (nn.Module): A backbone or task model, on the CPU; it is not changed.
         path (str | Path): Output file; an existing one is replaced.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
         dynamic_size (bool, optional): Make height and width dynamic, beside the batch. A backbone
@@ -124,25 +124,26 @@ def export_onnx(model: nn.Module,
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
     if runtime != 'any':
         require_runtime(runtime)
-    export = functools.partial(_export, TensorModel(model), Path(path), tuple(input_shape),
-                               batch_sizes, tolerance, runtime)
-    if not (runtime == 'any' if dynamic_size is None else dynamic_size):
-        return export(False)
-    try:
-        return export(True)
-    except Exception as error:  # the exporter raises many kinds
-        why = f'an export for any size failed ({_first_line(error)})'
-    patch = _whole_patches(TensorModel(model), tuple(input_shape))
-    if patch > 1:
+    with eval_mode(model):
+        export = functools.partial(_export, TensorModel(model), Path(path), tuple(input_shape),
+                                   batch_sizes, tolerance, runtime)
+        if not (runtime == 'any' if dynamic_size is None else dynamic_size):
+            return export(False)
         try:
-            report = export(True, patch)
-            report.notice = f'height and width are multiples of {patch}, because {why}'
-            return report
-        except Exception as error:
+            return export(True)
+        except Exception as error:  # the exporter raises many kinds
             why = f'an export for any size failed ({_first_line(error)})'
-    report = export(False)
-    report.notice = f'height and width are fixed, because {why}'
-    return report
+        patch = _whole_patches(TensorModel(model), tuple(input_shape))
+        if patch > 1:
+            try:
+                report = export(True, patch)
+                report.notice = f'height and width are multiples of {patch}, because {why}'
+                return report
+            except Exception as error:
+                why = f'an export for any size failed ({_first_line(error)})'
+        report = export(False)
+        report.notice = f'height and width are fixed, because {why}'
+        return report
 
 
 def _first_line(error: Exception) -> str:

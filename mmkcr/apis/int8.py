@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mmkcr.core import eval_mode
 from mmkcr.deploy.int8 import quantize_onnx
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
@@ -63,8 +64,8 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
     for name in ('dense', 'slim'):
         files[f'{name} int8'] = folder / f'{name}_{runtime}_int8.onnx'
         quantize_onnx(files[name], files[f'{name} int8'], images, runtime)
-    view = TensorModel(dense)
-    with torch.no_grad():
+    with eval_mode(dense), torch.no_grad():
+        view = TensorModel(dense)
         expected = [_last(dense, view(torch.from_numpy(batch))) for batch in held_out]
     found = []
     for name, path in files.items():

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import MacsModel, Structure, parse_target
+from mmkcr.core import MacsModel, Structure, eval_mode, parse_target
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
@@ -106,7 +106,8 @@ def measure_pair(dense: Side,
 
     Args:
         dense (nn.Module | str | Path): A backbone or task model, see
-            :class:`~mmkcr.deploy.tensor_model.TensorModel`, or an ONNX file.
+            :class:`~mmkcr.deploy.tensor_model.TensorModel`, or an ONNX file. Models are
+            timed in eval mode; afterwards every module has its own mode again.
         slim (nn.Module | str | Path): Likewise.
         inputs (Tensor): Images (B, C, H, W), on the device of both.
         repeats (int): Pairs. Defaults to 20.
@@ -136,9 +137,12 @@ def measure_pair(dense: Side,
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
     with ExitStack() as stack:
+        for side in (dense, slim):
+            if isinstance(side, nn.Module):
+                stack.enter_context(eval_mode(side))
         calls = [_opened(side, runtime, inputs, threads, amp, stack) for side in (dense, slim)]
         seconds = measure_calls(*calls, repeats, warmup, clock)
-    return PairTiming(*seconds, *(side_macs(side, inputs) for side in (dense, slim)))
+        return PairTiming(*seconds, *(side_macs(side, inputs) for side in (dense, slim)))
 
 
 def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: int, warmup: int,

@@ -8,6 +8,7 @@ from .gate import BaseGate, NoisyGate
 from .io import atomic_write, locked, remove_stale
 from .latency import LatencyModel, LatencyTable
 from .macs import MacsModel, MacsReport, count_forward_macs, count_params
+from .modes import eval_mode
 from .options import allowed_ratio_sizes, can_meet, choose_options
 from .order import Order
 from .selection import TOLERANCE, select_units
@@ -22,6 +23,6 @@ __all__ = [
     'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE', 'UnitMask',
     'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'block_of', 'can_meet', 'check_finite',
     'check_finite_gates', 'check_finite_state', 'choose_options', 'count_forward_macs',
-    'count_params', 'locked', 'parse_target', 'remove_stale', 'scale_axes', 'select_units',
-    'slice_axes', 'slice_parameter', 'solve_budget', 'sync_sizes', 'take'
+    'count_params', 'eval_mode', 'locked', 'parse_target', 'remove_stale', 'scale_axes',
+    'select_units', 'slice_axes', 'slice_parameter', 'solve_budget', 'sync_sizes', 'take'
 ]

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from .added import added_layers
 from .cost import CostModel
+from .modes import eval_mode
 from .sites import Cost, Site
 
 
@@ -55,21 +56,17 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     Returns:
         MacsReport: The counts.
     """
-    modes = {module: module.training for module in model.modules()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.eval()
     # the counter's module tracker fails if a module is called with a parameter that needs gradients
     for parameter in trained:
         parameter.requires_grad_(False)
     counter = FlopCounterMode(display=False)
     call, products = _Call(model, forward), _ShapesOnly(model, counter)
     try:
-        with torch.no_grad(), _in_products(), products, counter:
+        with eval_mode(model), torch.no_grad(), _in_products(), products, counter:
             call()
     finally:
         products.close()
-        for module, mode in modes.items():
-            module.training = mode
         for parameter in trained:
             parameter.requires_grad_(True)
     # two FLOPs per MAC

@@ -15,6 +15,7 @@ from mmengine.registry import TRANSFORMS
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
+from mmkcr.core import eval_mode
 from mmkcr.datasets.part import mixes_images
 from mmkcr.models.replay import stop_after
 from mmkcr.models.utils import find_task, is_self_supervised, kept_randomness, unwrap
@@ -137,14 +138,8 @@ def feature_layer_of(model: nn.Module) -> str:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode inside; afterwards all modules' modes and all random states are restored."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with kept_randomness():
-            model.eval()
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with kept_randomness(), eval_mode(model):
+        yield
 
 
 @torch.no_grad()

@@ -151,6 +151,20 @@ def test_a_model_without_tensors_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize('dynamic', [None, False])
+def test_every_module_has_its_own_mode_afterwards(dynamic, tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.BatchNorm2d(4), nn.Dropout()))
+    model[1][0].eval()
+    modes = [module.training for module in model.modules()]
+    assert modes == [True, True, True, False, True]
+    report = export_onnx(model, tmp_path / 'model.onnx', SHAPE, dynamic)
+    assert max(report.errors.values()) < 1e-5  # so it was exported in eval mode
+    assert [module.training for module in model.modules()] == modes
+    with pytest.raises(RuntimeError):  # too few channels
+        export_onnx(model, tmp_path / 'wrong.onnx', (2, 8, 8), dynamic)
+    assert [module.training for module in model.modules()] == modes
+
+
 @pytest.mark.parametrize('wrong', [1e-3, float('inf'), float('nan')])
 def test_a_file_that_differs_is_not_left_behind(wrong, tmp_path, monkeypatch):
     model = subnet(KCRVisionTransformer, **VIT)

@@ -6,6 +6,7 @@ from typing import Any, Iterator, List
 import torch
 from torch import Tensor, nn
 
+from mmkcr.core import eval_mode
 from mmkcr.models.utils import task_forward, unwrap
 
 
@@ -127,21 +128,14 @@ def feature_width(model: nn.Module, layer: str = 'backbone', size: int = 224) ->
     """
     found = getattr(getattr(model, 'backbone', None), 'img_size', size)
     height, width = (found, found) if isinstance(found, int) else found
-    # one by one: parts may be in another mode than the model (frozen stages, norms)
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad(), FeatureTap(model, layer) as tap:
-            first = next((module for module in getattr(model, 'backbone', model).modules()
-                          if isinstance(module, nn.Conv2d)), None)  # it embeds the image
-            channels = 3 if first is None else first.in_channels
-            images = next(model.parameters()).new_zeros(1, channels, int(height), int(width))
-            run = model.backbone if layer == 'backbone' else model
-            task_forward(run, images.shape[1:])()
-        return tap.features.shape[1]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with eval_mode(model), torch.no_grad(), FeatureTap(model, layer) as tap:
+        first = next((module for module in getattr(model, 'backbone', model).modules()
+                      if isinstance(module, nn.Conv2d)), None)  # it embeds the image
+        channels = 3 if first is None else first.in_channels
+        images = next(model.parameters()).new_zeros(1, channels, int(height), int(width))
+        run = model.backbone if layer == 'backbone' else model
+        task_forward(run, images.shape[1:])()
+    return tap.features.shape[1]
 
 
 @contextmanager
