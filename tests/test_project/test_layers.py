@@ -17,7 +17,8 @@ LAYERS = [
     ('core', ),           # structure, sites, axes, MACs, budget: torch only
     ('functional', 'visualization'),  # mathematics, and figures: no models
     ('models', ),
-    ('datasets', 'evaluation'),
+    ('datasets', ),
+    ('evaluation', ),
     ('engine', 'deploy'),
     ('apis', ),
     ('__main__', ),
