@@ -146,3 +146,11 @@ def test_a_place_without_kinds_of_site(refused, search_config):
     """`--where` alone was left out without a word."""
     said = refused(TOOL, search_config, '--target-macs', '80%', '--where', 'layers.0', *FAST)
     assert 'expected `--sites` with `--where layers.0`, found none' in said
+
+
+def test_macs_that_a_file_does_not_say(load_tool):
+    tool = load_tool(TOOL)
+    row = dict(dict.fromkeys(tool.COLUMNS, 1.), dense='dense')
+    assert 'unknown' not in tool.report([row])
+    row.update(gmacs_dense='', macs_ratio='', share='')
+    assert 'unknown to 1.0' in tool.report([row])

@@ -249,7 +249,9 @@ def report(rows: List[Dict[str, Any]]) -> str:
                'quartiles', 'share')
     return format_table(columns, [(
         row['slim'], row['sites'], row['runtime'], row['threads'], row['batch'],
-        f'{row["gmacs_dense"]} to {row["gmacs_slim"]}', f'{row["ms_dense"]} to {row["ms_slim"]}',
+        # '' where an ONNX file does not say, or says those of another size
+        f'{row["gmacs_dense"] or "unknown"} to {row["gmacs_slim"] or "unknown"}',
+        f'{row["ms_dense"]} to {row["ms_slim"]}',
         row['macs_ratio'], row['ratio'], f'{row["ratio_q1"]} to {row["ratio_q3"]}', row['share'])
         for row in rows], title=rows[0]['dense'])
 
