@@ -50,6 +50,15 @@ def is_trusted() -> bool:
     return _trusted or os.environ.get(ENVIRONMENT, '0') not in ('', '0')
 
 
+def is_address(path: Union[str, Path]) -> bool:
+    """Whether a file is not a local one but lies behind an address, as the hosts' checkpoints.
+
+    Args:
+        path (str | Path): A path or an address.
+    """
+    return '://' in str(path)
+
+
 def read_checkpoint(path: Union[str, Path], map_location: Any = 'cpu') -> Dict[str, Any]:
     """Read a checkpoint.
 
@@ -61,7 +70,7 @@ def read_checkpoint(path: Union[str, Path], map_location: Any = 'cpu') -> Dict[s
         FileNotFoundError: There is no such file.
         ValueError: It is no checkpoint, is damaged, or would run code.
     """
-    if '://' not in str(path) and not Path(path).expanduser().is_file():
+    if not is_address(path) and not Path(path).expanduser().is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{path}`, found none')
     checkpoint = CheckpointLoader.load_checkpoint(str(path), map_location, logger='silent')
     state = checkpoint.get('state_dict', checkpoint)

@@ -16,7 +16,7 @@ from mmkcr.safe_load import read_checkpoint, read_config_text
 
 __all__ = [
     'backbone_config', 'build_model', 'default_shape', 'dense_config', 'drop_idle_workers',
-    'file_sha256', 'image_shape', 'is_address', 'load_config', 'load_weights', 'read_config',
+    'file_sha256', 'image_shape', 'load_config', 'load_weights', 'read_config',
     'recorded_config', 'run_folder', 'set_structure', 'state_bytes'
 ]
 
@@ -106,11 +106,6 @@ def file_sha256(path: Union[str, Path]) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, 'sha256').hexdigest()
-
-
-def is_address(checkpoint: Union[str, Path]) -> bool:
-    """Whether a checkpoint is not a local file but an address, such as of the hosts' models."""
-    return '://' in str(checkpoint)
 
 
 def state_bytes(model: nn.Module) -> int:

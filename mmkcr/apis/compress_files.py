@@ -22,12 +22,12 @@ from mmkcr.models.utils import (
     tensor_outputs,
 )
 from mmkcr.models.whole import IMAGES_WITH_REGIONS
+from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 from .build import (
     build_model,
     default_shape,
     file_sha256,
-    is_address,
     load_config,
     load_weights,
     run_folder,

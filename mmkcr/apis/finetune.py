@@ -9,6 +9,7 @@ from mmengine.config import Config, ConfigDict
 from mmkcr.core import Structure, atomic_write
 from mmkcr.engine.compressed_config import with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
+from mmkcr.safe_load import is_address
 from .slim_files import STRUCTURE, WEIGHTS
 
 DENSE, FINETUNE = 'dense.py', 'finetune.py'
@@ -40,7 +41,7 @@ def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure
     """
     config = shortened(dense, length, rate)
     here, checkpoint = '{{ fileDirname }}', str(checkpoint)
-    if '://' not in checkpoint:
+    if not is_address(checkpoint):
         checkpoint = str(Path(checkpoint).expanduser().resolve())
     config.runner_type = 'mmkcr.CompressionRunner'
     config.custom_imports = with_import(config)

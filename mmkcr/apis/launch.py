@@ -27,6 +27,7 @@ from mmkcr.models.losses import MacsPrice
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import unwrap
 from mmkcr.models.wrappers import SearchModel
+from mmkcr.safe_load import is_address
 
 _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
 
@@ -117,7 +118,7 @@ def check_file(path: Optional[str], what: str) -> None:
     Raises:
         FileNotFoundError: There is no such file.
     """
-    if path is not None and '://' not in path and not Path(path).expanduser().is_file():
+    if path is not None and not is_address(path) and not Path(path).expanduser().is_file():
         raise FileNotFoundError(f'expected {what} at `{path}`, found none')
 
 
@@ -150,7 +151,7 @@ def latest_checkpoint(work_dir: str) -> Optional[str]:
     folder = Path(work_dir)
     pointer = folder / 'last_checkpoint'
     named = pointer.read_text().strip() if pointer.is_file() else ''
-    if '://' in named:
+    if is_address(named):
         return named
     # as it was written, or the file of that name after a move
     for path in (Path(named), folder / Path(named).name) if named else ():

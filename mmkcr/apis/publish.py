@@ -13,8 +13,8 @@ from mmkcr.core import Structure, atomic_write, count_params
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import find_task
-from mmkcr.safe_load import read_checkpoint
-from .build import build_model, is_address, load_config, load_weights
+from mmkcr.safe_load import is_address, read_checkpoint
+from .build import build_model, load_config, load_weights
 from .slim_files import checkpoint_bytes, provenance, relative
 
 

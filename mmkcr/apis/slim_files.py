@@ -12,13 +12,13 @@ from torch import nn
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.added import added_layers
 from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
+from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 from .build import (
     build_model,
     default_shape,
     dense_config,
     file_sha256,
-    is_address,
     load_config,
     load_weights,
     run_folder,
