@@ -1,6 +1,6 @@
 """The units that the gates of a supernet keep, with a budget or without."""
 
-from typing import Dict, Mapping, Optional, Sequence
+from typing import Dict, Mapping, Optional
 
 from torch import Tensor
 
@@ -11,8 +11,6 @@ from .options import choose_options
 
 #: A network whose gates choose among options costs at most this share less than its target.
 TOLERANCE = 0.03
-#: Sizes of free sites beside which options are tried, from the smallest (0) to the largest (8).
-EIGHTHS = (4, 0, 8, 2, 6, 1, 7, 3, 5)
 Gates = Mapping[str, BaseGate]
 
 
@@ -57,14 +55,16 @@ def _select_free(gates: Gates, macs: CostModel, target: Optional[int],
                         {site: gate.group for site, gate in gates.items()})
 
 
-def _select_options(gates: Gates, macs: CostModel, target: Optional[int]) -> Dict[str, Tensor]:
+def _select_options(gates: Gates, macs: CostModel, target: Optional[int],
+                    missing: int = 0) -> Dict[str, Tensor]:
+    """Options that cost the target, or up to ``missing`` less, or those that were learned."""
     if target is None:
         return {site: gate.selection() for site, gate in gates.items()}
     found = {site: gate.options() for site, gate in gates.items()}
     chosen = choose_options(
         {site: [size for size, _ in options] for site, options in found.items()},
         {site: [logit for _, logit in options] for site, options in found.items()},
-        macs, int(target * (1 - TOLERANCE)) + 1, target)
+        macs, int(target * (1 - TOLERANCE)) + 1 - missing, target)
     return {site: gates[site].selection(option) for site, option in chosen.items()}
 
 
@@ -72,9 +72,9 @@ def _select_both(free: Gates, given: Gates, macs: CostModel, target: Optional[in
                  divisor: int) -> Dict[str, Tensor]:
     """Options first: those that were learned, if the free sites can then meet the target.
 
-    Otherwise options are chosen as if the free sites had a middle size, or else the first of
-    :data:`EIGHTHS` with which some options meet the target. In all cases the free sites fill what
-    is left of the budget.
+    Otherwise options are chosen as if the free sites had a middle size. If none meet the target
+    then, as near the ends of its range, they may leave any size to the free sites. In all cases
+    these fill what is left of the budget.
     """
     kept = _select_options(given, macs, None)
     if target is not None:
@@ -83,26 +83,14 @@ def _select_both(free: Gates, given: Gates, macs: CostModel, target: Optional[in
         sizes = {site: len(units) for site, units in kept.items()}
         # out of reach of the free sites alone: other options are needed
         if not macs({**sizes, **smallest}) <= target <= macs({**sizes, **largest}):
-            kept = _first_options(given, macs, target, [
-                {site: smallest[site] + (largest[site] - smallest[site]) * part // 8
-                 for site in free} for part in EIGHTHS])
+            middle = {site: (smallest[site] + largest[site]) // 2 for site in free}
+            try:
+                kept = _select_options(given, macs.beside(middle), target)
+            except ValueError:
+                kept = _select_options(given, macs.beside(smallest), target,
+                                       macs({**sizes, **largest}) - macs({**sizes, **smallest}))
     sizes = {site: len(units) for site, units in kept.items()}
     if target is not None:  # options may leave more than the free sites can take
         target = min(target, macs({**sizes, **largest}))
     return {**kept, **_select_free(free, macs.beside(sizes), target, divisor)}
 
-
-def _first_options(given: Gates, macs: CostModel, target: int,
-                   beside: Sequence[Mapping[str, int]]) -> Dict[str, Tensor]:
-    """Options that meet a target beside the first sizes of other sites with which some do.
-
-    Raises:
-        ValueError: None do, with any of these sizes.
-    """
-    refused = []
-    for sizes in beside:
-        try:
-            return _select_options(given, macs.beside(sizes), target)
-        except ValueError as error:
-            refused.append(error)
-    raise refused[0]
