@@ -237,9 +237,9 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
     old, new = ({path: run.module(path) for path in layers} for run in runs)
     scale = None
     if block is not None and len(layers) == 1 and settings.refit in ('least-squares', 'readers'):
-        (path, layer), = old.items()
+        path, = old
         # None if the layer's outputs are not simply added: then it has targets of its own
-        scale = added_last(runs[0], block, layer)
+        scale = added_last(runs[0], block, path)
         if scale is not None and layers[path] is not None:
             scale = scale[layers[path].to(scale.device)]
     # (inputs, outputs) of every layer

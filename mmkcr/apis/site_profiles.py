@@ -30,6 +30,7 @@ from mmkcr.models.calibration import (
     collect,
     ordering_readers,
     output_changes,
+    output_energy,
     readers,
     weight_matrix,
 )
@@ -72,6 +73,9 @@ class CompressOptions:
             are used, for its order and for its refit. Defaults to (4, 12).
         least_batches (tuple[int, int]): Batches that are used in any case, for orders and for
             refits. Defaults to (16, 16).
+        backward_batches (int): Batches that are also run backward in any case, for the orders.
+            Defaults to 8: a layer has fewer outputs than its inputs that are units, so fewer rows
+            of gradients do.
         probe_batches (int): Batches on which the losses of some sizes are measured. With 0 losses
             come from moments alone, as if an image's positions were independent. Defaults to 4.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
@@ -93,6 +97,7 @@ class CompressOptions:
     rows: int = 4096
     per_unit: Tuple[int, int] = (4, 12)
     least_batches: Tuple[int, int] = (16, 16)
+    backward_batches: int = 8
     probe_batches: int = 4
     logits: bool = False
     progress: bool = True
@@ -172,7 +177,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
                         settings.rows, settings.logits, settings.seed, settings.per_unit[0],
                         settings.least_batches[0],
                         {name: layer for name, layer in projections.items()
-                         if name not in layers})
+                         if name not in layers}, settings.backward_batches)
     # from here on the network and the moments of rotated heads are in the new bases
     rotations = {name: _rotated(name, site, found, turned.get(name), settings)
                  for name, site in narrowed.items()}
@@ -231,7 +236,8 @@ def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments
     extra = None
     for path in site.lost_outputs():  # the unit's output is lost, too: diagonal terms
         moments = found[f'{name}:{path}']
-        extra = moments.output_energy * _sensitivity(moments).diagonal()
+        extra = output_energy(site.module(path), moments.inputs) * \
+            _sensitivity(moments).diagonal()
     # errors of several readers are summed
     order = pivot_order(torch.stack(covariances), torch.stack(grams), groups, rho=settings.rho,
                         extra=extra)
@@ -409,14 +415,14 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
     for reader in readers(site):
         layer, moments = site.module(reader.path), inputs[f'{name}:{reader.path}']
         weight, own, deltas = weight_matrix(layer), reader.columns(layer), []
+        covariance, mean = moments.covariance[own, own], moments.mean[own]
         for units in kept:
             columns = reader.of_units(layer, units.to(weight.device), site.total).flatten()
             # W' on the columns of the kept units, minus W on all columns of the site
             delta = torch.zeros_like(weight)
             delta[:, own] -= weight[:, own]
-            delta[:, own.start + columns] += refit(
-                weight[:, own], None, moments.covariance[own, own], moments.mean[own], columns,
-                rho)[0]
+            delta[:, own.start + columns] += refit(weight[:, own], None, covariance, mean,
+                                                   columns, rho)[0]
             deltas.append(delta)
         changes.append(WeightChange(layer, moments.mean, torch.stack(deltas)))
     if isinstance(site, HeadChannels):

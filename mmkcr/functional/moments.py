@@ -103,31 +103,29 @@ class Moments:
         return values if depth else values.reshape(-1, width)
 
     def _add_chunk(self, features: Tensor, targets: Optional[Tensor]) -> None:
-        features, mean = _centred(features.to(self._scatter))
-        part = dict(count=features.shape[-2], mean=mean)
-        if targets is not None:
-            targets, part['target_mean'] = _centred(targets.to(self._scatter))
-        self._shift(**part)
+        count = features.shape[-2]
+        features = self._merged_rows(features.to(self._scatter), self._mean)
         _add_lower(self._scatter, features)
         if targets is not None:
-            self._cross_scatter += targets.mT @ features  # (*batch, p, d)
+            targets = self._merged_rows(targets.to(self._scatter), self._target_mean)
+            _add_product(self._cross_scatter, targets, features)  # (*batch, p, d)
+        self.count += count
 
-    def _shift(self, count: int, mean: Tensor, target_mean: Optional[Tensor] = None) -> None:
-        """Move the means to those of the union with another set; add the scatter between both."""
+    def _merged_rows(self, rows: Tensor, mean: Tensor) -> Tensor:
+        """Centred rows (*batch, n + 1, d) whose scatter a union adds; moves ``mean`` to its mean.
+
+        S = S1 + S2 + (n1 n2 / n) step step^T (Chan, Golub and LeVeque). The last term is one more
+        row, sqrt(n1 n2 / n) step, so that the scatter is read and written once.
+        """
+        count = rows.shape[-2]
         total = self.count + count
-        if count == 0:
-            return
-        weight = self.count * count / total
-        step = mean - self._mean
-        # S = S1 + S2 + (n1 n2 / n) step step^T (Chan, Golub and LeVeque); the last term is
-        # added as one more row, sqrt(n1 n2 / n) step
-        _add_lower(self._scatter, math.sqrt(weight) * step.unsqueeze(-2))
-        self._mean += step * (count / total)
-        if target_mean is not None:
-            target_step = target_mean - self._target_mean
-            self._cross_scatter += weight * target_step.unsqueeze(-1) * step.unsqueeze(-2)
-            self._target_mean += target_step * (count / total)
-        self.count = total
+        own = rows.mean(-2)
+        step = own - mean
+        merged = rows.new_empty(*rows.shape[:-2], count + 1, rows.shape[-1])
+        torch.sub(rows, own.unsqueeze(-2), out=merged[..., :-1, :])
+        merged[..., -1, :] = math.sqrt(self.count * count / total) * step
+        mean += step * (count / total)
+        return merged
 
     def merge(self, other: 'Moments') -> 'Moments':
         """Add what another accumulator of the same widths has seen, in place.
@@ -136,10 +134,19 @@ class Moments:
             ValueError: The widths differ.
         """
         self._check_shapes(other.state_dict())
-        self._shift(other.count, other._mean.to(self._mean),
-                    other._target_mean.to(self._mean) if self.num_targets else None)
+        total = self.count + other.count
+        if other.count == 0:
+            return self
+        weight = self.count * other.count / total
+        step, target_step = (theirs.to(own) - own for own, theirs in (
+            (self._mean, other._mean), (self._target_mean, other._target_mean)))
+        _add_lower(self._scatter, math.sqrt(weight) * step.unsqueeze(-2))
+        self._cross_scatter += weight * target_step.unsqueeze(-1) * step.unsqueeze(-2)
         for name in ('_scatter', '_cross_scatter'):
             getattr(self, name).add_(getattr(other, name).to(self._mean))
+        self._mean += step * (other.count / total)
+        self._target_mean += target_step * (other.count / total)
+        self.count = total
         return self
 
     def mixed(self, mixing: Tensor) -> 'Moments':
@@ -249,12 +256,6 @@ class Moments:
                              f'found {found}')
 
 
-def _centred(rows: Tensor) -> Tuple[Tensor, Tensor]:
-    """Rows (*batch, n, d) without their mean, and the mean (*batch, d)."""
-    mean = rows.mean(-2)
-    return rows - mean.unsqueeze(-2), mean
-
-
 def _add_lower(scatter: Tensor, rows: Tensor) -> None:
     """Add ``rows^T rows`` to the lower triangle of the scatter, block by block.
 
@@ -266,8 +267,15 @@ def _add_lower(scatter: Tensor, rows: Tensor) -> None:
         rows (Tensor): Shape (*batch, n, d).
     """
     for start, stop in _blocks(rows.shape[-1]):
-        product = rows[..., start:stop].mT @ rows[..., :stop]
-        scatter[..., start:stop, :stop] += product
+        _add_product(scatter[..., start:stop, :stop], rows[..., start:stop], rows[..., :stop])
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left^T right`` in place: a temporary product would cost as much as a narrow one."""
+    if total.ndim == 2:
+        total.addmm_(left.mT, right)
+    else:
+        total += left.mT @ right
 
 
 def _blocks(width: int) -> Iterator[Tuple[int, int]]:

@@ -131,6 +131,21 @@ def output_rows(layer: nn.Module, out: Tensor) -> Tensor:
     return out.movedim(1, -1).flatten(0, -2) if isinstance(layer, nn.Conv2d) else out.flatten(0, -2)
 
 
+def output_energy(layer: nn.Module, inputs: Moments) -> Tensor:
+    """Mean squares of a layer's outputs ``W x + b``, from the moments of x, (m,), fp64.
+
+    Args:
+        layer (nn.Module): A linear layer or convolution.
+        inputs (Moments): Of its :func:`input_rows`.
+    """
+    weight = weight_matrix(layer).to(inputs.mean)
+    means = weight @ inputs.mean
+    if layer.bias is not None:
+        means = means + layer.bias.detach().to(means)
+    # E (w x + b)^2 = w C w^T + (w E x + b)^2
+    return (weight @ inputs.covariance * weight).sum(1) + means.square()
+
+
 def pick(rows: int, most: int, generator: torch.Generator) -> Optional[Tensor]:
     """At most ``most`` of some rows, at random; None for all."""
     if rows <= most:
@@ -173,7 +188,7 @@ class ReaderMoments:
     """Moments of a reader's inputs, and of the gradients with respect to its outputs.
 
     ``inputs`` are the moments of the inputs and ``gradients`` those of the outputs' gradients.
-    ``output_energy`` holds the mean squares of the outputs, ``positions`` their count per image.
+    ``positions`` is the mean number of rows per image.
 
     Args:
         layer (nn.Module): The reader.
@@ -184,19 +199,20 @@ class ReaderMoments:
             infinity.
         least (int): Minimum number of batches, whatever the number of rows: neighbours within an
             image are much alike. Defaults to 0.
+        least_backward (int): Minimum number of batches with gradients. Defaults to 0.
     """
 
     def __init__(self, layer: nn.Module, name: str, rows: int, sensitive: bool,
-                 enough: float = math.inf, least: int = 0) -> None:
+                 enough: float = math.inf, least: int = 0, least_backward: int = 0) -> None:
         outputs, inputs = weight_matrix(layer).shape
         device = layer.weight.device
         self.layer, self.most, self.least = layer, enough * inputs, least
+        self.most_gradients, self.least_backward = enough * outputs, least_backward
         self.rows = rows_of_a_batch(rows, inputs, self.most, least)
         self.complete, self._seen, self._images = False, 0, 0
         self.inputs = Moments(inputs, device=device, name=name)
-        self.output_energy = torch.zeros(outputs, dtype=torch.float64, device=device)
         self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
-        self._batches, self._calls, self._generator = 0, 0, torch.Generator().manual_seed(0)
+        self._batches, self._generator = 0, torch.Generator().manual_seed(0)
 
     def hook(self, _: nn.Module, args: tuple, out: Tensor) -> None:
         """Forward hook of the layer."""
@@ -206,10 +222,6 @@ class ReaderMoments:
         self._seen += len(rows)
         chosen = pick(len(rows), self.rows, self._generator)
         self.inputs.add(_chosen(rows, chosen))
-        energy = output_rows(self.layer, out.detach()).double().square().mean(0)
-        self._calls += 1
-        # running mean over calls, all rows: m_k = m_(k-1) + (x - m_(k-1)) / k
-        self.output_energy += (energy - self.output_energy) / self._calls
         if self.gradients is not None and out.requires_grad:
             # the same rows as of the inputs, so that both moments are of the same positions
             out.register_hook(lambda gradient: self._gradient(gradient, chosen))
@@ -218,6 +230,12 @@ class ReaderMoments:
     def positions(self) -> float:
         """Mean number of rows per image, summed over all calls of the layer."""
         return self._seen / max(self._images, 1)
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether the next batch is to be run backward."""
+        return self.gradients is not None and not self.complete and (
+            self._batches < self.least_backward or self.gradients.count < self.most_gradients)
 
     def end_batch(self, images: int) -> None:
         """Count a batch, and stop collecting once there are enough rows."""
@@ -239,10 +257,11 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             layers: Mapping[str, nn.Module], rows: int = 4096,
             logits: Optional[bool] = None, seed: int = 0,
             enough: float = math.inf, least: int = 0,
-            others: Optional[Mapping[str, nn.Module]] = None) -> Dict[str, ReaderMoments]:
+            others: Optional[Mapping[str, nn.Module]] = None,
+            least_backward: Optional[int] = None) -> Dict[str, ReaderMoments]:
     """Moments of some readers over calibration batches.
 
-    Unless ``logits`` is None, every batch is also run backward from a random projection of the
+    Unless ``logits`` is None, batches are also run backward from a random projection of the
     outputs. The second moments F of the gradients then tell by how much an error dy of a reader's
     output changes the network's outputs z: ``E |dz|^2 = positions * tr(F cov(dy))``. No label is
     read.
@@ -263,6 +282,9 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         least (int): Batches that are run in any case. Defaults to 0.
         others (Mapping[str, nn.Module], optional): Layers by name of which only the inputs are
             needed. Defaults to none.
+        least_backward (int, optional): Batches that are run backward in any case. Further ones
+            are only run forward once all readers have ``enough`` gradients per output. Defaults
+            to None: ``least``.
 
     Returns:
         dict[str, ReaderMoments]: By name.
@@ -270,7 +292,8 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
     sensitive = logits is not None
     # gradients are collected only for `layers`
     both = {**layers, **(others or {})}
-    found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers, enough, least)
+    found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers, enough, least,
+                                 least if least_backward is None else least_backward)
              for name, layer in both.items()}
     generator, runs = torch.Generator().manual_seed(seed), _FirstRuns()
     with ExitStack() as stack:
@@ -278,12 +301,14 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             # before the readers' hooks, which run later and so see outputs that require gradients
             stack.enter_context(_gradients_of_activations(model, layers.values()))
         for name, layer in both.items():
-            hook = runs.hook(found[name].hook) if sensitive else found[name].hook
+            hook = runs.hook(found[name].hook)
             stack.callback(layer.register_forward_hook(hook).remove)
         for batch in batches:
-            with torch.set_grad_enabled(sensitive):
+            backward = any(moments.wants_gradients for moments in found.values())
+            with torch.set_grad_enabled(backward):
+                runs.start(backward)
                 outputs = flat_tensors(forward(model, batch))
-                if sensitive:
+                if backward:
                     runs.backward(_projected(outputs, logits, generator))
             for moments in found.values():
                 moments.end_batch(_images_of(batch, outputs))
@@ -387,12 +412,18 @@ class _FirstRuns:
     """
 
     def __init__(self) -> None:
-        self._again, self._seen = False, set()
+        self._again, self._backward, self._seen = False, True, set()
+
+    def start(self, backward: bool) -> None:
+        """Announce a forward, and whether it is run backward: otherwise nothing runs again."""
+        self._backward = backward
 
     def hook(self, hook: Callable) -> Callable:
         """The hook without the further runs."""
         def call(layer: nn.Module, *rest: Any) -> None:
-            if torch.is_grad_enabled() and not (self._again and layer in self._seen):
+            if not self._backward:
+                hook(layer, *rest)
+            elif torch.is_grad_enabled() and not (self._again and layer in self._seen):
                 self._seen.update(() if self._again else (layer, ))
                 hook(layer, *rest)
 
@@ -415,7 +446,8 @@ def _moved(change: WeightChange, rows: Tensor, gradients: Tensor, images: int) -
     rows = (rows - change.mean.to(rows)).view(images, -1, rows.shape[-1])
     gradients = gradients.view(images, -1, gradients.shape[-1])
     # S = sum over positions of gradient x^T: (m, n) @ (n, d)
-    return torch.stack([deltas @ (gradient.T @ row).flatten()
+    seen = rows.new_empty(gradients.shape[-1], rows.shape[-1])  # S, one after the other
+    return torch.stack([deltas @ torch.mm(gradient.T, row, out=seen).flatten()
                         for gradient, row in zip(gradients, rows)]).double().cpu()
 
 
@@ -432,7 +464,8 @@ def _gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> 
     for parameter in wanted:
         parameter.requires_grad_(False)
     handles = [layer.register_forward_hook(
-        lambda _, __, out: out if out.requires_grad else out.requires_grad_().clone())
+        lambda _, __, out: out.requires_grad_().clone()
+        if torch.is_grad_enabled() and not out.requires_grad else out)
         # the first layer's output starts the graph: no parameter and no image requires a gradient
         for layer in {first: None, **dict.fromkeys(layers)}]
     try:

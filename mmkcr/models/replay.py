@@ -143,8 +143,8 @@ class ResumableForward:
             parts = [path.partition('.')[0] for path in (before, block)]
             bare = not isinstance(getattr(self.host, 'backbone', None), nn.Module)
             if bare or parts == ['backbone', 'backbone']:
-                outputs = self._finish(before, block)
-                inputs = None if outputs is None else self._chained(inputs, outputs, block)
+                known = self._finish(before, block)
+                inputs = None if known is None else self._chained(inputs, *known)
             else:
                 inputs = None
                 if parts[0] != parts[1]:
@@ -205,11 +205,12 @@ class ResumableForward:
         size = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(found))
         return size * len(self.batches) <= self.most_bytes * batches
 
-    def _finish(self, path: str, following: str) -> Optional[List[Any]]:
+    def _finish(self, path: str, following: str) -> Optional[Tuple[List[Any], List[Any]]]:
         """Keep the outputs of a block, if they fit, and run from there on, if that is all.
 
         Returns:
-            list, optional: The outputs, if the next block needs nothing else of what is before it.
+            tuple, optional: If the next block needs nothing else of what is before it, the
+            outputs, and what that block gets in the first batch.
         """
         outputs = self.outputs(path)
         if outputs is None:
@@ -224,14 +225,14 @@ class ResumableForward:
         self._last = Replay(block, outputs, self._cursor)
         self._replaced.append((self.host.get_submodule(parent), name, block, self._last))
         setattr(self.host.get_submodule(parent), name, self._last)
-        if self._knows_inputs(following):
-            return outputs
+        found = self._input_of(following, 0)
+        if self._as_in_the_whole(following, found):
+            return outputs, found
         self.close()
         return None
 
-    def _knows_inputs(self, path: str) -> bool:
-        """Whether a block gets in the first batch what it gets in the whole network."""
-        found = self._input_of(path, 0)
+    def _as_in_the_whole(self, path: str, found: List[Any]) -> bool:
+        """Whether what a block gets in the first batch is what it gets in the whole network."""
         values = flat_tensors(found)
         if not values or any(tensor.isnan().any() for tensor in values):
             return False
@@ -285,17 +286,17 @@ class ResumableForward:
         with torch.no_grad():
             return _equal(block(*args, **named), expected)
 
-    def _chained(self, before: Optional[List[Tuple[tuple, dict]]], outputs: List[Any],
-                 block: str) -> Optional[List[Tuple[tuple, dict]]]:
+    @staticmethod
+    def _chained(before: Optional[List[Tuple[tuple, dict]]], outputs: List[Any],
+                 found: List[Any]) -> Optional[List[Tuple[tuple, dict]]]:
         """Inputs of a block that gets what the one before got, but first the output of that.
 
-        This is tried on the first batch; None if it is not so.
+        ``found`` is what it gets in the first batch; None if it is not so there.
         """
         if before is None or not isinstance(outputs[0], Tensor) or not before[0][0]:
             return None
         chained = [((out, *args[1:]), named) for (args, named), out in zip(before, outputs)]
-        found = self._input_of(block, 0)
-        return chained if found and _equal(tuple(found), chained[0]) else None
+        return chained if _equal(tuple(found), chained[0]) else None
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -407,7 +408,7 @@ def block_rows(layer: nn.Module, out: Any) -> Tensor:
     return output_rows(layer, flat_tensors(out)[0])
 
 
-def added_last(run: ResumableForward, block: str, layer: nn.Module) -> Optional[Tensor]:
+def added_last(run: ResumableForward, block: str, path: str) -> Optional[Tensor]:
     """Factor per channel with which a layer's outputs enter its block's outputs, or None.
 
     It is found by experiment: the layer's outputs are shifted at random, and the change of the
@@ -416,20 +417,21 @@ def added_last(run: ResumableForward, block: str, layer: nn.Module) -> Optional[
     Args:
         run (ResumableForward): The network, of which one batch is run.
         block (str): Path of the block.
-        layer (nn.Module): Within it.
+        path (str): Path of the layer, within it.
 
     Returns:
         Tensor, optional: The factors, (outputs,); 1 except with layer scale.
     """
-    module = run.host.get_submodule(block)
-    if module is layer:
+    module, layer = run.host.get_submodule(block), run.module(path)
+    if module is layer or isinstance(layer, nn.ConvTranspose2d):
         return None
-    before = caught(run, 0, {'block': module, 'layer': layer}, module)
-    # a layer that is shared, or not reached
-    if [len(before.get(name, ())) for name in ('block', 'layer')] != [1, 1] or \
-            isinstance(layer, nn.ConvTranspose2d):
-        return None
-    rows, out = block_rows(layer, before['block'][0][1]), before['layer'][0][1]
+    known = [run.outputs(name) for name in (block, path)]
+    if None in known:  # a layer that is shared, or not reached; or outputs that do not fit
+        before = caught(run, 0, {'block': module, 'layer': layer}, module)
+        if [len(before.get(name, ())) for name in ('block', 'layer')] != [1, 1]:
+            return None
+        known = [[out for _, out in before[name]] for name in ('block', 'layer')]
+    rows, out = block_rows(layer, known[0][0]), known[1][0]
     # as large as the outputs themselves, so that rounding does not matter
     step = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out) * out.std()
     handle = layer.register_forward_hook(lambda _, __, found: found + step)

@@ -10,7 +10,16 @@ from mmdet.models import SwinTransformer
 from mmpretrain.models import SwinTransformerV2, VisionTransformer
 from torch import nn
 
-from mmkcr.models.calibration import WeightChange, collect, flat_tensors, output_changes
+from mmkcr.functional.moments import moments_of
+from mmkcr.models.calibration import (
+    WeightChange,
+    collect,
+    flat_tensors,
+    input_rows,
+    output_changes,
+    output_energy,
+    output_rows,
+)
 from mmkcr.models.replay import ResumableForward, added_last
 
 IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
@@ -87,7 +96,7 @@ def test_activation_checkpointing_changes_nothing(reentrant, monkeypatch):
         found = collect(model, [IMAGES], forward, layers, logits=False)
         measured.append({name: (
             torch.tensor([moments.positions, moments.inputs.count, moments.gradients.count]),
-            moments.inputs.mean, moments.gradients.mean, moments.output_energy, losses)
+            moments.inputs.mean, moments.gradients.mean, moments.inputs.covariance, losses)
             for (name, moments), losses in zip(found.items(), output_changes(
                 model, [IMAGES], forward, changes, False).values())})
     torch.testing.assert_close(*measured, rtol=1e-9, atol=1e-12)
@@ -127,6 +136,37 @@ def test_some_batches_are_looked_at_whatever_their_rows():
     assert counts == [17, 3 * 17, 6 * 17]
 
 
+def test_some_batches_are_run_backward_and_all_forward():
+    """Gradients are those of the first batches; inputs are of all."""
+    model = vit()
+    layers = dict(fc=model.layers[0].ffn.layers[1])
+    batches = list(IMAGES.split(2))
+
+    def found(batches, enough=0.1, **least):
+        return collect(model, batches, forward, layers, logits=False, enough=enough, **least)['fc']
+
+    every, first = found(batches, least=3), found(batches[:2], least=2)
+    some = found(batches, least=3, least_backward=2)
+    assert torch.equal(some.inputs.covariance, every.inputs.covariance)
+    assert torch.equal(some.gradients.second_moment, first.gradients.second_moment)
+    assert (some.gradients.count, every.gradients.count) == (4 * 17, 6 * 17)
+    assert some.positions == every.positions == 17
+    # 16 outputs want more than 34 rows
+    more = found(batches, enough=40 / 16, least=3, least_backward=1)
+    assert more.gradients.count == 4 * 17 and more.inputs.count == 6 * 17
+
+
+@pytest.mark.parametrize('layer', [nn.Linear(5, 3), nn.Conv2d(5, 3, 1, bias=False)])
+def test_energy_of_outputs_from_the_moments_of_inputs(layer):
+    torch.manual_seed(0)
+    layer = layer.double()
+    x = 2 + torch.randn(4, 5, 6, 6).double()
+    x = x.movedim(1, -1) if isinstance(layer, nn.Linear) else x
+    found = output_energy(layer, moments_of(input_rows(layer, x)))
+    expected = output_rows(layer, layer(x).detach()).square().mean(0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize('scale', [None, 0.3])
 def test_how_a_layer_is_added_to_its_block(scale):
     model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, embed_dim=16,
@@ -138,10 +178,10 @@ def test_how_a_layer_is_added_to_its_block(scale):
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         run = ResumableForward(model, model, [IMAGES], forward)
-        factors = added_last(run, 'blocks.1', block.mlp.fc2)
-        assert added_last(run, 'blocks.1', block.attn.proj) is None  # the MLP reads it
-        assert added_last(run, 'blocks.1', block) is None
-        assert added_last(run, 'blocks.1', model.blocks[0].mlp.fc2) is None
+        factors = added_last(run, 'blocks.1', 'blocks.1.mlp.fc2')
+        assert added_last(run, 'blocks.1', 'blocks.1.attn.proj') is None  # the MLP reads it
+        assert added_last(run, 'blocks.1', 'blocks.1') is None
+        assert added_last(run, 'blocks.1', 'blocks.0.mlp.fc2') is None
         run.close()
     expected = torch.ones(16).double() if scale is None else block.ls2.gamma
     torch.testing.assert_close(factors, expected.detach(), rtol=1e-9, atol=0)
@@ -154,8 +194,7 @@ def test_a_layer_before_a_norm_is_not_added():
                                         extra_norm_every_n_blocks=0), img_size=32, patch_size=4,
                               window_size=[4, 4], out_indices=(0, 1), pad_small_map=True)
     model.eval()
-    block = model.stages[0].blocks[0]
     with torch.no_grad():
         run = ResumableForward(model, model, [IMAGES.float()], forward)
-        assert added_last(run, 'stages.0.blocks.0', block.ffn.layers[1]) is None
+        assert added_last(run, 'stages.0.blocks.0', 'stages.0.blocks.0.ffn.layers.1') is None
         run.close()
