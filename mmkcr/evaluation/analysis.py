@@ -15,10 +15,18 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
+from mmkcr.functional.kernel import DEFAULT_LANDMARKS
 from mmkcr.models.wrappers.feature_tap import features_on_samples
 from mmkcr.visualization import shown
 from mmkcr.visualization.figures import saved_figure
-from .features import find_pipeline, share_of_rank, undisturbed, with_pipeline
+from mmkcr.visualization.palette import SERIES
+from .features import (
+    feature_layer_of,
+    find_pipeline,
+    share_of_rank,
+    undisturbed,
+    with_pipeline,
+)
 from .metrics import KernelComplexityMetric
 
 
@@ -51,7 +59,7 @@ def split_loader(config: Config, split: str = 'train') -> DataLoader:
 
 
 @torch.no_grad()
-def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str = 'backbone',
+def kernel_statistics(model: nn.Module, loader: DataLoader, layer: Optional[str] = None,
                       landmarks: Optional[int] = None, progress: bool = False,
                       **kwargs: Any) -> Dict[str, float]:
     """KC, A-KC, TNN and the KCR bounds of a model on a data set, in one pass.
@@ -59,20 +67,22 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str = 'backbo
     Args:
         model (BaseModel): A classifier whose data samples have ``pred_score``.
         loader (DataLoader): See :func:`split_loader`.
-        layer (str): As in :class:`mmkcr.models.wrappers.FeatureTap`. Defaults to
-            'backbone'.
-        landmarks (int, optional): Expected number of landmarks of A-KC. Defaults to a tenth.
+        layer (str, optional): As in :class:`mmkcr.models.wrappers.FeatureTap`. Defaults to
+            None: :func:`~mmkcr.evaluation.features.feature_layer_of` the model.
+        landmarks (int, optional): Expected number of landmarks of A-KC. Defaults to None: a tenth
+            of the samples, at most the paper's m = 50000.
         progress (bool): Show a progress bar on stderr. Defaults to False.
         **kwargs: See :class:`mmkcr.KernelComplexityMetric`.
 
     Raises:
-        ValueError: More landmarks than samples.
+        ValueError: More landmarks than samples, or a head without a linear layer and no ``layer``.
     """
     n = len(loader.dataset)
-    if landmarks is not None:
-        if not 1 <= landmarks <= n:
-            raise ValueError(f'expected from 1 to n = {n} landmarks, found `{landmarks}`')
-        kwargs['landmark_ratio'] = landmarks / n
+    if landmarks is not None and not 1 <= landmarks <= n:
+        raise ValueError(f'expected from 1 to n = {n} landmarks, found `{landmarks}`')
+    kwargs['landmark_ratio'] = min(0.1, DEFAULT_LANDMARKS / n) if landmarks is None else \
+        landmarks / n
+    layer = feature_layer_of(model) if layer is None else layer
     # as in a validation, but without a Runner
     metric = KernelComplexityMetric(prefix='kernel', **kwargs)
     batches = shown(loader, 'Kernel complexity') if progress else loader
@@ -133,28 +143,45 @@ def step_of(row: Mapping[str, Any]) -> Tuple[str, int]:
     return unit, row[unit]
 
 
-def plot_curve(rows: List[Dict[str, Any]], path: Union[str, Path], title: str = '') -> None:
-    """Draw the loss with the KCR bounds, and KC, over a training (KCR figure 1).
+def plot_bounds(rows: Sequence[Mapping[str, Any]], path: Union[str, Path],
+                title: str = '') -> None:
+    """Draw the expected losses over a training against the training set's bounds (KCR figure 1).
+
+    Left: the squared error of training and of validation images, and the bounds that the theorem
+    gives from the training set, its squared error -/+ A-KC -/+ x/n (and the same with KC). Right:
+    KC and A-KC, of the training set where it was measured. A split without rows is left out, and
+    without the training set there are no bounds.
 
     Args:
-        rows (list[dict]): One per checkpoint: ``epoch`` or ``iteration``, and
-            :func:`kernel_statistics`.
+        rows (Sequence[Mapping]): One per checkpoint and split: ``split`` ('train' or 'val'),
+            ``epoch`` or ``iteration``, and :func:`kernel_statistics`.
         path (str | Path): Image to write.
         title (str): Heading. Defaults to none.
     """
-    units, steps = zip(*map(step_of, rows))
     with saved_figure(path, (9, 3.6), ncols=2) as (figure, (left, right)):
-        left.plot(steps, [row['squared_error'] for row in rows], 'k.-', label='squared error')
-        for name, label in (('kcr', 'KC'), ('a_kcr', 'A-KC')):
-            if all(f'{name}_upper' in row for row in rows):
-                left.fill_between(steps, [row[f'{name}_lower'] for row in rows],
-                                  [row[f'{name}_upper'] for row in rows], alpha=0.25,
-                                  label=f'KCR bounds with {label}')
+        found = {split: [row for row in rows if row['split'] == split]
+                 for split in ('train', 'val')}
+        trained = found['train']
+        steps = [step_of(row)[1] for row in trained]
+        for name, label, color in (('kcr', 'KC', SERIES[0]), ('a_kcr', 'A-KC', SERIES[4])):
+            if trained and all(f'{name}_upper' in row for row in trained):
+                left.fill_between(steps, [row[f'{name}_lower'] for row in trained],
+                                  [row[f'{name}_upper'] for row in trained], alpha=0.25,
+                                  color=color, label=f'KCR bounds of the training set, {label}')
+        for split, label, color in (('train', 'training images', SERIES[1]),
+                                    ('val', 'validation images', SERIES[2])):
+            if found[split]:
+                left.plot([step_of(row)[1] for row in found[split]],
+                          [row['squared_error'] for row in found[split]], '.-', color=color,
+                          label=f'squared error, {label}')
+        shown_rows = trained or found['val']
         for name, label in (('kc', 'KC'), ('a_kc', 'A-KC')):
-            if all(name in row for row in rows):
-                right.plot(steps, [row[name] for row in rows], '.-', label=label)
+            if all(name in row for row in shown_rows):
+                right.plot([step_of(row)[1] for row in shown_rows],
+                           [row[name] for row in shown_rows], '.-', label=label)
         for axes in (left, right):
-            axes.set_xlabel(units[0])
+            axes.set_xlabel(step_of(rows[0])[0])
             axes.legend()
+        right.set_title('of the training set' if trained else 'of the validation set')
         right.set_ylim(bottom=0)
         figure.suptitle(title)

@@ -116,8 +116,8 @@ def feature_layer_of(model: nn.Module) -> str:
 
     Returns:
         str: The ``feature_layer`` of a :class:`~mmkcr.models.wrappers.RegularizedModel` if it
-        differs from the default, otherwise the input of the head's last linear layer, in the form
-        of :class:`~mmkcr.models.wrappers.FeatureTap`.
+        differs from the default, otherwise the input of the head's last linear layer (of the
+        head itself if it is one), in the form of :class:`~mmkcr.models.wrappers.FeatureTap`.
 
     Raises:
         ValueError: The head has no linear layer.
@@ -131,8 +131,9 @@ def feature_layer_of(model: nn.Module) -> str:
         if isinstance(head, nn.Module) else []
     if not found:
         raise ValueError('expected a classifier whose head has a linear layer, found '
-                         f'`{type(find_task(model)).__name__}` with `{type(head).__name__}`')
-    return f'head.{found[-1]}:input'
+                         f'`{type(find_task(model)).__name__}` with `{type(head).__name__}`: '
+                         'name the layer')
+    return '.'.join(filter(None, ('head', found[-1]))) + ':input'
 
 
 @contextmanager

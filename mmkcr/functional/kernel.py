@@ -19,6 +19,9 @@ from torch import Tensor
 CHUNK = 2048
 """Rows converted to fp64 at a time: 12.6 MB of them at d = 768."""
 
+DEFAULT_LANDMARKS = 50000
+"""m, "throughout all the experiments" of KCR v2 (section 4.1)."""
+
 
 class MomentAccumulator:
     """Sum of ``f f^T`` over a stream of features: O(d^2) memory, mergeable over ranks.

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from mmkcr.apis.build import build_model
-from mmkcr.evaluation.analysis import training_steps
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.evaluation import analysis
+from mmkcr.evaluation.analysis import kernel_statistics, training_steps
 
-TOOL = Path(__file__).parents[2] / 'tools/analysis_tools/kernel_complexity.py'
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / 'tools/analysis_tools/kernel_complexity.py'
 
 CONFIG = """
 default_scope = 'mmpretrain'
@@ -47,12 +50,12 @@ def tool():
 def files(tmp_path):
     """A config, and checkpoints of epochs 2 and 1."""
     rng = np.random.default_rng(0)
-    for split, count in (('train', 5), ('val', 7)):
+    for split, count, dark in (('train', 5, 0), ('val', 7, 150)):  # two distributions
         for label in 'ab':
             folder = tmp_path / split / label
             folder.mkdir(parents=True)
             for i in range(count):
-                Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(
+                Image.fromarray(rng.integers(dark, 255, (16, 16, 3), dtype=np.uint8)).save(
                     folder / f'{i}.png')
     config = tmp_path / 'tiny.py'
     config.write_text(CONFIG.replace('{root}', str(tmp_path)))
@@ -66,32 +69,144 @@ def files(tmp_path):
     return str(config), checkpoints, model
 
 
-def test_curve_of_two_checkpoints(tool, files, tmp_path, capsys):
-    config, checkpoints, model = files
-    tool.main([config, *checkpoints, '--out', str(tmp_path / 'out/kc'), '--landmarks', '20'])
-    rows = json.loads((tmp_path / 'out/kc.json').read_text())
-    assert [row['epoch'] for row in rows] == [1, 2]
-    assert all(row['n'] == row['landmarks'] == 20 for row in rows)  # 2 x 10 training images
-    assert all(row['a_kc'] == pytest.approx(row['kc'], rel=1e-6) for row in rows)
-    assert rows[0]['kc'] != rows[1]['kc']
-    assert (tmp_path / 'out/kc.png').stat().st_size > 1000
-    printed = capsys.readouterr().out
-    assert f'| epoch_1.pth | 1 | 20 | 20 | {rows[0]["kc"]:.5g} |' in printed
-    features, squared = [], 0.
-    for path in sorted((tmp_path / 'train').rglob('*.png')):
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures that were drawn, before they are written."""
+    figures, original = [], analysis.saved_figure
+
+    @contextmanager
+    def kept(*args, **kwargs):
+        with original(*args, **kwargs) as (figure, axes):
+            yield figure, axes
+            figures.append(axes)
+
+    monkeypatch.setattr(analysis, 'saved_figure', kept)
+    return figures
+
+
+def computed(model, folder):
+    """Features (n, d) and mean squared error of the images of a folder, one at a time."""
+    features, squared = [], []
+    for path in sorted(folder.rglob('*.png')):
         image = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1).float()
         with torch.no_grad():
             feature = model.backbone((image[None] - 127) / 60)[-1]
             score = model.head((feature, )).softmax(1)
         label = torch.tensor([[1., 0.]] if path.parent.name == 'a' else [[0., 1.]])
         features.append(feature[0])
-        squared += float((score - label).square().sum()) / 10
-    f = torch.stack(features).double().numpy()
-    f = np.concatenate([f, f])
-    values = np.sort(np.linalg.eigvalsh(f @ f.T / 20))[::-1].clip(0)
-    kc = min(h / 20 + np.sqrt(values[h:].sum() / 20) for h in range(9))
-    assert rows[0]['kc'] == pytest.approx(kc, rel=1e-4)
-    assert rows[0]['squared_error'] == pytest.approx(squared, rel=1e-4)
+        squared.append(float((score - label).square().sum()))
+    return torch.stack(features).double().numpy(), np.mean(squared)
+
+
+def complexity(f):
+    """KC of features (n, d), from the n x n kernel as the paper writes it."""
+    n = len(f)
+    values = np.sort(np.linalg.eigvalsh(f @ f.T / n))[::-1].clip(0)
+    return min(h / n + np.sqrt(values[h:].sum() / n) for h in range(min(f.shape) + 1))
+
+
+def test_figure_1(tool, files, tmp_path, capsys, drawn):
+    """Losses of both sets, over epochs, against the bounds that follow from the training set."""
+    config, checkpoints, model = files
+    tool.main([config, *checkpoints, '--out', str(tmp_path / 'out/kc'), '--landmarks', '14'])
+    rows = json.loads((tmp_path / 'out/kc.json').read_text())
+    assert [(row['epoch'], row['split'], row['n']) for row in rows] == [
+        (1, 'train', 20), (1, 'val', 14), (2, 'train', 20), (2, 'val', 14)]  # 2 x 10 to train
+    train, val = rows[::2], rows[1::2]
+    assert train[0]['kc'] != train[1]['kc']
+    assert (tmp_path / 'out/kc.png').stat().st_size > 1000
+    printed = capsys.readouterr().out
+    assert f'| epoch_1.pth | 1 | train | 20 | {train[0]["landmarks"]} | ' \
+        f'{train[0]["kc"]:.5g} |' in printed
+
+    # the checkpoint of epoch 1 is the model as the fixture leaves it
+    features, error = computed(model, tmp_path / 'train')
+    kc = complexity(np.concatenate([features, features]))
+    held_out, error_val = computed(model, tmp_path / 'val')
+    assert train[0]['kc'] == pytest.approx(kc, rel=1e-4)
+    assert abs(error_val - error) > 1e-3 and abs(complexity(held_out) / kc - 1) > 1e-2
+    assert drawn and len(drawn) == 1
+    left, right = drawn[0]
+    lines = {line.get_label(): line.get_ydata() for line in left.lines}
+    assert set(lines) == {'squared error, training images', 'squared error, validation images'}
+    assert lines['squared error, training images'][0] == pytest.approx(error, rel=1e-4)
+    assert lines['squared error, validation images'][0] == pytest.approx(error_val, rel=1e-4)
+    assert [list(line.get_xdata()) for line in left.lines] == [[1, 2], [1, 2]]
+    bands = {band.get_label(): band.get_paths()[0].vertices for band in left.collections}
+    assert set(bands) == {f'KCR bounds of the training set, {kind}' for kind in ('KC', 'A-KC')}
+    for kind, key, exact in (('KC', 'kc', kc), ('A-KC', 'a_kc', None)):
+        of_first = bands[f'KCR bounds of the training set, {kind}']
+        heights = of_first[of_first[:, 0] == 1][:, 1]
+        reach = train[0][key] + 3 / 20 if exact is None else exact + 3 / 20
+        assert (heights.min(), heights.max()) == pytest.approx(
+            (error - reach, error + reach), rel=1e-4)
+    assert [line.get_ydata()[0] for line in right.lines] == [train[0]['kc'], train[0]['a_kc']]
+    # with few landmarks A-KC is another number, and its band the wider one
+    assert 0 < train[0]['landmarks'] < 20 and train[0]['a_kc'] > train[0]['kc']
+    assert [row['squared_error'] for row in val] == pytest.approx(
+        list(lines['squared error, validation images']))
+
+
+@pytest.mark.parametrize('split, curves, bands', [
+    ('train', ['squared error, training images'], 2),
+    ('val', ['squared error, validation images'], 0)])  # the theorem has none of this set
+def test_one_split_has_no_curve_of_the_other(tool, files, tmp_path, drawn, split, curves, bands):
+    config, checkpoints, _ = files
+    tool.main([config, *checkpoints, '--split', split, '--out', str(tmp_path / 'kc')])
+    (left, right), = drawn
+    assert [line.get_label() for line in left.lines] == curves
+    assert len(left.collections) == bands and len(right.lines) == 2
+
+
+def test_default_landmarks_are_at_most_those_of_the_paper(monkeypatch):
+    """m = 50000 of ImageNet's 1.28 M images; a tenth of less than half a million."""
+    class Asked(Exception):
+        pass
+
+    def kept(**kwargs):
+        raise Asked(kwargs['landmark_ratio'])
+
+    monkeypatch.setattr(analysis, 'KernelComplexityMetric', kept)
+    for n, expected in ((1281167, 50000), (500000, 50000), (1437, 143.7)):
+        loader = type('Loader', (), dict(dataset=range(n)))
+        with pytest.raises(Asked) as asked:
+            kernel_statistics(torch.nn.Identity(), loader, layer='any')
+        assert asked.value.args[0] * n == pytest.approx(expected)
+
+
+@pytest.mark.parametrize('stage, part', [('retrain', 'in1k'), ('search', 'in1k-100')])
+def test_layer_is_that_of_the_config(tool, monkeypatch, stage, part, tmp_path):
+    """EfficientViT's classifier reads 1600 features, not the 256 of its backbone."""
+    config = f'configs/kcr/{stage}/kcr-{stage}_efficientvit-b1_8xb64_{part}.py'
+    widths = []
+
+    class Taps:
+        """As long as ImageNet's training set; one batch of one image."""
+
+        dataset = range(1281167)
+
+        def __iter__(self):
+            from mmpretrain.structures import DataSample
+            sample = DataSample().set_gt_label(3)
+            yield dict(inputs=torch.zeros(1, 3, 64, 64), data_samples=[sample])
+
+    class Widths(analysis.KernelComplexityMetric):
+        def process(self, data_batch, data_samples):
+            widths.extend(len(sample['features']) for sample in data_samples)
+
+        def evaluate(self, size):
+            return {'kernel/squared_error': 0.}
+
+    monkeypatch.setattr(analysis, 'KernelComplexityMetric', Widths)
+    monkeypatch.setattr(tool, 'split_loader', lambda config, split: Taps())
+    monkeypatch.setattr(tool, 'load_weights', lambda model, path: {})
+    given = [str(ROOT / config), 'epoch_1.pth', '--split', 'val', '--out', str(tmp_path / 'kc'),
+             '--cfg-options', 'compression.structure=None']
+    assert load_config(given[0]).model.feature_layer == 'head.fc:input'
+    tool.measure(tool.parse_args(given))
+    tool.measure(tool.parse_args([*given, 'compression.wrapper=None']))  # as it is deployed
+    tool.measure(tool.parse_args([*given[:-2], '--layer', 'backbone', *given[-2:]]))
+    assert widths == [1600, 1600, 256]
 
 
 def test_checkpoints_of_a_run_that_counts_iterations(tool, files, tmp_path, capsys):
@@ -102,9 +217,11 @@ def test_checkpoints_of_a_run_that_counts_iterations(tool, files, tmp_path, caps
         torch.save(dict(state, meta=dict(epoch=0, iter=iteration)), path)
     tool.main([config, *checkpoints, '--out', str(tmp_path / 'kc')])
     rows = json.loads((tmp_path / 'kc.json').read_text())
-    assert [(row['iteration'], row.get('epoch')) for row in rows] == [(8000, None), (160000, None)]
+    assert [(row['iteration'], row.get('epoch')) for row in rows] == [
+        (8000, None), (8000, None), (160000, None), (160000, None)]
     printed = capsys.readouterr().out
-    assert '| checkpoint | iteration |' in printed and '| epoch_2.pth | 160000 |' in printed
+    assert '| checkpoint | iteration | split |' in printed
+    assert '| epoch_2.pth | 160000 | val |' in printed
     assert (tmp_path / 'kc.png').is_file()
 
 

@@ -1,12 +1,13 @@
 """Kernel complexity, TNN and KCR bounds of a classifier, or of a run's checkpoints.
 
-One streaming pass per checkpoint over the training or validation set, in eval
-mode with test transforms; works with any mmpretrain classifier. Prints a
-table; writes OUT.json and, of several checkpoints, the curve OUT.png
-(figure 1 of the paper). KC depends on n: compare values of equal n only.
+One streaming pass per checkpoint over the training and the validation set, in
+eval mode with test transforms; works with any mmpretrain classifier. Prints a
+table; writes OUT.json and, of several checkpoints, the curves OUT.png: figure 1
+of the paper, the squared error of both sets against the bounds that follow from
+the training set. KC depends on n: compare values of equal n only.
 
 Example:
-  python tools/analysis_tools/kernel_complexity.py CONFIG epoch_10.pth epoch_20.pth --split train
+  python tools/analysis_tools/kernel_complexity.py CONFIG epoch_10.pth epoch_20.pth
 """
 
 import json
@@ -20,7 +21,7 @@ from mmkcr.apis.cli import Parser, add_trust_argument, command
 from mmkcr.core.io import atomic_write
 from mmkcr.evaluation.analysis import (
     kernel_statistics,
-    plot_curve,
+    plot_bounds,
     split_loader,
     step_of,
     training_steps,
@@ -34,15 +35,15 @@ def parse_args(argv: Optional[Sequence[str]]):
     parser = Parser(__doc__)
     parser.add_argument('config', help='config of a classifier')
     parser.add_argument('checkpoints', nargs='+', metavar='checkpoint', help='its checkpoints')
-    parser.add_argument('--split', choices=('train', 'val'), default='train',
+    parser.add_argument('--split', choices=('both', 'train', 'val'), default='both',
                         help='samples (default: %(default)s)')
-    parser.add_argument('--landmarks', type=int,
-                        help='expected number of landmarks of A-KC (default: a tenth of n)')
+    parser.add_argument('--landmarks', type=int, help='expected number of landmarks of A-KC '
+                        "(default: a tenth of n, at most the paper's 50000)")
     parser.add_argument('--form', choices=('projection', 'sample'), default='projection',
                         help="approximate TNN of A-KC: the loss's or the paper's "
                         '(default: %(default)s)')
-    parser.add_argument('--layer', default='backbone',
-                        help='layer whose pooled output is the feature (default: %(default)s)')
+    parser.add_argument('--layer', help='layer whose pooled output is the feature (default: '
+                        'the feature_layer of the config, or what the classifier reads)')
     parser.add_argument('--rank-ratio', type=float, default=0.2,
                         help='gamma0 of the TNN (default: %(default)s)')
     parser.add_argument('--device', default='cpu', help='device (default: %(default)s)')
@@ -55,26 +56,28 @@ def parse_args(argv: Optional[Sequence[str]]):
 
 
 def measure(args) -> List[Dict[str, Any]]:
-    """One row per checkpoint, in the order of the training."""
+    """One row per checkpoint and split, in the order of the training."""
     config = load_config(args.config, args.cfg_options)
     model = build_model(config)
     unit, steps = training_steps([load_weights(model, path).get('meta') or {}
                                   for path in args.checkpoints])
-    loader, rows = split_loader(config, args.split), []
-    for path, step in zip(args.checkpoints, steps):
+    splits = ('train', 'val') if args.split == 'both' else (args.split, )
+    loaders, rows = {split: split_loader(config, split) for split in splits}, []
+    for path, step in sorted(zip(args.checkpoints, steps), key=lambda pair: pair[1]):
         load_weights(model, path)
-        values = kernel_statistics(model.to(args.device), loader, args.layer, args.landmarks,
-                                   progress=True, form=args.form, rank_ratio=args.rank_ratio)
-        rows.append({'checkpoint': str(path), unit: step, 'split': args.split, **values})
-    return sorted(rows, key=lambda row: row[unit])
+        for split, loader in loaders.items():
+            values = kernel_statistics(model.to(args.device), loader, args.layer, args.landmarks,
+                                       progress=True, form=args.form, rank_ratio=args.rank_ratio)
+            rows.append({'checkpoint': str(path), unit: step, 'split': split, **values})
+    return rows
 
 
 def table(rows: List[Dict[str, Any]]) -> str:
     """The rows as Markdown."""
-    lines = ['| ' + ' | '.join(['checkpoint', step_of(rows[0])[0], *COLUMNS]) + ' |',
-             '|' + '---|' * (2 + len(COLUMNS))]
+    lines = ['| ' + ' | '.join(['checkpoint', step_of(rows[0])[0], 'split', *COLUMNS]) + ' |',
+             '|' + '---|' * (3 + len(COLUMNS))]
     for row in rows:
-        cells = [Path(row['checkpoint']).name, str(step_of(row)[1])]
+        cells = [Path(row['checkpoint']).name, str(step_of(row)[1]), row['split']]
         cells += [f'{row[name]:.5g}' if name in row else '' for name in COLUMNS]
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
@@ -88,8 +91,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print('\n' + table(rows))
     with atomic_write(args.out.with_suffix('.json')) as path:
         path.write_text(json.dumps(rows, indent=2) + '\n')
-    if len(rows) > 1:
-        plot_curve(rows, args.out.with_suffix('.png'), f'{Path(args.config).stem}, {args.split}')
+    if len(args.checkpoints) > 1:
+        plot_bounds(rows, args.out.with_suffix('.png'), Path(args.config).stem)
 
 
 if __name__ == '__main__':

@@ -20,7 +20,7 @@ from mmkcr.models.utils import find_task, unwrap
 
 def kernel_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
     """Kernel complexity of the features of the training set."""
-    return kernel_statistics(model, split_loader(config, 'train'), feature_layer_of(model))
+    return kernel_statistics(model, split_loader(config, 'train'))
 
 
 def information_measure(model: nn.Module, config: Config) -> Mapping[str, float]:

@@ -1,9 +1,11 @@
 """Passes a layer's features to the metrics."""
 
 from contextlib import ExitStack
+from typing import Optional
 
 from mmengine.hooks import Hook
 
+from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.models.wrappers.feature_tap import features_on_samples
 from mmkcr.registry import HOOKS
 
@@ -17,8 +19,9 @@ class FeatureTapHook(Hook):
     only during a val or test loop.
 
     Args:
-        layer (str): Tapped layer, as in
-            :class:`mmkcr.models.wrappers.feature_tap.FeatureTap`. Defaults to 'backbone'.
+        layer (str, optional): Tapped layer, as in
+            :class:`mmkcr.models.wrappers.feature_tap.FeatureTap`. Defaults to None: that of
+            the model, see :func:`mmkcr.evaluation.features.feature_layer_of`.
         key (str): Field of the data samples that receives the vector (d,). A second
             hook with ``layer='head.fc', key='logits'`` passes on logits.
             Defaults to 'features'.
@@ -26,14 +29,19 @@ class FeatureTapHook(Hook):
 
     priority = 'NORMAL'
 
-    def __init__(self, layer: str = 'backbone', key: str = 'features') -> None:
+    def __init__(self, layer: Optional[str] = None, key: str = 'features') -> None:
         self.layer, self.key = layer, key
         self._taps = ExitStack()
 
     def before_val_epoch(self, runner) -> None:
-        """Register the forward hooks."""
+        """Register the forward hooks.
+
+        Raises:
+            ValueError: No ``layer`` was given, and the model's head has no linear layer.
+        """
         self._taps.close()
-        self._taps.enter_context(features_on_samples(runner.model, self.layer, self.key))
+        layer = feature_layer_of(runner.model) if self.layer is None else self.layer
+        self._taps.enter_context(features_on_samples(runner.model, layer, self.key))
 
     def after_val_epoch(self, runner, metrics=None) -> None:
         """Remove the forward hooks."""
