@@ -51,7 +51,7 @@ def compressed_config(config: Config) -> Config:
       ``mmkcr.KCRSwinTransformer``, takes these itself and keeps its kinds of site. With
       ``scope='model'`` the whole task model is wrapped, so that neck and heads have sites too.
     - The task model is wrapped in ``wrapper`` (a type, or a dict with further arguments) with
-      ``price`` (and its ``target``) and ``regularizers``.
+      ``price`` (and its ``target``) and ``regularizers``, without those that are None.
     - ``scores`` is the ``sensitivity.json`` of ``mmkcr compress`` that gates start from.
     - ``loop='bilevel'`` splits data and optimizers as in KCR's algorithm 1 (``fraction`` of the
       samples for the gates; ``architecture`` is their optimizer). ``'joint'`` gives the gates a
@@ -197,6 +197,9 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
         model['price'] = price
         if settings.entropy_weight:
             model['entropy_weight'] = settings.entropy_weight
+    if settings.regularizers is not None:
+        settings.regularizers = ConfigDict(
+            {name: term for name, term in settings.regularizers.items() if term is not None})
     for key in ('regularizers', 'feature_layer', 'scores'):
         if settings[key] is not None:
             model[key] = settings[key]

@@ -16,6 +16,7 @@ from mmpretrain.registry import DATASETS
 from torch.utils.data import Dataset
 
 from lab.model_zoo import task_config, uninitialized
+from mmkcr.apis.build import load_config
 from mmkcr.core import Structure
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.registry import MODELS
@@ -107,8 +108,8 @@ def prepared(load, structure_of, request, tmp_path, monkeypatch):
     # a Runner prints its config three times, which takes seconds each to format
     monkeypatch.setattr(Config, 'pretty_text', property(lambda self: repr(self.to_dict())))
 
-    def prepare(path):
-        config = load(path)
+    def prepare(path, options=None):
+        config = load(path) if options is None else load_config(ROOT / path, options)
         config.work_dir = str(tmp_path)
         config.experiment_name = Path(path).stem
         config.log_level = 'ERROR'

@@ -20,7 +20,7 @@ from mmkcr.models import DistillationLoss, InformationBottleneckLoss, KernelComp
 from mmkcr.models.utils import find_task, search_space
 
 FOUND = {'combined': 1, 'kcr/ssl': 14, 'kcr/vqa': 6, 'kcr/search': 6, 'kcr/retrain': 7,
-         'kcr/transfer': 3, 'kcr/digits': 11, 'kcr/detection': 9, 'kcr/segmentation': 7,
+         'kcr/transfer': 3, 'kcr/digits': 11, 'kcr/detection': 9, 'kcr/segmentation': 8,
          'dcs/digits': 13, 'dcs/search': 4, 'dcs/retrain': 7, 'dcs/detection': 14,
          'dwconv/digits': 8, 'dwconv/imagenet': 5, 'dwconv/segmentation': 20,
          'ofb/search': 4, 'ofb/retrain': 4, 'ofb/transfer': 2, 'ofb/segmentation': 8,

@@ -10,6 +10,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
 
 from mmkcr.apis.build import load_config
+from mmkcr.registry import HOOKS
 
 ARCHS = ('vit-small', 'vit-base', 'swin-tiny', 'swin-base')
 WIDTH = {'vit-small': 384, 'vit-base': 768, 'swin-tiny': 768, 'swin-base': 1024,
@@ -104,7 +105,8 @@ def test_search_rate_falls_from_1e3_to_1e4(part, load):
 
 
 RETRAINS = [path for path in IMAGENET if '/retrain/' in path]
-ROWS = rows_of('kcr', 'retrain')
+DENSE = {name for name in rows_of('kcr', 'retrain') if '_dense_' in name}
+ROWS = {name: row for name, row in rows_of('kcr', 'retrain').items() if name not in DENSE}
 
 
 def test_retrained_rows():
@@ -112,6 +114,7 @@ def test_retrained_rows():
     options = {f'kcr-retrain_swin-base_{variant}_8xb64_in1k' for variant in (
         'eta01', 'eta03', 'eta04', 'eta05', 'lambda04', 'lambda06', 'lambda08', 'v1')}
     assert set(ROWS) == options | {Path(path).stem for path in RETRAINS}
+    assert {arch_of(name) for name in DENSE} == {*ARCHS, 'efficientvit-b1'}
 
 
 @pytest.mark.parametrize('name', ROWS)
@@ -124,14 +127,21 @@ def test_retrain(name):
     assert config.train_dataloader.dataset.type == 'ImageNet'
     assert 'EMAHook' in [h.type for h in config.custom_hooks]
     if '_no-kcr_' in name:
-        assert not config.model.regularizers and len(config.custom_hooks) == 1
+        assert not config.model.regularizers
+        assert [h.type for h in config.custom_hooks] == ['EMAHook', 'mmkcr.FeatureTapHook']
         return
     eta = re.search(r'_eta0(\d)_', name)  # table 11
     weight = int(eta[1]) / 10 if eta else 1. if '_v1_' in name else 0.2
     assert config.model.regularizers.kcr.weight == weight
     assert hook(config, 'WarmupSwitchHook').begin == 90
-    refresh = hook(config, 'NystromRefreshHook')
-    assert (refresh.interval, refresh.landmarks) == (30, 100000 if '_v1_' in name else 50000)
+    assert landmarks_of(config) == (30, 100000 if '_v1_' in name else 50000)
+
+
+def landmarks_of(config):
+    """Interval and m of the refresh, on ImageNet's training set."""
+    refresh = HOOKS.build(hook(config, 'NystromRefreshHook'))
+    refresh.dataset = range(1281167)
+    return refresh.interval, len(refresh._draw(0))
 
 
 def test_rate_scales_with_the_batch(load):
@@ -159,6 +169,25 @@ def test_transfer(data, classes, load):
     assert config.model.head.num_classes == classes
     checkpoint = config.model.backbone.init_cfg.checkpoint
     assert any(Path(path).stem == Path(checkpoint).parent.name for path in RETRAINS)
+
+
+@pytest.mark.parametrize('path', [path for path in IMAGENET if '/transfer/' not in path],
+                         ids=lambda path: Path(path).stem)
+def test_kernel_complexity_is_measured_in_every_validation(path, load):
+    """Of what the classifier reads: the hook takes the layer of the model itself."""
+    config = load(path)
+    assert [metric.type for metric in config.val_evaluator] == [
+        'Accuracy', 'mmkcr.KernelComplexityMetric']
+    assert config.test_evaluator.type == 'Accuracy'
+    assert dict(hook(config, 'FeatureTapHook')) == dict(type='mmkcr.FeatureTapHook')
+
+
+@pytest.mark.parametrize('path', [path for path in CONFIGS if '/digits/' in path],
+                         ids=lambda path: Path(path).stem)
+def test_digits_are_validated_by_the_accuracy_alone(path, load):
+    config = load(path)
+    assert 'KernelComplexityMetric' not in str(config.get('val_evaluator'))
+    assert 'FeatureTapHook' not in str(config.get('custom_hooks'))
 
 
 def test_every_model_has_every_stage():

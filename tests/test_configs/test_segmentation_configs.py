@@ -17,10 +17,15 @@ from lab.model_zoo import uninitialized
 from mmkcr.apis.build import load_config
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models import KernelComplexityLoss
-from mmkcr.models.utils import find_backbone, find_task
+from mmkcr.models.utils import find_backbone, find_task, search_space
 
 SEGMENTATION = [path for path in CONFIGS if path.startswith('configs/kcr/segmentation/')]
-ADE20K = [path for path in SEGMENTATION if path.endswith('_ade20k.py')]
+ADE20K = [path for path in SEGMENTATION if '_ade20k' in path]
+
+
+def crop_of(path):
+    """Side of the crops of ADE20K: 512, or 640 for the number that the paper quotes."""
+    return 640 if '640x640' in path else 512
 
 
 def stage_of(path):
@@ -47,7 +52,7 @@ def wrappers_of(runner, stage):
 
 
 def test_found():
-    assert len(SEGMENTATION) == 7 and len(ADE20K) == 4
+    assert len(SEGMENTATION) == 8 and len(ADE20K) == 5
     for arch in ('tiny', 'base'):
         assert {stage_of(path) for path in ADE20K if arch in path} == {'dense', 'kcr'}
 
@@ -57,11 +62,12 @@ def test_builds_and_takes_a_step(path, prepared):
     stage = stage_of(path)
     runner = build(path, prepared(path))
     task, backbone = find_task(runner.model), find_backbone(runner.model)
+    space = search_space(runner.model)
     classes = runner.train_dataloader.dataset.metainfo['classes']
     assert {task.decode_head.num_classes, task.auxiliary_head.num_classes} == {len(classes)} == {
         len(ADE20KDataset.METAINFO['classes']) if path in ADE20K else 10}
-    assert bool(backbone.gates()) == (stage == 'search')
-    assert (backbone.structure is not None) == (stage in ('slim', 'kcr'))
+    assert bool(space.gates()) == (stage == 'search')
+    assert (space.structure is not None) == (stage in ('slim', 'kcr'))
     assert type(runner.model).__name__ == ('SearchModel' if stage == 'search' else
                                            'EncoderDecoder')
     initial = backbone.init_cfg or {}
@@ -110,7 +116,7 @@ def step_without_numbers(path, runner, classes):
     and the optimizers, and every trainable parameter gets a gradient.
     """
     model, size = prepare_step(runner.model), tuple(find_task(runner.model).data_preprocessor.size)
-    assert size == ((512, 512) if path in ADE20K else (128, 128))
+    assert size == ((crop_of(path), ) * 2 if path in ADE20K else (128, 128))
     data = model.data_preprocessor(
         samples(size, classes, runner.train_dataloader.batch_size), training=True)
     assert data['inputs'].shape[2:] == size
@@ -146,8 +152,11 @@ def test_settings_of_the_paper(path, load):
         'PolyLR', 1., 1500, 160000, 0., False)
     steps = {step.type: step for step in config.train_dataloader.dataset.pipeline}
     assert steps['RandomResize'].ratio_range == (0.5, 2.0) and 'PhotoMetricDistortion' in steps
-    assert steps['RandomFlip'].prob == 0.5 and steps['RandomCrop'].crop_size == (512, 512)
-    assert config.model.backbone.drop_path_rate == 0.2
+    assert steps['RandomFlip'].prob == 0.5
+    assert steps['RandomCrop'].crop_size == (crop_of(path), ) * 2
+    # the number of 640 x 640 is that of Liu et al., whose rate is 0.3
+    backbone = config.model.backbone.get('backbone', config.model.backbone)
+    assert backbone.drop_path_rate == (0.3 if crop_of(path) == 640 else 0.2)
     scales, flips = config.tta_pipeline[-1].transforms[:2]
     assert [scale.scale_factor for scale in scales] == [0.5, 0.75, 1., 1.25, 1.5, 1.75]
     assert [flip.prob for flip in flips] == [0., 1.]

@@ -125,7 +125,8 @@ def model_size(config: Config, target: Optional[Target] = None,
     """Size of a config's task model; the MACs of a dense task are those of the backbone.
 
     Args:
-        config (Config): With a task model whose backbone is searchable.
+        config (Config): With a task model; its backbone is searchable if there is a ``target``
+            or ``replaced``.
         target (str | int | float, optional): MACs of its subnet with one keep
             ratio everywhere. Defaults to None: the dense model.
         replaced (int, optional): Blocks whose attention an operator replaces.
@@ -140,7 +141,8 @@ def model_size(config: Config, target: Optional[Target] = None,
     if replaced is not None:
         replace_blocks(model, replaced)
     report = macs_report(counted_part(model, part), shape)
-    structure = search_space(model).structure
+    # a dense model may be the host's own, without a search space
+    structure = None if target is replaced is None else search_space(model).structure
     kept = [(len(site.kept), site.total) for site in structure.sites.values()] if structure \
         else [(1, 1)]
     keep = sum(size for size, _ in kept) / sum(total for _, total in kept)

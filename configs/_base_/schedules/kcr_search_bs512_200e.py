@@ -27,6 +27,7 @@ custom_hooks = [
     # Section 4.1 names t_warm 90 for the search too; algorithm 1 prints no switch there.
     dict(type='mmkcr.WarmupSwitchHook', begin=90),
     dict(type='mmkcr.NystromRefreshHook', interval=30, landmarks=50000),
+    dict(type='mmkcr.FeatureTapHook'),  # for the KernelComplexityMetric of the validation
 ]
 
 auto_scale_lr = dict(base_batch_size=512)

@@ -24,5 +24,10 @@ compression = dict(
             type='mmkcr.InformationBottleneckLoss',
             num_features=1600,
             num_classes=1000,
-            weight=50.)))
+            weight=50.)),
+    hooks=[
+        dict(type='mmkcr.GateNoiseHook'),
+        dict(type='mmkcr.WarmupSwitchHook', begin=90, losses='ib'),
+        dict(type='mmkcr.InformationBottleneckHook'),
+    ])
 del structure

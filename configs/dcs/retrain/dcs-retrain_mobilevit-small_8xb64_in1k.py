@@ -23,7 +23,12 @@ compression = dict(
             type='mmkcr.InformationBottleneckLoss',
             num_features=640,
             num_classes=1000,
-            weight=50.)))
+            weight=50.)),
+    hooks=[
+        dict(type='mmkcr.GateNoiseHook'),
+        dict(type='mmkcr.WarmupSwitchHook', begin=90, losses='ib'),
+        dict(type='mmkcr.InformationBottleneckHook'),
+    ])
 del structure
 # as the host's MobileViT: BGR over 255
 data_preprocessor = dict(mean=[0., 0., 0.], std=[255., 255., 255.], to_rgb=False)

@@ -6,8 +6,5 @@ _base_ = './dcs-retrain_mobilevit-small_8xb64_in1k.py'
 compression = dict(
     feature_layer=None,
     # logs what the masks leave open
-    regularizers=dict(_delete_=True, mask=dict(type='mmkcr.MaskPrice', weight=0.)))
-custom_hooks = [
-    dict(type='EMAHook', momentum=4e-5, priority='ABOVE_NORMAL'),
-    dict(type='mmkcr.GateNoiseHook'),
-]
+    regularizers=dict(_delete_=True, mask=dict(type='mmkcr.MaskPrice', weight=0.)),
+    hooks=[dict(type='mmkcr.GateNoiseHook')])

@@ -3,7 +3,7 @@
 # Not run. Reported: top-1 80.4 %.
 _base_ = [
     '../../_base_/models/efficientvit-b1.py',
-    'mmpretrain::_base_/datasets/imagenet_bs64.py',
+    '../../_base_/datasets/imagenet_bs64_kc.py',
     '../../_base_/schedules/kcr_retrain_bs512_300e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_retrain.py',

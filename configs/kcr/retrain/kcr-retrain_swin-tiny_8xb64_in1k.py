@@ -3,7 +3,7 @@
 # Not run. Reported: 108.5 hours on A100s, top-1 82.4 %.
 _base_ = [
     '../../_base_/models/kcr_swin-tiny.py',
-    'mmpretrain::_base_/datasets/imagenet_bs64.py',
+    '../../_base_/datasets/imagenet_bs64_kc.py',
     '../../_base_/schedules/kcr_retrain_bs512_300e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_retrain.py',

@@ -3,7 +3,7 @@
 # Not run. Reported: 173.4 hours on A100s, top-1 84.6 %.
 _base_ = [
     '../../_base_/models/kcr_vit-base.py',
-    'mmpretrain::_base_/datasets/imagenet_bs64.py',
+    '../../_base_/datasets/imagenet_bs64_kc.py',
     '../../_base_/schedules/kcr_retrain_bs512_300e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_retrain.py',

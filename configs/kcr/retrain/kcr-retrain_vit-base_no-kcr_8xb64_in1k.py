@@ -4,4 +4,3 @@
 _base_ = './kcr-retrain_vit-base_8xb64_in1k.py'
 
 compression = dict(regularizers=dict(_delete_=True), hooks=[])
-custom_hooks = [dict(type='EMAHook', momentum=4e-5, priority='ABOVE_NORMAL')]

@@ -5,7 +5,7 @@
 # Not run. Reported: 7.3 hours on A100s, a subnet of 3.9 G MACs.
 _base_ = [
     '../../_base_/models/kcr_swin-tiny.py',
-    '../../_base_/datasets/imagenet100_bs64.py',
+    '../../_base_/datasets/imagenet100_bs64_kc.py',
     '../../_base_/schedules/kcr_search_bs512_200e.py',
     '../../_base_/default_runtime.py',
     '../../_base_/methods/kcr_search.py',

@@ -1,0 +1,121 @@
+"""The kernel complexity that the ImageNet configs measure in every validation, on the digits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.engine.compressed_config import CompressionRunner
+from mmkcr.evaluation.analysis import kernel_statistics, split_loader
+from mmkcr.evaluation.metrics import KernelComplexityMetric
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
+VALIDATED = 37  # an odd number: two processes pad it
+
+# the shipped config with other images and a smaller network
+SMALL = """
+_base_ = {base!r}
+data_preprocessor = dict(num_classes=10)
+pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
+train_dataloader = dict(
+    batch_size=8, num_workers=0, persistent_workers=False, dataset=dict(
+        _delete_=True, type='CustomDataset', data_root={data!r}, data_prefix='train',
+        indices=list(range(0, 1400, 35)), pipeline=pipeline))
+val_dataloader = dict(
+    batch_size=8, num_workers=0, persistent_workers=False, dataset=dict(
+        _delete_=True, type='CustomDataset', data_root={data!r}, data_prefix='val',
+        indices=list(range(0, 333, 9)), pipeline=pipeline))
+train_cfg = dict(max_epochs=1, val_interval=1)
+model = dict(backbone={backbone}, head={head})
+compression = dict({structure}regularizers=dict(kcr=dict(num_features={width})))
+"""
+VIT = dict(img_size=32, patch_size=8, drop_rate=0., arch=dict(
+    _delete_=True, embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64))
+OF_VIT = dict(backbone=VIT, head=dict(num_classes=10, in_channels=32), width=32)
+RUNS = {
+    'retrain/kcr-retrain_vit-base_8xb64_in1k': OF_VIT,
+    'search/kcr-search_vit-base_8xb64_in1k-100': OF_VIT,
+    'retrain/kcr-retrain_efficientvit-b1_8xb64_in1k': dict(
+        backbone=dict(img_size=32, arch=dict(
+            _delete_=True, widths=[8, 16, 32], depths=[1, 1, 1], head_dim=8)),
+        head=dict(num_classes=10, in_channels=32), width=1600)}
+# the paper's m is above the number of digits
+OPTIONS = {'search': {'custom_hooks.2.landmarks': None}}
+
+
+def write(folder, name, digits_root):
+    """A config file; its options by stage."""
+    stage, run = name.split('/')[0], RUNS[name]
+    file = folder / 'small.py'
+    file.write_text(SMALL.format(
+        base=str(CONFIGS / f'kcr/{name}.py'), data=digits_root,
+        structure='structure=None, ' if stage == 'retrain' else '', **run))
+    return file, OPTIONS.get(stage, {})
+
+
+def validated(work_dir):
+    """What the validation of a run logged."""
+    file, = Path(work_dir).glob('*/vis_data/scalars.json')
+    row = next(row for row in map(json.loads, file.read_text().splitlines()) if 'kernel/kc' in row)
+    return {name.split('/')[1]: value for name, value in row.items() if name.startswith('kernel/')}
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_the_validation_gives_what_the_command_computes(name, digits_root, tmp_path,
+                                                        monkeypatch):
+    """Of the averaged weights, and of the features that the classifier reads."""
+    widths, process = set(), KernelComplexityMetric.process
+
+    def seen(self, data_batch, data_samples):
+        widths.update(len(sample['features']) for sample in data_samples)
+        process(self, data_batch, data_samples)
+
+    file, options = write(tmp_path, name, digits_root)
+    config = Config.fromfile(file)
+    config.merge_from_dict(options)
+    config.work_dir, config.experiment_name = str(tmp_path / 'run'), 'validated'
+    monkeypatch.setattr(KernelComplexityMetric, 'process', seen)
+    CompressionRunner.from_cfg(config).train()
+    assert widths == {RUNS[name]['width']}
+    found = validated(config.work_dir)
+    assert found['n'] == VALIDATED and 0 < found['kc'] <= found['a_kc']
+    assert found['kcr_upper'] == pytest.approx(found['squared_error'] + found['kc'] + 3 / 37)
+
+    loaded = load_config(file, options)
+    model = build_model(loaded)
+    load_weights(model, str(tmp_path / 'run/epoch_1.pth'))
+    expected = kernel_statistics(model, split_loader(loaded, 'val'))
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize('name', [name for name in RUNS if 'vit-base' in name])
+def test_two_processes_give_what_one_gives(name, digits_root, run_jobs, tmp_path):
+    file, options = write(tmp_path, name, digits_root)
+    # SGD, because Adam turns the rounding noise of a gradient that is zero into whole steps
+    for part in ('weights.', 'architecture.') if name.startswith('search') else ('', ):
+        options = {**options, f'optim_wrapper.{part}optimizer': dict(
+            _delete_=True, type='SGD', lr=0.05)}
+    jobs = [dict(config=str(file), work_dir=str(tmp_path / f'run{size}'), processes=8 // size,
+                 options={**options, 'train_dataloader.batch_size': size}) for size in (8, 4)]
+    assert run_jobs(jobs) == [0, 0]
+    one, two = (validated(job['work_dir']) for job in jobs)
+    assert one['n'] == two['n'] == VALIDATED and one['landmarks'] == two['landmarks'] > 0
+    assert two == pytest.approx(one, rel=1e-3)
+    assert torch.isfinite(torch.tensor(list(one.values()))).all()
+
+
+def test_dense_by_an_option(digits_root, tmp_path):
+    """`compression=None` trains the dense network by the same recipe, and measures it too."""
+    file, _ = write(tmp_path, 'retrain/kcr-retrain_vit-base_8xb64_in1k', digits_root)
+    config = Config.fromfile(file)
+    config.merge_from_dict(dict(compression=None))
+    config.work_dir, config.experiment_name = str(tmp_path / 'run'), 'dense'
+    runner = CompressionRunner.from_cfg(config)
+    assert type(runner) is Runner and type(runner.model).__name__ == 'ImageClassifier'
+    assert runner.model.backbone.structure is None
+    runner.train()
+    assert validated(config.work_dir)['n'] == VALIDATED
