@@ -1,11 +1,13 @@
 """Strict loading: a state_dict fits a backbone whole or is refused."""
 
+import logging
 import re
 import weakref
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
+from mmengine.logging import print_log
 from mmengine.model import PretrainedInit, update_init_info
 from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
@@ -202,7 +204,7 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     """Refuse a state_dict that would load only in part.
 
     A supernet may be loaded from a dense checkpoint: it keeps its gates and the layers that it
-    has in excess.
+    has in excess. Optional entries that are missing or surplus are said in one sentence.
 
     Args:
         space (SearchSpace): Search space of the backbone that loads.
@@ -224,9 +226,13 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     # the supernet has these layers in excess of the dense network
     gates += tuple(f'{name}.' for name in added_layers(host)) if gates else ()
     optional = re.compile(space.optional_keys)
-    missing = [key for key in own if key not in found and not optional.match(key)
+    missing = [key for key in own if key not in found
                and not RECOMPUTED.match(key) and not key.startswith(gates)]
-    surplus = [key for key in found if key not in own and not optional.match(key)]
+    surplus = [key for key in found if key not in own]
+    # allowed, but said: they are new, or the network does not use them
+    new, unused = ([key for key in keys if optional.match(key)] for keys in (missing, surplus))
+    missing, surplus = ([key for key in keys if key not in allowed]
+                        for keys, allowed in ((missing, new), (surplus, unused)))
     shaped = [f'{key} {tuple(found[key])} for {tuple(own[key])}' for key in own
               if key in found and own[key] != found[key]]
     if missing or surplus or shaped:
@@ -237,6 +243,10 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
         for kind, keys in (('missing', missing), ('unexpected', surplus), ('mis-shaped', shaped)):
             error.add_note('\n'.join([f'{kind}:', *keys]))  # all of them, with --debug
         raise error
+    if new or unused:
+        print_log(f'Expected a checkpoint with all entries of the `{space.type_name}` and no '
+                  f'others, found {_listing("missing", new)}, which keep their initial values, and '
+                  f'{_listing("surplus", unused)}, which are not used', 'current', logging.WARNING)
     for site in space._fixed if space.structure is None else space.structure.sites:
         ours, theirs = host.get_buffer(f'{site}.kept'), state_dict[f'{prefix}{site}.kept']
         if not torch.equal(ours.cpu(), theirs.cpu()):

@@ -54,7 +54,8 @@ class SearchSpace:
             :func:`~mmkcr.core.order.chosen_structure`.
         method (str): Name of the method, for structure files. Defaults to ``''``.
         optional_keys (str): Regular expression of the keys that a checkpoint may lack or have in
-            excess: output norms, which depend on ``out_indices``. Defaults to none.
+            excess, which is then logged: output norms, which depend on ``out_indices``. Defaults
+            to none.
 
     Raises:
         ValueError: A kind that the host does not have, ``gates`` and ``structure`` for one site,

@@ -6,7 +6,7 @@ _base_ = [
     '../../_base_/default_runtime.py',
 ]
 
-# 336 px, no class token, a linear head on the mean of the patches
+# 336 px, no class token, a linear head on the mean of the patches behind the pretrained final norm
 url = 'https://mmassets.onedl.ai/mmpretrain/v1.0/dinov2/'
 file = 'vit-base-p14_dinov2-pre_3rdparty_20230426-ba246503.pth'
 model = dict(
@@ -22,10 +22,10 @@ model = dict(
         img_size=336,
         patch_size=14,
         layer_scale_init_value=1e-5,
-        out_type='avg_featmap',
-        final_norm=False,
+        out_type='featmap',
         with_cls_token=False,
         init_cfg=dict(type='Pretrained', checkpoint=url + file)),
+    neck=dict(type='GlobalAveragePooling'),
     head=dict(
         type='LinearClsHead',
         num_classes=1000,

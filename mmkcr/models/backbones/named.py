@@ -17,10 +17,31 @@ from .efficientvit import EfficientViT
 from .register_vit import RegisterVisionTransformer
 
 
+class ViTKeys:
+    """Mixin before a subclass of ``VisionTransformer``: what its checkpoints may lack or exceed."""
+
+    @property
+    def optional_keys(self) -> str:
+        """What an output type decides; never the final norm of a network that has one.
+
+        The norm of pooled patches, ``ln2``, exists for ``out_type='avg_featmap'`` alone and is new
+        there, as a classifier is. The final norm ``ln1``, the class token and the mask token of a
+        pre-training may be surplus where the arguments say that the network has none.
+        """
+        keys = [r'ln2\.', 'mask_token$']
+        keys += [] if self.final_norm else [r'ln1\.']
+        keys += ['cls_token$'] if self.cls_token is None else []
+        return '|'.join(keys)
+
+
 class UpgradedSwinKeys:
     """Mixin before a subclass of ``SwinTransformer``: loads old checkpoints."""
 
-    optional_keys = r'norm\d\.'
+    @property
+    def optional_keys(self) -> str:
+        """Norms of the levels in ``out_indices``; never that of the last stage if it is one."""
+        last = self.num_layers - 1
+        return rf'norm(?!{last}\.)\d\.' if last in self.out_indices else r'norm\d\.'
 
     def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str,
                               local_metadata: Dict[str, Any], *args: Any) -> None:
@@ -41,14 +62,14 @@ class UpgradedSwinKeys:
 
 
 @MODELS.register_module()
-class KCRVisionTransformer(SearchableBackbone, VisionTransformer):
+class KCRVisionTransformer(ViTKeys, SearchableBackbone, VisionTransformer):
     """mmpretrain's ``VisionTransformer`` with KCR-Transformer blocks.
 
     ViT-S/16 is ``arch='deit-small'`` (mmpretrain's ``'small'`` is another model), ViT-B/16 is
     ``arch='base'``.
     """
 
-    method, kinds, optional_keys = 'kcr', ('mlp_channels', ), r'ln[12]\.'
+    method, kinds = 'kcr', ('mlp_channels', )
 
 
 @MODELS.register_module()
@@ -194,13 +215,11 @@ class _WithTokens:
 
 
 @MODELS.register_module()
-class OFBVisionTransformer(_WithTokens, OFBBackbone, VisionTransformer):
+class OFBVisionTransformer(ViTKeys, _WithTokens, OFBBackbone, VisionTransformer):
     """mmpretrain's ``VisionTransformer`` with the search space of Once-for-Both.
 
     Sites: the embedding, the channels of all heads and the hidden width of every MLP.
     """
-
-    optional_keys = r'ln[12]\.'
 
     @property
     def last_norm(self) -> Any:
@@ -239,7 +258,7 @@ class OFBResNet(OFBBackbone, ResNet):
 
 
 @MODELS.register_module()
-class DWConvVisionTransformer(SearchableBackbone, RegisterVisionTransformer):
+class DWConvVisionTransformer(ViTKeys, SearchableBackbone, RegisterVisionTransformer):
     """mmpretrain's ``VisionTransformer`` with heads replaced by depthwise convolution.
 
     DINOv2 is ``arch='dinov2-base'`` or ``'dinov2-large'`` with ``patch_size=14`` and
@@ -256,12 +275,9 @@ class DWConvVisionTransformer(SearchableBackbone, RegisterVisionTransformer):
     """
 
     method, kinds = 'dwconv', ('head_operator', )
-    optional_keys = r'ln[12]\.|mask_token$'
 
     def __init__(self, *args: Any, operator: str = 'dwconv', **kwargs: Any) -> None:
         self.operator = operator
-        if not kwargs.get('with_cls_token', True):  # a checkpoint's class token is then ignored
-            self.optional_keys = f'{self.optional_keys}|cls_token$'
         super().__init__(*args, **kwargs)
 
     def _chosen_kinds(self) -> List[KindConfig]:
