@@ -168,6 +168,33 @@ def test_small_runs_are_built_with_optimizers_and_hooks(path, load, replaced, tm
         assert hook.temperature(10**6) == pytest.approx(1e-3)
 
 
+def transforms(config, part, name):
+    """Transforms of a name in the pipeline of a part of the data."""
+    dataset = config[f'{part}_dataloader'].dataset
+    while 'pipeline' not in dataset:
+        dataset = dataset.dataset
+    return [step for step in dataset.pipeline if step.type == name]
+
+
+@pytest.mark.parametrize('path', SEGMENTORS, ids=lambda path: Path(path).stem)
+def test_training_and_test_see_crops_of_one_size_at_one_scale(path, load):
+    config = load(path)
+    model = find_config(config)
+    size = tuple(model.data_preprocessor.size)
+    image = model.backbone.get('backbone', model.backbone).img_size
+    assert size == (image, image)
+    crops = {tuple(crop.crop_size) for crop in transforms(config, 'train', 'RandomCrop')}
+    assert crops == {size}
+    if 'digit-scenes' in path:  # whole images of that size
+        assert model.test_cfg.mode == 'whole'
+    else:
+        assert model.test_cfg.mode == 'slide' and tuple(model.test_cfg.crop_size) == size
+    scales = {tuple(step.scale) for part, name in (
+        ('train', 'RandomResize'), ('val', 'Resize'), ('test', 'Resize'))
+              for step in transforms(config, part, name)}
+    assert len(scales) == 1
+
+
 @pytest.mark.parametrize('name', ['digits/dwconv-study_digits.yml',
                                   'segmentation/dwconv-study_digit-scenes.yml'])
 def test_studies_have_the_papers_rows(name):

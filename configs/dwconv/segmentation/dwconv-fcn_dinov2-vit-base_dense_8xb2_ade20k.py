@@ -3,10 +3,9 @@
 #     configs/dwconv/segmentation/dwconv-fcn_dinov2-vit-base_dense_8xb2_ade20k.py 8
 _base_ = [
     '../../_base_/models/dwconv_fcn_dinov2-vit-base.py',
-    'mmseg::_base_/datasets/ade20k.py',
+    '../../_base_/datasets/ade20k_bs16_336.py',
     '../../_base_/schedules/dwconv_segmentation_bs16_80k.py',
     '../../_base_/segmentation_runtime.py',
 ]
 
 model = dict(decode_head=dict(num_classes=150))
-train_dataloader = dict(batch_size=2)
