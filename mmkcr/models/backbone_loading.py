@@ -160,6 +160,21 @@ def take_rungs(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str)
         state_dict.setdefault(f'{prefix}{site}.kept', space.host.get_buffer(f'{site}.kept'))
 
 
+def inherit_dense(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
+    """Let heads that a config chose by blocks or scores start from a dense network's weights.
+
+    Args:
+        space (SearchSpace): Search space of the backbone that loads.
+        state_dict (dict): Changed in place, if it is that of a dense network.
+        prefix (str): Prefix of the backbone's keys.
+    """
+    inherited = [site.inherit(state_dict, prefix) for site in space.sites.values()
+                 if site.kind == 'head_operator']
+    if any(inherited):
+        print_log(f'The replaced heads of the `{space.type_name}` start from the values and '
+                  'projections of the dense network that is loaded', 'current')
+
+
 def load_outside(space: 'SearchSpace', parent: nn.Module, name: str) -> None:
     """Let a module give its other layers the weights of the rung that its backbone comes from.
 

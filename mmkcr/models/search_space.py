@@ -28,9 +28,11 @@ from mmkcr.registry import MODELS
 from .backbone_loading import (
     await_parent,
     check_state,
+    inherit_dense,
     renamed_keys,
     take_rungs,
 )
+from .head_choice import choose_heads, is_choice
 from .sites import Embedding, find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
@@ -51,7 +53,9 @@ class SearchSpace:
             ``structure``, or stay whole.
         structure (str | dict | Structure, optional): Structure file; or any budget of an order
             file, ``dict(order=<file>, target_macs=...)``, see
-            :func:`~mmkcr.core.order.chosen_structure`.
+            :func:`~mmkcr.core.order.chosen_structure`; or heads to replace,
+            ``dict(blocks=[...])`` or ``dict(scores=<file>, replace=...)``, see
+            :func:`~mmkcr.models.head_choice.choose_heads`, and then dense weights can be loaded.
         method (str): Name of the method, for structure files. Defaults to ``''``.
         optional_keys (str): Regular expression of the keys that a checkpoint may lack or have in
             excess, which is then logged: output norms, which depend on ``out_indices``. Defaults
@@ -81,6 +85,10 @@ class SearchSpace:
         # before the gates: they are built with the number of units that the kinds find
         self._prepare(searched)
         configs = {} if gates is None else self._gate_configs(gates)
+        #: Whether heads were chosen without a file: they may start from a dense network's weights.
+        self.chosen = is_choice(structure)
+        if self.chosen:
+            structure = choose_heads(self, structure)
         if structure is not None:
             # of an order file the network of the chosen budget, and where its blocks come from
             loaded, self.rungs = chosen_structure(structure)
@@ -449,6 +457,8 @@ class SearchSpace:
         renamed_keys(self, state_dict, prefix)
         # the space of the host's own class may be hooked as well; the rungs are the current one's
         take_rungs(self.host.search_space, state_dict, prefix)
+        if self.chosen:
+            inherit_dense(self, state_dict, prefix)
         self.take_shape(state_dict, prefix)
         check_state(self, state_dict, prefix)
 

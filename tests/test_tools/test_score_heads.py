@@ -12,10 +12,10 @@ from mmengine.runner import save_checkpoint
 from PIL import Image
 from torch.multiprocessing import start_processes
 
-from lab.replace_heads import select_heads
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.core import Structure
 from mmkcr.evaluation.head_scores import HeadStatistics
+from mmkcr.models.head_choice import select_heads
 
 REPO = Path(__file__).parents[2]
 CONFIG = str(REPO / 'configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py')
@@ -40,7 +40,9 @@ def test_random_selections_follow_the_seed():
 
 @pytest.mark.parametrize('kwargs, message', [
     (dict(count=4), '0 to 3 blocks to replace, found 4'), (dict(count=-1), 'found -1'),
-    (dict(count=7, blockwise=False), '0 to 6 heads'), (dict(count=1, which='best'), "'best'")])
+    (dict(count=7, blockwise=False), '0 to 6 heads'),
+    (dict(count=1.5), 'a share of them between 0 and 1, found 1.5'),
+    (dict(count=1, which='best'), "'best'")])
 def test_bad_selections(kwargs, message):
     with pytest.raises(ValueError, match=message):
         select_heads({str(i): torch.rand(2) for i in range(3)}, **kwargs)
@@ -108,7 +110,39 @@ def test_dense_weights_for_a_learned_selection(load_tool, dense, tmp_path, capsy
                        model.backbone.layers[1].attn.qkv.weight[128:])
 
 
+def test_blocks_and_scores_are_as_good_as_scoring(load_tool, roots, dense, tmp_path, monkeypatch):
+    """What one call has scored, others choose from without an image."""
+    main = load_tool('analysis_tools/score_heads').main
+
+    def written(name, *arguments):
+        main([CONFIG, dense[1], '--out', str(tmp_path / name), *arguments])
+        state = torch.load(tmp_path / name / 'subnet.pth', weights_only=False)['state_dict']
+        return Structure.load(tmp_path / name / 'structure.json').sites, state
+
+    def assert_same(one, two):
+        assert one[0] == two[0] and list(one[1]) == list(two[1])
+        assert all(torch.equal(value, two[1][key]) for key, value in one[1].items())
+
+    scored = written('scored', '--images', '24', '--replace', '3', *roots)
+    monkeypatch.setattr('lab.replace_heads.split_loader', None)
+    blocks = [str(index) for index, site in enumerate(scored[0].values()) if not site.kept]
+    assert len(blocks) == 3
+    assert_same(written('blocks', '--blocks', *reversed(blocks)), scored)
+    file = str(tmp_path / 'scored/scores.json')
+    assert_same(written('file', '--scores', file, '--replace', '3'), scored)
+    share, number = (written(name, '--scores', file, '--scattered', '--which', 'highest',
+                             '--operator', 'conv', '--replace', count)
+                     for name, count in (('share', '0.25'), ('number', '8')))
+    assert_same(share, number)
+    assert sum(site.total - len(site.kept) for site in share[0].values()) == 8
+    assert {site.operator for site in share[0].values()} == {None, 'conv'}
+
+
 @pytest.mark.parametrize('arguments, message', [
+    (['--blocks', '8'], 'different numbers from 0 to 7, found [8]'),
+    (['--blocks', '1', '--scattered'], "found ['blocks', 'operator', 'scattered']"),
+    (['--scores', 'no.json'], 'expected `replace`'),
+    (['--scores', 'no.json', '--replace', '2'], 'expected a scores file at `no.json`'),
     (['--replace', '9', '--images', '4'], '0 to 8 blocks to replace, found 9'),
     (['--images', '1'], 'at least two images'),
     (['--device', 'cuda'], 'expected a CUDA device'),

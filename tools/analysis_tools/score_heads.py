@@ -9,12 +9,15 @@ load_from='.../subnet.pth' trains.
 
 Without a checkpoint the weights are those that a training would start from (init_cfg): for
 replacement without a first fine-tuning. With --structure nothing is scored: the heads of a
-selection that a search has learned are replaced in the dense network (two-stage DSP).
+selection that a search has learned are replaced in the dense network (two-stage DSP). Nor is it
+with --blocks, a list, or with --scores, the scores.json of an earlier call.
 
 Examples:
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --replace 12
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --replace 192 --scattered
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --structure LEARNED/structure.json
+  python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --blocks 8 6 4 9 7 5 10 1 3 11 13 12
+  python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --scores DIR/scores.json --replace 10
   python -m torch.distributed.run --nproc_per_node 8 tools/analysis_tools/score_heads.py \\
       CONFIG CHECKPOINT --images 10000 --launcher pytorch --device cuda
 """
@@ -31,15 +34,7 @@ from mmengine.registry import init_default_scope
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.replace_heads import (
-    SELECTIONS,
-    head_sites,
-    replaceable_heads,
-    score_heads,
-    select_heads,
-    set_operator,
-    write_replaced,
-)
+from lab.replace_heads import replaceable_heads, score_heads, write_replaced
 from mmkcr.apis.build import (
     build_model,
     default_shape,
@@ -54,6 +49,14 @@ from mmkcr.apis.slim_files import provenance
 from mmkcr.core import Structure, atomic_write
 from mmkcr.datasets import check_data_folders
 from mmkcr.evaluation.head_scores import REDUCTIONS
+from mmkcr.models.head_choice import (
+    SELECTIONS,
+    Count,
+    choose_heads,
+    head_sites,
+    select_heads,
+    set_operator,
+)
 from mmkcr.models.layers.head_operators import OPERATORS
 from mmkcr.visualization import format_table
 from mmkcr.visualization.heads import plot_head_scores
@@ -74,9 +77,14 @@ def make_parser() -> Parser:
     parser.add_argument('--memory', type=float, default=2., metavar='GIB',
                         help='most memory of the moments, but for one block (%(default)s)')
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument('--replace', type=int, metavar='K', help='blocks, or heads, to replace')
+    chosen.add_argument('--replace', type=_count, metavar='K',
+                        help='blocks, or heads, to replace: a number, or a share such as 0.5')
+    chosen.add_argument('--blocks', type=int, nargs='+', metavar='N',
+                        help='replace these blocks, from 0, and score nothing')
     chosen.add_argument('--structure', metavar='FILE',
                         help='replace those of a structure file, and score nothing')
+    parser.add_argument('--scores', metavar='FILE',
+                        help='with --replace: a scores.json, and score nothing')
     parser.add_argument('--which', choices=SELECTIONS, default='lowest',
                         help='which to replace (%(default)s)')
     parser.add_argument('--scattered', action='store_true', help='single heads, not whole blocks')
@@ -92,6 +100,21 @@ def make_parser() -> Parser:
                         help='entries of the config to overwrite: key=value')
     add_trust_argument(parser)
     return parser
+
+
+def _count(text: str) -> Count:
+    return float(text) if '.' in text else int(text)
+
+
+def _choice(args: Any) -> Optional[Dict[str, Any]]:
+    """What the arguments choose without scoring, see :func:`choose_heads`."""
+    if args.blocks is None and args.scores is None:
+        return None
+    defaults = make_parser().parse_args([args.config])
+    names = ('blocks', 'scores', 'replace', 'which', 'scattered', 'seed')
+    given = {name: getattr(args, name) for name in names}
+    return dict({name: value for name, value in given.items() if value != getattr(defaults, name)},
+                operator=args.operator)
 
 
 def _table(scores: Dict[str, torch.Tensor]) -> str:
@@ -124,7 +147,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     config = load_config(args.config, args.cfg_options)
     init_default_scope(config.get('default_scope', 'mmpretrain'))
-    if args.structure is None:
+    choice = _choice(args)
+    if args.structure is None and choice is None:
         check_data_folders(config, ('train_dataloader', 'val_dataloader'))
     model, content = build_model(config), {}
     space = replaceable_heads(model)
@@ -135,6 +159,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     folder = Path(args.out or run_folder(config, args.config) / 'slim')
     if args.structure is not None:
         _replace(args, config, model, Structure.load(args.structure), folder, content)
+        return
+    if choice is not None:
+        _replace(args, config, model, choose_heads(space, choice), folder, content)
         return
     # refused before the pass over the data, not after it
     heads = {name: torch.zeros(site.total) for name, site in head_sites(space).items()}

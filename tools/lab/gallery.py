@@ -24,6 +24,7 @@ from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator, log_assignments
 from mmkcr.functional.kernel import moment_of, spectrum, tails, truncation_rank
 from mmkcr.models.gates import BiMaskGate
+from mmkcr.models.head_choice import select_heads
 from mmkcr.visualization import (
     plot_channel_masks,
     plot_metric_over_time,
@@ -33,7 +34,7 @@ from mmkcr.visualization.bimask import plot_mask_descent
 from mmkcr.visualization.heads import plot_head_scores
 from mmkcr.visualization.sensitivity import plot_shares, plot_spectrum
 from .compress_study import Subject
-from .replace_heads import score_heads, select_heads
+from .replace_heads import score_heads
 
 TARGETS = (0.8, 0.65, 0.5, 0.4, 0.3)
 IMAGES, PAIRS = 96, 30

@@ -15,10 +15,9 @@ from mmkcr.core import Structure, count_params
 from mmkcr.evaluation.analysis import split_loader
 from mmkcr.evaluation.features import share_of_rank
 from mmkcr.evaluation.head_scores import head_scores
+from mmkcr.models.head_choice import head_sites, select_heads, set_operator
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import find_task, search_space
-
-SELECTIONS = ('lowest', 'highest', 'random')
 
 
 def replaceable_heads(model: nn.Module) -> SearchSpace:
@@ -35,17 +34,6 @@ def replaceable_heads(model: nn.Module) -> SearchSpace:
         raise ValueError(f'expected a dense `{space.type_name}`, found one with gates or with a '
                          'structure')
     return space
-
-
-def head_sites(space: SearchSpace) -> Dict[str, Any]:
-    """The sites whose units are heads that an operator may compute, by name."""
-    return {name: site for name, site in space.sites.items() if site.kind == 'head_operator'}
-
-
-def set_operator(space: SearchSpace, operator: str) -> None:
-    """What computes replaced heads in new structures."""
-    for site in head_sites(space).values():
-        site.operator = operator
 
 
 def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, seed: int = 0,
@@ -77,38 +65,6 @@ def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, see
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
     batches = share_of_rank(loader.dataset, sorted(drawn), loader, distributed)
     return head_scores(model, head_sites(space), batches, distributed=distributed, **kwargs)
-
-
-def select_heads(scores: Mapping[str, Tensor], count: int, which: str = 'lowest',
-                 blockwise: bool = True, seed: int = 0) -> Dict[str, Tensor]:
-    """Heads that stay attention when so many blocks, or single heads, are replaced.
-
-    Args:
-        scores (Mapping[str, Tensor]): By site, shape (H,).
-        count (int): Blocks, or heads, to replace.
-        which (str): ``'lowest'`` scores, ``'highest'`` or ``'random'``. Defaults to ``'lowest'``.
-        blockwise (bool): A block's score is its heads' mean. Defaults to True.
-        seed (int): Of ``'random'``. Defaults to 0.
-
-    Returns:
-        dict[str, Tensor]: Kept heads by site, int64, ascending.
-
-    Raises:
-        ValueError: Another selection, or more than there are.
-    """
-    if which not in SELECTIONS:
-        raise ValueError(f'expected a selection among {SELECTIONS}, found {which!r}')
-    units = torch.cat([score.mean()[None] if blockwise else score for score in scores.values()])
-    if not 0 <= count <= len(units):
-        raise ValueError(f'expected from 0 to {len(units)} {"blocks" if blockwise else "heads"} to '
-                         f'replace, found {count}')
-    if which == 'random':
-        units = torch.rand(len(units), generator=torch.Generator().manual_seed(seed))
-    order = units.sort(descending=which == 'highest', stable=True).indices
-    replaced = torch.zeros(len(units), dtype=torch.bool).index_fill_(0, order[:count], True)
-    parts = replaced.split([1 if blockwise else len(score) for score in scores.values()])
-    return {site: (~part.expand(len(score))).nonzero().flatten()
-            for (site, score), part in zip(scores.items(), parts)}
 
 
 def replace_heads(model: nn.Module, structure: Structure,

@@ -57,6 +57,30 @@ class TokenGrid:
             self._hw = before
 
 
+def _others(kept: Tensor, heads: int) -> Tensor:
+    return torch.tensor([head for head in range(heads) if head not in set(kept.tolist())],
+                        device=kept.device).long()
+
+
+def dense_places(kept: Tensor, heads: int, head_dims: int) -> Tuple[Tensor, Tensor]:
+    """Where the entries of an :class:`OperatorAttention` are in the dense attention.
+
+    Args:
+        kept (Tensor): Heads that stay attention, int64, ascending, shape (a,).
+        heads (int): H.
+        head_dims (int): d.
+
+    Returns:
+        tuple[Tensor, Tensor]: Rows of the dense ``qkv``, shape (3 a d + (H - a) d,), and columns
+        of the dense ``proj``, shape (H d,).
+    """
+    dims = heads * head_dims
+    stay, leave = (_channels(some, head_dims) for some in (kept, _others(kept, heads)))
+    both = torch.cat([stay, leave])
+    # rows of the dense qkv: q at 0, k at D, v at 2 D; only v is left of the replaced heads
+    return torch.cat([stay, stay + dims, both + 2 * dims]), both
+
+
 class _AttentionParts(BaseModule):
     """Holds the parts of a dense attention under their own keys."""
 
@@ -113,8 +137,7 @@ class OperatorAttention(_AttentionParts):
 
     def __init__(self, attn: nn.Module, kept: Tensor, operator: str, grid: TokenGrid) -> None:
         super().__init__(attn, grid)
-        replaced = torch.tensor([head for head in range(self.num_heads)
-                                 if head not in set(kept.tolist())], device=kept.device).long()
+        replaced = _others(kept, self.num_heads)
         self.attended = kept.tolist()
         self._folded: Optional[Derived] = None
         self.operator = None
@@ -126,13 +149,10 @@ class OperatorAttention(_AttentionParts):
             self.operator = attn.operator.select(replaced)
         elif len(replaced):
             self.operator = self._new_operator(operator, len(replaced))
-        stay, leave = (_channels(heads, self.head_dims) for heads in (kept, replaced))
-        both = torch.cat([stay, leave])
-        # rows of the dense qkv: q at 0, k at D, v at 2 D; only v is left of the replaced heads
-        slice_axes([Axis(self.qkv, 'weight'), Axis(self.qkv, 'bias')], torch.cat(
-            [stay, stay + self.embed_dims, both + 2 * self.embed_dims]))
-        slice_axes([Axis(self.proj, 'weight', 1)], both)
-        self._attended = 3 * len(stay)  # rows of qkv, 3 a d, that attention uses
+        rows, columns = dense_places(kept, self.num_heads, self.head_dims)
+        slice_axes([Axis(self.qkv, 'weight'), Axis(self.qkv, 'bias')], rows)
+        slice_axes([Axis(self.proj, 'weight', 1)], columns)
+        self._attended = 3 * len(kept) * self.head_dims  # rows of qkv that attention uses
 
     @classmethod
     def convert_from(cls, module: nn.Module, kept: Sequence[int], operator: str = 'dwconv',

@@ -1,13 +1,18 @@
 """Operator of a head: attention, or a convolution in its place (drop-in depthwise convolution)."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mmkcr.core import Axis, BaseGate, Cost, MaskPoint, Unsupported, count_params
 from mmkcr.models.layers.head_operators import OPERATORS, head_operator
-from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
+from mmkcr.models.layers.operator_attention import (
+    MixedAttention,
+    OperatorAttention,
+    TokenGrid,
+    dense_places,
+)
 from .base import AttentionSite, register_kind
 
 
@@ -89,6 +94,33 @@ class HeadOperatorSite(AttentionSite):
         self.host.set_submodule(self.path, OperatorAttention(
             owner, kept, operator or self.operator, self.grid))
         self.hold(kept)
+
+    def inherit(self, state_dict: Dict[str, Tensor], prefix: str) -> bool:
+        """Cut the layer's entries out of a dense network's state, in place.
+
+        What the dense layer does not have, the operator, keeps its values.
+
+        Args:
+            state_dict (dict): With the backbone's keys.
+            prefix (str): Prefix of these keys.
+
+        Returns:
+            bool: Whether the state is that of a dense layer.
+        """
+        start, kept = f'{prefix}{self.path}.', self.host.get_buffer(f'{self.name}.kept')
+        dense = state_dict.get(f'{start}qkv.weight')
+        if dense is None or f'{prefix}{self.name}.kept' in state_dict:
+            return False
+        if dense.shape[0] != 3 * self.total * self.view.width:
+            return False
+        rows, columns = dense_places(kept.to(dense.device), self.total, self.view.width)
+        for key, dim, places in (('qkv.weight', 0, rows), ('qkv.bias', 0, rows),
+                                 ('proj.weight', 1, columns)):
+            if f'{start}{key}' in state_dict:
+                state_dict[f'{start}{key}'] = state_dict[f'{start}{key}'].index_select(dim, places)
+        for key, value in nn.Module.state_dict(self.owner).items():
+            state_dict.setdefault(f'{start}{key}', value)
+        return True
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """MACs of projections, attention products and operator, with ``size`` attention heads."""

@@ -18,7 +18,11 @@ from mmkcr.apis import count_macs, slim
 from mmkcr.apis.export import export_onnx
 from mmkcr.core import MacsModel, Structure
 from mmkcr.core.sites import holders
-from mmkcr.models import DWConvVisionTransformer, KCRDWConvVisionTransformer
+from mmkcr.models import (
+    DWConvVisionTransformer,
+    KCRDWConvVisionTransformer,
+    KCRVisionTransformer,
+)
 from mmkcr.models.layers import OperatorAttention
 from mmkcr.models.utils import task_forward
 from mmkcr.registry import MODELS
@@ -37,6 +41,7 @@ CASES = [
 ]
 BLOCKS = dict(type='mmkcr.RelaxedTopKGate', count=2)
 HEADS = dict(type='mmkcr.RelaxedTopKGate', count=5, blockwise=False)
+FFN = dict(type='mmkcr.GumbelChannelGate', min_size=4)
 
 
 def randomise(model, seed=0):
@@ -243,9 +248,99 @@ def test_foundation_checkpoint_at_another_size_with_or_without_its_class_token(
         assert torch.equal(model.cls_token, theirs.cls_token)
 
 
-# ---- channels of the MLPs beside heads --------------------------------------------------------
+# ---- heads chosen by blocks or scores ---------------------------------------------------------
 
-FFN = dict(type='mmkcr.GumbelChannelGate', min_size=4)
+
+def scores_file(path, seed=0):
+    scores = torch.rand(3, 4, generator=torch.Generator().manual_seed(seed))
+    names = [f'layers.{i}.attn.head_operator' for i in range(3)]
+    path.write_text(json.dumps(dict(images=9, scores=dict(zip(names, scores.tolist())))))
+    return scores, names
+
+
+@pytest.mark.parametrize('kwargs, size', CASES)
+@pytest.mark.parametrize('operator', ['dwconv', 'conv', 'ensembled-dwconv', 'spvit'])
+@pytest.mark.parametrize('choice', ['blocks', 'scores', 'scattered'])
+def test_chosen_heads_start_from_the_dense_network(kwargs, size, operator, choice, tmp_path):
+    """By init_cfg, from a list or scores: what replacement makes of the dense network."""
+    scores, names = scores_file(tmp_path / 'scores.json')
+    dense = build(kwargs, 1)
+    if choice == 'scattered':
+        lowest = scores.flatten().sort().indices[:5].tolist()
+        kept = [[head for head in range(4) if 4 * i + head not in lowest] for i in range(3)]
+        given = dict(scores=str(tmp_path / 'scores.json'), replace=5, scattered=True)
+    elif choice == 'scores':
+        first = int(scores.mean(1).argmax())
+        kept = [[] if i == first else [0, 1, 2, 3] for i in range(3)]
+        given = dict(scores=str(tmp_path / 'scores.json'), replace=1 / 3, which='highest')
+    else:
+        kept, given = [[], [0, 1, 2, 3], []], dict(blocks=[2, 0])
+    save_checkpoint(dict(state_dict=dense.state_dict()), str(tmp_path / 'dense.pth'))
+    model = DWConvVisionTransformer(
+        **kwargs, structure=dict(given, operator=operator),
+        init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'dense.pth')))
+    model.init_weights()
+    model.eval()
+    for site in dense.search_space.sites.values():
+        site.operator = operator
+    wanted = structure(dense, kept)
+    assert model.structure.sites == wanted.sites
+    dense.slice_to(wanted)
+    x = torch.randn(2, 3, *size)
+    for found, expected in zip(outputs(model, x), outputs(dense, x)):
+        assert torch.equal(found, expected)
+    # its own checkpoint is loaded as it is
+    randomise(model, 5)
+    again = build(kwargs, structure=dict(given, operator=operator))
+    again.load_state_dict(copy.deepcopy(model.state_dict()), strict=True)
+    assert all(torch.equal(a, b) for a, b in zip(outputs(model, x), outputs(again, x)))
+
+
+def test_chosen_heads_beside_gates_of_channels():
+    dense = build(VIT, 1)
+    model = KCRDWConvVisionTransformer(**VIT, gates=dict(mlp_channels=FFN),
+                                       structure=dict(blocks=[1]))
+    missing, surplus = model.load_state_dict(dense.state_dict(), strict=False)
+    assert not surplus and all('.gate.' in key for key in missing)
+    assert torch.equal(model.layers[1].attn.qkv.weight, dense.layers[1].attn.qkv.weight[48:])
+
+
+def test_a_file_still_needs_its_own_weights():
+    """Only a choice takes dense weights: a file's weights were trained, and are asked for."""
+    dense, model = build(VIT), build(VIT)
+    model.slice_to(structure(model, [[], [0, 2], [0, 1, 2, 3]]))
+    with pytest.raises(ValueError, match='checkpoint of the subnet'):
+        model.load_state_dict(dense.state_dict())
+
+
+@pytest.mark.parametrize('choice, message', [
+    (dict(blocks=[3]), r'different numbers from 0 to 2, found \[3\]'),
+    (dict(blocks=[1, 1]), r'found \[1, 1\]'), (dict(blocks='all'), "found 'all'"),
+    (dict(blocks=[1], which='lowest'), r"found \['blocks', 'which'\]"),
+    (dict(blocks=[1], operator='pool'), "found 'pool'"),
+    (dict(scores='scores.json'), 'expected `replace`'),
+    (dict(scores='scores.json', replace=4), 'from 0 to 3 blocks'),
+    (dict(scores='scores.json', replace=13, scattered=True), 'from 0 to 12 heads'),
+    (dict(scores='other.json', replace=1), '4 numbers at site `layers.2.attn.head_operator`'),
+    (dict(scores='list.json', replace=1), '4 numbers at site `layers.0.attn.head_operator`'),
+    (dict(blocks=[1], scores='scores.json'), 'with `blocks` and'),
+])
+def test_bad_choices_of_heads(choice, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scores, names = scores_file(tmp_path / 'scores.json')
+    (tmp_path / 'other.json').write_text(json.dumps(dict(
+        scores=dict(zip(names[:2], scores.tolist())))))
+    (tmp_path / 'list.json').write_text('[1]')
+    with pytest.raises(ValueError, match=message):
+        DWConvVisionTransformer(**VIT, structure=choice)
+
+
+def test_only_networks_with_such_heads_take_a_choice():
+    with pytest.raises(ValueError, match='replaceable heads for `blocks`, found `KCRVision'):
+        KCRVisionTransformer(**VIT, structure=dict(blocks=[1]))
+
+
+# ---- channels of the MLPs beside heads --------------------------------------------------------
 
 
 @pytest.mark.parametrize('gates', [dict(mlp_channels=FFN, head_operator=BLOCKS),

@@ -1,0 +1,150 @@
+"""Which heads an operator replaces: a list of blocks, or scores (drop-in convolution, section 3.3).
+
+Both may stand where a structure file does, for example
+``structure=dict(blocks=[8, 6, 4, 9])`` or ``structure=dict(scores='scores.json', replace=12)``.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Sequence, Union
+
+import torch
+from torch import Tensor
+
+from mmkcr.core import Structure
+from mmkcr.core.structure import read_json
+from .layers.head_operators import head_operator
+
+if TYPE_CHECKING:
+    from .search_space import SearchSpace
+
+SELECTIONS = ('lowest', 'highest', 'random')
+#: A number of blocks or heads (int), or a share of all (float between 0 and 1).
+Count = Union[int, float]
+_KEYS = dict(blocks=('operator', ),
+             scores=('replace', 'which', 'scattered', 'seed', 'operator'))
+
+
+def head_sites(space: 'SearchSpace') -> Dict[str, Any]:
+    """The sites whose units are heads that an operator may compute, by name, in block order."""
+    return {name: site for name, site in space.sites.items() if site.kind == 'head_operator'}
+
+
+def set_operator(space: 'SearchSpace', operator: str) -> None:
+    """What computes replaced heads in new structures.
+
+    Raises:
+        ValueError: No operator has this name.
+    """
+    head_operator(operator)
+    for site in head_sites(space).values():
+        site.operator = operator
+
+
+def select_heads(scores: Mapping[str, Tensor], count: Count, which: str = 'lowest',
+                 blockwise: bool = True, seed: int = 0) -> Dict[str, Tensor]:
+    """Heads that stay attention when so many blocks, or single heads, are replaced.
+
+    Args:
+        scores (Mapping[str, Tensor]): By site, shape (H,).
+        count (int | float): Blocks, or heads, to replace; a float between 0 and 1 is a share of
+            all, rounded.
+        which (str): ``'lowest'`` scores, ``'highest'`` or ``'random'``. Defaults to ``'lowest'``.
+        blockwise (bool): A block's score is its heads' mean. Defaults to True.
+        seed (int): Of ``'random'``. Defaults to 0.
+
+    Returns:
+        dict[str, Tensor]: Kept heads by site, int64, ascending.
+
+    Raises:
+        ValueError: Another selection, or more than there are.
+    """
+    if which not in SELECTIONS:
+        raise ValueError(f'expected a selection among {SELECTIONS}, found {which!r}')
+    units = torch.cat([score.mean()[None] if blockwise else score for score in scores.values()])
+    if isinstance(count, float) and 0 < count < 1:
+        count = round(count * len(units))
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(units):
+        raise ValueError(f'expected from 0 to {len(units)} {"blocks" if blockwise else "heads"} to '
+                         f'replace, or a share of them between 0 and 1, found {count!r}')
+    if which == 'random':
+        units = torch.rand(len(units), generator=torch.Generator().manual_seed(seed))
+    order = units.sort(descending=which == 'highest', stable=True).indices
+    replaced = torch.zeros(len(units), dtype=torch.bool).index_fill_(0, order[:count], True)
+    parts = replaced.split([1 if blockwise else len(score) for score in scores.values()])
+    return {site: (~part.expand(len(score))).nonzero().flatten()
+            for (site, score), part in zip(scores.items(), parts)}
+
+
+def is_choice(structure: Any) -> bool:
+    """Whether a ``structure`` of a config is a choice of heads."""
+    return isinstance(structure, Mapping) and bool({*_KEYS} & {*structure})
+
+
+def choose_heads(space: 'SearchSpace', choice: Mapping[str, Any]) -> Structure:
+    """The structure of a backbone some of whose heads are chosen to be replaced.
+
+    Args:
+        space (SearchSpace): Of the dense backbone.
+        choice (dict): One of
+
+            - ``blocks`` (list[int]): blocks all of whose heads are replaced, from 0;
+            - ``scores`` (str): the file ``scores.json`` of ``score_heads.py``, with ``replace``
+              (int | float), and optionally ``which``, ``scattered`` (single heads; defaults to
+              False) and ``seed``, see :func:`select_heads`;
+
+            and optionally ``operator`` (str), which takes their place. Defaults to that of the
+            backbone.
+
+    Returns:
+        Structure: Sites other than heads are whole.
+
+    Raises:
+        FileNotFoundError: There are no scores at that place.
+        ValueError: Other keys, blocks that do not exist or come twice, or scores of another
+            network.
+    """
+    sites, given = head_sites(space), sorted({*_KEYS} & {*choice})
+    if not sites:
+        raise ValueError(f'expected a backbone with replaceable heads for `{given[0]}`, found '
+                         f'`{space.type_name}`')
+    if len(given) > 1 or set(choice) - {given[0], *_KEYS[given[0]]}:
+        raise ValueError(f'expected a structure with `blocks` and {list(_KEYS["blocks"])}, or with '
+                         f'`scores` and {list(_KEYS["scores"])}, found {sorted(choice)}')
+    options = {key: value for key, value in choice.items() if key not in (*given, 'operator')}
+    if given == ['blocks']:
+        kept = _of_blocks(sites, choice['blocks'])
+    else:
+        if 'replace' not in options:
+            raise ValueError('expected `replace`, a number of blocks or heads, beside `scores`, '
+                             f'found {sorted(choice)}')
+        kept = select_heads(_read_scores(sites, choice['scores']), options.pop('replace'),
+                            blockwise=not options.pop('scattered', False), **options)
+    if choice.get('operator') is not None:
+        set_operator(space, choice['operator'])
+    return space.structure_for(kept)
+
+
+def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> Dict[str, Tensor]:
+    good = isinstance(blocks, (list, tuple)) and all(
+        type(block) is int and 0 <= block < len(sites) for block in blocks)
+    if not good or len(set(blocks)) < len(blocks):
+        raise ValueError(f'expected `blocks` to be different numbers from 0 to {len(sites) - 1}, '
+                         f'found {blocks!r}')
+    return {name: torch.arange(0 if index in blocks else site.total)
+            for index, (name, site) in enumerate(sites.items())}
+
+
+def _read_scores(sites: Mapping[str, Any], path: Union[str, Path]) -> Dict[str, Tensor]:
+    content = read_json(Path(path), 'a scores')
+    scores = content.get('scores') if isinstance(content, dict) else None
+    wanted = {name: site.total for name, site in sites.items()}
+    found = {name: len(score) if isinstance(score, list) and all(
+        type(value) in (int, float) for value in score) else score
+             for name, score in scores.items()} if isinstance(scores, dict) else scores
+    if found != wanted:
+        site = next((name for name in wanted if not isinstance(found, dict)
+                     or found.get(name) != wanted[name]), None)
+        said = f'{wanted[site]} numbers at site `{site}`' if site else f'{len(wanted)} sites only'
+        raise ValueError(f'expected `scores` of the heads of this network, {said}, found others in '
+                         f'`{path}`')
+    return {name: torch.tensor(scores[name], dtype=torch.float64) for name in wanted}
