@@ -17,7 +17,7 @@ import re
 import zipfile
 from argparse import Namespace
 from pathlib import Path, PosixPath
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Union
 from urllib.error import URLError
 
 import numpy as np
@@ -59,12 +59,15 @@ def is_address(path: Union[str, Path]) -> bool:
     return '://' in str(path)
 
 
-def read_checkpoint(path: Union[str, Path], map_location: Any = 'cpu') -> Dict[str, Any]:
+def read_checkpoint(path: Union[str, Path], map_location: Any = 'cpu',
+                    keys: Sequence[str] = ('state_dict', )) -> Dict[str, Any]:
     """Read a checkpoint.
 
     Args:
         path (str | Path): A file, a URL, or any other source that MMEngine reads.
         map_location (Any): See :func:`torch.load`. Defaults to ``'cpu'``.
+        keys (Sequence[str]): Where the weights may be, the first that is there; else the
+            checkpoint is the weights themselves. Defaults to ``('state_dict', )``.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -73,7 +76,7 @@ def read_checkpoint(path: Union[str, Path], map_location: Any = 'cpu') -> Dict[s
     if not is_address(path) and not Path(path).expanduser().is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{path}`, found none')
     checkpoint = CheckpointLoader.load_checkpoint(str(path), map_location, logger='silent')
-    state = checkpoint.get('state_dict', checkpoint)
+    state = next((checkpoint[key] for key in keys if key in checkpoint), checkpoint)
     tensors = isinstance(state, Mapping) and state and all(
         isinstance(name, str) and torch.is_tensor(value) for name, value in state.items())
     if not tensors:

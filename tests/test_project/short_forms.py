@@ -176,6 +176,7 @@ SHORT = (
     Short(r'(--structure) structure\.json', r'\1 work_dirs/kcr-mask-rcnn_'
           f'{SCENES.format("search")}/slim/structure.json', _OWN),
     Short(r'(flava\.py) model\.safetensors', r'\1 made/flava.safetensors', _OWN),
+    Short(r'(foundation_vit\.py) \S+\.pth', r'\1 made/foundation.safetensors', _OWN),
     Short(r'a/structure\.json', f'work_dirs/{Path(SEARCH).stem}/slim/structure.json', _OWN),
     Short(r'(bimask_search\.py .*)work_dirs/search/', rf'\1work_dirs/{Path(OFB).stem}/', _OWN),
     Short(r'(--structure) (slim|searched)/structure\.json',

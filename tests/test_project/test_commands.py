@@ -94,6 +94,7 @@ WRITES = {
     'deployment/export_onnx': '--out {run}/{stem}.onnx',
     'model_converters/efficientvit_timm': '1',
     'model_converters/flava': '1',
+    'model_converters/foundation_vit': '1',
     'model_zoo/badges': '',
     'model_zoo/kind_coverage': '',
     'model_zoo/model_counts': '',

@@ -1,4 +1,4 @@
-"""Write a checkpoint of random weights: ``python untrained.py CONFIG|timm|flava FILE``."""
+"""Write random weights to a file: ``python untrained.py CONFIG|timm|flava|foundation FILE``."""
 
 import sys
 from pathlib import Path
@@ -19,11 +19,15 @@ def of_config(name):
 
 
 def of_library(name):
-    """Of timm; or keys of FLAVA, which is too large."""
+    """Of timm; or keys of FLAVA or of a foundation ViT, which are too large."""
     if name == 'flava':
         return {f'{key}.weight': torch.zeros(2) for key in (
             'image_model.encoder', 'text_model.encoder', 'multimodal_model.encoder',
             'image_to_mm_projection', 'text_to_mm_projection')}
+    if name == 'foundation':
+        return {key: torch.zeros(2) for key in (
+            'cls_token', 'pos_embed', 'mask_token', 'patch_embed.proj.weight',
+            'blocks.0.attn.qkv.weight', 'blocks.0.mlp.fc2.weight', 'norm.weight')}
     import timm
     return timm.create_model('efficientvit_b1').state_dict()
 
@@ -31,7 +35,7 @@ def of_library(name):
 if __name__ == '__main__':
     given, path = sys.argv[1:]
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    if given in ('timm', 'flava'):
+    if given in ('timm', 'flava', 'foundation'):
         from safetensors.torch import save_file
         save_file(of_library(given), path)
     else:

@@ -68,6 +68,7 @@ ROWS = {
     'init': '{dense} --out {file}',
     'model_converters/efficientvit_timm': '{weights} {file}',
     'model_converters/flava': '{flava} {file}',
+    'model_converters/foundation_vit': '{foundation} {file}',
     'model_zoo/kind_coverage': '--check --path {document}',
     'model_zoo/model_counts': '',
     'model_zoo/paper_sizes': '',
@@ -85,8 +86,8 @@ ROWS = {
 KINDS = dict(dense='config', heads='config', segmentor='config', search='config',
              segments='checkpoint', weights='checkpoint', gates='checkpoint',
              structure='structure', study='study', image='image', images='images',
-             document='document', flava='checkpoint', annotations='structure', data='place',
-             out='place', file='file')
+             document='document', flava='checkpoint', foundation='checkpoint',
+             annotations='structure', data='place', out='place', file='file')
 #: Values that no command takes of an option of that name.
 OPTIONS = {
     '--batch-size': ['0', '-1', 'x'], '--count': ['0'], '--device': ['nothing', 'cuda:99'],
@@ -177,6 +178,9 @@ def files(tmp_path_factory, small_digits, search_config, write_config, checkpoin
     torch.save({f'{name}.a': torch.zeros(1) for name in (
         'image_model', 'text_model', 'multimodal_model', 'image_to_mm_projection',
         'text_to_mm_projection')}, folder / 'flava.pth')
+    torch.save({name: torch.zeros(1) for name in (
+        'cls_token', 'pos_embed', 'patch_embed.proj.weight', 'blocks.0.attn.qkv.weight',
+        'blocks.0.mlp.fc2.weight', 'norm.weight')}, folder / 'foundation.pth')
     (folder / 'page.md').write_text('<!-- table -->\n<!-- /table -->')
     return dict(
         segmentor=folder / 'segmentor.py', segments=folder / 'segments.pth',
@@ -184,7 +188,7 @@ def files(tmp_path_factory, small_digits, search_config, write_config, checkpoin
         search=search_config, gates=checkpoint, structure=folder / 'structure.json',
         study=folder / 'study.yml', image=next(small_digits.rglob('*.png')),
         document=folder / 'page.md', data=small_digits, flava=folder / 'flava.pth',
-        annotations=folder / 'annotations.json',
+        foundation=folder / 'foundation.pth', annotations=folder / 'annotations.json',
         list=folder / 'list.pth', nan=folder / 'nan.pth', others=folder / 'others.pth',
         empty=folder / 'empty.pth', images=small_digits,
         # its regulariser has no basis, and nothing computes one
@@ -368,6 +372,6 @@ def test_subcommands(name, files, complained):
 
 @pytest.mark.parametrize('tool', TOOLS)
 def test_trust_is_offered_wherever_checkpoints_are_read(tool, load_tool):
-    reads = re.search(r'\{(weights|gates|segments|flava)\}', ROWS[tool]) or tool in (
+    reads = re.search(r'\{(weights|gates|segments|flava|foundation)\}', ROWS[tool]) or tool in (
         'train', 'search', 'model_zoo/release')
     assert ('--trust-checkpoint' in offered(load_tool(tool).main)) == bool(reads)

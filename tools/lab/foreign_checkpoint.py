@@ -1,5 +1,6 @@
 """Checkpoints of other libraries, for the converters."""
 
+import zipfile
 from pathlib import Path
 from typing import Callable, Dict, Optional, Sequence
 
@@ -9,18 +10,20 @@ from torch import Tensor
 from mmkcr.apis.arguments import check_place
 from mmkcr.apis.cli import Parser, add_trust_argument
 from mmkcr.core import atomic_write, check_finite_state
-from mmkcr.safe_load import read_checkpoint
+from mmkcr.safe_load import is_trusted, read_checkpoint
 
 
 def read(path: Path) -> Dict[str, Tensor]:
     """The weights in a checkpoint of PyTorch or of safetensors.
 
     Args:
-        path (Path): File of the one (any suffix) or the other (``.safetensors``).
+        path (Path): File of the one (any suffix), with a ``state_dict`` or ``model`` in it or bare,
+            or of the other (``.safetensors``). A TorchScript archive, which may run code, is read
+            with ``--trust-checkpoint`` only.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint, or not finite.
+        ValueError: It is no checkpoint, not finite, or runs code and is not trusted.
     """
     if not path.is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{path}`, found none')
@@ -32,11 +35,24 @@ def read(path: Path) -> Dict[str, Tensor]:
         except SafetensorError as error:
             raise ValueError(f'expected a file of safetensors at `{path}`, found none ({error})'
                              ) from error
+    elif _is_torchscript(path):
+        if not is_trusted():
+            raise ValueError(f'expected a file of tensors, found the TorchScript archive `{path}`, '
+                             'which may run code: it is read with --trust-checkpoint')
+        state = dict(torch.jit.load(str(path), map_location='cpu').state_dict())
     else:
-        content = read_checkpoint(path)
-        state = content.get('state_dict', content)
+        content = read_checkpoint(path, keys=('state_dict', 'model'))
+        state = next((content[key] for key in ('state_dict', 'model') if key in content), content)
     check_finite_state(state, str(path))
     return state
+
+
+def _is_torchscript(path: Path) -> bool:
+    """Whether it is an archive of ``torch.jit.save``, which has code beside its tensors."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.split('/')[1:2] == ['code'] for name in archive.namelist())
 
 
 def run(description: str, source: str, convert: Callable[[Dict[str, Tensor]], Dict[str, Tensor]],
