@@ -1,19 +1,27 @@
 """Every config of drop-in depthwise convolution is built, with its structure and schedules."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from config_files import CONFIGS
+import yaml
+from config_files import CONFIGS, ROOT
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 from mmpretrain.models import VisionTransformer
 
+from lab.grids import with_values
 from lab.model_zoo import task_config, uninitialized
 from lab.study import Study
+from mmkcr.apis.build import load_config
+from mmkcr.apis.shipped import load_tool
 from mmkcr.engine.hooks.class_check import check_classes
+from mmkcr.models.head_choice import choose_heads
 from mmkcr.models.layers import MixedAttention, OperatorAttention
+from mmkcr.models.layers.head_operators import OPERATORS
 from mmkcr.models.utils import find_backbone, find_task, search_space
 from mmkcr.registry import MODELS
 
@@ -197,11 +205,77 @@ def test_training_and_test_see_crops_of_one_size_at_one_scale(path, load):
 
 @pytest.mark.parametrize('name', ['digits/dwconv-study_digits.yml',
                                   'segmentation/dwconv-study_digit-scenes.yml'])
-def test_studies_have_the_papers_rows(name):
+def test_studies_have_the_papers_rows(name, load):
     study = Study(Path('configs/dwconv') / name)
     rows = {'dense', 'lowest', 'highest', 'random', 'one', 'dsp', 'dsp-again'}
     scattered = {'heads', 'dsp-heads', 'dsp-heads-again'} if 'scenes' in name else {'scattered'}
     assert rows | scattered <= set(study.rows)
     for stage in study.stages.values():
         file = stage.get('train', stage.get('config'))
-        assert file is None or (study.configs / file.replace('{net}', 'vit-octo')).is_file()
+        if file is not None:
+            path = study.configs / file.replace('{net}', 'vit-octo')
+            # an override of an entry that is not there would stop the study hours later
+            with_values(load(path), stage.get('overrides') or {})
+
+
+README = (ROOT / 'configs/dwconv/README.md').read_text()
+LARGE = 'dwconv-fcn_dinov2-vit-large_dense_8xb2_coco-stuff'
+
+
+def paper_rows():
+    """Config, options and replaced units of every row of the README that is an option."""
+    for line in README.splitlines():
+        cells = [cell.strip() for cell in line.strip('|').split('|')]
+        found = re.fullmatch(r'(\d+) of (\d+)', cells[3] if cells[0][:2] in ('CB', 'IL') else
+                             cells[1] if len(cells) == 6 else '')
+        options = re.search(r'not run: `((?:--|compression)[^`]*)`', line)
+        if found and options:
+            config = cells[1].strip('`') if cells[0][:2] in ('CB', 'IL') else LARGE
+            yield pytest.param(config, options[1], *map(int, found.groups()),
+                               id=f'{config}-{options[1]}')
+
+
+def test_the_rows_of_the_papers_tables_are_there():
+    rows = [row.values for row in paper_rows()]
+    assert {row[2:] for row in rows} >= {(10, 24), (12, 24), (16, 24), (17, 24), (7, 24), (6, 12),
+                                         (192, 384)}
+    for which in ('highest', 'random'):
+        assert {10, 12, 16} <= {row[2] for row in rows if f'--which {which}' in row[1]}
+    assert all(f'| {row} |' in README for row in ('CB1', 'CB2', 'CB3', *(f'IL{i}' for i in
+                                                                        range(1, 6))))
+
+
+@pytest.mark.parametrize('name, options, replaced, units', paper_rows())
+def test_rows_that_are_options_are_built(name, options, replaced, units, load, tmp_path):
+    """The command's options as written, from scores that are drawn at random."""
+    path = next(path for path in CONFIGS if Path(path).stem == name)
+    if options.startswith('compression'):
+        given = dict(option.split('=') for option in options.split())
+        config = load_config(ROOT / path.replace('_dense_', '_search_'),
+                             {key: yaml.safe_load(value) for key, value in given.items()})
+        init_default_scope(config.default_scope)
+        with uninitialized():
+            space = search_space(MODELS.build(config.model))
+        gates = list(space.gates().values())
+        assert {gate.count for gate in gates} == {replaced}
+        assert sum(1 if gate.blockwise else gate.total for gate in gates) == units
+        return
+    config, tool = load(path), load_tool('analysis_tools/score_heads')
+    init_default_scope(config.default_scope)
+    with uninitialized():
+        space = find_backbone(MODELS.build(config.model)).search_space
+    scores = {site: torch.rand(total).tolist() for site, total in space.totals().items()}
+    (tmp_path / 'scores.json').write_text(json.dumps(dict(scores=scores)))
+    words = options.split() + ([] if '--replace' in options else ['--replace', '12'])
+    args = tool.make_parser().parse_args(
+        [path, *words, '--scores', str(tmp_path / 'scores.json')])
+    structure = choose_heads(space, tool._choice(args))
+    gone = [site.total - len(site.kept) for site in structure.sites.values()]
+    scattered = '--scattered' in options
+    assert (sum(gone) if scattered else sum(map(bool, gone))) == replaced
+    assert (sum(site.total for site in structure.sites.values()) if scattered
+            else len(gone)) == units
+    with uninitialized():
+        space.slice_to(structure)
+    operators = {type(site.owner.operator) for site in space.sites.values()} - {type(None)}
+    assert operators == {OPERATORS[args.operator]}

@@ -3,7 +3,7 @@
 runner_type = 'mmkcr.CompressionRunner'
 compression = dict(
     sites=['head_operator'],
-    gates=dict(type='mmkcr.RelaxedTopKGate', count=6),
+    gates=dict(type='mmkcr.RelaxedTopKGate', count=6, blockwise=True),
     wrapper='mmkcr.SearchModel',
     price=dict(type='mmkcr.MacsPrice', weight=0.),
     paramwise={'gate.alpha': dict(lr_mult=200., decay_mult=0.)},
