@@ -41,6 +41,8 @@ def slim(model: nn.Module,
          cost: str = 'macs') -> Tuple[nn.Module, Structure]:
     """Discretise the gates of a supernet under a budget and slice its tensors.
 
+    Operators in the place of heads are folded: ensembles and derived kernels become plain weights.
+
     Args:
         model (nn.Module): A supernet: a backbone, a task model or a
             ``SearchModel``. It is not changed.
@@ -71,6 +73,10 @@ def slim(model: nn.Module,
     model = unwrap(model)
     part = part or getattr(getattr(model, 'price', None), 'part', None)
     task = find_task(model)
+    if search_space(task).fixed():
+        task = copy.deepcopy(task)
+        for one in (search_space(task), *copied_spaces(task)):
+            one.fold_fixed()
     # `counted` is what the target limits, `space` what is sliced
     space, counted = search_space(task), counted_part(task, part)
     gates = space.gates()

@@ -64,8 +64,9 @@ def select_heads(scores: Mapping[str, Tensor], count: Count, which: str = 'lowes
     if isinstance(count, float) and 0 < count < 1:
         count = round(count * len(units))
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(units):
-        raise ValueError(f'expected from 0 to {len(units)} {"blocks" if blockwise else "heads"} to '
-                         f'replace, or a share of them between 0 and 1, found {count!r}')
+        raise ValueError('expected a share between 0 and 1, or from 0 to '
+                         f'{len(units)} {"blocks" if blockwise else "heads"} to replace, found '
+                         f'{count!r}')
     if which == 'random':
         units = torch.rand(len(units), generator=torch.Generator().manual_seed(seed))
     order = units.sort(descending=which == 'highest', stable=True).indices

@@ -300,6 +300,15 @@ class SearchSpace:
         return Structure.load(dict(format_version=1, method=self.method,
                                    backbone=copy.deepcopy(self.backbone), sites=sites))
 
+    def fixed(self) -> Mapping[str, SiteEntry]:
+        """Entries of sites that a structure has decided beside gates at others."""
+        return self._fixed
+
+    def fold_fixed(self) -> None:
+        """Give heads that a structure replaced, beside sites with gates, plain weights."""
+        self._fixed = {name: self.sites[name].fold(entry) if entry.operator else entry
+                       for name, entry in self._fixed.items()}
+
     # ---- slicing while it trains (Once for Both, section 3.3) -----------------------------------
 
     def attach_axis(self, name: str, axis: Axis) -> None:

@@ -34,7 +34,7 @@ from mmengine.registry import init_default_scope
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.replace_heads import replaceable_heads, score_heads, write_replaced
+from lab.replace_heads import replaceable_heads, score_heads, unfolded, write_replaced
 from mmkcr.apis.build import (
     build_model,
     default_shape,
@@ -77,7 +77,7 @@ def make_parser() -> Parser:
     parser.add_argument('--memory', type=float, default=2., metavar='GIB',
                         help='most memory of the moments, but for one block (%(default)s)')
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument('--replace', type=_count, metavar='K',
+    chosen.add_argument('--replace', type=number, metavar='K',
                         help='blocks, or heads, to replace: a number, or a share such as 0.5')
     chosen.add_argument('--blocks', type=int, nargs='+', metavar='N',
                         help='replace these blocks, from 0, and score nothing')
@@ -102,7 +102,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def _count(text: str) -> Count:
+def number(text: str) -> Count:
+    """A number of blocks or heads, or with a point a share of them."""
     return float(text) if '.' in text else int(text)
 
 
@@ -158,7 +159,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         model.init_weights()
     folder = Path(args.out or run_folder(config, args.config) / 'slim')
     if args.structure is not None:
-        _replace(args, config, model, Structure.load(args.structure), folder, content)
+        _replace(args, config, model, unfolded(Structure.load(args.structure)), folder, content)
         return
     if choice is not None:
         _replace(args, config, model, choose_heads(space, choice), folder, content)

@@ -1,5 +1,6 @@
 """Which heads to replace, from scores to a structure file and weights (section 3.3)."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
@@ -16,6 +17,7 @@ from mmkcr.evaluation.analysis import split_loader
 from mmkcr.evaluation.features import share_of_rank
 from mmkcr.evaluation.head_scores import head_scores
 from mmkcr.models.head_choice import head_sites, select_heads, set_operator
+from mmkcr.models.layers.head_operators import FOLDED
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import find_task, search_space
 
@@ -89,6 +91,14 @@ def replace_heads(model: nn.Module, structure: Structure,
     return structure
 
 
+def unfolded(structure: Structure) -> Structure:
+    """A learned selection for a new fine-tuning: with operators as they are trained, not folded."""
+    sites = {name: dataclasses.replace(entry, operator=entry.operator and
+                                       entry.operator.removesuffix(FOLDED))
+             for name, entry in structure.sites.items()}
+    return dataclasses.replace(structure, sites=sites)
+
+
 def write_replaced(model: nn.Module, structure: Structure, folder: Union[str, Path],
                    shape: Sequence[int], content: Optional[Mapping[str, Any]] = None) -> Structure:
     """Replace, and write ``structure.json`` and ``subnet.pth`` as slimming does."""
@@ -118,7 +128,7 @@ def replace_stage(call: Any) -> Dict[str, Any]:
             set_operator(space, operator)
         structure = space.structure_for(select_heads(scores, seed=call.seed, **arguments))
     else:
-        structure = Structure.load(call.start.structure)
+        structure = unfolded(Structure.load(call.start.structure))
     structure.provenance = dict(checkpoint_sha256=file_sha256(checkpoint), **arguments)
     structure = write_replaced(model, structure, call.folder, default_shape(call.config, model),
                                content)

@@ -146,6 +146,24 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
             patches (int): P.
         """
 
+    def folded(self, derived: Derived) -> 'HeadOperator':
+        """This operator with plain weights, for a network that is no longer trained like this.
+
+        Args:
+            derived (dict): Result of :meth:`derive`, detached.
+        """
+        return self
+
+    def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
+        """Parameters that folding adds if ``heads`` heads are replaced; negative if it saves.
+
+        Args:
+            heads (int | Tensor): Replaced heads.
+            row (int): Parameters of one head's values.
+            column (int): Those of one head's columns of the output projection.
+        """
+        return 0 * heads
+
     def macs(self, heads: Cost, dims: int, tokens: int, patches: int) -> Cost:
         """MACs if ``heads`` heads are replaced, without the output projection."""
         return self.count_out(heads) * self.macs_per_head(dims, tokens, patches)
@@ -259,6 +277,16 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
         return dict(value=_mix(shares, weight, 0), columns=_mix(shares, columns, 1),
                     bias=None if bias is None else _mix(shares, bias, 0))
 
+    def folded(self, derived: Derived) -> DepthwiseHeads:
+        """The one head, without the mixture."""
+        one = DepthwiseHeads(1, self.head_dims)
+        one.conv, one.exchange = self.conv, self.exchange
+        return one
+
+    def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
+        """One head's values and columns, not all heads', and no mixture."""
+        return (self.count_out(heads) - heads) * (row + column) - heads
+
 
 class ConvHeads(HeadOperator):
     """Conv[all]: the values' weights folded into full 3 x 3 kernels (equation 9).
@@ -305,6 +333,19 @@ class ConvHeads(HeadOperator):
         """The identity; a subclass may have an activation."""
         return maps
 
+    def folded(self, derived: Derived) -> 'FoldedConvHeads':
+        """The kernels themselves, without the values and taps that they come from."""
+        return FoldedConvHeads(self, derived)
+
+    def folded_params(self, heads: Cost, row: int, column: int) -> Cost:
+        """Kernels of nine taps for the values; the values stay if they are exchanged."""
+        out, dims = self.count_out(heads), column // self.head_dims
+        biased = row > self.head_dims * dims
+        kernels = 9 * self.head_dims * (dims + biased + (self.exchange is not None)) - 9
+        kept = row if self.exchange is not None else 0
+        mixture = heads * (self.logits.numel() // self.heads) if self.ensembled else 0 * heads
+        return out * (kernels + kept) - heads * row + (out - heads) * column - mixture
+
     def macs_per_head(self, dims: int, tokens: int, patches: int) -> int:
         """``d D (9 P + E + 1)``; without extra tokens (E = 0) it is ``9 d D P``."""
         extra = tokens - patches
@@ -345,6 +386,38 @@ class SPViTHeads(ConvHeads):
         return maps.relu()
 
 
+class FoldedConvHeads(ConvHeads):
+    """Full 3 x 3 convolutions with kernels of their own: folded Conv[all] or SPViT-style.
+
+    Args:
+        source (ConvHeads): Its exchange with the extra tokens is taken over.
+        derived (dict): Result of its ``derive``, detached.
+    """
+
+    def __init__(self, source: ConvHeads, derived: Derived) -> None:
+        super().__init__(source.out_heads, source.head_dims)
+        self.exchange, self.relu = source.exchange, isinstance(source, SPViTHeads)
+        self.kernel = nn.Parameter(derived['kernel'])
+        taps = derived['bias_taps']
+        self.bias_taps = None if taps is None else nn.Parameter(taps)
+        # what the patches add from the extra tokens is convolved by the taps alone
+        self.taps = None if self.exchange is None else nn.Parameter(derived['taps'].clone())
+
+    def derive(self, weight: Optional[Tensor], bias: Optional[Tensor], columns: Tensor,
+               chosen: Optional[Tensor] = None) -> Derived:
+        """The weights as they are; ``weight`` is None without extra tokens."""
+        return dict(value=weight, bias=bias, columns=columns, taps=self.taps, kernel=self.kernel,
+                    bias_taps=self.bias_taps)
+
+    def folded(self, derived: Derived) -> 'FoldedConvHeads':
+        """Itself."""
+        return self
+
+    def activate(self, maps: Tensor) -> Tensor:
+        """ReLU if SPViT-style, else the identity."""
+        return maps.relu() if self.relu else maps
+
+
 def _mix(shares: Tensor, weight: Tensor, dim: int) -> Tensor:
     """Weighted sum of the heads' parts along ``dim``, with shares (s,); not a matrix product."""
     parts = weight.unflatten(dim, (len(shares), -1))
@@ -363,6 +436,16 @@ OPERATORS: Dict[str, Type[HeadOperator]] = {
     'ensembled-dwconv': EnsembledDepthwiseHeads,
     'spvit': SPViTHeads,
 }
+
+
+#: Behind an operator's name in structure files: with plain weights, see `HeadOperator.folded`.
+FOLDED = '-folded'
+
+
+def folded_name(name: str) -> str:
+    """Name of an operator once it is folded; that of DW[all] stays, its weights are plain."""
+    plain = OPERATORS.get(name.removesuffix(FOLDED), HeadOperator).reads_values
+    return name if plain or name.endswith(FOLDED) else f'{name}{FOLDED}'
 
 
 def head_operator(name: str) -> Type[HeadOperator]:

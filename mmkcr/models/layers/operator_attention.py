@@ -16,7 +16,7 @@ from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, slice_axes
-from .head_operators import Derived, HeadOperator, _channels, head_operator
+from .head_operators import FOLDED, Derived, HeadOperator, _channels, head_operator
 
 
 class TokenGrid:
@@ -127,7 +127,8 @@ class OperatorAttention(_AttentionParts):
         attn (MultiheadAttention | MixedAttention): Has H heads. Its tensors are taken over.
         kept (Tensor): Heads that stay attention, int64, ascending, shape (a,); may be empty.
         operator (str): Operator of the other heads, see
-            :data:`~mmkcr.models.layers.head_operators.OPERATORS`.
+            :data:`~mmkcr.models.layers.head_operators.OPERATORS`; with ``'-folded'`` behind it,
+            its weights are plain, see :meth:`fold`.
         grid (TokenGrid): Token grid of the backbone.
 
     Raises:
@@ -138,8 +139,8 @@ class OperatorAttention(_AttentionParts):
     def __init__(self, attn: nn.Module, kept: Tensor, operator: str, grid: TokenGrid) -> None:
         super().__init__(attn, grid)
         replaced = _others(kept, self.num_heads)
+        operator, plain = operator.removesuffix(FOLDED), operator.endswith(FOLDED)
         self.attended = kept.tolist()
-        self._folded: Optional[Derived] = None
         self.operator = None
         # a searched operator was trained and is taken over; that of a dense attention is new
         if len(replaced) and isinstance(attn, MixedAttention):
@@ -153,6 +154,8 @@ class OperatorAttention(_AttentionParts):
         slice_axes([Axis(self.qkv, 'weight'), Axis(self.qkv, 'bias')], rows)
         slice_axes([Axis(self.proj, 'weight', 1)], columns)
         self._attended = 3 * len(kept) * self.head_dims  # rows of qkv that attention uses
+        if plain:
+            self.fold()
 
     @classmethod
     def convert_from(cls, module: nn.Module, kept: Sequence[int], operator: str = 'dwconv',
@@ -171,31 +174,42 @@ class OperatorAttention(_AttentionParts):
         kept = torch.tensor(sorted(kept), device=module.proj.weight.device).long()
         return cls(module, kept, operator, TokenGrid() if grid is None else grid)
 
+    def _rows(self, attended: bool) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+        """Weight and bias of the rows of ``qkv`` of kept heads, or of the values of the others."""
+        if not isinstance(self.qkv, nn.Linear):  # folded, and no head is kept
+            return None, None
+        part = slice(self._attended) if attended else slice(self._attended, None)
+        return self.qkv.weight[part], None if self.qkv.bias is None else self.qkv.bias[part]
+
     def _derive(self) -> Derived:
-        rows, bias = self.qkv.weight[self._attended:], self.qkv.bias
-        return self.operator.derive(rows, None if bias is None else bias[self._attended:],
-                                    self.proj.weight[:, self._attended // 3:])
+        return self.operator.derive(*self._rows(False), self.proj.weight[:, self._attended // 3:])
 
+    @torch.no_grad()
     def fold(self) -> 'OperatorAttention':
-        """Compute the derived kernels and ensembled weights once, and keep them.
+        """Replace ensembles and derived kernels by plain weights, for good; outputs stay the same.
 
-        They are dropped when the module trains or loads weights. Outputs stay the same. This is
-        for timing: an exporter's constant folding does the same.
+        Ensembled DW becomes a depthwise convolution of one head, Conv[all] and SPViT-style full
+        convolutions. What is plain already stays: folding twice is folding once. Training goes on
+        from the plain weights.
         """
-        if self.operator is not None and not self.operator.reads_values:
-            with torch.no_grad():
-                self._folded = {key: None if value is None else value.clone()
-                                for key, value in self._derive().items()}
+        if self.operator is None:
+            return self
+        derived = {key: None if value is None else value.detach().clone()
+                   for key, value in self._derive().items()}
+        operator = self.operator.folded(derived)
+        if operator is self.operator:
+            return self
+        self.operator = operator.train(self.training)
+        values = operator.reads_values or operator.exchange is not None
+        weight, bias = self._rows(True)
+        if values:
+            weight = torch.cat([weight, derived['value']])
+            bias = None if bias is None else torch.cat([bias, derived['bias']])
+        # a layer without rows would have parameters without gradients
+        self.qkv = _with_weights(self.qkv, weight, bias) if len(weight) else nn.Identity()
+        columns = torch.cat([self.proj.weight[:, :self._attended // 3], derived['columns']], 1)
+        self.proj = _with_weights(self.proj, columns, self.proj.bias)
         return self
-
-    def train(self, mode: bool = True) -> 'OperatorAttention':
-        """Set the mode; training undoes :meth:`fold`."""
-        self._folded = None if mode else self._folded
-        return super().train(mode)
-
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
-        self._folded = None
-        super()._load_from_state_dict(*args, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, D) to (B, N, D)."""
@@ -207,9 +221,8 @@ class OperatorAttention(_AttentionParts):
             if self.operator is not None:
                 parts.append(self.operator.mix(qkv[..., rows:], self.grid.hw))
             return self._finish(self.proj(_joined(parts)))
-        weight, bias, derived = self.proj.weight, self.qkv.bias, self._folded or self._derive()
-        parts = [self._attend(F.linear(x, self.qkv.weight[:rows],
-                                       None if bias is None else bias[:rows]))] if rows else []
+        weight, derived = self.proj.weight, self._derive()
+        parts = [self._attend(F.linear(x, *self._rows(True)))] if rows else []
         parts.append(self.operator.run(x, derived, self.grid.hw))
         if self.operator.ensembled:  # its d columns replace those of all replaced heads
             weight = torch.cat([weight[:, :rows // 3], derived['columns']], 1)
@@ -218,6 +231,16 @@ class OperatorAttention(_AttentionParts):
     def extra_repr(self) -> str:
         """Shown by ``print(model)``."""
         return f'heads={self.num_heads}, attended={self.attended}'
+
+
+def _with_weights(layer: nn.Linear, weight: Tensor, bias: Optional[Tensor]) -> nn.Linear:
+    """Give a linear layer other weights, trained if its own are."""
+    layer.out_features, layer.in_features = weight.shape
+    trained = layer.weight.requires_grad
+    layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=trained)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=layer.bias.requires_grad)
+    return layer
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -1,12 +1,21 @@
 """Operator of a head: attention, or a convolution in its place (drop-in depthwise convolution)."""
 
+import dataclasses
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, BaseGate, Cost, MaskPoint, Unsupported, count_params
-from mmkcr.models.layers.head_operators import OPERATORS, head_operator
+from mmkcr.core import (
+    Axis,
+    BaseGate,
+    Cost,
+    MaskPoint,
+    SiteEntry,
+    Unsupported,
+    count_params,
+)
+from mmkcr.models.layers.head_operators import OPERATORS, folded_name, head_operator
 from mmkcr.models.layers.operator_attention import (
     MixedAttention,
     OperatorAttention,
@@ -71,8 +80,10 @@ class HeadOperatorSite(AttentionSite):
         return []
 
     def operators(self) -> Tuple[str, ...]:
-        """All operators, with that of the search first."""
-        return (self.operator, *(name for name in OPERATORS if name != self.operator))
+        """All operators, with that of new structures first: of a search it is folded."""
+        first = self.operator if self.gate is None else folded_name(self.operator)
+        names = dict.fromkeys([first, *OPERATORS, *map(folded_name, OPERATORS)])
+        return tuple(names)
 
     def check(self, kept: Tensor) -> None:
         """Accept any selection of heads, also an empty one."""
@@ -132,17 +143,29 @@ class HeadOperatorSite(AttentionSite):
         return attention + operator.macs(replaced, dims, tokens, patches) + columns * dims * tokens
 
     def params(self, size: Cost) -> Cost:
-        """Parameters with queries and keys of ``size`` heads, and an operator for the others."""
+        """Parameters with queries and keys of ``size`` heads, and an operator for the others.
+
+        A search's operator is counted as slimming leaves it: folded.
+        """
         owner, replaced = self.owner, self.total - size
         mixed = (self.holder, owner.operator) if hasattr(owner, 'operator') else ()
         row = count_params(owner.qkv) // (3 * self.total)  # the queries of one head, or its keys
+        operator, column = self._module(), owner.proj.weight.numel() // self.total
+        folding = 0 if self.gate is None else operator.folded_params(replaced, row, column)
         return (count_params(owner) - sum(map(count_params, mixed)) - 2 * row * replaced
-                + self._module().params(replaced))
+                + operator.params(replaced) + folding)
 
     def _module(self) -> nn.Module:
         """The layer's operator; for a dense layer, a new one of all heads, to count with."""
         return getattr(self.owner, 'operator', None) or head_operator(self.operator)(
             self.total, self.view.width, self.grid.extra)
+
+    def fold(self, entry: SiteEntry) -> SiteEntry:
+        """Give a replaced layer plain weights; returns its entry in a structure."""
+        if not isinstance(self.owner, OperatorAttention) or entry.operator is None:
+            return entry
+        self.owner.fold()
+        return dataclasses.replace(entry, operator=folded_name(entry.operator))
 
     def fitted(self) -> Tuple[str, ...]:
         """The layer, with its operator."""

@@ -24,6 +24,7 @@ from mmkcr.models import (
     KCRVisionTransformer,
 )
 from mmkcr.models.layers import OperatorAttention
+from mmkcr.models.layers.head_operators import folded_name
 from mmkcr.models.utils import task_forward
 from mmkcr.registry import MODELS
 
@@ -107,7 +108,16 @@ def test_supernet_with_hard_gates_equals_subnet(kwargs, size, operator, seed, ga
     assert_same(outputs(model, x), outputs(subnet, x))
     replaced = [site.total - len(site.kept) for site in found.sites.values()]
     assert sum(replaced) == (8 if gates is BLOCKS else 5)
-    assert {site.operator for site in found.sites.values() if len(site.kept) < 4} == {operator}
+    assert {site.operator for site in found.sites.values() if len(site.kept) < 4} == {
+        folded_name(operator)}
+    # plain layers: nothing is left to fold
+    plain = copy.deepcopy(subnet)
+    assert not any('logits' in key for key in plain.state_dict())
+    for module in plain.modules():
+        if isinstance(module, OperatorAttention):
+            module.fold()
+    assert list(plain.state_dict()) == list(subnet.state_dict())
+    assert found.params['subnet'] == sum(p.numel() for p in subnet.parameters())
     # from its file, strictly
     again = MODELS.build(dict(found.backbone, structure=json.loads(found.dumps()),
                               **{k: v for k, v in kwargs.items() if k == 'num_registers'})).double()
@@ -125,10 +135,6 @@ def test_macs_of_the_supernet_are_those_of_dense_model_and_subnet(operator, gate
                      task_forward(model, (3, 40, 32)))
     assert macs.dense == count_macs(DWConvVisionTransformer(**kwargs), (3, 40, 32))
     subnet, found = slim(model, None, 1, (3, 40, 32))
-    for module in subnet.modules():
-        if isinstance(module, OperatorAttention):
-            module.eval()
-            module.fold()
     assert macs(found.sizes()) == count_macs(subnet, (3, 40, 32)) == found.macs['subnet']
     assert found.macs['dense'] == macs.dense
     assert found.params == dict(dense=sum(p.numel() for p in build(kwargs).parameters()),
@@ -341,6 +347,26 @@ def test_only_networks_with_such_heads_take_a_choice():
 
 
 # ---- channels of the MLPs beside heads --------------------------------------------------------
+
+
+@pytest.mark.parametrize('operator', ['conv', 'ensembled-dwconv', 'spvit'])
+def test_heads_that_a_file_replaced_are_folded_when_channels_are_slimmed(operator):
+    heads = build(VIT, operator=operator)
+    fixed = structure(heads, [[], [0, 2], [0, 1, 2, 3]])
+    model = build(VIT, cls=KCRDWConvVisionTransformer, gates=dict(mlp_channels=FFN),
+                  structure=fixed).double()
+    before = copy.deepcopy(model.state_dict())
+    x = torch.randn(2, 3, 40, 32)
+    subnet, found = slim(model, None, 1, (3, 40, 32))
+    assert_same(outputs(model, x), outputs(subnet, x))
+    assert {site.operator for site in found.sites.values()} == {None, f'{operator}-folded'}
+    assert not any('logits' in key for key in subnet.state_dict())
+    assert found.params['subnet'] == sum(p.numel() for p in subnet.parameters())
+    assert list(before) == list(model.state_dict())  # the search itself goes on as it was
+    again = KCRDWConvVisionTransformer(**VIT, structure=json.loads(found.dumps())).double()
+    again.load_state_dict(subnet.state_dict(), strict=True)
+    again.eval()
+    assert_same(outputs(subnet, x), outputs(again, x))
 
 
 @pytest.mark.parametrize('gates', [dict(mlp_channels=FFN, head_operator=BLOCKS),

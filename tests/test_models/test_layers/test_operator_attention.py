@@ -169,15 +169,32 @@ def test_soft_gates_give_finite_gradients_to_all(name, blockwise):
 
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('kept', [[], [1]])
-def test_fold_changes_nothing_and_ends_with_training(name, kept):
-    module, x = shake(convert(dense(), kept, name, extra=1)), tokens((4, 5), 1)
+@pytest.mark.parametrize('extra', [0, 1])
+@pytest.mark.parametrize('bias', [True, False])
+def test_fold_gives_plain_layers_with_the_same_outputs_once_and_twice(name, kept, extra, bias):
+    module, x = shake(convert(dense(bias=bias), kept, name, extra=extra)), tokens((4, 5), extra)
     expected = module(x)
-    assert torch.equal(module.fold()(x), expected)
-    derives = name != 'dwconv'  # which has nothing to derive: its layers are called as such
-    assert bool(module._folded) == derives
-    module.qkv.weight.data[module._attended:].add_(1.)
-    assert torch.equal(module(x), expected) == derives
-    assert not torch.equal(module.train().eval()(x), expected)
+    once = copy.deepcopy(module).fold()
+    close(once(x), expected)
+    state = copy.deepcopy(once.state_dict())
+    operator = once.operator
+    assert once.fold() is once and once.operator is operator
+    assert list(once.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in once.state_dict().items())
+    # nothing is derived any more: a forward pass reads parameters as they are
+    assert not hasattr(operator, 'logits')
+    left = H - len(kept)
+    heads = 1 if name in ('spvit', 'ensembled-dwconv') else left
+    assert once.proj.weight.shape == (D, (len(kept) + heads) * D // H)
+    if 'conv' == name or name == 'spvit':
+        assert operator.kernel.shape == (heads * D // H, D, 3, 3)
+    # another map size, and every parameter learns
+    grown = copy.deepcopy(once).train()
+    grown.grid._hw = module.grid._hw = (2, 7)
+    y = tokens((2, 7), extra)
+    close(grown.eval()(y), module(y))
+    grown.train()(y).square().sum().backward()
+    assert all(p.grad is not None for p in grown.parameters())
 
 
 @pytest.mark.parametrize('name', NAMES)
