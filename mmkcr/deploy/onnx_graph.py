@@ -17,11 +17,12 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
 
     ONNX Runtime computes all values that depend only on shapes, for every example. Values that
     are equal for all examples become constants, equal ones only once. In the shape of a reshape
-    one entry may differ (the batch) and becomes -1. Padding by nothing, and nodes that are no
-    longer needed, are removed.
+    one entry may differ (the batch) and becomes -1. If only the batch is dynamic, all other shapes
+    are computed from one node that reads it, equal ones only once. Padding by nothing, and nodes
+    that are no longer needed, are removed.
 
     Args:
-        model (onnx.ModelProto): A model with one input, the images.
+        model (onnx.ModelProto): A model with one input, the images, of opset 13 or later.
         images (Sequence[np.ndarray]): Examples (B, C, H, W) of all shapes that the file must
             support: at least two batch sizes if the batch is dynamic, and so on.
 
@@ -43,14 +44,21 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
             if shape is not None:
                 node.input[1] = reshapes[node.output[0]]
                 constants[node.input[1]] = shape
+    of_batch = _of_batch(graph, values, constants, images)
     _bypass(graph, constants)
-    # from the outputs back: a node stays if one of its outputs is needed and not constant
-    kept, needed = [], {output.name for output in graph.output}
+    # from the outputs back: a node stays if one of its outputs is needed and not known
+    kept, needed, known = [], {output.name for output in graph.output}, {**constants, **of_batch}
     for node in reversed(graph.node):
         outputs = set(filter(None, node.output)) & needed
-        if outputs - constants.keys():
+        if outputs - known.keys():
             kept.append(node)
             needed |= _inputs(node)
+    needed -= {name for node in kept for name in node.output}
+    shapes = _unique({name: value for name, value in of_batch.items() if name in needed})
+    made = _from_batch(graph.input[0].name, {name: of_batch[name] for name in shapes.values()},
+                       constants)
+    kept += reversed(made)  # from the outputs back, as the others
+    needed |= set().union(*map(_inputs, made))
     computed = {name for node in kept for name in node.output}
     names = _unique({name: value for name, value in constants.items()
                      if name in needed - computed})
@@ -61,10 +69,63 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
     graph.initializer.extend(weights)
     graph.initializer.extend(numpy_helper.from_array(constants[name], name)
                              for name in dict.fromkeys(names.values()))
+    names.update(shapes)
     for node in graph.node:
         for place, name in enumerate(node.input):
             node.input[place] = names.get(name, name)
     return model
+
+
+def _of_batch(graph: Any, values: Dict[str, List[np.ndarray]], constants: Dict[str, np.ndarray],
+              images: Sequence[np.ndarray]) -> Dict[str, np.ndarray]:
+    """Shapes each of whose entries is constant or a multiple of the batch.
+
+    Targets of expansions of constants get names of their own, and 1 where the constant has its
+    full size, so that more of them are equal.
+
+    Returns:
+        dict[str, np.ndarray]: Factors of the batch and what is added to it, (2, entries) each,
+        by the shape's name; empty if more than the batch is dynamic.
+    """
+    batches = np.array([len(image) for image in images])
+    if len({image.shape[1:] for image in images}) > 1 or len(set(batches)) == 1:
+        return {}
+    found = {}
+    for name in values.keys() - constants.keys():
+        if values[name][0].dtype == np.int64 and values[name][0].ndim == 1 and \
+                len({len(value) for value in values[name]}) == 1:
+            entries = np.stack(values[name])  # (examples, entries)
+            fixed = (entries == entries[0]).all(0)
+            factors = np.where(fixed, 0, entries[0] // batches[0])
+            # an entry that varies in another way stays as it is
+            if (np.where(fixed, entries, factors * batches[:, None]) == entries).all():
+                found[name] = np.stack([factors, np.where(fixed, entries[0], 0)])
+    weights = {weight.name: tuple(weight.dims) for weight in graph.initializer}
+    weights.update((name, value.shape) for name, value in constants.items())
+    for node in graph.node:
+        if node.op_type == 'Expand' and node.input[1] in found and node.input[0] in weights:
+            target, own = found[node.input[1]].copy(), weights[node.input[0]]
+            if 0 < len(own) <= target.shape[1]:
+                target[1, -len(own):][target[1, -len(own):] == own] = 1
+            node.input[1] = f'{node.output[0]}_shape'
+            found[node.input[1]] = target
+    return found
+
+
+def _from_batch(images: str, shapes: Dict[str, np.ndarray],
+                constants: Dict[str, np.ndarray]) -> List[Any]:
+    """Nodes that compute shapes of :func:`_of_batch`; their constants are added to the others."""
+    from onnx import helper
+    if not shapes:
+        return []
+    constants['batch_axis'] = np.array([0])
+    nodes = [helper.make_node('Shape', [images], ['images_shape']),
+             helper.make_node('Gather', ['images_shape', 'batch_axis'], ['images_batch'])]
+    for name, (factors, added) in shapes.items():
+        constants[f'{name}_factors'], constants[f'{name}_added'] = factors, added
+        nodes += [helper.make_node('Mul', ['images_batch', f'{name}_factors'], [f'{name}_scaled']),
+                  helper.make_node('Add', [f'{name}_scaled', f'{name}_added'], [name])]
+    return nodes
 
 
 def _bypass(graph: Any, constants: Dict[str, np.ndarray]) -> None:

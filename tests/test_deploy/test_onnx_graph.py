@@ -111,6 +111,37 @@ def test_shapes_that_follow_from_the_batch_are_folded_whatever_they_are_written_
     np.testing.assert_array_equal(run(model, examples[0])[0], expected[0])
 
 
+def test_other_shapes_are_computed_from_one_that_is_read_once():
+    """Multiples of the batch and constants; what follows from it in another way is left alone."""
+    nodes = []
+    for i in '01':  # the same index for all tokens, found twice from different shapes
+        nodes += [helper.make_node('Relu', ['images'], [f'x{i}']),
+                  helper.make_node('Reshape', [f'x{i}', 'tokens'], [f'rows{i}']),
+                  helper.make_node('Shape', [f'rows{i}'], [f'all{i}']),
+                  helper.make_node('Gather', [f'all{i}', 'zero'], [f'count{i}']),
+                  helper.make_node('Concat', [f'count{i}', f'width{i}'], [f'shape{i}'], axis=0),
+                  helper.make_node('Expand', [f'index{i}', f'shape{i}'], [f'indices{i}']),
+                  helper.make_node('GatherElements', [f'rows{i}', f'indices{i}'], [f'out{i}'],
+                                   axis=1)]
+    nodes += [helper.make_node('Mul', ['count0', 'count0'], ['square']),
+              helper.make_node('Expand', ['one', 'square'], ['out2'])]
+    indices = [np.array([2, 0]), np.array([1, 1, 2])]
+    weights = dict(tokens=np.array([-1, 3]), zero=np.array([0]), one=np.ones(1, np.float32),
+                   index0=indices[0], index1=indices[1], width0=np.array([2]), width1=np.array([3]))
+    model = graph_of(nodes, weights, ['batch', 4, 3], ['out0', 'out1', 'out2'])
+    fold_constants(model, [np.zeros((size, 4, 3), np.float32) for size in (2, 3)])
+    found = count_operators(model)
+    # one pair of nodes for both indices, and one for the number of tokens that is squared
+    assert 'Concat' not in found and found['Shape'] == found['Gather'] == 1
+    assert (found['Mul'], found['Add'], found['Expand']) == (2 + 1, 2, 3)
+    for size in (1, 2, 5):
+        x = np.random.rand(size, 4, 3).astype(np.float32)
+        *gathered, other = run(model, x)
+        for values, index in zip(gathered, indices):
+            np.testing.assert_array_equal(values, x.reshape(-1, 3)[:, index])
+        assert other.shape == ((4 * size)**2, )
+
+
 def test_indices_are_narrow():
     index = np.array([2, 0])
     nodes = [helper.make_node('Expand', ['index', 'shape'], ['indices']),

@@ -1,0 +1,116 @@
+"""What is left in the graphs of shipped networks, and that their outputs are still the same."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from mmengine.config import Config
+
+from mmkcr.apis.export import export_onnx
+from mmkcr.core import Structure
+from mmkcr.models.layers.head_operators import OPERATORS
+from mmkcr.registry import MODELS
+
+ROOT = Path(__file__).parents[2]
+#: By structure file: how many shapes with the batch in them its network needs.
+CUT = {'kcr-search_vit-small_8xb64_in1k-100': 2,  # of class tokens, of indices
+       'kcr-search_swin-tiny_8xb64_in1k-100': 4,  # of indices in four stages
+       'dcs-search_mobilevit-small_8xb64_in1k-100': 5,  # of indices in three, of maps resized twice
+       'kcr-search_efficientvit-b1_8xb64_in1k-100': 0}
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+    """``exported(name)``: the graph of a structure file's network at its fixed size, and errors."""
+    found, folder = {}, tmp_path_factory.mktemp('graphs')
+
+    def export(name):
+        if name not in found:
+            path = ROOT / 'configs/structures' / f'{name}.json'
+            torch.manual_seed(0)
+            model = MODELS.build(dict(Structure.load(path).backbone, structure=str(path)))
+            report = export_onnx(model, folder / f'{name}.onnx', (3, 224, 224), False, (1, 3),
+                                 runtime='onnxruntime')
+            found[name] = onnx.load(report.path), report
+        return found[name]
+
+    return export
+
+
+def dependent(graph, sources):
+    """Nodes that compute from these nodes' outputs and from constants only."""
+    known = {weight.name for weight in graph.initializer} | {''}
+    reached, nodes = {name for node in sources for name in node.output}, []
+    for node in graph.node:
+        if set(node.input) & reached and set(node.input) <= reached | known:
+            nodes.append(node)
+            reached.update(node.output)
+    return nodes
+
+
+@pytest.mark.parametrize('name', CUT)
+def test_the_batch_is_read_once_and_nothing_else_computes_shapes(name, exported):
+    """Every selection had a chain of its own from the batch to its index."""
+    model, report = exported(name)
+    assert max(report.errors.values()) < 1e-5 and {shape[0] for shape in report.errors} == {1, 3}
+    graph, count = model.graph, report.operators.get
+    onnx.checker.check_model(model, full_check=True)
+    shapes = [node for node in graph.node if node.op_type in ('Shape', 'Size')]
+    assert len(shapes) == (CUT[name] > 0) and all(node.input[0] == 'images' for node in shapes)
+    chain = [node.op_type for node in dependent(graph, shapes)]
+    assert [chain.count(kind) for kind in ('Gather', 'Mul', 'Add')] == [len(shapes), CUT[name],
+                                                                        CUT[name]]
+    # no index is computed: a constant is repeated for every token
+    assert chain.count('Expand') == len(chain) - chain.count('Gather') - 2 * CUT[name]
+    assert chain.count('Expand') == count('Expand', 0) >= count('GatherElements', 0)
+    assert not count('Where') and not count('ConstantOfShape') and not count('Range')
+
+
+@pytest.mark.parametrize('name', [name for name in CUT if 'mobilevit' in name
+                                  or 'efficientvit' in name])
+def test_batch_norms_are_in_the_convolutions(name, exported):
+    model, report = exported(name)
+    path = ROOT / 'configs/structures' / f'{name}.json'
+    norms = [module for module in MODELS.build(dict(Structure.load(path).backbone)).modules()
+             if isinstance(module, torch.nn.BatchNorm2d)]
+    assert len(norms) > 20 and 'BatchNormalization' not in report.operators
+    # neither are scales of channels left over: products of two tensors of the image only
+    weights = {weight.name: weight.dims for weight in model.graph.initializer}
+    scaled = [node for node in model.graph.node if node.op_type in ('Mul', 'Sub')
+              and any(len(weights.get(name, ())) == 4 for name in node.input)]
+    assert not scaled
+
+
+@pytest.mark.parametrize('operator', OPERATORS)
+def test_nothing_is_derived_from_the_weights_of_operators(operator, tmp_path):
+    """Whole blocks and single heads are replaced in ViT-octo; kernels and ensembles are stored."""
+    config = Config.fromfile(ROOT / 'configs/dwconv/digits/dwconv-dense_vit-octo_1xb64_digits.py')
+    backbone = {key: value for key, value in config.model.backbone.items() if key != 'init_cfg'}
+    backbone.update(operator=operator, num_registers=2)
+    dense = MODELS.build(dict(backbone))
+    names = list(dense.sites())
+    kept = {name: [] if i % 2 else [0, 2] if i % 4 else list(range(dense.sites()[name]))
+            for i, name in enumerate(names)}
+    structure = dense.structure_for({name: torch.tensor(heads).long()
+                                     for name, heads in kept.items()})
+    torch.manual_seed(0)
+    model = MODELS.build(dict(backbone, structure=structure.to_dict()))
+    for parameter in model.parameters():
+        parameter.data.normal_(0., 0.1)
+    report = export_onnx(model, tmp_path / 'model.onnx', (3, 32, 32), False, (1, 3))
+    assert max(report.errors.values()) < 1e-5
+    graph = onnx.load(report.path).graph
+    weights = {weight.name: onnx.numpy_helper.to_array(weight) for weight in graph.initializer}
+    fixed = [node.op_type for node in graph.node
+             if all(name in weights for name in node.input if name)]
+    assert not fixed  # every node reads the image
+    kernels = [weights[node.input[1]] for node in graph.node if node.op_type == 'Conv']
+    replaced = [heads for heads in kept.values() if len(heads) < 4]
+    assert len(kernels) == 1 + len(replaced)  # and the patches'
+    widths = {kernel.shape[0] for kernel in kernels[1:]}
+    ensembled = OPERATORS[operator].ensembled
+    assert len(widths) == (1 if ensembled else 2)  # of one head, or of all replaced ones
+    assert {kernel.shape[2:] for kernel in kernels[1:]} == {(3, 3)}
+    # a softmax over heads is an ensemble's, those that are left are of attention
+    assert report.operators['Softmax'] == sum(bool(heads) for heads in kept.values())
