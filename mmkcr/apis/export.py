@@ -5,11 +5,12 @@ import functools
 import importlib.util
 import itertools
 import logging
+import re
 import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ _NEEDED = ('onnx', 'onnxruntime')
 _OPSET = 17  # the first with LayerNormalization
 _META = 'mmkcr'
 _MOST = 2**31  # bytes of one protobuf message
+_OPERATOR = re.compile(r"operator '([\w:]+)' to|unrecognized namespace ([\w:]+)|"
+                       r'export of operator (\w+)')
+_SCOPE = re.compile(r'scope: \S*::(model[\w.]*)')
 Shape = Tuple[int, int, int, int]
 
 
@@ -219,7 +223,8 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
         onnx.ModelProto: With the input ``images`` and the outputs ``output``, or ``output0`` ...
 
     Raises:
-        ValueError: An operator that ONNX does not have.
+        ValueError: An operator that ONNX does not have, or a module that cannot be traced; the
+            message names it and its block.
     """
     import onnx
     traced = padded_shape(prepared, shape) if dynamic else tuple(shape)
@@ -230,14 +235,11 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
         outputs = prepared(images)
         count = 1 if isinstance(outputs, Tensor) else len(outputs)
         outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]
-        try:
+        with _blamed(prepared, images):
             torch.onnx.export(
                 prepared, (images, ), str(path), dynamo=False, opset_version=_OPSET,
                 input_names=['images'], output_names=outputs,
                 dynamic_axes=dict(images=names, **{name: {0: 'batch'} for name in outputs}))
-        except torch.onnx.errors.OnnxExporterError as error:
-            raise ValueError('expected a model of operators that ONNX has, found '
-                             f'`{type(prepared.model).__name__}`: {_first_line(error)}') from error
     # two batch sizes and, if dynamic, two image sizes: what is equal for both is constant
     examples = [(2, *traced), (3, *shape)]
     graph = fold_constants(onnx.load(path), [np.zeros(size, np.float32) for size in examples])
@@ -245,6 +247,60 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
         split_projections(graph)
     narrow_indices(graph)
     return graph
+
+
+@contextlib.contextmanager
+def _blamed(prepared: TensorModel, images: Tensor) -> Iterator[None]:
+    """Say which operator or block of a model an error of the exporter is about."""
+    running: List[str] = []  # modules whose forward has begun, from outside in
+
+    def begin(name: str, *_: Any) -> None:
+        running.append(name)
+
+    def end(name: str, *_: Any) -> None:
+        del running[running.index(name):]
+
+    hooks = [hook for name, module in prepared.named_modules() for hook in (
+        module.register_forward_pre_hook(functools.partial(begin, name)),
+        module.register_forward_hook(functools.partial(end, name)))]
+    try:
+        yield
+    except Exception as error:  # of whatever a module does, too
+        unknown, text = _OPERATOR.search(str(error)), _first_line(error)
+        if unknown and not running:
+            operator = next(filter(None, unknown.groups()))
+            place = _module_of(prepared, images, operator)
+            raise ValueError('expected a model of operators that ONNX has, found '
+                             f'`{operator}` in {_named(prepared, place)}') from error
+        if not running and not isinstance(error, torch.onnx.errors.OnnxExporterError):
+            raise
+        scope = _SCOPE.search(str(error))  # of the node that cannot be expressed
+        place = running[-1] if running else scope[1] if scope else 'model'
+        raise ValueError('expected a model that can be exported to ONNX, found '
+                         f'{_named(prepared, place)}, which cannot: {text}') from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _module_of(prepared: TensorModel, images: Tensor, operator: str) -> str:
+    """Path of the module that calls an operator."""
+    graph = torch.jit.trace(prepared, images, check_trace=False).inlined_graph
+    # '__module.model/__module.model.layers.0'
+    # as the exporter spells it: 'aten::fft_rfft2', but 'Sort' of 'aten::sort'
+    scopes = [node.scopeName() for node in graph.nodes()
+              if operator in (node.kind().rstrip('_'), node.kind().partition('::')[2].title())]
+    return scopes[0].rpartition('__module.')[2] if scopes else 'model'
+
+
+def _named(prepared: TensorModel, path: str) -> str:
+    """A module as errors name it, from the model that TensorModel holds."""
+    own = path.partition('.')[2]
+    try:
+        kind = type(prepared.get_submodule(path)).__name__
+    except AttributeError:  # a path that the exporter shortened
+        return f'`{own or path}`'
+    return f'`{own}` (`{kind}`)' if own else f'`{kind}`'
 
 
 def _rounded_up(sides: Sequence[int], multiple: int) -> Tuple[int, ...]:
