@@ -1,9 +1,12 @@
 """tools/deployment/export_onnx.py: from a config and a checkpoint to a checked file."""
 
+import re
+
 import onnx
 import pytest
 
 from mmkcr.apis.build import load_config
+from mmkcr.apis.latency import PairTiming
 from mmkcr.core import Structure
 
 TOOL = 'deployment/export_onnx'
@@ -49,6 +52,19 @@ def test_for_a_runtime_sizes_are_fixed_and_the_dense_network_is_timed(run_tool, 
     assert f'{structure["subnet"] / structure["dense"]:.3f} of its MACs' in printed
     printed = run_tool(TOOL, *deploy, '--runtime', runtime, '--dynamic-size', '--repeats', 0)
     assert 'width dynamic' in printed and 'of its MACs' not in printed
+
+
+@pytest.mark.parametrize('runtime, form', [('onnxruntime', 'elements'), ('any', 'gather')])
+@pytest.mark.parametrize('ratio', [1.25, 1., 0.8])
+def test_a_file_slower_than_the_dense_one_is_told_with_its_form(ratio, runtime, form, run_tool,
+                                                                load_tool, deploy, monkeypatch):
+    monkeypatch.setattr(load_tool(TOOL), 'measure_pair', lambda *args, **options: PairTiming(
+        [0.004] * 3, [0.004 * ratio] * 3, 100, 80))
+    printed = run_tool(TOOL, *deploy, '--runtime', runtime, '--static-size')
+    assert f'{ratio:.3f} of the time of the dense network, at 0.800 of its MACs' in printed
+    found = re.findall(r'^warning: slower than the dense network; selections of channels: '
+                       rf'(\d+) {form}(?:, \d+ sliced)?$', printed, re.M)
+    assert len(found) == (ratio > 1) == ('warning' in printed)
 
 
 def test_mistakes(refused, deploy, search_config, tmp_path):
