@@ -40,6 +40,17 @@ model = dict(
 
 
 @pytest.fixture(scope='session')
+def whole_model():
+    """``whole_model(printed)``: the cells of that row of a table of MACs by part, G MACs."""
+
+    def read(printed):
+        row, = [line for line in printed.splitlines() if 'whole model' in line]
+        return [cell.strip() for cell in row.split('│') if cell.strip()][1:]
+
+    return read
+
+
+@pytest.fixture(scope='session')
 def small_digits(tmp_path_factory):
     """A folder with the digits, and one scene each."""
     from lab.digits import DigitsOptions, write_digits

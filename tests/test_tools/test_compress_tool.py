@@ -15,6 +15,7 @@ from PIL import Image
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config, run_folder
+from mmkcr.apis.count import count_parts
 from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.apis.int8 import DeployedFile
 from mmkcr.core import Structure
@@ -232,7 +233,8 @@ def write_images(folder, sizes):
       'model.encoder.num_layers': 1, 'model.decoder.num_layers': 1,
       'test_dataloader.dataset.pipeline.1.scale': (224, 160)}),
 ])
-def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch):
+def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch, capsys,
+                               whole_model):
     """From an empty folder, with a folder of images; narrower, for the time it takes."""
     monkeypatch.chdir(tmp_path)
     folder = write_images(tmp_path / 'images', [(60, 90), (90, 60), (70, 70)])
@@ -247,6 +249,10 @@ def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch
     structure = Structure.load('slim/structure.json')
     assert structure.macs['subnet'] <= 0.8 * structure.macs['dense']
     assert count_macs(model.backbone, (3, 128, 160)) == structure.macs['subnet']
+    whole = sum(count_parts(model, (3, 128, 160)).values())
+    dense = whole + structure.macs['dense'] - structure.macs['subnet']
+    assert whole > structure.macs['subnet'] and whole_model(capsys.readouterr().out) == [
+        f'{dense / 1e9:.4g}', f'{whole / 1e9:.4g}', f'{whole / dense:.1%}']
 
 
 def test_a_dense_network_with_several_initialisations():

@@ -67,7 +67,8 @@ def config_of(scenes, tmp_path_factory):
     return write
 
 
-def test_search_slim_train_test_export(run_tool, config_of, rates_by_layer, scales_of, tmp_path):
+def test_search_slim_train_test_export(run_tool, config_of, rates_by_layer, scales_of, whole_model,
+                                       tmp_path):
     """As a new user goes through it, with two iterations each."""
     search = config_of('search')
     run_tool('train', search, '--work-dir', tmp_path / 'search')
@@ -81,6 +82,10 @@ def test_search_slim_train_test_export(run_tool, config_of, rates_by_layer, scal
     load_weights(model, tmp_path / 's' / 'subnet.pth')
     assert structure.macs['subnet'] == count_macs(model.backbone, (3, 128, 128))
     assert 0.6 < structure.macs['subnet'] / structure.macs['dense'] <= 0.7
+    whole = count_macs(model, (3, 128, 128))
+    dense = whole + structure.macs['dense'] - structure.macs['subnet']
+    assert whole_model(printed) == [f'{dense / 1e9:.4g}', f'{whole / 1e9:.4g}',
+                                    f'{whole / dense:.1%}']
     assert structure.provenance['iter'] == 2
     run_tool('train', slim, '--work-dir', tmp_path / 'run', *rates_by_layer(0.5))
     checkpoint = torch.load(tmp_path / 'run' / 'iter_2.pth', weights_only=False)
