@@ -10,7 +10,8 @@ Examples:
     python tools/compress.py mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py CHECKPOINT \\
         --target-macs 70% --calibration FOLDER --images 256 --out slim
     python tools/compress.py CONFIG CHECKPOINT --target-bytes 40MB        # or --target-params 12M
-    python tools/compress.py CONFIG CHECKPOINT --target-latency 80% --latency-table table.json
+    python tools/compress.py CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
+        --threads 1 --batch 1
     python tools/compress.py CONFIG CHECKPOINT --order 80% 60% 45% 30%
     python tools/compress.py CONFIG CHECKPOINT --structure searched/structure.json
 """
@@ -36,6 +37,7 @@ from mmkcr.apis.compress_files import (
 )
 from mmkcr.apis.count import part_rows
 from mmkcr.apis.finetune import shortened, write_finetune_config
+from mmkcr.apis.latency_table import add_table_arguments, chosen_table
 from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
 from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
 from mmkcr.apis.refit_blocks import LEAST_PER_INPUT
@@ -60,10 +62,7 @@ def make_parser() -> Parser:
     target.add_argument('--structure', metavar='JSON',
                         help='structure.json of a search: what it keeps, with the weights of the '
                         'dense checkpoint, refitted')
-    parser.add_argument('--latency-table', metavar='FILE',
-                        help='of tools/benchmarks/latency_table.py: runtime, threads, batch')
-    parser.add_argument('--force-table', action='store_true',
-                        help='take a table of another machine')
+    add_table_arguments(parser)
     parser.add_argument('--sites', nargs='+', metavar='KIND',
                         help=f'kinds of site, of {", ".join(REFITTED)} (those of '
                         f'{", ".join(DEFAULT_SITES)} that the backbone has; heads whole only '
@@ -297,6 +296,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     check_file(args.structure, 'a structure')
     check_later_steps(args)
     cost, target = chosen_target(args)
+    table = chosen_table(args)
     if args.structure is not None:
         check_given_structure(args)
     for name in ('order', 'structure'):
@@ -312,7 +312,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             args.config, args.checkpoint, target, args.sites,
             args.calibration, args.images, args.batch_size,
             image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
-            args.device, args.cfg_options, args.latency_table, args.force_table,
+            args.device, args.cfg_options, table, args.force_table,
             args.int8, args.scope, cost, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
     dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
     deployed: List[Dict[str, float]] = []

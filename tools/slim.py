@@ -10,7 +10,8 @@ Examples:
     python tools/slim.py CONFIG CHECKPOINT --target-macs 12.6G --divisor 8
     python tools/slim.py CONFIG CHECKPOINT --target-macs 80% --shape 224 224
     python tools/slim.py CONFIG CHECKPOINT --target-bytes 40MB
-    python tools/slim.py CONFIG CHECKPOINT --target-latency 12ms --latency-table table.json
+    python tools/slim.py CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
+        --threads 1 --batch 1
 """
 
 from typing import Optional, Sequence
@@ -21,6 +22,7 @@ from mmkcr.apis.arguments import add_targets, chosen_target
 from mmkcr.apis.build import image_shape
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.count import part_rows
+from mmkcr.apis.latency_table import add_table_arguments, chosen_table
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
 from mmkcr.visualization import format_table
 
@@ -32,10 +34,7 @@ def make_parser() -> Parser:
     parser.add_argument('checkpoint', help='checkpoint of the search')
     target = parser.add_mutually_exclusive_group()
     add_targets(target, '; default: the channels whose gates are open')
-    parser.add_argument('--latency-table', metavar='FILE',
-                        help='of tools/benchmarks/latency_table.py: runtime, threads, batch')
-    parser.add_argument('--force-table', action='store_true',
-                        help='take a table of another machine')
+    add_table_arguments(parser)
     parser.add_argument('--divisor', type=int, default=1,
                         help='sizes are multiples of it, or full (%(default)s)')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
@@ -89,7 +88,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print_summary(slim_files(
         args.config, args.checkpoint, target, args.divisor,
         image_shape(args.shape) if args.shape else None, args.out, args.online_weights,
-        args.cfg_options, args.part, args.latency_table, args.force_table,
+        args.cfg_options, args.part, chosen_table(args), args.force_table,
         cost))
 
 

@@ -32,7 +32,7 @@ def add_targets(group: Any, most: str) -> None:
         most (str): Help of the first, after the examples.
     """
     for cls, example in zip(TARGETS.values(), ('12.6G', '12M', '40MB', '12ms')):
-        more = dict(macs=most, latency=', with --latency-table',
+        more = dict(macs=most, latency=', of a table that was measured',
                     bytes=' (of the state_dict)').get(cls.name, '')
         group.add_argument(f'--target-{cls.name}', metavar='TARGET',
                            help=f'most {cls.noun}: {example}, 0.6 or 60%% of the dense '
@@ -43,14 +43,16 @@ def chosen_target(args: Namespace) -> Tuple[str, Optional[str]]:
     """The cost that a target was given for (see :func:`mmkcr.apis.slim`), and the target.
 
     Args:
-        args (Namespace): Arguments of :func:`add_targets`, with ``latency_table``.
+        args (Namespace): Arguments of :func:`add_targets` and
+            :func:`~mmkcr.apis.latency_table.add_table_arguments`.
 
     Raises:
-        ValueError: A target of time without a table, or a table without one.
+        ValueError: Arguments about the table of a target of time, without this target.
     """
-    if (args.latency_table is None) != (args.target_latency is None):
-        raise ValueError('expected `--target-latency` with `--latency-table`, found one without '
-                         'the other')
+    for name in ('latency_table', 'runtime', 'threads', 'batch'):
+        if getattr(args, name) is not None and args.target_latency is None:
+            raise ValueError(f'expected `--target-latency` with `--{name.replace("_", "-")}`, '
+                             'found none')
     for name, cls in TARGETS.items():
         if getattr(args, name) is not None:
             return cls.name if cls.name in COUNTED else 'macs', getattr(args, name)

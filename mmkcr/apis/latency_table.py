@@ -1,9 +1,11 @@
 """Tables of measured times by kept sizes, and timing of subnets against their predictions."""
 
 import copy
+import shlex
 import statistics
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -17,7 +19,7 @@ from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from .export import export_onnx
-from .latency import Side, measure_pair, random_units, searchable
+from .latency import RUNTIMES, Side, measure_pair, random_units, searchable
 from .machine import hardware_name, versions_name
 from .share_out import size_options
 from .site_profiles import CompressOptions
@@ -73,12 +75,89 @@ def load_table(path: Union[str, Path], settings: Optional[Dict[str, Any]] = None
     wrong = {key: table.settings.get(key) for key, value in (settings or {}).items()
              if table.settings.get(key) != value}
     if wrong:
-        raise ValueError(f'expected a table about {settings} in `{path}`, found {wrong}')
+        wanted = {key: settings[key] for key in wrong}
+        raise ValueError(f'expected a table about {wanted} in `{path}`, found {wrong}')
     if not table.dense or any(len(entry['changes']) < len(entry['measured'])
                               for entry in table.classes):
         raise ValueError(f'expected a finished table in `{path}`, found sizes that were not '
                          'measured: run the command that made it again')
     return table
+
+
+def table_path(config: Union[str, Path], runtime: str, threads: int, batch: int) -> Path:
+    """Where a table of this machine is written and looked for by default.
+
+    Args:
+        config (str | Path): Config of the network.
+        runtime (str): See :class:`TableSettings`.
+        threads (int): As there.
+        batch (int): As there.
+    """
+    conditions = f'{runtime}_threads{threads}_batch{batch}_{hardware_name()}'
+    return Path(f'work_dirs/latency_tables/{Path(config).stem}_{conditions}.json')
+
+
+def add_table_arguments(parser: ArgumentParser) -> None:
+    """Add what a target of time needs: a table, or the conditions that one is looked for by.
+
+    Args:
+        parser (ArgumentParser): Parser of a command with ``config`` and ``--target-latency``.
+    """
+    parser.add_argument('--latency-table', metavar='FILE',
+                        help='of tools/benchmarks/latency_table.py, for --target-latency (default: '
+                        'where that writes it for this machine and the next three)')
+    default, which = TableSettings(), 'of --target-latency; default: that of the given table, else'
+    parser.add_argument('--runtime', choices=RUNTIMES, help=f'{which} {default.runtime}')
+    parser.add_argument('--threads', type=int, help=f'{which} {default.threads}')
+    parser.add_argument('--batch', type=int, help=f'{which} {default.batch}')
+    parser.add_argument('--force-table', action='store_true',
+                        help='take a table of another machine')
+
+
+def chosen_table(args: Namespace) -> Optional[Path]:
+    """The table of a target of time, checked against the conditions that were given.
+
+    Args:
+        args (Namespace): Arguments of :func:`add_table_arguments`, with ``target_latency``,
+            ``config``, ``sites`` (if the command has them), ``shape``, ``part`` and
+            ``cfg_options``.
+
+    Returns:
+        Path, optional: None without a target of time.
+
+    Raises:
+        FileNotFoundError: No table was given, and none is where it is looked for; the message has
+            the command that measures it.
+        ValueError: The table is of other conditions, or as in :func:`load_table`.
+    """
+    if args.target_latency is None:
+        return None
+    given = {key: value for key, value in dict(runtime=args.runtime, threads=args.threads,
+                                               batch=args.batch).items() if value is not None}
+    path = args.latency_table
+    if path is None:
+        default = TableSettings()._asdict()
+        wanted = {**{key: default[key] for key in ('runtime', 'threads', 'batch')}, **given}
+        path = table_path(args.config, **wanted)
+        if not path.is_file():
+            raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
+                                    f'`{_command(args, wanted)}` measures it')
+    load_table(path, given, args.force_table)
+    return Path(path)
+
+
+def _command(args: Namespace, settings: Dict[str, Any]) -> str:
+    """The command that measures the table which a target of time needs."""
+    options = [word for key, value in settings.items() for word in (f'--{key}', value)]
+    for key in ('sites', 'part', 'shape', 'cfg_options'):
+        value = getattr(args, key, None)
+        if isinstance(value, dict):
+            value = [f'{name}={entry}' for name, entry in value.items()]
+        if value is not None:
+            options += [f'--{key.replace("_", "-")}',
+                        *([value] if isinstance(value, str) else value)]
+    return shlex.join(map(str, ('python', 'tools/benchmarks/latency_table.py', args.config,
+                                *options)))
 
 
 def _said(machine: Dict[str, str]) -> str:

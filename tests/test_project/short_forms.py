@@ -183,6 +183,8 @@ SHORT = (
           r'\1 work_dirs/ofb-search_classifier/slim/structure.json', _OWN),
     Short(r'(--slim) slim/config\.py slim/subnet\.pth', rf'\1 work_dirs/{Path(DETECTOR).stem}/'
           rf'compress/config.py work_dirs/{Path(DETECTOR).stem}/compress/subnet.pth', _OWN),
+    Short(r'(--target-latency \S+)(?= --runtime)', r'\1 --latency-table table.json',
+          'a table that another command writes, whose conditions are checked'),
     Short(r'(slim\.py .*) table\.json', r'\1 of_search.json', "a table of the search's config"),
     Short(r'(latency_table\.py classifier\.py .*) table\.json', r'\1 of_classifier.json',
           'a table of another config'),

@@ -1,5 +1,8 @@
 """latency_table.py, and compress.py with a target of time."""
 
+import re
+import shlex
+
 import pytest
 
 from mmkcr.apis.build import load_config
@@ -44,5 +47,45 @@ def test_from_a_table_to_a_network_of_its_time(run_tool, refused, dense, tmp_pat
         assert message in refused('compress', *dense, '--target-latency', target, *options)
     assert '`--target-latency` with `--latency-table`' in refused(
         'compress', *dense, '--target-macs', '80%', *options)
+    assert "about {'threads': 2} in" in refused(
+        'compress', *dense, '--target-latency', '8ms', *options, '--runtime', 'eager', '--threads',
+        2)
     assert 'found another' in refused(TOOL, *arguments, '--threads', 2)
     assert 'repeats and a divisor of at least 1' in refused(TOOL, *arguments, '--repeats', 0)
+
+
+def times_as_they_should_be(path):
+    """Half of the units of every site would take 15 % less; the clock is not asked."""
+    table = LatencyTable.load(path)
+    table.dense = 10_000_000
+    for entry in table.classes:
+        entry['changes'] = {size: round(-3_000_000 / len(entry['sites']) * (
+            1 - int(size) / entry['total'])) for size in entry['changes']}
+    table.save(path)
+
+
+@pytest.mark.parametrize('tool', ['compress', 'slim'])
+def test_without_a_file_the_conditions_find_the_table(tool, run_tool, refused, dense, search_config,
+                                                      checkpoint, tmp_path, monkeypatch):
+    """The literal command; where there is no table yet, the error is what makes it."""
+    given = dict(compress=(*dense, '--sites', 'mlp_hidden', '--images', 16),
+                 slim=(search_config, checkpoint))[tool]
+    target = ('--target-latency', '9ms', '--runtime', 'eager', '--threads', 1, '--batch', 1)
+    said = refused(tool, *given, *target)
+    command = shlex.split(re.search('found none: `(.*)` measures it', said)[1])
+    assert command[:2] == ['python', f'tools/{TOOL}.py']
+    monkeypatch.chdir(tmp_path)
+    run_tool(TOOL, *command[2:], '--repeats', 1)
+    paths = list(tmp_path.glob('work_dirs/latency_tables/*_eager_threads1_batch1_*.json'))
+    assert len(paths) == 1
+    times_as_they_should_be(paths[0])
+    run_tool(tool, *given, *target, '--out', tmp_path / 'slim')
+    latency = Structure.load(tmp_path / 'slim/structure.json').provenance['latency']
+    assert 8_000_000 < latency['subnet'] <= 9_000_000
+    assert [latency[key] for key in ('runtime', 'threads', 'batch')] == ['eager', 1, 1]
+    # a table of other conditions has another name
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        run_tool(tool, *given, *target[:-1], 2)
+    assert 'with `--threads`, found none' in refused(
+        tool, *given, '--target-macs', '80%', '--threads', 1)

@@ -6,6 +6,9 @@ where it was. Measured in turns with the dense network, exported in the same way
 Examples:
     python tools/benchmarks/latency_table.py CONFIG --runtime openvino --out table.json
     python tools/compress.py CONFIG CHECKPOINT --target-latency 12ms --latency-table table.json
+    python tools/benchmarks/latency_table.py CONFIG --runtime onnxruntime --threads 1 --batch 1
+    python tools/compress.py CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
+        --threads 1 --batch 1
 """
 
 import contextlib
@@ -19,7 +22,7 @@ from mmengine.config import DictAction
 from mmkcr.apis.build import build_model, default_shape, dense_config, image_shape, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.latency import RUNTIMES
-from mmkcr.apis.latency_table import TableSettings, load_table, measure_table, this_machine
+from mmkcr.apis.latency_table import TableSettings, load_table, measure_table, table_path
 from mmkcr.core.latency import milliseconds
 from mmkcr.visualization import format_table
 
@@ -32,7 +35,7 @@ def make_parser() -> Parser:
                         help='default: those of the backbone, as of tools/compress.py')
     parser.add_argument('--runtime', choices=RUNTIMES, default='onnxruntime', help='(%(default)s)')
     parser.add_argument('--threads', type=int, default=1, help='(%(default)s)')
-    parser.add_argument('--batch-size', type=int, default=1, help='(%(default)s)')
+    parser.add_argument('--batch-size', '--batch', type=int, default=1, help='(%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'),
                         help='what is timed; default: as of tools/compress.py')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
@@ -40,7 +43,8 @@ def make_parser() -> Parser:
     parser.add_argument('--divisor', type=int, default=8, help='of the sizes (%(default)s)')
     parser.add_argument('--repeats', type=int, default=15, help='pairs (%(default)s)')
     parser.add_argument('--out', metavar='FILE',
-                        help='(work_dirs/latency_tables/<config name>_<runtime>_<hardware>.json)')
+                        help='(work_dirs/latency_tables/<config name>_<runtime>_threads<N>_'
+                        'batch<N>_<hardware>.json, where --target-latency looks for it)')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value')
     return parser
@@ -65,8 +69,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     classifies = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
     part = args.part or (None if classifies else 'backbone')
     settings = TableSettings(args.runtime, args.threads, args.batch_size, shape, part)
-    name = f'{Path(args.config).stem}_{args.runtime}_{this_machine()["hardware"]}.json'
-    path = Path(args.out or f'work_dirs/latency_tables/{name}')
+    path = Path(args.out) if args.out else table_path(args.config, args.runtime, args.threads,
+                                                      args.batch_size)
     for line in measure_table(model, path, settings, args.sites, args.divisor, args.repeats):
         print(line, flush=True)
     table = load_table(path)
