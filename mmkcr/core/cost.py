@@ -2,7 +2,9 @@
 
 import math
 import re
-from typing import Any, ClassVar, Dict, Mapping, Union
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, Sequence, Union
+
+from torch import Tensor
 
 from .sites import Cost
 
@@ -11,7 +13,7 @@ _MULTIPLES = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 
 
 class CostModel:
-    """A cost that does not fall when a site grows: MACs, time, parameters or bytes.
+    """Cost of a network: MACs, time, parameters or bytes.
 
     The texts of the base class are those for MACs.
     """
@@ -24,6 +26,8 @@ class CostModel:
     #: Multiple that messages and logs use: its prefix letter and its value.
     multiple: ClassVar[str] = 'G'
     scale: ClassVar[int] = 10**9
+    #: Whether it never falls when a site grows. Measured times may.
+    rises: ClassVar[bool] = True
     #: Cost of the dense network.
     dense: int
 
@@ -37,6 +41,22 @@ class CostModel:
             int | Tensor: An integer for integers, a differentiable scalar for tensors.
         """
         raise NotImplementedError
+
+    def expected(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
+        """Expected cost if every site's size is drawn on its own.
+
+        It is the cost at the expected sizes: exact where the cost is a sum of products in which no
+        site occurs twice.
+
+        Args:
+            names (Sequence[str]): The sites.
+            probabilities (Tensor): Of the sizes, shape (sites, K).
+            sizes (Tensor): Kept units, shape (sites, K); any where the probability is 0.
+
+        Returns:
+            Tensor: A differentiable scalar.
+        """
+        return self(dict(zip(names, (probabilities * sizes).sum(1))))
 
     @classmethod
     def read_target(cls, target: Target, dense: int) -> int:
@@ -108,7 +128,7 @@ class _Beside(CostModel):
     """See :meth:`CostModel.beside`."""
 
     def __init__(self, cost: CostModel, sizes: Mapping[str, int]) -> None:
-        self.cost, self.sizes, self.dense = cost, dict(sizes), cost.dense
+        self.cost, self.sizes, self.dense, self.rises = cost, dict(sizes), cost.dense, cost.rises
         # messages are those of the cost itself
         self.noun, self.said, self.range_said = cost.noun, cost.said, cost.range_said
 
@@ -120,6 +140,22 @@ class _Beside(CostModel):
 def speaking(cost: Any) -> Any:
     """The class or object that words messages about a cost; a plain function counts MACs."""
     return cost if isinstance(cost, CostModel) else CostModel
+
+
+def ascending(cost: Callable, options: Mapping[str, Sequence[int]]) -> Dict[str, List[int]]:
+    """Sizes of every site, distinct, the cheapest first.
+
+    Args:
+        cost (CostModel | Callable): Where it rises with every size, the order is that of the
+            sizes, else that of the costs while the other sites have their largest size.
+        options (Mapping[str, Sequence[int]]): Sizes on offer by site.
+    """
+    sizes = {site: sorted({int(size) for size in found}) for site, found in options.items()}
+    if speaking(cost).rises:
+        return sizes
+    largest = {site: found[-1] for site, found in sizes.items()}
+    return {site: sorted(found, key=lambda size, site=site: cost({**largest, site: size}))
+            for site, found in sizes.items()}
 
 
 def check_range(cost: Any, target: float, lowest: float, highest: float,

@@ -98,6 +98,7 @@ class LatencyModel(CostModel):
     """
 
     name, noun, suffix, scale = 'latency', 'time', 'ms', 10**6
+    rises = False  # a selection takes time too, and measurements are noisy
 
     def __init__(self, macs: MacsModel, table: LatencyTable) -> None:
         self.macs, self.table, self.sites = macs, table, macs.sites
@@ -132,6 +133,28 @@ class LatencyModel(CostModel):
         if isinstance(total, Tensor):
             return total.clamp(min=1.)
         return max(round(total), 1)
+
+    def expected(self, names: Sequence[str], probabilities: Tensor, sizes: Tensor) -> Tensor:
+        """Expected time, see :meth:`~mmkcr.core.CostModel.expected`.
+
+        The change is averaged over the sizes, because it is not linear in them: the time at the
+        expected size would be another. What others leave of the saving is linear in each of them.
+
+        Args:
+            names (Sequence[str]): The sites.
+            probabilities (Tensor): Shape (sites, K).
+            sizes (Tensor): Shape (sites, K).
+        """
+        rows, choices = dict(zip(names, probabilities)), dict(zip(names, sizes.tolist()))
+        expected = dict(zip(names, (probabilities * sizes).sum(1)))
+        total, others = probabilities.new_tensor(float(self.dense)), dict(self.full)
+        for name in self.sites:
+            changes = [interpolate(*self.curves[name][1:], size) for size in choices[name]]
+            change = (rows[name] * rows[name].new_tensor(changes)).sum()
+            if name in self.shared:  # the same at every size, so at that which saves all
+                change = change * self._scale(name, others, 0)
+            total, others[name] = total + change, expected[name]
+        return total.clamp(min=1.)
 
     def _scale(self, name: str, others: Mapping[str, Cost], size: Cost) -> Cost:
         """MACs that a site saves given the others' sizes, over those that it saves alone."""

@@ -4,7 +4,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .cost import speaking
+from .cost import ascending, speaking
 
 Options = Mapping[str, Sequence[int]]
 
@@ -29,8 +29,10 @@ def choose_options(options: Options,
     Args:
         options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
         scores (Mapping[str, Sequence[float]]): Logits of the options, by site.
-        macs (Callable): MACs from the sizes of all sites, which may be
-            fractional. It must not fall when a size grows.
+        macs (Callable): MACs or another cost from the sizes of all sites, which may be
+            fractional. It must not fall when a size grows, unless it says so
+            (:attr:`~mmkcr.core.CostModel.rises`); then the search is complete only where sites do
+            not meet in one product.
         low (int): Fewest MACs.
         high (int): Most MACs.
 
@@ -40,8 +42,9 @@ def choose_options(options: Options,
     Raises:
         ValueError: No choice lies in the window; the message gives the reachable range.
     """
-    smallest, largest = (macs({site: end(sizes) for site, sizes in options.items()})
-                         for end in (min, max))
+    ordered = ascending(macs, options)
+    smallest, largest = (macs({site: sizes[end] for site, sizes in ordered.items()})
+                         for end in (0, -1))
     # no search if the window is out of reach: the error gives the range in both cases
     if smallest <= high and largest >= low:
         search = _Search(options, scores, macs, low, high)
@@ -66,7 +69,7 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
 
     Args:
         options (Mapping[str, Sequence[int]]): Sizes to choose from, by site.
-        macs (Callable): MACs from the sizes of all sites. It must not fall when a size grows.
+        macs (Callable): As there.
         low (int): Fewest MACs.
         high (int): Most MACs.
 
@@ -74,7 +77,7 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
         bool: True if a choice was found. False if there is none, or if only the full search of
         :func:`choose_options` would find it.
     """
-    sizes = {site: sorted(set(found)) for site, found in options.items()}
+    sizes = ascending(macs, options)
     smallest = {site: found[0] for site, found in sizes.items()}
     lowest, highest = macs(smallest), macs({site: found[-1] for site, found in sizes.items()})
     if lowest > high or highest < low:
@@ -120,6 +123,8 @@ class _Search:
         self.macs, self.low, self.high = macs, low, high
         self.sizes = {site: np.asarray(sizes, float) for site, sizes in options.items()}
         self.integers = {site: [int(size) for size in sizes] for site, sizes in options.items()}
+        # (cheapest, costliest) size of every site
+        self.ends = {site: (found[0], found[-1]) for site, found in ascending(macs, options).items()}
         self.logits = {site: np.asarray(scores[site], float) for site in options}
         means = {site: sizes.mean() for site, sizes in self.sizes.items()}
         base = macs(means)
@@ -145,12 +150,12 @@ class _Search:
         return {site: self.integers[site][index] for site, index in chosen.items()}
 
     def _reachable(self, chosen: Mapping[str, int], rest: Sequence[str]) -> bool:
-        # MACs rise with every size, so the two extreme completions bound all others
+        # the two extreme completions bound all others
         fixed = self._fixed(chosen)
-        smallest = self.macs({**fixed, **{site: min(self.integers[site]) for site in rest}})
+        smallest = self.macs({**fixed, **{site: self.ends[site][0] for site in rest}})
         if smallest > self.high:
             return False
-        return self.macs({**fixed, **{site: max(self.integers[site]) for site in rest}}) >= self.low
+        return self.macs({**fixed, **{site: self.ends[site][1] for site in rest}}) >= self.low
 
     def _tilted(self, chosen: Mapping[str, int], rest: Sequence[str]) -> Dict[str, np.ndarray]:
         """Probabilities of the open sites that put the expected MACs into the window's middle."""

@@ -1,6 +1,8 @@
 """Cost models of budgets, by name."""
 
-from typing import Optional
+from typing import Optional, Tuple
+
+from torch import nn
 
 from mmkcr.core import COUNTED, CostModel, LatencyModel, LatencyTable, MacsModel
 from .utils import momentum_copies
@@ -26,3 +28,43 @@ def cost_model(cost: str, macs: MacsModel, table: Optional[LatencyTable] = None)
     if cost == 'macs':
         return macs
     return COUNTED[cost](macs.model, macs.sites, momentum_copies(macs.model))
+
+
+class Priced(nn.Module):
+    """A loss about the cost of a supernet.
+
+    Args:
+        cost (str): One of :data:`~mmkcr.core.COUNTED`, ``'latency'`` or of ``more``.
+        table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, with ``'latency'``.
+        more (tuple[str, ...]): Further names. Defaults to none.
+
+    Raises:
+        FileNotFoundError: There is no such table.
+        ValueError: Another cost, or a table without ``'latency'`` or missing with it.
+    """
+
+    def __init__(self, cost: str, table: Optional[str], more: Tuple[str, ...] = ()) -> None:
+        super().__init__()
+        names = [*COUNTED, *more, 'latency']
+        if cost not in names:
+            raise ValueError(f'expected `cost` of a price among {names}, found {cost!r}')
+        if (cost == 'latency') != (table is not None):
+            raise ValueError("expected a `table` with the `cost` 'latency', found "
+                             f'{table!r} with {cost!r}')
+        self.cost = cost
+        self.table = None if table is None else LatencyTable.load(table)
+        self._of: Optional[Tuple[MacsModel, CostModel]] = None
+
+    def cost_model(self, macs: MacsModel) -> CostModel:
+        """The cost that is priced, and that the target limits.
+
+        Args:
+            macs (MacsModel): MACs of the supernet.
+        """
+        if self._of is None or self._of[0] is not macs:  # rebuilt if the supernet's count was
+            self._of = macs, self.build_cost(macs)
+        return self._of[1]
+
+    def build_cost(self, macs: MacsModel) -> CostModel:
+        """See :meth:`cost_model`, which keeps what this gives."""
+        return cost_model('macs' if self.cost == 'latency' else self.cost, macs, self.table)

@@ -231,10 +231,14 @@ class ProgressivePruningHook(Hook):
         gates, macs = model.gates(), model.macs_model()
         present = macs({site: gate.present for site, gate in gates.items()})
         decided = sum(gate.decided for gate in gates.values())
+        cost = model.price.cost_model(macs)
+        said = '' if cost is macs else (
+            f'; {cost.noun} of what is there: '
+            f'{cost.said(cost({site: gate.present for site, gate in gates.items()}))}')
         runner.logger.info(
             f'ProgressivePruningHook: after iteration {runner.iter + 1} '
             f'{present / macs.dense:.1%} of the MACs are there ({present / 1e9:.4g}G), {decided} '
-            f'of {len(gates)} sites are decided')
+            f'of {len(gates)} sites are decided{said}')
 
 
 def _epoch_length(runner: Runner) -> int:

@@ -5,11 +5,11 @@ from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmkcr.core import COUNTED, CostModel, MacsModel
-from mmkcr.models.costs import cost_model
+from mmkcr.core import CostModel, MacsModel
+from mmkcr.models.costs import Priced
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.gates.bimask import entropy_of
 from mmkcr.models.sites.base import AttentionSite
@@ -51,14 +51,15 @@ def one_hot_terms(probabilities: Tensor, options: Tensor,
 
 
 @MODELS.register_module()
-class AdaptiveOneHotLoss(nn.Module):
+class AdaptiveOneHotLoss(Priced):
     r"""Drives every site to one option, and the network to its budget (OFB, equations 5-6).
 
     .. math:: \mu_1 \sum_i \left[H(p_i) + \tan(\pi/2 - \pi\omega_i)\right]
         + \mu_2\, d(g(V), \tau) + \mu_3 \sum \sigma(S)
 
     over the sites that have more than one option left. g is the exact count of
-    the MACs at the expected sizes. This loss takes the place of the price in a
+    the MACs at the expected sizes; of time it is the expected value over the
+    options, from a table. This loss takes the place of the price in a
     :class:`~mmkcr.models.wrappers.SearchModel`.
 
     With the published weights, at the start of a search on DeiT-S, the gradient of
@@ -97,12 +98,16 @@ class AdaptiveOneHotLoss(nn.Module):
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch.
         part (str, optional): See :class:`~mmkcr.models.losses.MacsPrice`.
-        cost (str): What g and :math:`\tau` are: ``'macs'``, ``'params'`` or the ``'bytes'`` of the
-            ``state_dict``. Defaults to ``'macs'``.
+        cost (str): What g and :math:`\tau` are: ``'macs'``, ``'params'``, the ``'bytes'`` of the
+            ``state_dict`` or ``'latency'``, a time such as ``'12ms'``. Defaults to ``'macs'``.
+        table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for ``cost='latency'``.
+            Defaults to None.
 
     Raises:
-        ValueError: Unknown ``preset`` or ``cost``, a ``balance`` of a published one, a negative
-            weight, or ``eps`` or ``band`` out of (0, 0.5).
+        FileNotFoundError: There is no such table.
+        ValueError: Unknown ``preset`` or ``cost``, ``table`` without ``cost='latency'`` or missing
+            with it, a ``balance`` of a published preset, a negative weight, or ``eps`` or
+            ``band`` out of (0, 0.5).
     """
 
     def __init__(self,
@@ -119,10 +124,9 @@ class AdaptiveOneHotLoss(nn.Module):
                  eps: float = 1e-3,
                  input_shape: Optional[Sequence[int]] = None,
                  part: Optional[str] = None,
-                 cost: str = 'macs') -> None:
-        super().__init__()
-        if cost not in COUNTED:
-            raise ValueError(f'expected `cost` among {list(COUNTED)}, found {cost!r}')
+                 cost: str = 'macs',
+                 table: Optional[str] = None) -> None:
+        super().__init__(cost, table)
         if preset not in _PRESETS:
             raise ValueError(f'expected `preset` among {sorted(_PRESETS)}, found {preset!r}')
         if balance is not None and preset != 'balanced':
@@ -144,7 +148,6 @@ class AdaptiveOneHotLoss(nn.Module):
         self.balance, self.growth = chosen['balance'], chosen['growth']
         self.importance, self.per_option = dict(chosen['importance']), chosen['per_option']
         self.input_shape = None if input_shape is None else tuple(input_shape)
-        self.cost = cost
         # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('budget', torch.tensor(float(chosen['budget'])), self.growth > 0)
 
@@ -159,7 +162,8 @@ class AdaptiveOneHotLoss(nn.Module):
             ``loss_importance``; for the log ``macs`` (G, expected), ``macs_present``
             (G, of the present tensors), ``options`` (mean number of live options per site),
             ``one_hot`` (mean :math:`\\omega`, 1 when all sites are decided), ``one_hot_weight``
-            (mean over the open sites) and ``budget_weight``.
+            (mean over the open sites) and ``budget_weight``; of another cost than MACs its
+            expected value under its name (ms, M, MB).
 
         Raises:
             ValueError: A gate is no :class:`~mmkcr.models.gates.BiMaskGate`.
@@ -173,7 +177,7 @@ class AdaptiveOneHotLoss(nn.Module):
         probabilities, options, sizes = self._options(list(gates.values()))
         kept = dict(zip(gates, (probabilities * sizes).sum(1)))
         cost = self.cost_model(macs)
-        expected = cost(kept)
+        expected = cost.expected(list(gates), probabilities, sizes)
         undecided = options > 1  # with one option var_max is 0
         entropy, tangent, share = one_hot_terms(probabilities[undecided], options[undecided],
                                                 self.eps)
@@ -189,7 +193,8 @@ class AdaptiveOneHotLoss(nn.Module):
                          start=expected.new_zeros(()))
         present = macs({name: gate.present for name, gate in gates.items()})
         decided = len(gates) - len(open_gates)  # each counts as omega 1 in the mean
-        return dict(loss_one_hot=(weights * terms).sum(), loss_budget=budget,
+        logged = {} if cost is macs else {cost.name: expected.detach() / cost.scale}
+        return dict(logged, loss_one_hot=(weights * terms).sum(), loss_budget=budget,
                     loss_importance=importance, macs=macs(kept).detach() / 1e9,
                     macs_present=expected.new_tensor(present / 1e9), options=options.mean(),
                     one_hot=(share.detach().sum() + decided) / len(gates),
@@ -220,10 +225,6 @@ class AdaptiveOneHotLoss(nn.Module):
         tiny = torch.finfo(terms.dtype).tiny
         return torch.minimum(highest, self.balance * self.budget * pulls[1]
                              / pulls[0].clamp(min=tiny))
-
-    def cost_model(self, macs: MacsModel) -> CostModel:
-        """The cost of the target, see :meth:`~mmkcr.models.losses.MacsPrice.cost_model`."""
-        return cost_model(self.cost, macs)
 
     def _budget(self, expected: Tensor, cost: CostModel) -> Tensor:
         """The budget's term, whose weight grows in training."""

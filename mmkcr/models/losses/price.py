@@ -1,13 +1,13 @@
 """The price of a supernet's gates (KCR, section 3.3)."""
 
-from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, Mapping, Optional, Sequence, Union
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmkcr.core import COUNTED, Cost, CostModel, LatencyTable, MacsModel
+from mmkcr.core import Cost, CostModel, MacsModel
 from mmkcr.core.cost import check_range
-from mmkcr.models.costs import cost_model
+from mmkcr.models.costs import Priced
 from mmkcr.registry import MODELS
 
 
@@ -31,7 +31,7 @@ class PaperCost(CostModel):
 
 
 @MODELS.register_module()
-class MacsPrice(nn.Module):
+class MacsPrice(Priced):
     r"""Price of what the gates keep: :math:`\lambda \log(c / c_{dense})`.
 
     The paper's term is :math:`\lambda \log c`. Dividing by the dense cost
@@ -93,40 +93,23 @@ class MacsPrice(nn.Module):
                  input_shape: Optional[Sequence[int]] = None,
                  part: Optional[str] = None,
                  table: Optional[str] = None) -> None:
-        super().__init__()
-        if cost not in (*COUNTED, 'paper', 'latency'):
-            raise ValueError(f'expected `cost` of a price among {[*COUNTED, "paper", "latency"]}, '
-                             f'found {cost!r}')
-        if (cost == 'latency') != (table is not None):
-            raise ValueError("expected a `table` with the `cost` 'latency', found "
-                             f'{table!r} with {cost!r}')
+        super().__init__(cost, table, ('paper', ))
         if min(weight, growth) < 0:
             raise ValueError('expected a non-negative price `weight` and `growth`, found '
                              f'{weight} and {growth}')
         if part not in (None, 'model', 'backbone'):
             raise ValueError('expected `part` of a price to be `model` or `backbone`, found '
                              f'{part!r}')
-        self.cost = cost
-        self.table = None if table is None else LatencyTable.load(table)
         self.part = part
         self.target = target
         self.growth = growth
         self.input_shape = None if input_shape is None else tuple(input_shape)
-        self._of: Optional[Tuple[MacsModel, CostModel]] = None
         # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('weight', torch.tensor(float(weight)), target is not None)
 
-    def cost_model(self, macs: MacsModel) -> CostModel:
-        """The cost that is priced, and that the target limits.
-
-        Args:
-            macs (MacsModel): MACs of the supernet.
-        """
-        if self._of is None or self._of[0] is not macs:  # rebuilt if the supernet's count was
-            cost = 'macs' if self.cost == 'latency' else self.cost
-            self._of = macs, PaperCost(macs) if cost == 'paper' else cost_model(
-                cost, macs, self.table)
-        return self._of[1]
+    def build_cost(self, macs: MacsModel) -> CostModel:
+        """See :class:`~mmkcr.models.costs.Priced`."""
+        return PaperCost(macs) if self.cost == 'paper' else super().build_cost(macs)
 
     def check_target(self, macs: MacsModel) -> None:
         """Refuse a target that no sizes of the gates reach.

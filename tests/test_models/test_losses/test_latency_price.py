@@ -1,5 +1,6 @@
 """The price of a search in time, of a table that was measured."""
 
+import itertools
 import math
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from mmkcr.apis import slim
 from mmkcr.core import LatencyModel, LatencyTable, MacsModel
-from mmkcr.models import KCRVisionTransformer
+from mmkcr.models import KCRVisionTransformer, OFBVisionTransformer
+from mmkcr.models.losses.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.models.losses.price import MacsPrice
 from mmkcr.models.utils import task_forward
 
@@ -76,3 +78,71 @@ def test_refusals(supernet, table, tmp_path):
         MacsPrice(cost='latency', table=str(tmp_path / 'none.json'))
     with pytest.raises(ValueError, match='reachable 5.5 ms to 10 ms, found 1 ms'):
         MacsPrice(cost='latency', target='1ms', table=table)(macs_of(supernet))
+
+
+@pytest.fixture
+def with_options(tmp_path):
+    """A supernet of Once for Both and a table in which time is far from linear in the sizes."""
+    torch.manual_seed(0)
+    arch = dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=32)
+    model = OFBVisionTransformer(arch=arch, img_size=16, patch_size=8,
+                                 gates=dict(type='mmkcr.BiMaskGate', start=0.25, step=0.25))
+    for gate in model.gates().values():
+        torch.nn.init.normal_(gate.alpha)
+        gate.alive.view(-1)[1] = False
+    classes = []
+    for name, site in model.search_space.gated_sites().items():
+        # a half saves nearly all, and all but a little takes longer than all
+        changes = {site.total // 4: -2_000_000, site.total // 2: -1_900_000,
+                   3 * site.total // 4: 500_000}
+        classes.append(dict(sites=[name], total=site.total, measured=[*changes], changes={
+            str(size): change for size, change in changes.items()}))
+    LatencyTable({}, {}, DENSE, classes).save(tmp_path / 'table.json')
+    return model, str(tmp_path / 'table.json')
+
+
+def test_expected_time_is_the_mean_over_all_networks(with_options):
+    model, table = with_options
+    macs = macs_of(model)
+    assert len(macs.sites) == 3  # the embedding lies along the products of both others
+    loss = AdaptiveOneHotLoss('70%', cost='latency', table=table)
+    time, mean, total = LatencyModel(macs, LatencyTable.load(table)), 0., 0.
+    options = {name: [(size, float(p.detach())) for size, p in zip(
+        gate.option_sizes().flatten().tolist(), gate.probabilities().flatten()) if p > 0]
+        for name, gate in model.gates().items()}
+    for chosen in itertools.product(*options.values()):
+        chance = math.prod(p for _, p in chosen)
+        mean += chance * time({name: size for name, (size, _) in zip(options, chosen)})
+        total += chance
+    assert total == pytest.approx(1, rel=1e-5)
+    found = loss(macs)
+    assert float(found['latency']) * 1e6 == pytest.approx(mean, rel=1e-5)
+    # not the time at the mean sizes
+    at_mean = time({name: float(gate.expected_size().detach())
+                    for name, gate in model.gates().items()})
+    assert abs(at_mean / mean - 1) > 0.02
+
+
+@pytest.mark.parametrize('preset', ['balanced', 'reference', 'paper'])
+@pytest.mark.parametrize('target', ['6ms', '95%'])
+def test_the_budget_pulls_the_expected_time_to_its_target(preset, target, with_options):
+    model, table = with_options
+    macs = macs_of(model)
+    loss = AdaptiveOneHotLoss(target, preset, cost='latency', table=table)
+    aim = dict([('6ms', 6.), ('95%', 9.5)])[target]
+    optimizer = torch.optim.Adam([gate.alpha for gate in model.gates().values()], 0.05)
+    distances = []
+    for _ in range(300):
+        found = loss(macs)
+        distances.append(abs(float(found['latency']) - aim))
+        optimizer.zero_grad()
+        found['loss_budget'].backward()
+        optimizer.step()
+    assert distances[0] > 0.5 and distances[-1] < 0.1
+
+
+def test_refusals_of_options(with_options):
+    with pytest.raises(ValueError, match="a `table` with the `cost` 'latency'"):
+        AdaptiveOneHotLoss(0.6, cost='latency')
+    with pytest.raises(ValueError, match=r"'macs', 'params', 'bytes', 'latency'\], found 'paper'"):
+        AdaptiveOneHotLoss(0.6, cost='paper')

@@ -1,0 +1,77 @@
+"""The search of Once for Both to a target of time, by a table: the shipped config, shortened."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from long_form import few
+from mmkcr.apis import slim
+from mmkcr.apis.build import build_model, load_config
+from mmkcr.core import LatencyModel, LatencyTable
+from mmkcr.models.utils import search_space
+
+CONFIG = 'configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py'
+TARGETS = few(('8ms', '60%'), '60%')
+DENSE = 10_000_000
+SHARE = dict(embedding=0.3, head_channels=0.35, mlp_hidden=0.35)  # of the time, of all such sites
+
+
+def table_for(model):
+    """A table in which half of the units save most, and all but an eighth take longer than all."""
+    classes, sites = [], search_space(model).gated_sites()
+    for kind, share in SHARE.items():
+        names = [name for name in sites if name.endswith(f'.{kind}')]
+        total, each = sites[names[0]].total, share * DENSE / len(names)
+        changes = {total // 8: -0.8 * each, total // 4: -0.75 * each, total // 2: -0.6 * each,
+                   7 * total // 8: 0.02 * each}
+        classes.append(dict(sites=names, total=total, measured=[*changes], changes={
+            str(size): round(change) for size, change in changes.items()}))
+    return LatencyTable({}, dict(runtime='onnxruntime'), DENSE, classes)
+
+
+@pytest.fixture(scope='module')
+def runs(run_jobs, tmp_path_factory):
+    """Searches to every target, and one to a time that no options have."""
+    root = tmp_path_factory.mktemp('time')
+    path = root / 'table.json'
+    table_for(build_model(load_config(Path(__file__).parents[3] / CONFIG))).save(path)
+    price = {'model.price.cost': 'latency', 'model.price.table': str(path)}
+    jobs = [dict(kind='file', config=CONFIG, work_dir=str(root / target), options={
+        **price, 'model.price.target': target, 'train_cfg.max_epochs': 2,
+        'train_cfg.val_interval': 3})
+        for target in (*TARGETS, '1ms')]
+    assert run_jobs(jobs) == [*[0] * len(TARGETS), 1]
+    return root
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_the_network_takes_the_time_of_the_target(runs, target, last_checkpoint):
+    model = build_model(Config.fromfile(next((runs / target).glob('*.py'))))
+    model.load_state_dict(last_checkpoint(runs / target)['state_dict'])
+    assert all(gate.decided for gate in model.gates().values())
+    table, shape = LatencyTable.load(runs / 'table.json'), model.price.input_shape
+    structure = slim(model, None, 1, shape, latency=table)[1]
+    time = LatencyModel(model.macs_model(), table)
+    limit = time.parse_target(target)
+    assert 0.95 * limit <= time(structure.sizes()) <= limit
+    assert structure.provenance['latency']['subnet'] == time(structure.sizes())
+    said = re.findall(r'time of what is there: (\S+) ms', (runs / target / 'output.txt').read_text())
+    assert float(said[-1]) * 1e6 == pytest.approx(time(structure.sizes()), rel=1e-3)
+
+
+@pytest.mark.parametrize('target', TARGETS)
+def test_the_expected_time_is_logged(runs, target, last_checkpoint, logged):
+    scalars = logged(last_checkpoint(runs / target))
+    values = torch.tensor(scalars['train/latency'])
+    limit = {'8ms': 8., '60%': 6.}[target]
+    # the gates pull it there, and the decision leaves it there
+    assert abs(values[-1] - limit) < 0.05 * limit < abs(values[0] - limit)
+
+
+def test_a_time_out_of_reach_is_refused_before_training(runs):
+    text = (runs / '1ms' / 'output.txt').read_text()
+    assert re.search('within the reachable .* ms to 10(.0)?.* ms, .* found .* to 1 ms', text)
+    assert 'Epoch(train)' not in text
