@@ -1,4 +1,4 @@
-"""Whole detectors, with proposals and non-maximum suppression, in one ONNX file (mmdeploy)."""
+"""Whole detectors, with non-maximum suppression, and segmentors in one ONNX file (mmdeploy)."""
 
 import contextlib
 import copy
@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -16,18 +16,19 @@ from torch import nn
 
 from mmkcr.core import atomic_write
 from mmkcr.deploy.prepare import prepare
-from mmkcr.models.utils import is_detector
+from mmkcr.models.utils import is_dense_task, is_detector
 from .export import padded_shape
 
 _OPSET = 17
 
 
 class EndToEnd(NamedTuple):
-    """A detector's file.
+    """A detector's or segmentor's file.
 
     Args:
-        path (Path): Path of the ONNX file. Outputs: ``dets`` (boxes and scores), ``labels`` and,
-            with a mask head, ``masks`` of the boxes.
+        path (Path): Path of the ONNX file. Outputs of a detector: ``dets`` (boxes and scores),
+            ``labels`` and, with a mask head, ``masks`` of the boxes; of a segmentor: ``labels``,
+            the class of every pixel, shape (B, 1, H, W).
         seconds (float): Median time per image in ONNX Runtime; CPU time on one thread, otherwise
             wall time.
         metrics (dict[str, tuple[float, float]]): On the test set, of PyTorch and of the file;
@@ -46,21 +47,22 @@ def require_mmdeploy() -> None:
         ImportError: It is not; the message says what to install.
     """
     if importlib.util.find_spec('mmdeploy') is None:
-        raise ImportError('expected `mmdeploy` for whole detectors, found none: pip install '
-                          'onedl-mmdeploy (where it has no wheel: docs/deploy.md)')
+        raise ImportError('expected `mmdeploy` for whole detectors and segmentors, found none: '
+                          'pip install onedl-mmdeploy (where it has no wheel: docs/deploy.md)')
 
 
 def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
                       shape: Sequence[int], repeats: int = 20, evaluate: bool = False,
                       threads: int = 1) -> EndToEnd:
-    """Write a whole detector as an ONNX file and time it in ONNX Runtime.
+    """Write a whole detector or segmentor as an ONNX file and time it in ONNX Runtime.
 
     Batch, height and width are dynamic. mmkcr's own layers are prepared by
-    :func:`~mmkcr.deploy.prepare.prepare`; post-processing uses the thresholds of ``test_cfg``.
+    :func:`~mmkcr.deploy.prepare.prepare`; post-processing of a detector uses
+    the thresholds of ``test_cfg``.
 
     Args:
-        config (Config): Config of the detector, with its test set if it is to be evaluated.
-        model (nn.Module): The detector with its weights, on the CPU; it is not changed.
+        config (Config): Config of the model, with its test set if it is to be evaluated.
+        model (nn.Module): The model with its weights, on the CPU; it is not changed.
         path (str | Path): Output file.
         shape (Sequence[int]): (C, H, W) of the image that is traced and timed.
         repeats (int): Number of timed runs, at least one. Defaults to 20.
@@ -69,18 +71,22 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
 
     Raises:
         ImportError: mmdeploy is not there.
-        ValueError: No detector.
+        ValueError: Neither a detector nor a segmentor, or one that is tested in windows.
     """
-    if not is_detector(model):
-        raise ValueError(f'expected a detector of mmdet, found `{type(model).__name__}`: others '
-                         'are exported whole without `--end-to-end`')
+    if not is_dense_task(model):
+        raise ValueError('expected a detector of mmdet or segmentor of mmseg, found '
+                         f'`{type(model).__name__}`: others are exported whole without '
+                         '`--end-to-end`')
+    if not is_detector(model) and model.test_cfg.get('mode', 'whole') != 'whole':
+        raise ValueError(f"expected a segmentor tested on whole images, found `test_cfg.mode` "
+                         f'{model.test_cfg.mode!r}: --cfg-options model.test_cfg.mode=whole')
     require_mmdeploy()
     from mmdeploy.apis import build_task_processor
     from mmdeploy.apis.onnx import export
-    path, masks = Path(path), getattr(getattr(model, 'roi_head', None), 'mask_head', None)
-    outputs = ['dets', 'labels', *(['masks'] if masks is not None else [])]
-    axes = {'input': {0: 'batch', 2: 'height', 3: 'width'},
-            **{name: {0: 'batch', 1: 'count'} for name in outputs}}
+    path, outputs = Path(path), _outputs(model)
+    image = {0: 'batch', 2: 'height', 3: 'width'}
+    found = {0: 'batch', 1: 'count'} if is_detector(model) else image
+    axes = {'input': image, **dict.fromkeys(outputs, found)}
     deploy = _deploy_config(model, outputs, axes)
     with contextlib.ExitStack() as stack:
         work_dir = stack.enter_context(tempfile.TemporaryDirectory())
@@ -92,15 +98,9 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
         prepared = prepare(model, 'onnxruntime', True).model
         # at a size at which every map is padded: operations missing in a trace are missing for good
         images = torch.randn(1, *padded_shape(prepared, shape))
-        height, width = images.shape[2:]
-        data, _ = task.create_input(np.zeros((height, width, 3), np.uint8), None,
-                                    data_preprocessor=prepared.data_preprocessor)
-        for sample in data['data_samples']:
-            sample.set_metainfo(dict.fromkeys(
-                ('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), (height, width)))
         file = Path(work_dir) / 'end2end'
         export(prepared, images, file.as_posix(), 'onnxruntime', dict(
-            data_samples=data['data_samples'], mode='predict'), dict(deploy_cfg=deploy), ['input'],
+            data_samples=_samples(task, prepared, *images.shape[2:]), mode='predict'), dict(deploy_cfg=deploy), ['input'],
             outputs, _OPSET, axes, keep_initializers_as_inputs=False)
         file = file.with_suffix('.onnx')
         seconds = _timed(file, torch.randn(1, *shape), repeats, threads)
@@ -109,23 +109,51 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
     return EndToEnd(path, seconds, metrics)
 
 
+def _outputs(model: nn.Module) -> List[str]:
+    """Names of the file's outputs."""
+    if not is_detector(model):
+        return ['labels']
+    masks = getattr(getattr(model, 'roi_head', None), 'mask_head', None)
+    return ['dets', 'labels', *(['masks'] if masks is not None else [])]
+
+
+def _samples(task: Any, model: nn.Module, height: int, width: int) -> List[Any]:
+    """The data sample of a traced image."""
+    if is_detector(model):
+        data, _ = task.create_input(np.zeros((height, width, 3), np.uint8), None,
+                                    data_preprocessor=model.data_preprocessor)
+        samples = data['data_samples']
+    else:
+        from mmseg.structures import SegDataSample
+        samples = [SegDataSample()]
+    for sample in samples:
+        sample.set_metainfo(dict.fromkeys(
+            ('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), (height, width)))
+    return samples
+
+
 def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: Dict[str, Any]) -> Config:
     """The deployment config for mmdeploy."""
+    onnx = dict(type='onnx', export_params=True, keep_initializers_as_inputs=False,
+                opset_version=_OPSET, save_file='end2end.onnx', input_names=['input'],
+                output_names=list(outputs), input_shape=None, optimize=False, dynamic_axes=axes)
+    return Config(dict(onnx_config=onnx, codebase_config=_codebase_config(model),
+                       backend_config=dict(type='onnxruntime')))
+
+
+def _codebase_config(model: nn.Module) -> Dict[str, Any]:
+    """Its part about the task and what comes behind the network."""
+    if not is_detector(model):
+        return dict(type='mmseg', task='Segmentation', model_type='end2end', with_argmax=True)
     # two-stage detectors keep thresholds of the second stage below `rcnn`
     test = model.test_cfg.get('rcnn', model.test_cfg)
     most = int(test.get('max_per_img', 100))
-    return Config(dict(
-        onnx_config=dict(
-            type='onnx', export_params=True, keep_initializers_as_inputs=False,
-            opset_version=_OPSET, save_file='end2end.onnx', input_names=['input'],
-            output_names=list(outputs), input_shape=None, optimize=False, dynamic_axes=axes),
-        codebase_config=dict(
-            type='mmdet', task='ObjectDetection', model_type='end2end', post_processing=dict(
-                score_threshold=test.get('score_thr', 0.05), confidence_threshold=0.005,
-                iou_threshold=test.get('nms', {}).get('iou_threshold', 0.5),
-                max_output_boxes_per_class=max(200, most), pre_top_k=5000, keep_top_k=most,
-                background_label_id=-1, export_postprocess_mask=False)),
-        backend_config=dict(type='onnxruntime')))
+    return dict(
+        type='mmdet', task='ObjectDetection', model_type='end2end', post_processing=dict(
+            score_threshold=test.get('score_thr', 0.05), confidence_threshold=0.005,
+            iou_threshold=test.get('nms', {}).get('iou_threshold', 0.5),
+            max_output_boxes_per_class=max(200, most), pre_top_k=5000, keep_top_k=most,
+            background_label_id=-1, export_postprocess_mask=False))
 
 
 def _timed(file: Path, images: torch.Tensor, repeats: int, threads: int) -> float:

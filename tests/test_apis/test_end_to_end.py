@@ -1,4 +1,4 @@
-"""Whole detectors by mmdeploy, where it is; what is refused without it."""
+"""Whole detectors and segmentors by mmdeploy, where it is; what is refused without it."""
 
 import importlib.util
 from pathlib import Path
@@ -9,9 +9,11 @@ import torch
 
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.end_to_end import export_end_to_end, require_mmdeploy
+from mmkcr.apis.latency import random_subnet, searchable
 
 CONFIGS = Path(__file__).parents[2] / 'configs/kcr'
 DETECTOR = CONFIGS / 'detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
+SEGMENTOR = CONFIGS / 'segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py'
 SHAPE = (3, 64, 64)
 
 
@@ -42,13 +44,49 @@ def test_boxes_and_masks_at_another_size(tmp_path):
         assert (boxes[..., 2] <= size[1] + 1e-3).all() and (boxes[..., 3] <= size[0] + 1e-3).all()
 
 
+@pytest.mark.parametrize('slim', [False, True])
+def test_the_classes_of_pixels_are_those_of_pytorch(slim, tmp_path):
+    pytest.importorskip('mmdeploy')
+    import onnxruntime
+    from mmseg.structures import SegDataSample
+    config = load_config(SEGMENTOR)
+    torch.manual_seed(0)
+    model = build_model(config)
+    if slim:
+        searchable(model, ['mlp_hidden', 'head_channels'])
+        model, structure = random_subnet(model, 0.6, (3, 128, 128), 'backbone')
+        assert structure.macs['subnet'] < 0.6 * structure.macs['dense']
+    model.eval()
+    found = export_end_to_end(config, model, tmp_path / 'segmentor.onnx', (3, 128, 128), 1)
+    assert found.seconds > 0 and not found.metrics
+    session = onnxruntime.InferenceSession(str(found.path), providers=['CPUExecutionProvider'])
+    for batch, height, width in ((1, 128, 128), (2, 96, 160)):
+        images = torch.randn(batch, 3, height, width)
+        labels, = session.run(None, dict(input=images.numpy()))
+        assert labels.shape == (batch, 1, height, width)
+        samples = [SegDataSample(metainfo=dict.fromkeys(
+            ('img_shape', 'ori_shape', 'pad_shape'), (height, width))) for _ in images]
+        with torch.no_grad():
+            expected = torch.stack([sample.pred_sem_seg.data
+                                    for sample in model.predict(images, samples)]).numpy()
+        assert len(np.unique(expected)) > 1
+        assert (labels == expected).mean() > 0.999
+
+
+def test_windows_are_refused(tmp_path):
+    config = load_config(SEGMENTOR, {'model.test_cfg': dict(mode='slide', crop_size=(64, 64),
+                                                            stride=(32, 32))})
+    with pytest.raises(ValueError, match="on whole images, found `test_cfg.mode` 'slide'"):
+        export_end_to_end(config, build_model(config), tmp_path / 'x.onnx', SHAPE)
+
+
 def test_without_mmdeploy(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
     with pytest.raises(ImportError, match='`mmdeploy` .*, found none: pip install onedl-mmdeploy'):
         require_mmdeploy()
 
 
-def test_others_than_detectors(tmp_path):
+def test_others_than_detectors_and_segmentors(tmp_path):
     config = load_config(CONFIGS / 'digits/kcr-dense_vit-mini_1xb64_digits.py')
-    with pytest.raises(ValueError, match='a detector of mmdet, found `ImageClassifier`'):
+    with pytest.raises(ValueError, match='of mmdet or segmentor of mmseg, found `ImageClassifier`'):
         export_end_to_end(config, build_model(config), tmp_path / 'x.onnx', SHAPE)

@@ -1,7 +1,8 @@
 """Export a subnet, or any model, to ONNX for a runtime, and compare it there with PyTorch.
 
-A classifier gives logits, a detector the maps of its neck, with --end-to-end (through mmdeploy) its
-boxes, labels and masks; --backbone exports the feature maps of the backbone alone. The batch is
+A classifier gives logits, a segmentor those of its head, a detector the maps of its neck. With
+--end-to-end (through mmdeploy) a segmentor gives the class of every pixel, a detector its boxes,
+labels and masks. --backbone exports the feature maps of the backbone alone. The batch is
 dynamic. Height and width are fixed for a runtime, and dynamic for
 `any`, where the backbone allows: ViT always, Swin with pad_small_map=True. Outputs are compared at
 several batch sizes and image sizes; a file that differs is not written. Where the config's backbone
@@ -52,7 +53,8 @@ def make_parser() -> Parser:
                         'work_dirs/<config name>)')
     parser.add_argument('--backbone', action='store_true', help='the feature maps only')
     parser.add_argument('--end-to-end', action='store_true',
-                        help='a whole detector with non-maximum suppression, for ONNX Runtime')
+                        help='a whole segmentor, or detector with non-maximum suppression, for '
+                        'ONNX Runtime')
     parser.add_argument('--evaluate', action='store_true',
                         help='with --end-to-end, compare metrics on the test set')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
@@ -96,8 +98,8 @@ def against_dense(args: Any, config: Config, report: ExportReport,
                             clock=time.process_time if args.threads == 1 else time.perf_counter)
 
 
-def report_detector(found: EndToEnd) -> None:
-    """Print metrics and time of a whole detector."""
+def report_end_to_end(found: EndToEnd) -> None:
+    """Print metrics and time of a whole detector or segmentor."""
     if found.metrics:
         print(format_table(('', 'PyTorch', 'ONNX Runtime'), [
             (name, f'{torch_value:.4g}', f'{value:.4g}')
@@ -115,7 +117,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     size = None if args.static_size == args.dynamic_size else args.dynamic_size
     if args.end_to_end and (args.backbone or args.static_size or args.runtime not in (
             'any', 'onnxruntime')) or args.evaluate and not args.end_to_end:
-        raise ValueError('expected `--end-to-end` of a whole detector for ONNX Runtime, with any '
+        raise ValueError('expected `--end-to-end` of a whole model for ONNX Runtime, with any '
                          'size, and `--evaluate` with it, found another combination')
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
@@ -127,14 +129,14 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             model = find_task(model).backbone
         out = args.out or run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
         if args.end_to_end:
-            detector = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
-                                         args.evaluate, args.threads)
+            whole = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
+                                      args.evaluate, args.threads)
         else:
             report = export_onnx(model, out, shape, size, tolerance=args.tolerance,
                                  runtime=args.runtime)
             timing = against_dense(args, config, report, shape)
     if args.end_to_end:
-        report_detector(detector)
+        report_end_to_end(whole)
         return
     print(format_table(('input', 'difference from PyTorch'),
                        [('x'.join(map(str, key)), f'{error:.2g}')
