@@ -78,7 +78,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
                          f'`{type(model).__name__}`: others are exported whole without '
                          '`--end-to-end`')
     if not is_detector(model) and model.test_cfg.get('mode', 'whole') != 'whole':
-        raise ValueError(f"expected a segmentor tested on whole images, found `test_cfg.mode` "
+        raise ValueError('expected a segmentor tested on whole images, found `test_cfg.mode` '
                          f'{model.test_cfg.mode!r}: --cfg-options model.test_cfg.mode=whole')
     require_mmdeploy()
     from mmdeploy.apis import build_task_processor
@@ -100,8 +100,9 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
         images = torch.randn(1, *padded_shape(prepared, shape))
         file = Path(work_dir) / 'end2end'
         export(prepared, images, file.as_posix(), 'onnxruntime', dict(
-            data_samples=_samples(task, prepared, *images.shape[2:]), mode='predict'), dict(deploy_cfg=deploy), ['input'],
-            outputs, _OPSET, axes, keep_initializers_as_inputs=False)
+            data_samples=_samples(task, prepared, *images.shape[2:]), mode='predict'),
+            dict(deploy_cfg=deploy), ['input'], outputs, _OPSET, axes,
+            keep_initializers_as_inputs=False)
         file = file.with_suffix('.onnx')
         seconds = _timed(file, torch.randn(1, *shape), repeats, threads)
         metrics = _compared(config, model, task, file, work_dir) if evaluate else {}

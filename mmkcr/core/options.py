@@ -124,7 +124,8 @@ class _Search:
         self.sizes = {site: np.asarray(sizes, float) for site, sizes in options.items()}
         self.integers = {site: [int(size) for size in sizes] for site, sizes in options.items()}
         # (cheapest, costliest) size of every site
-        self.ends = {site: (found[0], found[-1]) for site, found in ascending(macs, options).items()}
+        self.ends = {site: (found[0], found[-1])
+                     for site, found in ascending(macs, options).items()}
         self.logits = {site: np.asarray(scores[site], float) for site in options}
         means = {site: sizes.mean() for site, sizes in self.sizes.items()}
         base = macs(means)

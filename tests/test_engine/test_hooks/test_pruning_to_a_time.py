@@ -58,7 +58,8 @@ def test_the_network_takes_the_time_of_the_target(runs, target, last_checkpoint)
     limit = time.parse_target(target)
     assert 0.95 * limit <= time(structure.sizes()) <= limit
     assert structure.provenance['latency']['subnet'] == time(structure.sizes())
-    said = re.findall(r'time of what is there: (\S+) ms', (runs / target / 'output.txt').read_text())
+    text = (runs / target / 'output.txt').read_text()
+    said = re.findall(r'time of what is there: (\S+) ms', text)
     assert float(said[-1]) * 1e6 == pytest.approx(time(structure.sizes()), rel=1e-3)
 
 

@@ -129,7 +129,7 @@ def test_the_budget_pulls_the_expected_time_to_its_target(preset, target, with_o
     model, table = with_options
     macs = macs_of(model)
     loss = AdaptiveOneHotLoss(target, preset, cost='latency', table=table)
-    aim = dict([('6ms', 6.), ('95%', 9.5)])[target]
+    aim = {'6ms': 6., '95%': 9.5}[target]
     optimizer = torch.optim.Adam([gate.alpha for gate in model.gates().values()], 0.05)
     distances = []
     for _ in range(300):
