@@ -6,7 +6,7 @@ convolutions, the runtimes fuse activations.
 
 import copy
 from collections import Counter
-from typing import Dict, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 from mmcv.cnn import Linear
@@ -30,7 +30,8 @@ RUNTIMES = tuple(SELECTION_FORMS)
 GROUPED_FROM = 16
 
 
-def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) -> TensorModel:
+def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
+            form: Optional[str] = None) -> TensorModel:
     """Make a copy of a model that is ready to be traced for a runtime.
 
     - The affine parts of norms before MLPs are folded into the projections behind them, in blocks
@@ -44,12 +45,14 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
         runtime (str): Among :data:`RUNTIMES`. Defaults to ``'any'``.
         dynamic_size (bool): Whether height and width are not those of the trace. Defaults to
             False.
+        form (str, optional): Form of scattered selections of tokens' channels, to compare
+            forms. Defaults to None: the fastest in the runtime.
 
     Returns:
         TensorModel: From images to tensors.
 
     Raises:
-        ValueError: Another runtime.
+        ValueError: Another runtime or form.
     """
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
@@ -66,21 +69,25 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False) 
             _set(view, path, _split_norm(module))
     for module in view.modules():
         if isinstance(module, (Take, Put)):
-            module.set_form(*selection_form(module, runtime))
+            module.set_form(*selection_form(module, runtime, form))
     return traceable(view, dynamic_size)
 
 
-def selection_form(selection: nn.Module, runtime: str) -> Tuple[str, int]:
+def selection_form(selection: nn.Module, runtime: str,
+                   form: Optional[str] = None) -> Tuple[str, int]:
     """Form and group size of the fastest selection in a runtime.
 
     Args:
         selection (Take | Put): The selection; contiguous channels are sliced in any form.
         runtime (str): Among :data:`RUNTIMES`.
+        form (str, optional): In place of the fastest one. Defaults to None.
     """
     if selection.dim != -1:  # rows of maps are contiguous anyway
         return 'gather', 1
     group = largest_group(selection.kept, selection.total)
-    return ('grouped', group) if group >= GROUPED_FROM else (SELECTION_FORMS[runtime], 1)
+    if form is None:
+        form = 'grouped' if group >= GROUPED_FROM else SELECTION_FORMS[runtime]
+    return form, group if form == 'grouped' else 1
 
 
 def describe_selections(model: nn.Module, runtime: str) -> str:

@@ -18,7 +18,8 @@ Examples:
     python tools/benchmarks/latency.py mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py \\
         --target-macs 90% 70% 50% --sites mlp_hidden --runtime onnxruntime
 
-With --operators there is also a table of the time that each kind of operator takes.
+With --form channels are selected in one way or another, which docs/deploy.md compares. With
+--operators there is also a table of the time that each kind of operator takes.
 """
 
 import contextlib
@@ -61,6 +62,8 @@ from mmkcr.apis.latency import (
 from mmkcr.apis.machine import hardware_name, versions_name
 from mmkcr.core import atomic_write
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
+from mmkcr.deploy.runtimes import PACKAGES
+from mmkcr.models.layers.selection import FORMS
 from mmkcr.models.utils import find_task
 from mmkcr.visualization import format_table
 
@@ -88,6 +91,9 @@ def make_parser() -> Parser:
     parser.add_argument('--group', type=int, default=1,
                         help='with --target-macs, so many neighbouring units are kept together '
                         '(%(default)s)')
+    parser.add_argument('--form', nargs='+', choices=FORMS[1:], default=[None],
+                        help='of selections of channels in exported files, one after the other '
+                        '(that of --runtime in export_onnx.py)')
     parser.add_argument('--part', choices=('model', 'backbone'), default='model',
                         help='what is timed and counted (%(default)s; of a detector with its neck)')
     parser.add_argument('--runtime', nargs='+', choices=RUNTIMES, default=['eager'],
@@ -201,9 +207,29 @@ def label(name: str) -> str:
     return name.split('::')[-1].rsplit('/', 1)[-1].removesuffix('.py')
 
 
-def measure(pair: Pair, args: Any, runtime: str, batch: int,
-            threads: int) -> Tuple[Dict[str, Any], PairTiming]:
+def in_form(pair: Pair, runtime: str, batch: int, form: str, folder: str) -> Pair:
+    """The pair as files in which channels are selected in a form.
+
+    Raises:
+        ValueError: Files were given, or the runtime takes none.
+    """
+    if runtime not in PACKAGES or isinstance(pair.dense, Path):
+        raise ValueError(f'expected models for `--form {form}`, and a runtime among '
+                         f'{list(PACKAGES)}, found `{pair.names[0]}` and `{runtime}`')
+    files = [export_onnx(side, Path(folder) / f'{name}.onnx', pair.shape, False, (batch, ), 1e-3,
+                         runtime, form).path
+             for name, side in (('dense', pair.dense), ('slim', pair.slim))]
+    return pair._replace(dense=files[0], slim=files[1],
+                         sites=', '.join(filter(None, (pair.sites, form))))
+
+
+def measure(pair: Pair, args: Any, runtime: str, batch: int, threads: int,
+            form: Optional[str] = None) -> Tuple[Dict[str, Any], PairTiming]:
     """One line of the file."""
+    if form is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            return measure(in_form(pair, runtime, batch, form, folder), args, runtime, batch,
+                           threads)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     one = threads == 1 and args.device == 'cpu'
@@ -279,25 +305,28 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     quiet_hosts()
     rows, path = [], None
-    settings = list(itertools.product(args.runtime, args.batch_size, args.threads))
+    settings = list(itertools.product(args.runtime, args.batch_size, args.threads, args.form))
     if args.operators and not (args.device == 'cpu' and set(args.runtime) <= set(PROFILES)):
         raise ValueError(f'expected runtimes of {list(PROFILES)} on the CPU for `--operators`, '
                          f'found {args.runtime} on {args.device}')
+    if args.operators and args.form != [None]:
+        raise ValueError(f'expected `--operators` without `--form`, found {args.form}')
     tables = []
     for target in args.target_macs:
         with contextlib.redirect_stdout(sys.stderr):
             pair = make_pair(args, target)
-        for runtime, batch, threads in settings:
+        for runtime, batch, threads, form in settings:
             with contextlib.redirect_stdout(sys.stderr):
-                row, timing = measure(pair, args, runtime, batch, threads)
+                row, timing = measure(pair, args, runtime, batch, threads, form)
             rows.append(row)
             path = append(row, Path(args.out))
             if args.operators:
                 with contextlib.redirect_stdout(sys.stderr):
                     tables.append(operators(pair, args, runtime, batch, threads))
             if timing.ratio > 1:
-                forms = describe_selections(pair.slim, runtime) if runtime in SELECTION_FORMS \
-                    and not isinstance(pair.slim, Path) else 'as they are'
+                known = runtime in SELECTION_FORMS and not isinstance(pair.slim, Path)
+                forms = form or (describe_selections(pair.slim, runtime) if known
+                                 else 'as they are')
                 print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
                       f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
                       f'{forms}')
