@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from torch import nn
 
 from mmkcr.core import atomic_write
 from mmkcr.deploy.prepare import prepare
+from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.models.utils import is_dense_task, is_detector
 from .export import padded_shape
+from .latency import PairTiming, measure_pair
 
 _OPSET = 17
 
@@ -33,11 +35,13 @@ class EndToEnd(NamedTuple):
             wall time.
         metrics (dict[str, tuple[float, float]]): On the test set, of PyTorch and of the file;
             empty if not requested.
+        timing (PairTiming, optional): Another file and this one, in turns, if there was another.
     """
 
     path: Path
     seconds: float
     metrics: Dict[str, Tuple[float, float]]
+    timing: Optional[PairTiming] = None
 
 
 def require_mmdeploy() -> None:
@@ -53,7 +57,8 @@ def require_mmdeploy() -> None:
 
 def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
                       shape: Sequence[int], repeats: int = 20, evaluate: bool = False,
-                      threads: int = 1) -> EndToEnd:
+                      threads: int = 1,
+                      against: Union[str, Path, None] = None) -> EndToEnd:
     """Write a whole detector or segmentor as an ONNX file and time it in ONNX Runtime.
 
     Batch, height and width are dynamic. mmkcr's own layers are prepared by
@@ -68,8 +73,11 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
         repeats (int): Number of timed runs, at least one. Defaults to 20.
         evaluate (bool): Compare metrics on the test set. Defaults to False.
         threads (int): Threads of the timing. Defaults to 1.
+        against (str | Path, optional): File of another network, such as the dense one, made in the
+            same way: both are timed in turns. Defaults to None.
 
     Raises:
+        FileNotFoundError: ``against`` is not there.
         ImportError: mmdeploy is not there.
         ValueError: Neither a detector nor a segmentor, or one that is tested in windows.
     """
@@ -80,6 +88,8 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
     if not is_detector(model) and model.test_cfg.get('mode', 'whole') != 'whole':
         raise ValueError('expected a segmentor tested on whole images, found `test_cfg.mode` '
                          f'{model.test_cfg.mode!r}: --cfg-options model.test_cfg.mode=whole')
+    if against is not None and not Path(against).is_file():
+        raise FileNotFoundError(f'expected an ONNX file at `{against}`, found none')
     require_mmdeploy()
     from mmdeploy.apis import build_task_processor
     from mmdeploy.apis.onnx import export
@@ -104,10 +114,10 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
             dict(deploy_cfg=deploy), ['input'], outputs, _OPSET, axes,
             keep_initializers_as_inputs=False)
         file = file.with_suffix('.onnx')
-        seconds = _timed(file, torch.randn(1, *shape), repeats, threads)
+        seconds, timing = _timed(file, torch.randn(1, *shape), repeats, threads, against)
         metrics = _compared(config, model, task, file, work_dir) if evaluate else {}
         target.write_bytes(file.read_bytes())
-    return EndToEnd(path, seconds, metrics)
+    return EndToEnd(path, seconds, metrics, timing)
 
 
 def _outputs(model: nn.Module) -> List[str]:
@@ -157,18 +167,20 @@ def _codebase_config(model: nn.Module) -> Dict[str, Any]:
             background_label_id=-1, export_postprocess_mask=False))
 
 
-def _timed(file: Path, images: torch.Tensor, repeats: int, threads: int) -> float:
-    """Median seconds of one run."""
-    import onnxruntime
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(file), options, ['CPUExecutionProvider'])
-    clock, found = time.process_time if threads == 1 else time.perf_counter, []
+def _timed(file: Path, images: torch.Tensor, repeats: int, threads: int,
+           against: Union[str, Path, None]) -> Tuple[float, Optional[PairTiming]]:
+    """Median seconds of one run, in turns with another file if there is one."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    if against is not None:
+        timing = measure_pair(against, file, images, repeats, 3, 'onnxruntime', threads,
+                              clock=clock)
+        return statistics.median(timing.slim), timing
+    session, found = open_onnx(file, 'onnxruntime', threads, tuple(images.shape)), []
     for index in range(repeats + 1):
         start = clock()
-        session.run(None, {'input': images.numpy()})
+        session(images.numpy())
         found += [clock() - start] * (index > 0)  # the first run warms up
-    return statistics.median(found)
+    return statistics.median(found), None
 
 
 def _compared(config: Config, model: nn.Module, task: Any, file: Path,

@@ -73,6 +73,30 @@ def test_the_classes_of_pixels_are_those_of_pytorch(slim, tmp_path):
         assert (labels == expected).mean() > 0.999
 
 
+def test_two_networks_are_timed_in_turns(tmp_path, monkeypatch):
+    pytest.importorskip('mmdeploy')
+    from mmkcr.apis import end_to_end
+    config, model = detector()
+    first = export_end_to_end(config, model, tmp_path / 'first.onnx', SHAPE, 1)
+    assert first.timing is None
+    given, whole = [], end_to_end.measure_pair
+    monkeypatch.setattr(end_to_end, 'measure_pair', lambda dense, slim, *args, **kwargs: (
+        given.append((Path(dense).read_bytes(), Path(slim).read_bytes())),
+        whole(dense, slim, *args, **kwargs))[1])
+    found = export_end_to_end(config, model, tmp_path / 'second.onnx', SHAPE, 2,
+                              against=first.path)
+    assert given == [(first.path.read_bytes(), found.path.read_bytes())]
+    assert len(found.timing.dense) == len(found.timing.slim) == 2
+    assert found.seconds == pytest.approx(sum(found.timing.slim) / 2)
+
+
+def test_an_absent_file_to_time_against(tmp_path):
+    config, model = detector()
+    with pytest.raises(FileNotFoundError, match='an ONNX file at `.*none.onnx`, found none'):
+        export_end_to_end(config, model, tmp_path / 'x.onnx', SHAPE,
+                          against=tmp_path / 'none.onnx')
+
+
 def test_windows_are_refused(tmp_path):
     config = load_config(SEGMENTOR, {'model.test_cfg': dict(mode='slide', crop_size=(64, 64),
                                                             stride=(32, 32))})

@@ -12,6 +12,8 @@ Examples:
     python tools/deployment/export_onnx.py CONFIG CHECKPOINT --out subnet.onnx
     python tools/deployment/export_onnx.py CONFIG CHECKPOINT --runtime openvino
     python tools/deployment/export_onnx.py DETECTOR CHECKPOINT --end-to-end --evaluate
+    python tools/deployment/export_onnx.py slim/config.py slim/subnet.pth --end-to-end \\
+        --against dense.onnx
 """
 
 import contextlib
@@ -57,6 +59,8 @@ def make_parser() -> Parser:
                         'ONNX Runtime')
     parser.add_argument('--evaluate', action='store_true',
                         help='with --end-to-end, compare metrics on the test set')
+    parser.add_argument('--against', metavar='ONNX',
+                        help='with --end-to-end, the file of another network: timed in turns')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
                         help="height and width, or one number for both; default: the config's")
     parser.add_argument('--runtime', choices=RUNTIMES, default='any',
@@ -100,12 +104,17 @@ def against_dense(args: Any, config: Config, report: ExportReport,
 
 def report_end_to_end(found: EndToEnd) -> None:
     """Print metrics and time of a whole detector or segmentor."""
+    timing = found.timing
     if found.metrics:
         print(format_table(('', 'PyTorch', 'ONNX Runtime'), [
             (name, f'{torch_value:.4g}', f'{value:.4g}')
             for name, (torch_value, value) in found.metrics.items()]))
     print(f'{found.path}: {found.seconds * 1e3:.4g} ms an image in `onnxruntime`; batch, height '
           'and width dynamic')
+    if timing is not None:
+        first, third = timing.to_dict()['ratio_quartiles']
+        print(f'{timing.ratio:.3f} of the time of the other file, in turns ({len(timing.dense)} '
+              f'pairs, quartiles {first:.3f} to {third:.3f})')
 
 
 @command
@@ -116,9 +125,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     config = load_config(args.config, args.cfg_options)
     size = None if args.static_size == args.dynamic_size else args.dynamic_size
     if args.end_to_end and (args.backbone or args.static_size or args.runtime not in (
-            'any', 'onnxruntime')) or args.evaluate and not args.end_to_end:
+            'any', 'onnxruntime')) or (args.evaluate or args.against) and not args.end_to_end:
         raise ValueError('expected `--end-to-end` of a whole model for ONNX Runtime, with any '
-                         'size, and `--evaluate` with it, found another combination')
+                         'size, and `--evaluate` or `--against` with it, found another '
+                         'combination')
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
@@ -130,7 +140,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         out = args.out or run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
         if args.end_to_end:
             whole = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
-                                      args.evaluate, args.threads)
+                                      args.evaluate, args.threads, args.against)
         else:
             report = export_onnx(model, out, shape, size, tolerance=args.tolerance,
                                  runtime=args.runtime)
