@@ -3,11 +3,12 @@
 A unit's score is the loss that it avoids per MAC, given the units that come before it. The units
 of all sites are ranked together, and a unit's logit is the normal quantile of its rank. Then one
 number is added to all logits, so that the search starts at the same expected MACs as without
-scores. Only the order of the units is new.
+scores. Only the order of the units is new. Gates that choose a given number of units need no such
+number.
 """
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, Tuple, Union
+from typing import Any, Dict, List, Mapping, Tuple, Union
 
 import numpy as np
 import torch
@@ -81,10 +82,12 @@ def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsM
         low, high = -20., 20.  # bisection for the shift: expected MACs rise with it
         for _ in range(40):
             middle = (low + high) / 2
-            for name, values in logits.items():
-                gates[name].start(values + middle)
+            shifted = {name: values if gates[name].decided else values + middle
+                       for name, values in logits.items()}
+            for name, values in shifted.items():
+                gates[name].start(values)
             low, high = (low, middle) if _expected(gates, macs) > wanted else (middle, high)
-    return {name: values + middle for name, values in logits.items()}
+    return shifted
 
 
 def _expected(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
@@ -99,9 +102,7 @@ def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
     for site, (name, (order, losses)) in enumerate(known.items()):
         # per unit; not `macs.dense`, which lacks the layers that are added to the network
         saved = float(macs(totals) - macs({**totals, name: 1})) / max(len(order) - 1, 1)
-        # a unit gains no more than those before it, so that the ranks keep the site's order
-        gains = np.minimum.accumulate(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.)
-        values.append(gains)
+        values.append(_falling(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.))
         places.append(np.arange(len(order)) / len(order))
         sites.append(np.full(len(order), site))
     values, places, sites = (np.concatenate(found) for found in (values, places, sites))
@@ -115,3 +116,19 @@ def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
         logits[torch.from_numpy(order.copy())] = quantiles[torch.from_numpy(sites == site)]
         found[name] = logits
     return found
+
+
+def _falling(gains: np.ndarray) -> np.ndarray:
+    """Gains of which none is above those before it, so that the ranks keep the site's order.
+
+    Where one is, it and those before it share the mean of theirs: the slopes of the curve's convex
+    hull, whose sum is that of all gains. So a flat start costs a site nothing.
+    """
+    runs: List[List[float]] = []  # mean, count
+    for gain in gains.tolist():
+        runs.append([gain, 1])
+        while len(runs) > 1 and runs[-1][0] > runs[-2][0]:
+            mean, count = runs.pop()
+            runs[-1] = [(runs[-1][0] * runs[-1][1] + mean * count) / (runs[-1][1] + count),
+                        runs[-1][1] + count]
+    return np.repeat([mean for mean, _ in runs], [int(count) for _, count in runs])

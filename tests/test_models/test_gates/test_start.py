@@ -12,7 +12,7 @@ from mmkcr.apis.compress_files import write_sensitivity
 from mmkcr.core import MacsModel
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models import Searchable
-from mmkcr.models.gates.start import load_scores, start_from_scores
+from mmkcr.models.gates.start import _falling, load_scores, start_from_scores
 from mmkcr.models.utils import task_forward
 from mmkcr.models.wrappers import SearchModel
 
@@ -82,6 +82,46 @@ def test_units_in_the_order_of_their_scores_from_the_same_expected_macs(gates, s
         assert logits[name].unique().numel() == gate.total
     ranked = torch.cat([*logits.values()])
     assert ranked.std() == pytest.approx(1, abs=0.05)
+
+
+def test_a_flat_start_costs_a_site_nothing():
+    """Gains become slopes of the hull: they fall, and their sum is what the site loses."""
+    assert _falling(np.array([0., 4, 2, 0, 0, 3])).tolist() == [2, 2, 2, 1, 1, 1]
+    gains = np.random.default_rng(0).random(50)
+    found = _falling(gains)
+    assert (np.diff(found) <= 0).all() and found.sum() == pytest.approx(gains.sum())
+    assert (np.cumsum(found) >= np.cumsum(gains) - 1e-12).all()
+    assert np.allclose(_falling(found), found)
+
+
+@pytest.mark.parametrize('blockwise', [True, False])
+def test_a_choice_of_a_number_of_heads_begins_with_those_that_lose_least(blockwise, tmp_path):
+    """Of single heads, and of blocks with all of theirs; whatever the gates began with."""
+    count = 1 if blockwise else 4
+    write_sensitivity(compress(vit(), IMAGES, '90%', ['head_operator'], (3, 32, 32),
+                               progress=False).profiles, tmp_path)
+    data = json.loads((tmp_path / 'sensitivity.json').read_text())
+    for factor, entry in zip((1, 1e-6, 1e6), data.values()):  # the second block loses least
+        entry['losses'] = [factor * value for value in entry['losses']]
+    (tmp_path / 'scores.json').write_text(json.dumps(data))
+    known = load_scores(tmp_path / 'scores.json')
+    for seed in (0, 1):
+        gates = dict(type='mmkcr.RelaxedTopKGate', count=count, blockwise=blockwise)
+        dense = vit()
+        torch.manual_seed(seed)
+        host = Searchable(dense, sites=['head_operator'], gates=gates)
+        space = host.search_space
+        macs = MacsModel(host, host, space.gated_sites(), task_forward(host, (3, 32, 32)))
+        start_from_scores(space.gates(), known, macs)
+        gates = list(space.gates().values())
+        assert [gate.selection().numel() for gate in gates] == [4, 0, 4]
+        if not blockwise:
+            for gate, (order, _) in zip(gates, known.values()):
+                assert gate.scores().argsort(descending=True).tolist() == order.tolist()
+        alpha = torch.cat([gate.alpha for gate in gates]).detach()
+        assert abs(float(alpha.mean())) < 0.1  # no number was added to all
+        begun = alpha if seed == 0 else begun
+    assert torch.equal(alpha, begun)
 
 
 def test_open_gates_leave_the_function_as_it_is(scores):
