@@ -2,8 +2,11 @@
 
 Writes structure.json, subnet.pth and config.py, an ordinary config of the compressed model that
 train, test, inferencers and export take as it is; and sensitivity.json, what every site loses at
-every size. With --order, order.json and order.pth instead: the budget is chosen when the model is
-built.
+every size. The folder keeps the calibration (.profiles), so another target needs no new one. With
+--order, order.json and order.pth instead: the budget is chosen when the model is built.
+
+A call that was killed goes on where it was if it is repeated: behind the last refitted block, or in
+--finetune from its latest checkpoint.
 
 Examples:
     python tools/compress.py CONFIG CHECKPOINT --target-macs 60%
@@ -12,13 +15,14 @@ Examples:
     python tools/compress.py CONFIG CHECKPOINT --target-bytes 40MB        # or --target-params 12M
     python tools/compress.py CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
         --threads 1 --batch 1
+    python tools/compress.py CONFIG CHECKPOINT --target-macs 40% --out slim40 --profiles slim
     python tools/compress.py CONFIG CHECKPOINT --order 80% 60% 45% 30%
     python tools/compress.py CONFIG CHECKPOINT --structure searched/structure.json
 """
 
 from numbers import Real
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
@@ -38,7 +42,7 @@ from mmkcr.apis.compress_files import (
 from mmkcr.apis.count import part_rows
 from mmkcr.apis.finetune import shortened, write_finetune_config
 from mmkcr.apis.latency_table import add_table_arguments, chosen_table
-from mmkcr.apis.launch import check_file, latest_checkpoint, start_training
+from mmkcr.apis.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
 from mmkcr.apis.refit_blocks import LEAST_PER_INPUT
 from mmkcr.apis.refit_structure import refit_files
@@ -72,6 +76,9 @@ def make_parser() -> Parser:
     parser.add_argument('--images', type=int, default=512,
                         help='calibration images at most (%(default)s)')
     parser.add_argument('--batch-size', type=int, default=16, help='images (%(default)s)')
+    parser.add_argument('--profiles', metavar='DIR',
+                        help='folder of an earlier compression of this checkpoint, with these '
+                        'images and sites: its calibration is used (that in --out, if it fits)')
     parser.add_argument('--divisor', type=int, default=8,
                         help='sizes are multiples of it, or full; any where there are fewer than '
                         'four multiples (%(default)s)')
@@ -162,10 +169,16 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = (),
         print(format_table(('of the files', *(entry.name for entry in files.deployed)), rows))
     if files.parts:
         print(format_table(('part', 'MACs (G)', 'slim', 'share'), part_rows(files.parts)))
-    for said in (files.proposals, files.latency):
+    for said in (files.proposals, files.latency, profiles_note(files)):
         if said:
             print(said)
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
+
+
+def profiles_note(files: Union[CompressFiles, OrderFiles]) -> str:
+    """Where profiles of an earlier call were taken from, or ''."""
+    return '' if files.reused is None else \
+        f'Profiles of the sites are those of an earlier call, in {files.reused}.'
 
 
 def report_order(files: OrderFiles, metrics: Sequence[Dict[str, float]] = ()) -> None:
@@ -186,6 +199,8 @@ def report_order(files: OrderFiles, metrics: Sequence[Dict[str, float]] = ()) ->
     print(f'{len(order.steps)} networks from {order.steps[-1].macs / 1e9:.4g} to '
           f'{order.macs["dense"] / 1e9:.4g} G MACs of the {order.macs.get("part", "model")}: '
           'choose by --cfg-options model.backbone.structure.target_macs=TARGET')
+    if files.reused is not None:
+        print(profiles_note(files))
     print(f'Wrote {files.folder / CONFIG} with {ORDER} and {ORDER_WEIGHTS} beside it')
 
 
@@ -209,11 +224,18 @@ def own_config(name: str, dense: Config, args: Any,
 
 
 def finetune(dense: Config, args: Any, files: CompressFiles) -> str:
-    """Train what was compressed; gives the checkpoint."""
+    """Train what was compressed, or go on with it; gives the checkpoint."""
     path = write_finetune_config(dense, args.checkpoint, files.result.structure, files.folder,
                                  args.finetune, rate=args.finetune_rate)
     config = load_config(path, compressed=False)
     config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
+    # written with every checkpoint; those of an earlier fine-tuning are no start
+    pointer = files.folder / 'finetune/last_checkpoint'
+    if not files.progress.has_begun('finetune'):
+        pointer.unlink(missing_ok=True)
+        files.progress.begin('finetune')
+    if pointer.is_file():
+        resume_latest(config)
     start_training(config)
     return latest_checkpoint(config.work_dir)
 
@@ -232,8 +254,8 @@ def order(args: Any) -> None:
         if getattr(args, name) is not None:
             raise ValueError(f'expected `--{name}` with one budget, found it with `--order`: start '
                              'it from a compressed config')
-    files = order_files(task_of(args), args.order, args.sites, args.seed, divisor=args.divisor,
-                        uniform=args.uniform, rho=args.rho)
+    files = order_files(task_of(args), args.order, args.sites, args.seed, args.profiles,
+                        divisor=args.divisor, uniform=args.uniform, rho=args.rho)
     metrics = []
     if args.evaluate:
         work_dir = str(files.folder / 'evaluate')
@@ -254,7 +276,7 @@ def check_given_structure(args: Any) -> None:
         raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
                          'export the compressed config')
     parser = make_parser()
-    for name in ('sites', 'divisor', 'uniform'):
+    for name in ('sites', 'divisor', 'uniform', 'profiles'):
         if getattr(args, name) != parser.get_default(name):
             raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
                              'which says what is kept')
@@ -305,15 +327,17 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.order is not None:
         order(args)
         return
+    later = None if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
     if args.structure is not None:
-        files = refit_files(task_of(args), args.structure, seed=args.seed, rho=args.rho)
+        files = refit_files(task_of(args), args.structure, later, seed=args.seed, rho=args.rho)
     else:
         files = compress_files(
             args.config, args.checkpoint, target, args.sites,
             args.calibration, args.images, args.batch_size,
             image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
             args.device, args.cfg_options, table, args.force_table,
-            args.int8, args.scope, cost, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
+            args.int8, args.scope, cost, args.profiles, later, divisor=args.divisor,
+            uniform=args.uniform, rho=args.rho)
     dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
     deployed: List[Dict[str, float]] = []
     note = ''
@@ -334,6 +358,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         print(note)
     for checkpoint in tuned:
         print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
+    if files.progress is not None:  # a repeated call would go on from it
+        files.progress.remove()
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """Calibration images of a config or a folder, in the form that a task model takes."""
 
 import copy
+import hashlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -14,6 +15,7 @@ from torch import nn
 from mmkcr.compat import UnreadableImageError
 from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import find_pipeline, preprocessed, with_pipeline
+from mmkcr.models.calibration import flat_tensors
 from mmkcr.models.utils import find_task, is_detector, is_self_supervised
 from .compress import held_apart
 
@@ -43,6 +45,14 @@ class CalibrationImages(Sequence):
     def images(self) -> int:
         """Number of images that were drawn."""
         return len(self._indices)
+
+    def digest(self) -> str:
+        """SHA-256 of the first and the last batch, which says whether these are other images."""
+        found = hashlib.sha256()
+        for batch in (self[0], self[-1]) if len(self) else ():
+            for tensor in flat_tensors(batch['inputs']):
+                found.update(tensor.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):

@@ -40,6 +40,8 @@ REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channe
 #: Default kinds of a call: they need no gather and lose least at the same MACs. Whole
 #: heads are used where their channels cannot be selected.
 DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
+#: Families named to whoever has a backbone without sites.
+FAMILIES = ('ViT', 'Swin', 'PVT v2', 'MiT', 'ConvNeXt', 'LeViT', 'BEiT', 'EVA-02', 'DINOv2')
 #: The part that is compressed: the backbone, or the whole model with its neck and heads.
 SCOPES = ('backbone', 'model')
 
@@ -252,10 +254,21 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
     if scope == 'model':
         _check_parts(model, kinds)
     if not kinds:
-        reasons = '; '.join(f'`{kind}`: {why_not(host, kind)}' for kind in REFITTED)
-        raise ValueError(f'expected a backbone with a kind of site of {list(REFITTED)}, found '
-                         f'`{type(host).__name__}` ({reasons})')
+        raise ValueError('expected a backbone with layers that can be compressed '
+                         f'({", ".join(FAMILIES)} and others of mmpretrain, mmdet, mmseg, timm and '
+                         f'transformers: docs/coverage.md), found `{type(host).__name__}`'
+                         f'{_reasons(host)}')
     return SearchSpace.of_dense(host, kinds)
+
+
+def _reasons(host: nn.Module) -> str:
+    """Why a host has no site of any kind, each reason once; '' if no adapter knows its layers."""
+    kinds: Dict[str, List[str]] = {}
+    for kind in REFITTED:
+        kinds.setdefault(why_not(host, kind), []).append(f'`{kind}`')
+    found = [f'{", ".join(names)}: {reason}' for reason, names in kinds.items()
+             if not reason.endswith('has an adapter') and not reason.endswith('has no adapter')]
+    return f' ({"; ".join(found)})' if found else ', whose layers have no adapter'
 
 
 def _check_parts(model: nn.Module, kinds: Sequence[KindConfig]) -> None:

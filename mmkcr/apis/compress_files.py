@@ -35,7 +35,7 @@ from .build import (
 )
 from .calibration_data import calibration_images
 from .compress import CompressResult, compress
-from .compress_progress import CompressProgress
+from .compress_progress import CompressProgress, kept_profiles
 from .count import Parts, count_parts, counted_proposals
 from .finetune import without_initial_weights
 from .int8 import DeployedFile, deploy_int8
@@ -59,6 +59,9 @@ class CompressFiles(NamedTuple):
             slim; empty for others.
         proposals (str, optional): The proposals that they are counted for, see
             :func:`~mmkcr.apis.count.counted_proposals`.
+        reused (Path, optional): Folder whose profiles of an earlier call were used.
+        progress (CompressProgress, optional): Progress that is kept for ``later`` steps; whoever
+            takes them removes it at the end.
     """
 
     folder: Path
@@ -68,6 +71,8 @@ class CompressFiles(NamedTuple):
     deployed: Sequence[DeployedFile] = ()
     parts: Parts = {}
     proposals: Optional[str] = None
+    reused: Optional[Path] = None
+    progress: Optional[CompressProgress] = None
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
@@ -176,12 +181,14 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                    latency: Union[str, Path, None] = None,
                    force_latency: bool = False, int8: Optional[str] = None,
                    scope: str = 'backbone', cost: str = 'macs',
-                   **settings: Any) -> CompressFiles:
+                   profiles: Union[str, Path, None] = None,
+                   later: Optional[Mapping[str, Any]] = None, **settings: Any) -> CompressFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
     A call that was killed continues behind the last refitted block if it is repeated with
-    the same arguments. The written config is the given one with the subnet as
-    its backbone: the hosts' tools and this package's tools take it without changes.
+    the same arguments. The sites' profiles stay in the folder: with another target, cost or way of
+    sharing it out, a later call begins from them. The written config is the given one with the
+    subnet as its backbone: the hosts' tools and this package's tools take it without changes.
 
     Args:
         config (str | Path): Config of a dense task model.
@@ -208,6 +215,11 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         scope (str): The part that is compressed, see :func:`~mmkcr.apis.compress.compress`.
             Defaults to ``'backbone'``.
         cost (str): What the target limits, as there. Defaults to ``'macs'``.
+        profiles (str | Path, optional): Folder of an earlier call whose profiles are used. Defaults
+            to None: those in ``out``, if they are of this network, these images and sites.
+        later (Mapping, optional): Steps that follow, such as fine-tuning: until they are done the
+            progress stays, so that a repeated call finds the compression finished. Defaults to
+            None.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
@@ -219,16 +231,19 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     model, batches, folder = task.model, task.batches, task.folder
     table = None if latency is None else load_table(latency, _about(task.input_shape, task.part),
                                                     force_latency)
+    kept = kept_profiles(folder, dict(task.key, digest=batches.digest()), sites, settings, profiles)
+    known = kept.has_profiles()
     done = CompressProgress(folder / PROGRESS, dict(
-        task.key, sites=sites, target=target, cost=cost, settings=settings,
-        latency=None if latency is None else file_sha256(latency)))
+        task.key, sites=sites, target=target, cost=cost, settings=settings, later=later,
+        latency=None if latency is None else file_sha256(latency)), kept)
     try:
         result = compress(model, batches, target, sites, task.input_shape, task.part,
                           task_outputs if scope == 'backbone' else None, done=done, latency=table,
                           scope=scope, cost=cost, logits=task.classifies, seed=seed, **settings)
     # refused arguments leave nothing to continue
     except ValueError:
-        done.remove()
+        for part in (done, *([] if known else [kept])):
+            part.remove()
         raise
     structure = result.structure
     # the config in place of the class name, so that the structure alone builds the backbone
@@ -241,10 +256,12 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     said = '' if table is None else check_prediction(model, result.model,
                                                      structure.provenance['latency'])
     files = () if int8 is None else _int8_files(model, result.model, batches, folder, int8)
-    done.remove()
+    if later is None:
+        done.remove()
     return CompressFiles(
         folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)), said,
-        files, _parts(model, result.model, task.input_shape), counted_proposals(model))
+        files, _parts(model, result.model, task.input_shape), counted_proposals(model),
+        kept.folder if known else None, None if later is None else done)
 
 
 def _parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:

@@ -4,16 +4,21 @@ import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import nn
 
 from mmkcr.core import atomic_write
 from mmkcr.functional.pivots import UnitOrder
-from .site_profiles import SiteProfile
+from .site_profiles import CompressOptions, SiteProfile
 
+#: Folder of the sites' profiles beside what a compression wrote.
+PROFILES = '.profiles'
 _KEY, _PROFILES = 'key.json', 'profiles.pth'
+#: What profiles do not depend on: entries of a task's key, and options.
+_ANY_TARGET = ('shape', 'part', 'calibration')
+_SHARING = ('divisor', 'min_share', 'uniform', 'progress', 'refit')
 
 
 class CompressProgress:
@@ -23,10 +28,13 @@ class CompressProgress:
         folder (str | Path): Emptied if it belongs to another compression.
         key (Mapping): Identity of the compression: config, checkpoint, images, options. Stored as
             JSON.
+        shared (CompressProgress, optional): Holds the profiles, for other compressions too, see
+            :func:`kept_profiles`. Defaults to None: they are in this folder.
     """
 
-    def __init__(self, folder: Union[str, Path], key: Mapping[str, Any]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Union[str, Path], key: Mapping[str, Any],
+                 shared: Optional['CompressProgress'] = None) -> None:
+        self.folder, self._shared = Path(folder), shared
         self._key = json.dumps(key, indent=1, sort_keys=True, default=str)
         if self.folder.is_dir() and not self._is_ours():
             self.remove()
@@ -35,9 +43,15 @@ class CompressProgress:
         mark = self.folder / _KEY
         return mark.is_file() and mark.read_text() == self._key
 
+    def has_profiles(self) -> bool:
+        """Whether the sites' profiles are stored."""
+        return (self.folder / _PROFILES).is_file()
+
     def profiles(self) -> Optional[Dict[str, SiteProfile]]:
         """The sites' profiles, or None if they are not computed yet."""
-        if not (self.folder / _PROFILES).is_file():
+        if self._shared is not None:
+            return self._shared.profiles()
+        if not self.has_profiles():
             return None
         return {name: SiteProfile(UnitOrder(found['order'], found['errors'],
                                             tuple(found['groups'])), found['losses'],
@@ -46,6 +60,9 @@ class CompressProgress:
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
         """Write the profiles of all sites."""
+        if self._shared is not None:
+            self._shared.save_profiles(profiles)
+            return
         self._save(_PROFILES, {name: dict(
             order=found.order.order, errors=found.order.errors, groups=list(found.order.groups),
             losses=found.losses, rotated=found.rotated, stream=found.stream)
@@ -70,6 +87,16 @@ class CompressProgress:
         """Write the weights of a block's refitted layers."""
         self._save(f'{block}.pth', {name: layer.state_dict() for name, layer in layers.items()})
 
+    def has_begun(self, step: str) -> bool:
+        """Whether a later step, such as fine-tuning, began with what these blocks became."""
+        return self._is_ours() and (self.folder / f'{step}.begun').is_file()
+
+    def begin(self, step: str) -> None:
+        """Note that a later step begins."""
+        self._mark()
+        with atomic_write(self.folder / f'{step}.begun') as path:
+            path.write_text('')
+
     def remove(self) -> None:
         """Delete everything."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -77,11 +104,51 @@ class CompressProgress:
             self.folder.parent.rmdir()
 
     def _load(self, name: str) -> Dict[str, Any]:
-        return torch.load(self.folder / name, weights_only=True)
+        # profiles may be used on another device
+        return torch.load(self.folder / name, weights_only=True, map_location='cpu')
 
-    def _save(self, name: str, content: Dict[str, Any]) -> None:
+    def _mark(self) -> None:
         if not self._is_ours():  # the key first: files without it are deleted at the next start
             with atomic_write(self.folder / _KEY) as path:
                 path.write_text(self._key)
+
+    def _save(self, name: str, content: Dict[str, Any]) -> None:
+        self._mark()
         with atomic_write(self.folder / name) as path:
             torch.save(content, path)
+
+
+def kept_profiles(folder: Union[str, Path], key: Mapping[str, Any],
+                  sites: Optional[Sequence[Any]], settings: Mapping[str, Any],
+                  given: Union[str, Path, None] = None) -> CompressProgress:
+    """The place of a compression's profiles, which hold for every target and way of sharing it out.
+
+    Args:
+        folder (str | Path): Folder that the compression writes to.
+        key (Mapping): Its identity, with ``digest`` of its images.
+        sites (Sequence, optional): Kinds of site.
+        settings (Mapping): See :class:`~mmkcr.apis.site_profiles.CompressOptions`.
+        given (str | Path, optional): Folder of another compression, whose profiles must be used.
+            Defaults to None: those of ``folder``, if they fit.
+
+    Raises:
+        ValueError: There are none in ``given``, or those of another network, images or sites.
+    """
+    options = {name: value for name, value in vars(CompressOptions(**settings)).items()
+               if name not in _SHARING}
+    key = {name: value for name, value in key.items() if name not in _ANY_TARGET}
+    key = dict(key, sites=sites, options=options)
+    if given is not None:
+        _check_profiles(Path(given), json.loads(json.dumps(key, default=str)))
+    return CompressProgress(Path(folder if given is None else given) / PROFILES, key)
+
+
+def _check_profiles(folder: Path, key: Mapping[str, Any]) -> None:
+    wanted = 'expected profiles of this config, checkpoint, images and sites in'
+    mark = folder / PROFILES / _KEY
+    if not mark.is_file() or not (mark.parent / _PROFILES).is_file():
+        raise ValueError(f'{wanted} `{folder}`, found none')
+    found = json.loads(mark.read_text())
+    other = sorted(name for name in {*key, *found} if key.get(name) != found.get(name))
+    if other:
+        raise ValueError(f'{wanted} `{folder}`, found those of others ({", ".join(other)})')

@@ -3,7 +3,7 @@
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
 
@@ -16,7 +16,7 @@ from .compress_files import (
     write_config,
     write_sensitivity,
 )
-from .compress_progress import CompressProgress
+from .compress_progress import CompressProgress, kept_profiles
 
 ORDER, ORDER_WEIGHTS = 'order.json', 'order.pth'
 
@@ -27,14 +27,17 @@ class OrderFiles(NamedTuple):
     Args:
         folder (Path): Folder of the files.
         result (BudgetsResult): Their content.
+        reused (Path, optional): Folder whose profiles of an earlier call were used.
     """
 
     folder: Path
     result: BudgetsResult
+    reused: Optional[Path] = None
 
 
 def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequence[Any]] = None,
-                seed: int = 0, **settings: Any) -> OrderFiles:
+                seed: int = 0, profiles: Union[str, Path, None] = None,
+                **settings: Any) -> OrderFiles:
     """Compress a checkpoint for many budgets; writes order, weights, config and sensitivity.
 
     In the config, ``structure=dict(order=..., target_macs=...)`` selects the network to build: any
@@ -47,13 +50,18 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
             :func:`~mmkcr.apis.budgets.compress_budgets`. The config selects the first.
         sites (Sequence, optional): Kinds of site. Defaults to None: as in ``compress``.
         seed (int): Seed of all random draws. Defaults to 0.
+        profiles (str | Path, optional): As of
+            :func:`~mmkcr.apis.compress_files.compress_files`. Defaults to None.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
         ValueError: As in ``compress_budgets``. Nothing is written then.
     """
     key = dict(task.key, sites=sites, settings=settings)
-    done = [CompressProgress(task.folder / f'{PROGRESS}-{place}', dict(key, target=target))
+    kept = kept_profiles(task.folder, dict(task.key, digest=task.batches.digest()), sites, settings,
+                         profiles)
+    known = kept.has_profiles()
+    done = [CompressProgress(task.folder / f'{PROGRESS}-{place}', dict(key, target=target), kept)
             for place, target in enumerate(targets)]
     try:
         result = compress_budgets(task.model, task.batches, targets, sites, task.input_shape,
@@ -61,7 +69,7 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
                                   seed=seed, **settings)
     # refused arguments leave nothing to continue
     except ValueError:
-        for part in done:
+        for part in (*done, *([] if known else [kept])):
             part.remove()
         raise
     order = result.order
@@ -70,17 +78,17 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
     order.provenance = dict(task.provenance, targets=[str(target) for target in targets],
                             agreement=[found.agreement for found in result.results])
     # nothing of the training but where it ended and its classes
-    kept = {key: task.meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in task.meta}
+    meta = {key: task.meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in task.meta}
     with ExitStack() as stack:
         weights = stack.enter_context(atomic_write(task.folder / ORDER_WEIGHTS))
         text = stack.enter_context(atomic_write(task.folder / ORDER))
         torch.save(dict(state_dict={name: value.detach().cpu().clone().contiguous()
                                     for name, value in result.state.items()},
-                        meta=dict(kept, provenance=order.provenance)), weights)
+                        meta=dict(meta, provenance=order.provenance)), weights)
         order.save(text)
     write_config(task, order.backbone, ORDER, ORDER_WEIGHTS, target_macs=str(targets[0]))
     write_sensitivity(result.results[0].profiles, task.folder)
     # also those of former calls with more targets
     for folder in task.folder.glob(f'{PROGRESS}-*'):
         shutil.rmtree(folder)
-    return OrderFiles(task.folder, result)
+    return OrderFiles(task.folder, result, kept.folder if known else None)

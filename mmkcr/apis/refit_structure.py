@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, List, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,8 @@ from .compress import (
     searched,
     split_batches,
 )
-from .compress_files import CompressFiles, CompressTask, task_outputs, write_config
+from .compress_files import PROGRESS, CompressFiles, CompressTask, task_outputs, write_config
+from .compress_progress import CompressProgress
 from .refit_blocks import refit_along
 from .site_profiles import CompressOptions
 from .slim import note_backbone_macs
@@ -34,6 +35,7 @@ def refit_structure(model: nn.Module,
                     part: Optional[str] = None,
                     forward: Optional[Forward] = None,
                     held_out: Union[Tensor, Sequence[Any], None] = None,
+                    done: Optional[CompressProgress] = None,
                     **options: Any) -> CompressResult:
     """Cut a dense network to a structure and refit the readers of the kept units.
 
@@ -82,7 +84,7 @@ def refit_structure(model: nn.Module,
     found = space.structure_for({name: torch.tensor(site.kept)
                                  for name, site in wanted.sites.items()})
     found.method = wanted.method
-    refit_along(dense, subnet, found, batches, forward, settings, None)
+    refit_along(dense, subnet, found, batches, forward, settings, done)
     found.macs = dict(dense=macs.dense, subnet=macs(found.sizes()), input_shape=list(input_shape))
     if hasattr(subnet, 'data_preprocessor'):
         note_backbone_macs(found, subnet, part)
@@ -101,25 +103,40 @@ def _rotated(structure: Structure) -> List[str]:
         if name.endswith(('.head_channels', '.embedding')) and len(site.kept) < site.total])
 
 
-def refit_files(task: CompressTask, structure: Union[str, Path], **settings: Any) -> CompressFiles:
+def refit_files(task: CompressTask, structure: Union[str, Path],
+                later: Optional[Mapping[str, Any]] = None, **settings: Any) -> CompressFiles:
     """Refit a checkpoint to a structure; writes structure, weights and config.
+
+    A call that was killed continues behind the last refitted block if it is repeated.
 
     Args:
         task (CompressTask): Config, checkpoint and images.
         structure (str | Path): File of the structure.
+        later (Mapping, optional): Steps that follow, as of
+            :func:`~mmkcr.apis.compress_files.compress_files`. Defaults to None.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: As in :func:`refit_structure`. Nothing is written then.
     """
-    result = refit_structure(task.model, structure, task.batches, task.input_shape, task.part,
-                             task_outputs, logits=task.classifies, **settings)
+    wanted = Structure.load(structure)
+    done = CompressProgress(task.folder / PROGRESS, dict(
+        task.key, structure=wanted.to_dict(), settings=settings, later=later))
+    try:
+        result = refit_structure(task.model, wanted, task.batches, task.input_shape, task.part,
+                                 task_outputs, done=done, logits=task.classifies, **settings)
+    # refused arguments leave nothing to continue
+    except ValueError:
+        done.remove()
+        raise
     found = result.structure
     found.backbone['backbone'] = task.searched
     found.provenance = dict(task.provenance, structure=Path(structure).name,
                             agreement=result.agreement)
     write_subnet(result.model, found, task.meta, task.folder)
     write_config(task, found.backbone, STRUCTURE, WEIGHTS)
-    return CompressFiles(task.folder, result, dict(dense=state_bytes(task.model),
-                                                   subnet=state_bytes(result.model)))
+    if later is None:
+        done.remove()
+    sizes = dict(dense=state_bytes(task.model), subnet=state_bytes(result.model))
+    return CompressFiles(task.folder, result, sizes, progress=None if later is None else done)

@@ -3,8 +3,13 @@
 import functools
 import http.server
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +20,14 @@ from PIL import Image
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config, run_folder
+from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.apis.count import count_parts
 from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.apis.int8 import DeployedFile
 from mmkcr.core import Structure
 from mmkcr.deploy.int8 import QUANTIZERS
 from mmkcr.deploy.runtimes import PACKAGES
+from mmkcr.models import Searchable
 
 REPO = Path(__file__).parents[2]
 DIGITS = str(REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py')
@@ -76,6 +83,49 @@ def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, caps
     forget_runs()
     metrics = Runner.from_cfg(config).test()
     assert f'{metrics["accuracy/top1"]:.4g}' in printed.out
+
+
+@pytest.mark.parametrize('words', [
+    ['--target-macs', '45%'], ['--target-params', '70%', '--uniform', '--divisor', '4'],
+    ['--order', '80%', '60%']])
+def test_another_budget_needs_no_new_pass(words, load_tool, data, tmp_path, capsys, monkeypatch):
+    """Whatever is limited, and however it is shared out: as a call that calibrates for itself."""
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+
+    def weights(out, *words):
+        load_tool('compress').main([DIGITS, checkpoint, '--images', '16', '--out',
+                                    str(tmp_path / out), *words, *data])
+        name = 'order.pth' if words[0] == '--order' else 'subnet.pth'
+        return torch.load(tmp_path / out / name, weights_only=True)['state_dict']
+
+    weights('first', '--target-macs', '60%')
+    fresh = weights('fresh', *words)
+    assert 'of an earlier call' not in capsys.readouterr().out
+    # from here on a calibration fails
+    monkeypatch.setattr(import_module('mmkcr.apis.compress'), 'profile_sites', None)
+    for call in (['other', *words, '--profiles', str(tmp_path / 'first')], ['first', *words]):
+        found = weights(*call)
+        assert 'Profiles of the sites are those of an earlier call' in capsys.readouterr().out
+        assert found.keys() == fresh.keys()
+        assert all(torch.equal(value, fresh[name]) for name, value in found.items())
+    with pytest.raises(SystemExit):  # for other images it begins anew
+        weights('first', *words, '--images', '17')
+    assert "'NoneType' object is not callable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('change, message', [
+    (['--images', '17'], 'found those of others (digest, images)'),
+    (['--sites', 'mlp_hidden'], 'found those of others (sites)'),
+    (['--rho', '0.1'], 'found those of others (options)'),
+    (['--profiles', 'nowhere'], 'in `nowhere`, found none')])
+def test_profiles_of_others_are_refused(change, message, load_tool, refused, data, tmp_path):
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    call = [DIGITS, checkpoint, '--target-macs', '60%', '--images', '16', '--out']
+    load_tool('compress').main([*call, str(tmp_path / 'first'), *data])
+    before = sorted((tmp_path / 'first').rglob('*'))
+    assert message in refused('compress', *call, 'slim', '--profiles', tmp_path / 'first', *change,
+                              *data)
+    assert sorted((tmp_path / 'first').rglob('*')) == before
 
 
 LINEAR = dict(type='LinearClsHead', num_classes=4, in_channels=96)
@@ -335,6 +385,99 @@ def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path,
     assert all(torch.equal(value, dense[name]) for name, value in teacher.state_dict().items())
     model = build_model(load_config(tmp_path / 'slim/config.py'))
     load_checkpoint(model, str(tmp_path / 'slim/finetune/epoch_2.pth'), strict=True)
+
+
+#: The command, killed behind the n-th call of a function of a module.
+KILLED = """
+import os, signal, sys
+from importlib import import_module
+from yapf.yapflib import yapf_api
+from mmkcr.apis.shipped import load_tool
+
+yapf_api.FormatCode = lambda text, **_: (text, False)  # as in tests/conftest.py: part of the key
+module, _, names = sys.argv[1].partition(':')
+*owner, name = names.split('.')
+place = import_module(module)
+for part in owner:
+    place = getattr(place, part)
+done, left = getattr(place, name), [int(sys.argv[2])]
+
+def killed(*args, **kwargs):
+    done(*args, **kwargs)
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+tool = load_tool('compress')
+setattr(place, name, killed)
+tool.main(sys.argv[3:])
+"""
+BLOCK = 'mmkcr.apis.compress_progress:CompressProgress.save_block'
+POINTER = 'mmkcr.engine.hooks.atomic_checkpoint:point_to'
+
+
+def killed(*words):
+    status = subprocess.run([sys.executable, '-c', KILLED, *map(str, words)],
+                            env=dict(os.environ, PYTHONPATH=str(REPO))).returncode
+    assert status == -signal.SIGKILL
+
+
+def weights_of(path):
+    return torch.load(path, weights_only=False)['state_dict']
+
+
+def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, data, tmp_path, monkeypatch):
+    """Nothing that was finished is done again, and it ends as if it had not been killed."""
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+
+    def call(out):
+        return [DIGITS, checkpoint, '--target-macs', '50%', '--images', '16', '--finetune', '2',
+                '--out', str(tmp_path / out), *data, 'train_dataloader.dataset.indices=128']
+
+    load_tool('compress').main(call('unbroken'))
+    assert not (tmp_path / 'unbroken/.progress').exists()
+    # of an earlier fine-tuning in the same folder: no start
+    (tmp_path / 'slim/finetune').mkdir(parents=True)
+    save_checkpoint(dict(state_dict={}, meta=dict(epoch=2)), str(tmp_path / 'slim/finetune/x.pth'))
+    (tmp_path / 'slim/finetune/last_checkpoint').write_text('x.pth')
+    killed(BLOCK, 2, *call('slim'))
+    assert not (tmp_path / 'slim/subnet.pth').exists()
+    killed(POINTER, 1, *call('slim'))
+    first = tmp_path / 'slim/finetune/epoch_1.pth'
+    before = first.stat().st_mtime_ns
+    monkeypatch.setattr(import_module('mmkcr.apis.compress'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.apis.refit_blocks'), '_refit', None)
+    load_tool('compress').main(call('slim'))
+    assert first.stat().st_mtime_ns == before
+    for name in ('subnet.pth', 'finetune/epoch_2.pth'):
+        found, expected = (weights_of(tmp_path / out / name) for out in ('slim', 'unbroken'))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(value, expected[key]) for key, value in found.items())
+    assert not (tmp_path / 'slim/.progress').exists()
+
+
+def test_killed_in_the_refit_of_a_structure(load_tool, data, tmp_path, monkeypatch):
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    model = build_model(load_config(DIGITS))
+    space = Searchable(model.backbone, sites=['mlp_hidden', 'heads']).search_space
+    space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
+                        ).save(tmp_path / 'searched.json')
+
+    def call(out):
+        return [DIGITS, checkpoint, '--structure', str(tmp_path / 'searched.json'), '--images',
+                '16', '--out', str(tmp_path / out), *data]
+
+    load_tool('compress').main(call('unbroken'))
+    killed(BLOCK, 2, *call('slim'))
+    assert [path.name for path in (tmp_path / 'slim').iterdir()] == ['.progress']
+    saved, save = [], CompressProgress.save_block
+    monkeypatch.setattr(CompressProgress, 'save_block', lambda self, block, layers: (
+        saved.append(block), save(self, block, layers)))
+    load_tool('compress').main(call('slim'))
+    assert saved == ['layers.2', 'layers.3']
+    found, expected = (weights_of(tmp_path / out / 'subnet.pth') for out in ('slim', 'unbroken'))
+    assert all(torch.equal(value, expected[key]) for key, value in found.items())
+    assert not (tmp_path / 'slim/.progress').exists()
 
 
 def test_one_file_for_all_budgets(load_tool, data, tmp_path, capsys):

@@ -13,7 +13,7 @@ CONFIGS = Path(__file__).parents[2] / 'configs/dwconv/digits'
 
 
 def test_blocks_that_lose_least_are_replaced_first(load_tool, small_digits, tmp_path, forget_runs):
-    """The dense network is scored, then searched; learning rates of 0 keep what gates begin with."""
+    """The dense network is scored, then searched; rates of 0 keep what gates begin with."""
     dense, search = (str(CONFIGS / f'dwconv-{stage}_vit-octo_1xb64_digits.py')
                      for stage in ('dense', 'search'))
     model = build_model(load_config(dense))
