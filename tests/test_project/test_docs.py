@@ -184,6 +184,31 @@ def test_timm_block_runs(page, tmp_path, monkeypatch):
         torch.testing.assert_close(scope['model'].eval()(images[:1]), expected)
 
 
+def test_transformers_block_runs(tmp_path, monkeypatch):
+    """On a smaller model without its weights, on noise; it loads again as timm's does."""
+    transformers = pytest.importorskip('transformers')
+    from mmkcr.models import Searchable
+    monkeypatch.chdir(tmp_path)
+    block = block_with('README.md', 'from transformers import')
+    assert len([line for line in block.splitlines() if line]) == 5
+    model = transformers.ViTForImageClassification
+    monkeypatch.setattr(model, 'from_pretrained', lambda name: model(transformers.ViTConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+        num_labels=7)))
+    images = torch.rand(10, 3, 224, 224)
+    scope = dict(images=images)
+    exec(block, scope)
+    result = scope['result']
+    assert result.structure.macs['subnet'] <= 0.6 * result.structure.macs['dense']
+    assert type(result.model) is model
+    again = Searchable(model.from_pretrained(''), result.structure.backbone['sites'],
+                       structure='structure.json')
+    again.load_state_dict(result.model.state_dict())
+    again.eval()
+    with torch.no_grad():
+        assert torch.equal(again(images[:1]).logits, result.model(images[:1]).logits)
+
+
 def test_slimming_block_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(block_with('docs/get_started.md', 'slim(supernet'), {})
