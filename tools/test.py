@@ -33,6 +33,7 @@ from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.evaluation.masks import MaskWatch, masks_held_open
+from mmkcr.visualization import format_table
 
 
 def make_parser() -> Parser:
@@ -61,8 +62,8 @@ def make_parser() -> Parser:
     parser.add_argument('--runtime', choices=sorted(PACKAGES), help='of --onnx (onnxruntime)')
     parser.add_argument('--masks', action='store_true',
                         help='of a network with masks on queries and keys (DCS): add the share of '
-                        'open entries and of constant channels in percent, and the metrics of a '
-                        'second test with all masks forced open')
+                        'open entries and of constant channels in percent, on average and by '
+                        'layer, and the metrics of a second test with all masks forced open')
     add_common_arguments(parser)
     return parser
 
@@ -169,7 +170,8 @@ def test_with_masks(runner: Runner) -> Dict[str, Any]:
 
     Returns:
         dict: Metrics of the first test, ``masks/open``, ``masks/always`` and ``masks/never`` in
-        percent (means over the masks), and the metrics of the second test as ``<name>_open``.
+        percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and the
+        metrics of the second test as ``<name>_open``.
 
     Raises:
         ValueError: The model has no masks.
@@ -178,11 +180,18 @@ def test_with_masks(runner: Runner) -> Dict[str, Any]:
     runner.register_hook(hook)
     metrics = dict(runner.test())
     metrics.update({f'masks/{key}': value for key, value in hook.watch.means().items()})
+    layers = hook.watch.table()
     with masks_held_open(runner.model):
         metrics.update({f'{key}_open': value for key, value in runner.test_loop.run().items()})
     for name, value in metrics.items():
         if name.startswith('masks/') or name.endswith('_open'):
             runner.logger.info(f'{name}: {value:.4f}')
+    runner.logger.info('\n' + format_table(
+        ('mask', 'open (%)', 'always open (%)', 'never open (%)'),
+        [(layer, *(f'{value:.1f}' for value in found.values()))
+         for layer, found in layers.items()]))
+    metrics.update({f'masks/{layer}/{key}': value for layer, found in layers.items()
+                    for key, value in found.items()})
     return metrics
 
 

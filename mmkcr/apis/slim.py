@@ -1,7 +1,7 @@
 """From a trained supernet to a subnet that meets a budget."""
 
 import copy
-from typing import Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Optional, Sequence, Tuple, Union
 
 from torch import nn
 
@@ -30,6 +30,7 @@ from mmkcr.models.utils import (
     unwrap,
 )
 from .count import count_macs
+from .fold_masks import constant_masks, describe_folds, fold_constants
 
 
 def slim(model: nn.Module,
@@ -38,7 +39,8 @@ def slim(model: nn.Module,
          input_shape: Sequence[int] = (3, 224, 224),
          part: Optional[str] = None,
          latency: Optional[LatencyTable] = None,
-         cost: str = 'macs') -> Tuple[nn.Module, Structure]:
+         cost: str = 'macs',
+         fold: Optional[Iterable[Any]] = None) -> Tuple[nn.Module, Structure]:
     """Discretise the gates of a supernet under a budget and slice its tensors.
 
     Operators in the place of heads are folded: ensembles and derived kernels become plain weights.
@@ -61,6 +63,10 @@ def slim(model: nn.Module,
             time, see :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
         cost (str): What the target limits, see :func:`~mmkcr.models.costs.cost_model`; parameters
             and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to ``'macs'``.
+        fold (Iterable, optional): Calibration images, see
+            :func:`~mmkcr.apis.fold_masks.constant_masks`: what is constant in the subnet's masks
+            on queries and keys is removed. That saves MACs beyond the target. Defaults to None:
+            masks stay whole.
 
     Returns:
         tuple[nn.Module, Structure]: The subnet with inherited weights (a bare
@@ -97,6 +103,10 @@ def slim(model: nn.Module,
     subnet = copy.deepcopy(task)  # the bare task model
     for one in (search_space(subnet), *copied_spaces(subnet)):
         one.slice_to(structure)
+    if fold is not None:
+        constants = constant_masks(subnet, fold, input_shape)
+        fold_constants(subnet, constants)
+        structure.provenance['masks'] = describe_folds(constants, getattr(fold, 'images', None))
     for average in momentum_copies(subnet):
         renew_record(average)
     added = [layer for layer in added_layers(task).values() if layer in online_modules(task)]

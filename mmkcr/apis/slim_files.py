@@ -24,7 +24,9 @@ from .build import (
     run_folder,
     state_bytes,
 )
+from .calibration_data import calibration_images
 from .count import Parts, count_parts, counted_proposals
+from .fold_masks import fold_masks as fold
 from .latency_table import check_prediction, load_table
 from .slim import slim
 
@@ -65,7 +67,9 @@ def slim_files(config: Union[str, Path],
                part: Optional[str] = None,
                latency: Union[str, Path, None] = None,
                force_latency: bool = False,
-               cost: str = 'macs') -> SlimResult:
+               cost: str = 'macs',
+               fold_masks: Optional[int] = None,
+               calibration: Optional[str] = None) -> SlimResult:
     """Slim a trained supernet and write the subnet.
 
     Two files are written, both or, on any error, neither: ``structure.json``,
@@ -89,6 +93,12 @@ def slim_files(config: Union[str, Path],
             None.
         force_latency (bool): Accept a table of another machine. Defaults to False.
         cost (str): See :func:`mmkcr.apis.slim`. Defaults to ``'macs'``.
+        fold_masks (int, optional): Remove what is constant in the masks on queries and keys on so
+            many calibration images; with 0 only what the weights prove. The config and checkpoint
+            may then also be those of a network without gates: a retrained subnet, or one with
+            masks only. Defaults to None: masks stay whole.
+        calibration (str, optional): Folder of these images. Defaults to None: the training set of
+            the config, with the test transforms.
 
     Returns:
         SlimResult: Written files and sizes.
@@ -100,22 +110,34 @@ def slim_files(config: Union[str, Path],
     """
     cfg = load_config(config, options)
     model = build_model(cfg)
-    if not search_space(model).gates():
+    searched = bool(search_space(model).gates())
+    if not searched and (fold_masks is None or target_macs is not None):
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
+    if calibration is not None and not fold_masks:
+        raise ValueError('expected `--calibration` with a number of images to fold masks by '
+                         '(`--fold-masks`), found none')
     # before loading: a checkpoint may be of a supernet that was sliced during training
     task = find_task(model)
     gates = [gate for space in (search_space(model), *copied_spaces(model))
              for gate in space.gates().values()]
     extra = (*gates, *added_layers(task).values())
-    dense = state_bytes(task) - sum(map(state_bytes, extra))
+    # without gates it may be a subnet
+    dense = state_bytes(task) - sum(map(state_bytes, extra)) if searched else \
+        state_bytes(build_model(dense_config(cfg)))
     content = load_weights(model, checkpoint, online)
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else load_table(latency, dict(input_shape=list(shape)),
                                                     force_latency)
-    subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost)
-    structure.provenance = dict(provenance(cfg, config, checkpoint, content, online),
-                                **structure.provenance)
+    batches = None if fold_masks is None else () if not fold_masks else calibration_images(
+        cfg, task, calibration, fold_masks)
+    if searched:
+        subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost, batches)
+    else:
+        subnet, structure = fold(model, batches, shape, part)
+    # of a subnet that was folded, the checkpoint is the one that was
+    structure.provenance = {**structure.provenance,
+                            **provenance(cfg, config, checkpoint, content, online)}
     folder = Path(out) if out else run_folder(cfg, config) / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
     # against a dense model without gates

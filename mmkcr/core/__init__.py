@@ -14,15 +14,16 @@ from .order import Order
 from .selection import TOLERANCE, select_units
 from .sites import Cost, MaskPoint, Site, SiteHolder, UnitMask, Unsupported, block_of
 from .slicing import slice_parameter, take
-from .structure import SiteEntry, Structure
+from .structure import MaskEntry, SiteEntry, Structure
 from .weights import COUNTED, BytesModel, ParamsModel
 
 __all__ = [
     'Axis', 'BaseGate', 'BytesModel', 'COUNTED', 'Cost', 'CostModel', 'LatencyModel',
-    'LatencyTable', 'MacsModel', 'MacsReport', 'MaskPoint', 'NoisyGate', 'NonFiniteError', 'Order',
-    'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE', 'UnitMask',
-    'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'block_of', 'can_meet', 'check_finite',
-    'check_finite_gates', 'check_finite_state', 'choose_options', 'count_forward_macs',
-    'count_params', 'eval_mode', 'locked', 'parse_target', 'remove_stale', 'scale_axes',
-    'select_units', 'slice_axes', 'slice_parameter', 'solve_budget', 'sync_sizes', 'take'
+    'LatencyTable', 'MacsModel', 'MacsReport', 'MaskEntry', 'MaskPoint', 'NoisyGate',
+    'NonFiniteError', 'Order', 'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure',
+    'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'block_of',
+    'can_meet', 'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
+    'count_forward_macs', 'count_params', 'eval_mode', 'locked', 'parse_target', 'remove_stale',
+    'scale_axes', 'select_units', 'slice_axes', 'slice_parameter', 'solve_budget', 'sync_sizes',
+    'take'
 ]

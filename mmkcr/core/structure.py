@@ -157,10 +157,7 @@ class SiteEntry:
         # bounded by `total` before the list is made: a file must not fill the memory
         kept = list(range(found)) if _is_count(found) and found <= total else found
         # only with an operator may no unit be kept
-        valid = (isinstance(kept, (list, tuple)) and len(kept) + (operator is not None) > 0
-                 and all(_is_count(unit) and 0 <= unit < total for unit in kept)
-                 and all(a < b for a, b in zip(kept, kept[1:])))
-        if not valid:
+        if not _ascending(kept, total) or len(kept) + (operator is not None) == 0:
             raise ValueError(f'expected `kept` at site `{name}` to be ascending unit indices '
                              f'within [0, {total}), found {str(found):.80}')
         return cls(total, list(kept), operator)
@@ -168,6 +165,62 @@ class SiteEntry:
     def to_dict(self) -> Dict[str, Any]:
         """The entry as plain JSON types; ``operator`` is left out if there is none."""
         return {key: value for key, value in vars(self).items() if value is not None}
+
+
+@dataclass
+class MaskEntry:
+    """Constant rows of a mask on queries and keys, which are folded away.
+
+    Args:
+        total (int): Rows of the whole mask.
+        open (list[int]): Rows that are 1 everywhere, ascending.
+        shut (list[int]): Rows that are 0 everywhere, ascending.
+    """
+
+    total: int
+    open: List[int]
+    shut: List[int]
+
+    @classmethod
+    def from_dict(cls, name: str, data: Any) -> 'MaskEntry':
+        """Check one entry of ``masks``.
+
+        Args:
+            name (str): The mask's name, for the message.
+            data (dict): ``total``, ``open`` and ``shut``.
+
+        Raises:
+            ValueError: A key or a type is wrong, or the rows are not ascending within [0, total),
+                or one is both open and shut.
+        """
+        if not isinstance(data, Mapping) or set(data) != {'total', 'open', 'shut'}:
+            found = sorted(data) if isinstance(data, Mapping) else data
+            raise ValueError(f'expected the keys `open`, `shut` and `total` at mask `{name}`, '
+                             f'found {str(found):.80}')
+        total = data['total']
+        if not _is_count(total) or not 1 <= total <= MOST_UNITS:
+            raise ValueError(f'expected an integer `total` within [1, {MOST_UNITS}] at mask '
+                             f'`{name}`, found {str(total):.40}')
+        for key in ('open', 'shut'):
+            if not _ascending(data[key], total):
+                raise ValueError(f'expected `{key}` at mask `{name}` to be ascending rows within '
+                                 f'[0, {total}), found {str(data[key]):.80}')
+        both = sorted(set(data['open']) & set(data['shut']))
+        if both:
+            raise ValueError(f'expected rows that are open or shut at mask `{name}`, found row '
+                             f'{both[0]} as both')
+        return cls(total, list(data['open']), list(data['shut']))
+
+    def to_dict(self) -> Dict[str, Any]:
+        """The entry as plain JSON types."""
+        return dict(vars(self))
+
+
+def _ascending(units: Any, total: int) -> bool:
+    """Whether these are ascending indices within [0, total)."""
+    return (isinstance(units, (list, tuple))
+            and all(_is_count(unit) and 0 <= unit < total for unit in units)
+            and all(a < b for a, b in zip(units, units[1:])))
 
 
 @dataclass
@@ -186,6 +239,8 @@ class Structure:
             subnet's backbone.
         params (dict): Parameters, ``dense`` and ``subnet``.
         provenance (dict): Config, checkpoint hash, seed, epoch, versions.
+        masks (dict[str, MaskEntry]): Folded masks on queries and keys, by
+            ``<module path>.qk_mask``. Defaults to none: the masks are whole.
         format_version (int): Version of this file format.
     """
 
@@ -195,6 +250,7 @@ class Structure:
     macs: Dict[str, Any] = field(default_factory=dict)
     params: Dict[str, int] = field(default_factory=dict)
     provenance: Dict[str, Any] = field(default_factory=dict)
+    masks: Dict[str, MaskEntry] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @classmethod
@@ -234,16 +290,18 @@ class Structure:
             raise ValueError(f'expected structure `format_version` {FORMAT_VERSION}, found '
                              f'{data["format_version"]!r} in {where}')
         for key, kind in dict(backbone=Mapping, sites=Mapping, macs=Mapping, params=Mapping,
-                              provenance=Mapping, method=str).items():
+                              provenance=Mapping, masks=Mapping, method=str).items():
             if not isinstance(data.get(key, kind() if kind is str else {}), kind):
                 raise ValueError(f'expected `{key}` of a structure to be a '
                                  f'{"string" if kind is str else "dict"}, found '
                                  f'{str(data[key]):.60} in {where}')
-        if not isinstance(data['backbone'].get('type'), str) or not data['sites']:
+        masks = data.get('masks') or {}
+        if not isinstance(data['backbone'].get('type'), str) or not (data['sites'] or masks):
             raise ValueError('expected a structure with a backbone `type` and at least one site, '
                              f'found backbone {str(data["backbone"]):.80} and '
                              f'{len(data["sites"])} sites in {where}')
-        _check_levels({key: value for key, value in data.items() if key != 'sites'}, where)
+        _check_levels({key: value for key, value in data.items()
+                       if key not in ('sites', 'masks')}, where)
         _check_counts(data, where)
         # before any site is expanded, see `SiteEntry.from_dict`
         units = sum(site['total'] for site in data['sites'].values()
@@ -252,19 +310,23 @@ class Structure:
             raise ValueError(f'expected {MOST_UNITS} units at most in all sites of a structure, '
                              f'found {str(units):.40} in {where}')
         sites = {name: SiteEntry.from_dict(name, site) for name, site in data['sites'].items()}
-        return cls(**{**data, 'sites': sites})
+        entries = {name: MaskEntry.from_dict(name, mask) for name, mask in masks.items()}
+        return cls(**{**data, 'sites': sites, 'masks': entries})
 
     def to_dict(self) -> Dict[str, Any]:
         """The structure as plain JSON types."""
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        data['sites'] = {name: site.to_dict() for name, site in self.sites.items()}
+        for key in ('sites', 'masks'):
+            data[key] = {name: entry.to_dict() for name, entry in data[key].items()}
+        if not self.masks:
+            del data['masks']
         return {'format_version': data.pop('format_version'), **data}
 
     def dumps(self) -> str:
-        """The file's text, with one line per key and, within ``sites``, one line per site."""
+        """The file's text, with one line per key and one line per site and per mask."""
         lines = []
         for key, value in self.to_dict().items():
-            if key == 'sites':
+            if key in ('sites', 'masks') and value:
                 body = ',\n'.join(f'    {json.dumps(name)}: {json.dumps(site)}'
                                   for name, site in value.items())
                 text = f'{{\n{body}\n  }}'

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from mmkcr.core import (
     Axis,
     BaseGate,
+    MaskEntry,
     SiteEntry,
     Structure,
     count_params,
@@ -33,7 +34,7 @@ from .backbone_loading import (
     take_rungs,
 )
 from .head_choice import choose_heads, is_choice
-from .sites import Embedding, find_sites
+from .sites import Embedding, QKMaskSite, find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
 StructureLike = Union[str, Mapping[str, Any], Structure, None]
@@ -80,6 +81,9 @@ class SearchSpace:
         self._fixed: Dict[str, SiteEntry] = {}
         self._attached: Dict[str, List[Axis]] = {}
         self._sites: Dict[str, HostSite] = {}
+        self._masks: Dict[str, QKMaskSite] = {}
+        #: Constant rows of the masks that are folded.
+        self._folded: Dict[str, MaskEntry] = {}
         self._dense_params = count_params(host)
         searched = gates is not None or structure is not None
         # before the gates: they are built with the number of units that the kinds find
@@ -142,6 +146,8 @@ class SearchSpace:
                 self._sites[name] = site
             elif searched or not selecting:
                 site.prepare()
+                if isinstance(site, QKMaskSite):
+                    self._masks[name] = site
 
     @property
     def sites(self) -> Dict[str, HostSite]:
@@ -162,6 +168,10 @@ class SearchSpace:
     def gates(self) -> Dict[str, BaseGate]:
         """The gates of a supernet by site; empty in the other states."""
         return {name: site.gate for name, site in self._sites.items() if site.gate is not None}
+
+    def mask_sites(self) -> Dict[str, QKMaskSite]:
+        """The attention layers with a mask on queries and keys, by ``<module path>.qk_mask``."""
+        return dict(self._masks)
 
     def gated_sites(self) -> Dict[str, HostSite]:
         """The sites that have a gate."""
@@ -220,10 +230,10 @@ class SearchSpace:
 
     def _take_structure(self, structure: Structure, gated: Mapping[str, Any]) -> None:
         """Become the subnet, or fix the sites without gates beside those with gates."""
-        structure = structure.renamed(self.sites)
         if not gated:
             self.slice_to(structure)
             return
+        structure = structure.renamed(self.sites)
         if set(gated) == set(self.sites):
             raise ValueError('expected `gates` (supernet) or `structure` (subnet) of '
                              f'`{self.type_name}`, found both')
@@ -235,6 +245,7 @@ class SearchSpace:
         for name, entry in fixed.items():
             self._slice(name, entry)
         self._fixed = fixed
+        self.fold_masks(structure.masks)
 
     @property
     def type_name(self) -> str:
@@ -264,15 +275,41 @@ class SearchSpace:
         if self.structure is not None:
             raise ValueError('expected a dense backbone or a supernet to slice, found a subnet of '
                              f'`{self.type_name}`')
-        structure = structure.renamed(self.sites)
-        structure.validate(self.totals(), self._accepted_types(structure))
+        totals = self._totals_with(structure.masks)
+        structure = structure.renamed(totals)
+        structure.validate(totals, self._accepted_types(structure))
         for name, entry in structure.sites.items():
             if name not in self._fixed:
                 self._slice(name, entry)
             elif entry != self._fixed[name]:
                 raise ValueError(f'expected site `{name}` as the supernet has it, found another in '
                                  'the structure')
+        self.fold_masks(structure.masks)
         self.structure = structure
+
+    def _totals_with(self, masks: Mapping[str, MaskEntry]) -> Dict[str, int]:
+        """Units of every site; masks may be folded without a site."""
+        return self.totals() if self._sites or not masks else {}
+
+    def fold_masks(self, entries: Mapping[str, MaskEntry]) -> None:
+        """Remove what is constant in the masks on queries and keys, in place.
+
+        Args:
+            entries (Mapping[str, MaskEntry]): By the names of :meth:`mask_sites`; other masks stay.
+
+        Raises:
+            ValueError: There is no such mask, it is folded already, or of another size.
+        """
+        for name, entry in entries.items():
+            if self._folded.get(name) == entry:  # a supernet whose structure is fixed in part
+                continue
+            if name not in self._masks:
+                raise ValueError(f'expected folded masks among the {len(self._masks)} of '
+                                 f'`{self.type_name}`, found `{name}`')
+            self._masks[name].fold(entry)
+            self._folded[name] = entry
+        if self.structure is not None:
+            self.structure.masks = dict(self._folded)
 
     def _slice(self, name: str, entry: SiteEntry) -> None:
         site, operators = self.sites[name], self.sites[name].operators()
@@ -291,14 +328,16 @@ class SearchSpace:
     def structure_for(self, kept: Mapping[str, Tensor]) -> Structure:
         """Structure of this backbone with the given units; sites not given keep all of theirs."""
         sites = {}
-        for name, site in self.sites.items():
+        for name, site in (self._sites if self._folded else self.sites).items():
             units = kept[name].tolist() if name in kept else list(range(site.total))
             replaced = len(units) < site.total and site.operators()
             sites[name] = dict(total=site.total, kept=units,
                                operator=replaced[0] if replaced else None)
         sites.update({name: entry.to_dict() for name, entry in self._fixed.items()})
         return Structure.load(dict(format_version=1, method=self.method,
-                                   backbone=copy.deepcopy(self.backbone), sites=sites))
+                                   backbone=copy.deepcopy(self.backbone), sites=sites,
+                                   masks={name: entry.to_dict()
+                                          for name, entry in self._folded.items()}))
 
     def fixed(self) -> Mapping[str, SiteEntry]:
         """Entries of sites that a structure has decided beside gates at others."""

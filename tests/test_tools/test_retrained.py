@@ -7,6 +7,7 @@ weights, and then the deploy config.
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -210,10 +211,54 @@ def test_masks_forced_open(within, tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(QKMask, 'binarize', seen)
-    run('test', deploy, tmp_path / 'constant.pth', *args)
+    printed = run('test', deploy, tmp_path / 'constant.pth', *args)
     found = json.loads(out.read_text())
     assert {key: found[f'masks/{key}'] for key in ('open', 'always', 'never')} == dict(
         open=75., always=75., never=25.)
+    layers = {name.split('/')[1] for name in found if name.count('/') == 2}
+    assert len(layers) == 4 and 'layers.3.1.global_rep.0.attn' in layers
+    assert all(found[f'masks/{layer}/{key}'] == value for layer in layers
+               for key, value in dict(open=75., always=75., never=25.).items())
+    table = printed[printed.index('always open (%)'):].splitlines()[1:]
+    rows = [re.findall(r'[\w.]+', line) for line in table if 'global_rep' in line]
+    assert {row[0]: row[1:] for row in rows[:4]} == {
+        layer: ['75.0', '75.0', '25.0'] for layer in layers}
     half = len(shares) // 2
     assert half and shares == [0.75] * half + [1.] * half
     assert {'accuracy/top1', 'accuracy/top1_open'} <= found.keys()
+
+
+def test_slim_folds_a_retrained_network(within, tmp_path):
+    """By the command, from a retraining's checkpoint to a deploy config with the new structure."""
+    run, deploy, retrain, checkpoint = within
+    if 'kcr' in deploy.name:
+        return
+    content = torch.load(checkpoint, weights_only=False)
+    for key in ('state_dict', 'ema_state_dict'):
+        for name, value in content[key].items():
+            if name.endswith('.mask.bias'):  # a quarter of the channels of each head is never open
+                value[:] = 60.
+                value[::4] = -60.
+    torch.save(content, tmp_path / 'constant.pth')
+    printed = run('slim', retrain, tmp_path / 'constant.pth', '--fold-masks', '24',
+                  '--out', tmp_path / 'folded')
+    structure = Structure.load(tmp_path / 'folded/structure.json')
+    folded = structure.provenance['masks']
+    assert folded['images'] == 24 and folded['shut'] * 3 == folded['open'] == folded['rows'] * 3 / 4
+    assert f'{folded["rows"]} rows of masks are constant on 24 calibration images' in printed
+    metrics = {}
+    for name, weights, options in (
+            ('whole', tmp_path / 'constant.pth', ()),
+            ('folded', tmp_path / 'folded/subnet.pth',
+             (f'model.backbone.structure={tmp_path}/folded/structure.json', ))):
+        out = tmp_path / f'{name}.json'
+        run('test', deploy, weights, '--work-dir', tmp_path, '--out', out, '--out-item', 'metrics',
+            *HELD_OUT, *options)
+        metrics[name] = json.loads(out.read_text())
+    assert metrics['whole'] == metrics['folded']
+    # all its masks are constant, so none is left
+    config = load_config(str(deploy), {'model.backbone.structure': str(
+        tmp_path / 'folded/structure.json')})
+    model = build_model(config)
+    assert not any(isinstance(module, QKMask) for module in model.modules())
+    load_weights(model, str(tmp_path / 'folded/subnet.pth'))

@@ -202,21 +202,40 @@ def _epochs(count: int, warm_up: int) -> Dict[str, Any]:
              begin=warm_up, end=count, convert_to_iter_based=True)]}
 
 
-def _kcr_trial(change: str, search: int = 10, name: str = '{method}', **options: Any) -> Method:
-    """KCR from the dense network with something changed.
+def _warm_trial(kind: str, label: str, search: int = 10, name: str = '{method}',
+                retrain_options: Mapping[str, Any] = {}, **options: Any) -> Method:  # noqa: B006
+    """KCR or DCS from the dense network with something changed.
 
     Args:
-        change (str): For its label.
+        kind (str): ``'kcr'`` or ``'dcs'``.
+        label (str): In tables.
         search (int): Epochs of the search, of 14 batches each. Defaults to 10, those of its config.
         name (str): Of the stages of the search. Defaults to the method's.
+        retrain_options (dict): Options of the retraining. Defaults to none.
         **options: Of the search.
     """
-    retraining: Dict[str, Any] = {}
+    retraining = dict(retrain_options)
     if search != 10:
         options.update(_epochs(search, 2))
         retraining.update(_epochs(32 - search * 14 // 10, 2))
-    return _searched(f'KCR from the dense network, {change}', 'kcr-warm', 'kcr-short', 'tune',
-                     name, start='start', search_options=options, retrain_options=retraining)
+    # without heads DCS reaches less: their queries and keys are masked
+    deploy, least = ('dcs-deploy', 0.6) if kind == 'dcs' else ('tune', 0.)
+    return _searched(label, f'{kind}-warm', f'{kind}-short', deploy, name, start='start',
+                     search_options=options, retrain_options=retraining, least=least)
+
+
+def _kcr_trial(change: str, *args: Any, **options: Any) -> Method:
+    """KCR from the dense network, see :func:`_warm_trial`."""
+    return _warm_trial('kcr', f'KCR from the dense network, {change}', *args, **options)
+
+
+def _dcs_trial(change: str, *args: Any, **options: Any) -> Method:
+    """DCS from the dense network without IB, see :func:`_warm_trial`."""
+    return _warm_trial('dcs', f'DCS from the dense network, no IB, {change}', *args, **options)
+
+
+#: The order of units that the closed form finds in the data.
+_SCORES = dict(call='lab.arena:scores', config='start_{net}.py', start='start')
 
 
 def _from_refit(refitted: bool) -> Method:
@@ -229,14 +248,20 @@ def _from_refit(refitted: bool) -> Method:
     change = 'gates by data' + (', refitted' if refitted else '')
     method = _kcr_trial(change, name='kcr-data', **{
         'compression.scores': '{stages}/scores/sensitivity.json'})
-    stages = dict(scores=dict(call='lab.arena:scores', config='start_{net}.py', start='start'),
-                  **method.stages)
+    stages = dict(scores=_SCORES, **method.stages)
     if not refitted:
         return method._replace(stages=stages)
     tune = dict(stages.pop('{method}'), start='{method}-slim')
     stages['{method}-slim'] = dict(call='lab.arena:refit', config='start_{net}.py',
                                    start='kcr-data-slim', arguments=dict(dense='{stages}/start'))
     return method._replace(stages=dict(stages, **{'{method}': tune}), before='{method}-slim')
+
+
+def _dcs_by_data() -> Method:
+    """DCS whose gates begin with the order of units that the closed form finds in the data."""
+    method = _dcs_trial('gates by data', **{
+        'compression.scores': '{stages}/scores/sensitivity.json'})
+    return method._replace(stages=dict(scores=_SCORES, **method.stages))
 
 
 def _ofb_trial(change: str, search: int = 16, **options: Any) -> Method:
@@ -277,7 +302,9 @@ _MAIN: Mapping[str, Method] = {
     'ofb-plain': _searched('OFB without PMIM', 'ofb-plain', **_OFB),
 }
 _KCR_RATE, _OFB_RATE = 'compression.architecture.lr', 'optim_wrapper.architecture.lr'
-#: What was tried beside: lengths of the search, rates of the gates, gates and weights of the refit.
+_CLOSING = {'compression.regularizers.mask.weight': 0.3}
+#: What was tried beside: lengths of the search, rates and start of the gates, gates and weights of
+#: the refit, masks that start half open, or that are priced.
 _TRIALS: Mapping[str, Method] = {
     'random-refit': _variant('random_refit'),
     'random-width': _cut('random units, width of heads', variant='random', sites=list(_WIDTH)),
@@ -294,6 +321,15 @@ _TRIALS: Mapping[str, Method] = {
     'kcr-refit': _from_refit(True),
     'dcs-warm': _searched('DCS from the dense network, no IB', 'dcs-warm', 'dcs-short',
                           'dcs-deploy', start='start', least=0.6),
+    'dcs-short': _dcs_trial('search half as long', 5),
+    'dcs-long': _dcs_trial('search half as long again', 15),
+    'dcs-slow': _dcs_trial("a fifth of the gates' rate", **{_KCR_RATE: 1e-2}),
+    'dcs-fast': _dcs_trial("five times the gates' rate", **{_KCR_RATE: 2.5e-1}),
+    'dcs-open': _dcs_trial('gates from 2 instead of 0.5', **{'compression.gates.init': 2.}),
+    'dcs-half': _dcs_trial('masks from a bias of 0', **{'compression.sites': [
+        dict(kind='qk_mask', init=0.), 'mlp_hidden']}),
+    'dcs-price': _dcs_trial('price 0.3 on open masks', retrain_options=_CLOSING, **_CLOSING),
+    'dcs-data': _dcs_by_data(),
     'ofb-short': _ofb_trial('search half as long', 8),
     'ofb-long': _ofb_trial('search half as long again', 24),
     'ofb-slow': _ofb_trial("a fifth of the gates' rate", **{_OFB_RATE: 2e-2}),

@@ -17,8 +17,6 @@ _base_ = [
 
 compression = dict(
     sites='own',
-    # logs what the masks leave open
-    regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)),
     target=0.85,
     # lambda x |log(MACs / target)|: it stops to pull at the target, so lambda can be large
     price=dict(weight=0.3),

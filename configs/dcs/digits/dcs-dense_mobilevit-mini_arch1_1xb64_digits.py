@@ -9,7 +9,5 @@ _base_ = [
 ]
 
 model = dict(backbone=dict(outputs=False))
-compression = dict(
-    # logs what the masks leave open
-    sites='own', regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)))
+compression = dict(sites='own')
 custom_hooks = [dict(type='mmkcr.GateNoiseHook')]

@@ -17,7 +17,6 @@ compression = dict(
     # eta 5 of 1, 5 and the paper's 50, on a slice of the training digits (docs/dcs.md); inputs are
     # 3 x 32 x 32: with their clusters the hook reports the IB value
     regularizers=dict(
-        mask=dict(type='mmkcr.MaskPrice', weight=0.),  # logs what the masks leave open
         ib=dict(
             type='mmkcr.InformationBottleneckLoss',
             num_features=128,

@@ -14,8 +14,6 @@ compression = dict(
     # loop and hooks are those of the schedule
     sites='own', loop='plain', hooks=[],
     gates=dict(init=0.5),
-    # logs what the masks leave open
-    regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)),
     target=0.8,
     # lambda x |log(MACs / target)|: it stops to pull at the target, so lambda can be large
     price=dict(weight=0.3))

@@ -18,7 +18,6 @@ compression = dict(
     structure=structure,
     feature_layer='head.fc:input',
     regularizers=dict(
-        mask=dict(type='mmkcr.MaskPrice', weight=0.),  # logs what the masks leave open
         # on the features that the classifier reads; eta 50 (section 4.1)
         ib=dict(
             type='mmkcr.InformationBottleneckLoss',

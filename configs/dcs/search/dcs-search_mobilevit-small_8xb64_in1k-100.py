@@ -17,8 +17,6 @@ _base_ = [
 model = dict(backbone=dict(type='mmkcr.DCSMobileViT'), head=dict(num_classes=100))
 compression = dict(
     sites='own',
-    # logs what the masks leave open
-    regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)),
     # cost='paper' is the paper's own cost
     price=dict(cost='macs'))
 custom_hooks = [dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.95)]

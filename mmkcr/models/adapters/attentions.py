@@ -14,6 +14,7 @@ from torch import nn
 
 from mmkcr.core import Axis, Unsupported
 from mmkcr.models.layers.sized_attention import (
+    NarrowQueries,
     Rotary,
     SizedBEiTAttention,
     SizedClassAttention,
@@ -50,7 +51,14 @@ def multihead_attention(module: nn.Module) -> Dict[str, Any]:
     if type(module).__name__ != 'MultiheadAttention':
         raise Unsupported(f'`{type(module).__name__}` has no adapter')
     return dict(projections=('qkv', ), output='proj', heads=module.num_heads,
-                width=module.head_dims, resize=partial(_resize_multihead, module.head_dims**-0.5))
+                width=module.head_dims, resize=partial(_resize_multihead, module.head_dims**-0.5),
+                narrow=_narrow_multihead)
+
+
+def _narrow_multihead(layer: nn.Module) -> nn.Module:
+    scale = layer.head_dims**-0.5
+    return take_over(NarrowQueries, _resize_multihead(scale, layer, layer.num_heads,
+                                                      layer.head_dims))
 
 
 def _resize_multihead(scale: float, layer: nn.Module, heads: int, width: int) -> nn.Module:

@@ -122,6 +122,9 @@ class AttentionView:
         opened (Callable, optional): Takes the module; returns one that computes the same and calls
             its output projection as a module. Defaults to None: the module does so itself.
         rotary (RotaryView, optional): Positions that turn pairs of channels. Defaults to none.
+        narrow (Callable, optional): Takes the module; returns one that computes the same with
+            queries and keys of any width beside whole values, from the sizes of its projections.
+            Its scores are the products of queries and keys alone. Defaults to none.
     """
 
     path: str
@@ -138,6 +141,7 @@ class AttentionView:
     of_heads: Optional[Callable[[nn.Module], List[Axis]]] = None
     opened: Optional[Callable[[nn.Module], nn.Module]] = None
     rotary: Optional[RotaryView] = None
+    narrow: Optional[Callable[[nn.Module], nn.Module]] = None
 
 
 class Reads(NamedTuple):

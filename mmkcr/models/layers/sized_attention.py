@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from mmpretrain.models.backbones.twins import LocallyGroupedSelfAttention
 from mmpretrain.models.backbones.xcit import XCA, ClassAttntion
-from mmpretrain.models.utils import WindowMSA
+from mmpretrain.models.utils import MultiheadAttention, WindowMSA
 from mmpretrain.models.utils.attention import BEiTAttention, WindowMSAV2
 from torch import Tensor, nn
 
@@ -151,6 +151,21 @@ class SizedHuggingFaceAttention(nn.Module):
                                              self.dropout if self.training else 0.,
                                              scale=self.scale)
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
+
+
+class NarrowQueries(MultiheadAttention):
+    """mmpretrain's ``MultiheadAttention`` whose queries and keys are narrower than its values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend among tokens (B, N, C)."""
+        values = self.embed_dims  # H d
+        width = (self.qkv.out_features - values) // 2
+        q, k, v = (_split(part, self.num_heads)
+                   for part in self.qkv(x).split([width, width, values], -1))
+        out = self.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.attn_drop if self.training else 0.)
+        out = self.proj(out.transpose(1, 2).flatten(2))
+        return self.out_drop(self.gamma1(self.proj_drop(out)))
 
 
 class Rotary(nn.Module):

@@ -59,7 +59,7 @@ class MaskPrice(nn.Module):
         """
         # a tuple, so that they are not sub-modules: the masks belong to the task model
         self._masks = tuple(
-            (name.removeprefix('backbone.').removesuffix('.mask'), module)
+            (layer_name(name), module)
             for name, module in architecture.named_modules() if isinstance(module, QKMask))
         if self.weight and not self._masks:
             raise ValueError('expected a backbone with masks on queries and keys for `MaskPrice`, '
@@ -126,6 +126,11 @@ class MaskPrice(nn.Module):
         return self._logged
 
 
+def layer_name(path: str) -> str:
+    """The attention layer of a mask's module path, from the backbone on."""
+    return path.rpartition('backbone.')[2].removesuffix('.mask')
+
+
 def channels_last(mask: QKMask, theta: Tensor) -> Tensor:
     """A mask's output as a matrix, with one row per position of an image.
 
@@ -150,11 +155,13 @@ def foldable_macs(mask: QKMask, x: Tensor) -> Tuple[float, float]:
 
     Returns:
         tuple[float, float]: First the MACs that are saved if all channels are shut: the rows of
-        queries, keys and mask, and in softmax attention the product of queries and keys. Second
-        those that are saved if all channels are open: the mask's rows.
+        the mask; in softmax attention also those of queries and keys, and their product; in
+        linear attention the products, because its further scales read all queries and keys.
+        Second those that are saved if all channels are open: the mask's rows.
     """
-    # per position: 2 C D for queries and keys, and the weights of the mask's linear layer
+    # per position: the weights of the mask's linear layer
     own = sum(p.numel() for p in (mask.weight, mask.down) if p is not None)
     positions, channels = (x[0, 0].numel(), x.shape[1]) if mask.maps else x.shape[-2:]
-    product = 0 if mask.maps else positions**2 * mask.channels
-    return positions * (2 * channels * mask.channels + own) + product, positions * own
+    # of one channel: its products, or its row of queries, that of keys, and its products
+    rest = mask.linear_products if mask.maps else 2 * channels + positions
+    return positions * (mask.channels * rest + own), positions * own
