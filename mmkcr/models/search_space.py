@@ -34,6 +34,7 @@ from .backbone_loading import (
     take_rungs,
 )
 from .head_choice import choose_heads, is_choice
+from .mask_fold import fold_mask
 from .sites import Embedding, QKMaskSite, find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
@@ -306,7 +307,7 @@ class SearchSpace:
             if name not in self._masks:
                 raise ValueError(f'expected folded masks among the {len(self._masks)} of '
                                  f'`{self.type_name}`, found `{name}`')
-            self._masks[name].fold(entry)
+            fold_mask(self._masks[name], entry)
             self._folded[name] = entry
         if self.structure is not None:
             self.structure.masks = dict(self._folded)

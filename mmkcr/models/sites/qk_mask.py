@@ -5,7 +5,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, MaskEntry, MaskPoint, Unsupported, slice_axes
+from mmkcr.core import Axis, MaskPoint, Unsupported
 from mmkcr.models.gates import QKMask
 from mmkcr.models.layers.lite_mla import LiteMLA
 from mmkcr.registry import MODELS
@@ -73,10 +73,10 @@ class QKMaskSite(AttentionSite):
 
     def claims(self) -> List[Axis]:
         """Inputs and outputs of the projections, because the mask has their sizes."""
-        return [Axis(projection, 'weight', dim) for projection in self._projections()
+        return [Axis(projection, 'weight', dim) for projection in self.projections()
                 for dim in (0, 1)]
 
-    def _projections(self) -> List[nn.Module]:
+    def projections(self) -> List[nn.Module]:
         """The fused projection of queries, keys and values, or those of queries and of keys."""
         if isinstance(self.owner, LiteMLA):
             return [self.owner.qkv]
@@ -89,7 +89,7 @@ class QKMaskSite(AttentionSite):
     def prepare(self) -> None:
         """Put the mask on the layer, in its precision."""
         owner, linear = self.owner, isinstance(self.owner, LiteMLA)
-        projections = self._projections()
+        projections = self.projections()
         weight = projections[0].weight
         heads = self.total // owner.head_dim if linear else self.view.heads
         owner.mask = MODELS.build(dict(self.config, channels=self.total, num_heads=heads,
@@ -103,100 +103,10 @@ class QKMaskSite(AttentionSite):
             projection.register_forward_hook(MaskHook(owner.mask, parts[:count]))
             parts = parts[count:]  # each projection takes its `count` parts
 
-    # ---- folding --------------------------------------------------------------------------------
-
     @property
     def mask(self) -> Optional[QKMask]:
         """The mask, or None where nothing is left of a folded one."""
         return getattr(self.owner, 'mask', None)
-
-    def fold(self, entry: MaskEntry) -> None:
-        """Remove what is constant; the network computes the same wherever these rows are constant.
-
-        A constant row leaves the mask's linear layer. A channel that is shut leaves the queries and
-        the keys, where the layer takes narrower ones: an equal number of every head, so that of a
-        head with more shut channels than another some stay, with weights of 0. Elsewhere the
-        weights of shut channels become 0. A mask without rows is removed.
-
-        Args:
-            entry (MaskEntry): The constant rows of the whole mask.
-
-        Raises:
-            ValueError: The mask has another number of rows, or is folded already.
-        """
-        mask = self.mask
-        if mask is None or mask.place is not None:
-            raise ValueError(f'expected a whole mask at `{self.name}`, found one that is folded')
-        if entry.total != len(mask.bias):
-            raise ValueError(f'expected a fold of {len(mask.bias)} rows at `{self.name}`, found '
-                             f'one of {entry.total}')
-        device, open_, shut = mask.bias.device, 1, 0
-        state = torch.full((entry.total, ), -1, device=device)
-        state[entry.open], state[entry.shut] = open_, shut
-        # rows of the linear layer to entries (R, D) of the mask: all heads may share rows
-        parts = 2 if mask.separate else 1
-        state, rows = (values.view(parts, -1).repeat(1, mask.repeats)
-                       for values in (state, torch.arange(entry.total, device=device)))
-        if isinstance(self.owner, LiteMLA) or self.view.narrow is not None:
-            # neither part matters if one is 0: the scores are products of queries and keys
-            state = state.masked_fill((state == shut).any(0), shut)
-            kept = self._narrow(state[0] == shut)
-            state, rows = state[:, kept], rows[:, kept]
-        else:
-            self._clear(state == shut)
-        needed = rows[state < 0].unique()
-        if not len(needed):
-            self._remove(mask)
-            return
-        mask.fold(needed, torch.searchsorted(needed, rows).masked_fill(state >= 0, len(needed)))
-
-    def _narrow(self, shut: Tensor) -> Tensor:
-        """Take the channels (D, ) that are shut out of queries and keys; returns those left."""
-        owner, linear = self.owner, isinstance(self.owner, LiteMLA)
-        heads = shut.view(self.total // owner.head_dim if linear else self.view.heads, -1)
-        width = max(1, int((~heads).sum(1).max()))  # products of no channel are refused somewhere
-        # the open ones of every head first, then as many shut ones as it needs
-        kept = heads.int().argsort(dim=1, stable=True)[:, :width].sort(1)[0]
-        kept = kept + heads.shape[1] * torch.arange(len(heads), device=kept.device)[:, None]
-        if linear:
-            owner.narrow(kept, shut)
-            return kept.flatten()
-        self._clear(shut[None])
-        if width < heads.shape[1]:
-            parts = [0, 1, None]
-            for projection, count in zip(self._projections(), self.view.fused):
-                # rows of the kept channels of queries or keys, and all of the values
-                every = torch.arange(self.total, device=kept.device)
-                index = [place * self.total + (every if part is None else kept.flatten())
-                         for place, part in enumerate(parts[:count])]
-                slice_axes([Axis(projection, name) for name in ('weight', 'bias')],
-                           torch.cat(index))
-                parts = parts[count:]
-            self.host.set_submodule(self.path, self.view.narrow(owner))
-        return kept.flatten()
-
-    def _clear(self, shut: Tensor) -> None:
-        """Let channels of queries and of keys, (1 or 2, D), be 0 everywhere."""
-        parts = [0, 1, None]
-        for projection, count in zip(self._projections(), self.view.fused):
-            for place, part in enumerate(parts[:count]):
-                if part is not None:
-                    cleared = place * self.total + shut[part % len(shut)].nonzero().flatten()
-                    for value in (projection.weight, projection.bias):
-                        if value is not None:
-                            value.data[cleared] = 0
-            parts = parts[count:]
-
-    def _remove(self, mask: QKMask) -> None:
-        """Leave the layer without its mask."""
-        if isinstance(self.owner, LiteMLA):
-            self.owner.mask = None
-            return
-        for projection in self._projections():
-            for key, hook in list(projection._forward_hooks.items()):
-                if isinstance(hook, MaskHook) and hook.mask is mask:
-                    del projection._forward_hooks[key]
-        del self.owner.mask
 
     @staticmethod
     def masks(host: nn.Module) -> Mapping[str, QKMask]:
