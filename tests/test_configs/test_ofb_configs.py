@@ -276,7 +276,8 @@ def search_on_alpha(config, steps=8):
     return model, hook, float(losses['macs']) * 1e9
 
 
-def test_the_target_steers_before_anything_is_forced(load, caplog, target='0.9G'):
+@pytest.mark.parametrize('target', ['0.9G', '1.7G', '3.4G'])
+def test_the_target_steers_before_anything_is_forced(target, load, caplog):
     """DeiT-S: the relaxed network meets its target, and no choice falls on an unlikely option."""
     config = load('configs/ofb/search/ofb-search_deit-small_8xb128_in1k.py')
     config.model.price.target = target
