@@ -71,7 +71,29 @@ def test_steps_are_timed_at_the_sizes_asked_for(run_tool, config, tmp_path):
     assert 'attention (ms)' in printed
 
 
+def test_pruning_events_are_timed_up_to_the_decision(run_tool, config, tmp_path):
+    """Each drops options or leaves them; after the last one the sizes are within the budget."""
+    config.write_text(CONFIG + "custom_hooks = [dict(type='mmkcr.ProgressivePruningHook')]\n")
+    printed = run_tool(SPEED, config, '--events', 3, '--batch-size', 2, '--threads', 1, '--out',
+                       tmp_path / 'speed.json')
+    written = json.loads((tmp_path / 'speed.json').read_text())
+    events = written['events']
+    assert written['rows'] == [] and [event['event'] for event in events] == [1, 2, 3, 4]
+    options = [event['options'] for event in events]
+    assert options == sorted(options, reverse=True) and options[0] > options[-1]
+    model = build_model(load_config(config))
+    total, dense = len(model.gates()), model.macs_model().dense / 1e9
+    assert options[-1] == total and events[-1]['decided'] == f'{total} of {total}'
+    assert 0.96 * 0.5 * dense <= float(events[-1]['MACs (G)']) <= 0.505 * dense
+    assert 'seconds' in printed
+
+
+def test_events_need_their_hook(refused, config):
+    assert 'expected a `ProgressivePruningHook`' in refused(SPEED, config, '--events', 2)
+
+
 @pytest.mark.parametrize('args, message', [
+    (('--events', 0), '`--events` of at least 1'),
     (('--shares', 1.2), '`--shares` within (0, 1)'), (('--rounds', 0), '`--rounds` of at least 1'),
     (('--shares', 0.01), 'within the reachable')])
 def test_mistakes_of_the_step_times(refused, config, args, message):

@@ -9,20 +9,30 @@ random. --profile says where the time of a step goes: matrix products and convol
 the optimizer, and all other operators, which are those that work entry by entry. A profiler slows a
 step down, small operators most.
 
-Example:
+--events times pruning events instead: all that the config's ProgressivePruningHook does when one is
+due, on a supernet whose optimizer has its moments. Options are dropped, weights and moments are
+sliced, MACs are counted. alpha is random and grows by a half from event to event, so that it agrees
+with no budget and sites have to be tried one by one; the last event decides all that is open.
+
+Examples:
     python tools/benchmarks/search_speed.py \\
         configs/ofb/search/ofb-search_deit-small_8xb128_in1k.py
+    python tools/benchmarks/search_speed.py --events 12 --batch-size 1 \\
+        configs/ofb/search/ofb-search_deit-base_8xb128_in1k.py
 """
 
 import copy
 import json
+import logging
 import sys
 import time
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
+from mmengine.config import Config
 from mmpretrain.structures import DataSample
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -35,9 +45,11 @@ from mmkcr.apis.machine import machine_info
 from mmkcr.core import TOLERANCE, atomic_write, choose_options
 from mmkcr.engine.optimizers import JointOptimWrapperConstructor
 from mmkcr.models.utils import search_space
+from mmkcr.registry import HOOKS
 from mmkcr.visualization import format_table
 
 COLUMNS = ('MACs (G)', 'share', 'decided', 'step (ms)', 'faster', 'ideal', 'of the ideal')
+EVENTS = ('event', 'options', 'decided', 'MACs (G)', 'seconds')
 PARTS = ('MACs (G)', 'products (ms)', 'attention (ms)', 'optimizer (ms)', 'others (ms)')
 #: Beginnings of operators' names.
 _OPERATORS = {'products (ms)': ('aten::mm', 'aten::addmm', 'aten::bmm', 'aten::_slow_conv2d',
@@ -62,6 +74,8 @@ def make_parser() -> Parser:
     parser.add_argument('--device', default='cpu', help='cpu or cuda (%(default)s)')
     parser.add_argument('--profile', action='store_true',
                         help='print a second table: where the time of a step goes')
+    parser.add_argument('--events', type=int, metavar='N',
+                        help='time N pruning events and the last decision, and no steps')
     parser.add_argument('--out', metavar='FILE', help='JSON file '
                         '(work_dirs/benchmarks/search_speed_<config name>.json)')
     return parser
@@ -157,13 +171,11 @@ def rows_of(stages: Sequence[Stage]) -> List[Tuple]:
     return rows
 
 
-def stages_of(path: str, shares: Sequence[float], device: str) -> Tuple[nn.Module, List[Stage]]:
-    """The supernet of a config, and its stages.
+def read_search(path: str) -> Config:
+    """The config of a search.
 
     Args:
         path (str): Of the config.
-        shares (Sequence[float]): Of the MACs, descending.
-        device (str): To compute on.
 
     Raises:
         ValueError: The config is of no search that slices as it goes.
@@ -172,16 +184,74 @@ def stages_of(path: str, shares: Sequence[float], device: str) -> Tuple[nn.Modul
     if ((config.get('model') or {}).get('price') or {}).get('type') != 'mmkcr.AdaptiveOneHotLoss':
         raise ValueError('expected the config of a search with `mmkcr.AdaptiveOneHotLoss`, found '
                          f'`{path}` without')
+    return config
+
+
+def stages_of(config: Config, shares: Sequence[float],
+              device: str) -> Tuple[nn.Module, List[Stage]]:
+    """The supernet of a search's config, and its stages.
+
+    Args:
+        config (Config): Of the search.
+        shares (Sequence[float]): Of the MACs, descending.
+        device (str): To compute on.
+    """
     sizes = [(1., False), *((share, False) for share in shares), (shares[-1], True)]
     torch.manual_seed(0)
     model = build_model(config).to(device)
     return model, [Stage(model, config.optim_wrapper, share, decided) for share, decided in sizes]
 
 
+def events_of(config: Config, count: int, batch_size: int, device: str,
+              clock: Callable[[], float]) -> List[Tuple]:
+    """Rows of the table of events: all that the hook does, first to last.
+
+    Args:
+        config (Config): Of the search.
+        count (int): Events before the decision.
+        batch_size (int): Images of the one step that gives the optimizer its moments.
+        device (str): To compute on.
+        clock (Callable[[], float]): Gives seconds.
+
+    Raises:
+        ValueError: The config has no ``ProgressivePruningHook``.
+    """
+    found = next((hook for hook in config.get('custom_hooks') or ()
+                  if 'ProgressivePruningHook' in str(hook['type'])), None)
+    if found is None:
+        raise ValueError('expected a `ProgressivePruningHook` in `custom_hooks` for `--events`, '
+                         f'found none in `{config.filename}`')
+    torch.manual_seed(0)
+    stage = Stage(build_model(config).to(device), config.optim_wrapper, 1., False)
+    stage.step(*batch_of(stage.model, batch_size), clock)
+    hook, gates = HOOKS.build(dict(found, interval=1, share=1.)), stage.model.gates()
+    runner = SimpleNamespace(model=stage.model, optim_wrapper=stage.optim_wrapper, iter=0,
+                             max_iters=count + 1, hooks=[], cfg={},
+                             logger=logging.getLogger('search_speed'))
+    macs, rows = stage.model.macs_model(), []
+    for gate in gates.values():
+        torch.nn.init.normal_(gate.alpha, std=0.5)
+    for runner.iter in range(count + 1):
+        for gate in gates.values():
+            gate.alpha.data *= 1.5
+        start = clock()
+        hook.after_train_iter(runner, runner.iter)
+        if torch.device(device).type == 'cuda':
+            torch.cuda.synchronize(device)
+        seconds = clock() - start
+        rows.append((runner.iter + 1, sum(int(gate.alive.sum()) for gate in gates.values()),
+                     f'{sum(gate.decided for gate in gates.values())} of {len(gates)}',
+                     f'{macs({site: gate.present for site, gate in gates.items()}) / 1e9:.3g}',
+                     f'{seconds:.2f}'))
+    return rows
+
+
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
+    if args.events is not None and args.events < 1:
+        raise ValueError(f'expected `--events` of at least 1, found {args.events}')
     if min(args.rounds, args.threads, args.batch_size) < 1 or \
             not all(0 < share < 1 for share in args.shares):
         raise ValueError('expected `--shares` within (0, 1) and at least one round, thread and '
@@ -192,24 +262,29 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                          f'{args.threads} on {args.device}')
     quiet_hosts()
     torch.set_num_threads(args.threads)
-    model, stages = stages_of(args.config, args.shares, args.device)
-    measure(stages, args.batch_size, args.rounds, CLOCKS[args.clock])
-    machine = machine_info()
-    rows = rows_of(stages)
-    print(format_table(COLUMNS, rows, f'{Path(args.config).stem}, batch {args.batch_size}, '
-                       f'{machine["cpu"]}, {args.threads} threads, {args.clock} clock, '
-                       f'torch {machine["torch"]}'))
-    parts = []
-    if args.profile:
-        parts = [parts_of(stage, *batch_of(model, args.batch_size)) for stage in stages]
-        print(format_table(PARTS, parts, 'where a step goes, profiled'))
+    config, machine = read_search(args.config), machine_info()
+    stages, rows, parts, events = [], [], [], []
+    host = (f'{Path(args.config).stem}, batch {args.batch_size}, {machine["cpu"]}, {args.threads} '
+            f'threads, {args.clock} clock, torch {machine["torch"]}')
+    if args.events:
+        events = events_of(config, args.events, args.batch_size, args.device, CLOCKS[args.clock])
+        print(format_table(EVENTS, events, host))
+    else:
+        model, stages = stages_of(config, args.shares, args.device)
+        measure(stages, args.batch_size, args.rounds, CLOCKS[args.clock])
+        rows = rows_of(stages)
+        print(format_table(COLUMNS, rows, host))
+        if args.profile:
+            parts = [parts_of(stage, *batch_of(model, args.batch_size)) for stage in stages]
+            print(format_table(PARTS, parts, 'where a step goes, profiled'))
     out = Path(args.out or f'work_dirs/benchmarks/search_speed_{Path(args.config).stem}.json')
     with atomic_write(out) as path:
         path.write_text(json.dumps(dict(
             config=args.config, batch_size=args.batch_size, clock=args.clock, machine=machine,
             rows=[dict(zip(COLUMNS, row), seconds=stage.seconds)
                   for row, stage in zip(rows, stages)],
-            parts=[dict(zip(PARTS, row)) for row in parts]), indent=1) + '\n')
+            parts=[dict(zip(PARTS, row)) for row in parts],
+            events=[dict(zip(EVENTS, row)) for row in events]), indent=1) + '\n')
     print(f'Wrote {out}')
 
 
