@@ -74,6 +74,33 @@ def test_record(tool, tiny_models, tmp_path, monkeypatch, capsys):
     assert text in capsys.readouterr().out and 'ratio of medians' in text
 
 
+def test_one_term_by_the_clock_of_the_process(tool, tiny_models, tmp_path, monkeypatch):
+    """Waiting is not counted, and the other term is not measured."""
+    def waiting(function, threads, *args):
+        found = function(*args)
+        assert tool.timed(lambda: tool.time.sleep(0.5), args[0], 1)[0] < 0.4
+        return found
+
+    monkeypatch.setattr(tool, 'in_a_fresh_process', waiting)
+    threads = torch.get_num_threads()
+    try:
+        tool.main(['--quick', '--terms', 'ib', '--threads', '1', '--clock', 'cpu', '--out',
+                   str(tmp_path / 'ib')])
+    finally:
+        torch.set_num_threads(threads)
+    result = json.loads((tmp_path / 'ib.json').read_text())
+    assert [step['term'] for step in result['steps']] == ['ib'] and result['clock'] == 'cpu'
+    assert result['refresh'] is None and result['clusters']['seconds_again'] > 0
+    text = (tmp_path / 'ib.md').read_text()
+    assert 'IB, MobileViT-S' in text and 'KCR' not in text and 'clock: cpu' in text
+
+
+def test_the_clock_of_the_process_needs_one_thread(tool, capsys):
+    with pytest.raises(SystemExit):
+        tool.main(['--quick', '--clock', 'cpu', '--threads', '2'])
+    assert 'expected `--threads 1`' in capsys.readouterr().err
+
+
 def test_a_worker_process_measures_too(tool):
     values = tool.in_a_fresh_process(torch.tensor, 1, [1.])  # a function that can be pickled
     assert values.tolist() == [1.]

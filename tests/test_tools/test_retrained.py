@@ -23,7 +23,14 @@ from mmkcr.models.utils import find_task
 from mmkcr.registry import MODELS
 
 REPO = Path(__file__).parents[2]
-KINDS = dict(kcr='kcr-{}_vit-mini_1xb64_digits', ib='dcs-{}_mobilevit-mini_1xb64_digits')
+# by kind: the folder of the configs, their names, and the stages of their pipeline; regularised
+# retrainings are named after their term
+KINDS = dict(
+    kcr=('kcr', 'kcr-{}_vit-mini_1xb64_digits', ('search', 'retrain', 'deploy')),
+    ib=('dcs', 'dcs-{}_mobilevit-mini_1xb64_digits', ('search', 'retrain', 'deploy')),
+    ofb=('ofb', 'ofb-{}_vit-mini_1xb64_digits', ('search', 'retrain', 'deploy')),
+    dwconv=('dwconv', 'dwconv-{}_vit-octo_1xb64_digits', ('dense', 'replace', 'deploy')))
+REGULARISED = ('kcr', 'ib')
 # the shipped config, two epochs of it on every 24th digit, with all it has switched on
 RETRAIN = """
 _base_ = {base!r}
@@ -40,7 +47,13 @@ HOOKS = dict(
     kcr="[dict(type='mmkcr.WarmupSwitchHook', begin=1),"
         " dict(type='mmkcr.NystromRefreshHook', interval=1)]",
     ib="[dict(type='mmkcr.GateNoiseHook'), dict(type='mmkcr.InformationBottleneckHook'),"
-       " dict(type='mmkcr.WarmupSwitchHook', begin=1, losses='ib')]")
+       " dict(type='mmkcr.WarmupSwitchHook', begin=1, losses='ib')]",
+    ofb='[]', dwconv='[]')
+#: The command that writes a subnet from random weights of the first stage.
+FIRST = dict(
+    kcr=('slim', '--target-macs', '90%'), ib=('slim', '--target-macs', '90%'),
+    ofb=('slim', '--target-macs', '60%'),
+    dwconv=('analysis_tools/score_heads', '--replace', '4', '--images', '4'))
 
 
 @pytest.fixture(scope='module', params=KINDS)
@@ -49,21 +62,23 @@ def retrained(request, load_tool, small_digits, tmp_path_factory):
     folder, kind = tmp_path_factory.mktemp(request.param), request.param
     (folder / 'data').mkdir()
     (folder / 'data/digits').symlink_to(small_digits)
-    configs = {stage: REPO / f'configs/{"dcs" if kind == "ib" else kind}/digits'
-               / f'{KINDS[kind].format(stage)}.py' for stage in ('search', 'retrain', 'deploy')}
+    place, name, stages = KINDS[kind]
+    first, retrain, deploy = (REPO / f'configs/{place}/digits/{name.format(stage)}.py'
+                              for stage in stages)
     here = os.getcwd()
     os.chdir(folder)  # the shipped configs name files relative to where a command is run
     try:
         torch.manual_seed(1)
-        supernet = build_model(load_config(configs['search']))
-        torch.save(dict(state_dict=supernet.state_dict()), 'supernet.pth')
-        load_tool('slim').main([str(configs['search']), 'supernet.pth', '--target-macs', '90%'])
+        model = build_model(load_config(first))
+        torch.save(dict(state_dict=model.state_dict()), 'first.pth')
+        tool, *args = FIRST[kind]
+        load_tool(tool).main([str(first), 'first.pth', *args])
         own = folder / 'retrain.py'
-        own.write_text(RETRAIN.format(base=str(configs['retrain']), hooks=HOOKS[kind]))
+        own.write_text(RETRAIN.format(base=str(retrain), hooks=HOOKS[kind]))
         load_tool('train').main([str(own), '--work-dir', 'run'])
     finally:
         os.chdir(here)
-    return folder, configs['deploy'], own, folder / 'run/epoch_2.pth'
+    return folder, deploy, own, folder / 'run/epoch_2.pth'
 
 
 @pytest.fixture
@@ -80,10 +95,18 @@ def within(retrained, monkeypatch, load_tool, capsys):
     return (run, *others)
 
 
-def test_the_checkpoint_is_that_of_a_regularised_run(retrained):
-    content = torch.load(retrained[-1], weights_only=False)
+def test_the_checkpoint_is_that_of_its_own_run(retrained):
+    """With the state of the term where there is one, and with a smaller network than at first."""
+    folder, *_, checkpoint = retrained
+    content = torch.load(checkpoint, weights_only=False)
     extra = {key.split('.')[1] for key in content['state_dict'] if key.startswith('regularizers.')}
-    assert extra <= set(KINDS) and len(extra) == 1
+    assert extra == {kind for kind in REGULARISED if folder.name.startswith(kind)}
+    first = torch.load(folder / 'first.pth')['state_dict']
+    prefix = 'architecture.' if any(key.startswith('architecture.') for key in first) else ''
+    shapes = [{key.removeprefix(before): value.shape for key, value in state.items()
+               if key.removeprefix(before).startswith('backbone.')}
+              for before, state in ((prefix, first), ('', content['state_dict']))]
+    assert shapes[0] != shapes[1] and shapes[1]
     assert {'optimizer', 'ema_state_dict', 'message_hub', 'param_schedulers'} <= content.keys()
 
 
@@ -107,6 +130,8 @@ COMMANDS = {
     'analysis_tools/attention': ['{config}', '{checkpoint}', '--images', '3', '--shown', '2'],
     'analysis_tools/grad_cam': ['{config}', '{checkpoint}', '--shown', '2'],
     'analysis_tools/kernel_complexity': ['{config}', '{checkpoint}', '--split', 'val'],
+    'analysis_tools/information_bottleneck': ['--run', 'own', '{config}', '{checkpoint}',
+                                              '--split', 'val'],
     'analysis_tools/get_flops': ['{config}'],
     'benchmarks/latency': ['{config}', '--repeats', '2', '--warmup', '1', '--batch-size', '1'],
     'publish': ['{config}', '{checkpoint}', '--out', 'published'],
@@ -189,7 +214,7 @@ def test_masks_forced_open(within, tmp_path, monkeypatch):
     run, deploy, _, checkpoint = within
     out = tmp_path / 'metrics.json'
     args = ['--work-dir', tmp_path, '--out', out, '--out-item', 'metrics', '--masks', *HELD_OUT]
-    if 'kcr' in deploy.name:
+    if 'dcs' not in deploy.name:
         with pytest.raises(SystemExit):
             run('test', deploy, checkpoint, *args)
         return

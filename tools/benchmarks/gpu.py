@@ -185,7 +185,7 @@ def search_jobs(args: Any) -> Iterator[Job]:
 
     def run(path: Path, batch: int) -> List[Values]:
         shares = (0.3, ) if args.short else (0.75, 0.5, 0.35, 0.2)
-        _, stages = tool.stages_of(str(path), shares, args.device)
+        _, stages = tool.stages_of(tool.read_search(str(path)), shares, args.device)
         tool.measure(stages, batch, args.repeats)
         rows = [dict(zip(tool.COLUMNS, row)) for row in tool.rows_of(stages)]
         for row, stage in zip(rows, stages):

@@ -10,10 +10,12 @@
    m x m matrix, U n x r) and in ours, at a size where the former fits.
 
 Prints tables; writes OUT.json and OUT.md with hardware and versions. Run it on a quiet machine:
-the load average is part of the record.
+the load average is part of the record. On a busy one, --threads 1 --clock cpu counts the seconds
+of the process instead of those of the wall.
 
-Example:
+Examples:
   python tools/benchmarks/regularizer_overhead.py --batch 8 --pairs 24
+  python tools/benchmarks/regularizer_overhead.py --terms ib --threads 1 --clock cpu
 """
 
 import json
@@ -40,6 +42,8 @@ from mmkcr.models.losses import InformationBottleneckLoss
 
 FULL = dict(batch=16, pairs=20, refresh=(50000, 768), clusters=(256000, 640, 1000),
             paper=(20000, 3000, 384, 64))
+CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
+NETWORKS = dict(kcr='KCR, ViT-S', ib='IB, MobileViT-S')
 QUICK = dict(batch=1, pairs=2, refresh=(2000, 96), clusters=(2000, 48, 10),
              paper=(500, 100, 48, 8))
 
@@ -52,6 +56,11 @@ def parse_args(argv: Optional[Sequence[str]]):
     parser.add_argument('--pairs', type=int, help='pairs of steps (default: 20)')
     parser.add_argument('--threads', type=int, default=os.cpu_count(),
                         help='threads (default: %(default)s)')
+    parser.add_argument('--terms', nargs='+', choices=('kcr', 'ib'), default=['kcr', 'ib'],
+                        help='of which regularisers (%(default)s)')
+    parser.add_argument('--clock', choices=tuple(CLOCKS), default='wall',
+                        help='cpu: time of the process, for --threads 1 on a busy machine '
+                        '(%(default)s)')
     parser.add_argument('--device', default='cpu', help='of the steps: cpu or cuda (%(default)s)')
     parser.add_argument('--out', type=Path,
                         default=Path('work_dirs/benchmarks/regularizer_overhead'),
@@ -99,7 +108,8 @@ def wait_for(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure_steps(term: str, batch: int, pairs: int, device: str = 'cpu') -> Dict[str, Any]:
+def measure_steps(term: str, batch: int, pairs: int, device: str = 'cpu',
+                  clock: str = 'wall') -> Dict[str, Any]:
     """Seconds of forward, backward and AdamW with and without the term."""
     from mmpretrain.structures import DataSample
     torch.manual_seed(0)
@@ -111,7 +121,7 @@ def measure_steps(term: str, batch: int, pairs: int, device: str = 'cpu') -> Dic
     def step(active: bool) -> float:
         model.regularizers[term].active = active
         wait_for(device)
-        start = time.perf_counter()
+        start = CLOCKS[clock]()
         losses = model(images, samples, mode='loss')
         loss, _ = model.parse_losses(losses)
         optimizer.zero_grad()
@@ -119,7 +129,7 @@ def measure_steps(term: str, batch: int, pairs: int, device: str = 'cpu') -> Dic
         optimizer.step()
         wait_for(device)
         assert (f'loss_{term}' in losses) == active
-        return time.perf_counter() - start
+        return CLOCKS[clock]() - start
 
     seconds: Dict[bool, List[float]] = {True: [], False: []}
     for index in range(-1, pairs):
@@ -135,14 +145,14 @@ def measure_steps(term: str, batch: int, pairs: int, device: str = 'cpu') -> Dic
                 pair_ratio_quartiles=[quarters[0], statistics.median(ratios), quarters[2]])
 
 
-def timed(call: Callable[[], Any], repeats: int = 3) -> Tuple[float, float]:
+def timed(call: Callable[[], Any], clock: str, repeats: int = 3) -> Tuple[float, float]:
     """Median seconds, and MB that the process's peak memory grew in the first call."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, grown = [], 0.
     for index in range(repeats):
-        start = time.perf_counter()
+        start = CLOCKS[clock]()
         call()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(CLOCKS[clock]() - start)
         if index == 0:
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     return statistics.median(seconds), grown
@@ -156,15 +166,15 @@ def refresh(features: torch.Tensor, rank: int, batch: int = 256) -> torch.Tensor
     return leading_basis(accumulator.moment(), rank)
 
 
-def measure_refresh(n: int, d: int) -> Dict[str, Any]:
+def measure_refresh(clock: str, n: int, d: int) -> Dict[str, Any]:
     """Seconds and extra peak memory of one refresh from (n, d) features."""
     refresh(torch.randn(64, 8), 2)  # libraries load before the peak is read
     features = torch.randn(n, d)
-    seconds, megabytes = timed(lambda: refresh(features, truncation_rank(n, d, 0.2)))
+    seconds, megabytes = timed(lambda: refresh(features, truncation_rank(n, d, 0.2)), clock)
     return dict(n=n, d=d, seconds=seconds, extra_peak_mb=megabytes)
 
 
-def measure_clusters(n: int, d: int, clusters: int) -> Dict[str, Any]:
+def measure_clusters(clock: str, n: int, d: int, clusters: int) -> Dict[str, Any]:
     """Seconds and extra peak memory of k-means and of Q, of (n, d) features."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(clusters, d, generator=generator)
@@ -172,9 +182,10 @@ def measure_clusters(n: int, d: int, clusters: int) -> Dict[str, Any]:
     features = centres[labels] + 1.5 * torch.randn(n, d, generator=generator)
     loss = InformationBottleneckLoss(d, clusters)
     loss.set_centroids(fit_clusters(features[:clusters], clusters))  # libraries load
-    first, megabytes = timed(lambda: loss.set_centroids(fit_clusters(features, clusters)), 1)
+    first, megabytes = timed(lambda: loss.set_centroids(fit_clusters(features, clusters)),
+                             clock, 1)
     moved = features + 0.03 * torch.randn(n, d, generator=generator)
-    again, _ = timed(lambda: fit_clusters(moved, clusters, start=loss.centroids), 1)
+    again, _ = timed(lambda: fit_clusters(moved, clusters, start=loss.centroids), clock, 1)
 
     def sum_up() -> None:
         sums = InformationAccumulator(clusters, clusters)
@@ -182,7 +193,7 @@ def measure_clusters(n: int, d: int, clusters: int) -> Dict[str, Any]:
             sums.add(loss.log_phi(part), classes)
         sums.log_q(loss.smoothing)
 
-    q_seconds, _ = timed(sum_up, 1)
+    q_seconds, _ = timed(sum_up, clock, 1)
     return dict(n=n, d=d, clusters=clusters, seconds_first=first, seconds_again=again,
                 seconds_q=q_seconds, extra_peak_mb=megabytes)
 
@@ -195,7 +206,8 @@ def paper_basis(features: torch.Tensor, landmarks: int, rank: int) -> torch.Tens
     return (features @ chosen.T) @ (vectors / values.sqrt())
 
 
-def measure_formulation(form: str, n: int, m: int, d: int, batch: int) -> Dict[str, Any]:
+def measure_formulation(clock: str, form: str, n: int, m: int, d: int,
+                        batch: int) -> Dict[str, Any]:
     """Refresh and batch loss (with gradient) in one of the two forms."""
     rank = truncation_rank(n, d, 0.2)
     generator = torch.Generator().manual_seed(0)
@@ -214,8 +226,8 @@ def measure_formulation(form: str, n: int, m: int, d: int, batch: int) -> Dict[s
         else:
             (part - (part @ v) @ v.T).square().sum().backward()
 
-    seconds, megabytes = timed(lambda: basis(features, m, rank), 1)
-    step_seconds, _ = timed(batch_loss, 5)
+    seconds, megabytes = timed(lambda: basis(features, m, rank), clock, 1)
+    step_seconds, _ = timed(batch_loss, clock, 5)
     stored = n * rank + n * d if form == 'paper' else d * rank
     return dict(form=form, refresh_seconds=seconds, refresh_extra_peak_mb=megabytes,
                 batch_loss_seconds=step_seconds, stored_mb=stored * 4 / 2**20)
@@ -229,29 +241,36 @@ def in_a_fresh_process(function: Callable, threads: int, *args: Any) -> Dict[str
 
 def tables(result: Dict[str, Any]) -> str:
     """The results as Markdown."""
-    one, means, (paper, ours) = result['refresh'], result['clusters'], result['formulation']
     n, m, d, batch = result['sizes']['paper']
     host = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
-    lines = [
-        f'{host}', '', '| step, 224 px | batch | with | without | ratio of medians |',
-        '|---|---|---|---|---|',
-        *(f'| {label} | {step["batch"]} | {step["seconds_with"]:.4f} s | '
-          f'{step["seconds_without"]:.4f} s | {step["ratio"]:.4f} |' for label, step in zip(
-              ('KCR, ViT-S', 'IB, MobileViT-S'), result['steps'])), '',
-        '| refresh | seconds | extra peak memory |', '|---|---|---|',
-        f'| KCR, {one["n"]} x {one["d"]} | {one["seconds"]:.3f} s | '
-        f'{one["extra_peak_mb"]:.1f} MB |',
-        f'| IB, {means["clusters"]} clusters of {means["n"]} x {means["d"]} | '
-        f'{means["seconds_first"]:.3f} s, then {means["seconds_again"]:.3f} s | '
-        f'{means["extra_peak_mb"]:.1f} MB |',
-        f'| IB, Q of as many | {means["seconds_q"]:.3f} s | |',
-        '', f'| n {n}, m {m}, d {d}, batch {batch} | paper | ours | ratio |', '|---|---|---|---|']
-    for key, label in (('refresh_seconds', 'refresh, s'),
-                       ('refresh_extra_peak_mb', 'refresh, extra peak MB'),
-                       ('batch_loss_seconds', 'batch loss and gradient, s'),
-                       ('stored_mb', 'stored between refreshes, MB')):
-        ratio = paper[key] / ours[key] if ours[key] else float('inf')
-        lines.append(f'| {label} | {paper[key]:.4g} | {ours[key]:.4g} | {ratio:.4g} |')
+    lines = [f'{host}; clock: {result["clock"]}']
+    if result['steps']:
+        lines += ['', '| step, 224 px | batch | with | without | ratio of medians |',
+                  '|---|---|---|---|---|']
+        lines += [f'| {NETWORKS[step["term"]]} | {step["batch"]} | {step["seconds_with"]:.4f} s | '
+                  f'{step["seconds_without"]:.4f} s | {step["ratio"]:.4f} |'
+                  for step in result['steps']]
+    lines += ['', '| refresh | seconds | extra peak memory |', '|---|---|---|']
+    if result['refresh']:
+        one = result['refresh']
+        lines += [f'| KCR, {one["n"]} x {one["d"]} | {one["seconds"]:.3f} s | '
+                  f'{one["extra_peak_mb"]:.1f} MB |']
+    if result['clusters']:
+        means = result['clusters']
+        lines += [f'| IB, {means["clusters"]} clusters of {means["n"]} x {means["d"]} | '
+                  f'{means["seconds_first"]:.3f} s, then {means["seconds_again"]:.3f} s | '
+                  f'{means["extra_peak_mb"]:.1f} MB |',
+                  f'| IB, Q of as many | {means["seconds_q"]:.3f} s | |']
+    if result['formulation']:
+        paper, ours = result['formulation']
+        lines += ['', f'| n {n}, m {m}, d {d}, batch {batch} | paper | ours | ratio |',
+                  '|---|---|---|---|']
+        for key, label in (('refresh_seconds', 'refresh, s'),
+                           ('refresh_extra_peak_mb', 'refresh, extra peak MB'),
+                           ('batch_loss_seconds', 'batch loss and gradient, s'),
+                           ('stored_mb', 'stored between refreshes, MB')):
+            ratio = paper[key] / ours[key] if ours[key] else float('inf')
+            lines.append(f'| {label} | {paper[key]:.4g} | {ours[key]:.4g} | {ratio:.4g} |')
     return '\n'.join(lines) + '\n'
 
 
@@ -259,17 +278,25 @@ def tables(result: Dict[str, Any]) -> str:
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Measures, prints and writes."""
     args = parse_args(argv)
+    if args.clock == 'cpu' and (args.threads != 1 or args.device != 'cpu'):
+        raise ValueError('expected `--threads 1` on the CPU for `--clock cpu`, found '
+                         f'{args.threads} on {args.device}')
     sizes = dict(QUICK if args.quick else FULL)
     sizes.update({key: getattr(args, key) for key in ('batch', 'pairs') if getattr(args, key)})
     torch.set_num_threads(args.threads)
-    result = dict(quick=args.quick, machine=machine_info(), sizes=sizes)
-    result['refresh'] = in_a_fresh_process(measure_refresh, args.threads, *sizes['refresh'])
-    result['formulation'] = [
-        in_a_fresh_process(measure_formulation, args.threads, form, *sizes['paper'])
-        for form in ('paper', 'ours')]
-    result['clusters'] = in_a_fresh_process(measure_clusters, args.threads, *sizes['clusters'])
-    result['steps'] = [measure_steps(term, sizes['batch'], sizes['pairs'], args.device)
-                       for term in ('kcr', 'ib')]
+    result = dict(quick=args.quick, machine=machine_info(), sizes=sizes, clock=args.clock,
+                  refresh=None, formulation=None, clusters=None)
+    if 'kcr' in args.terms:
+        result['refresh'] = in_a_fresh_process(measure_refresh, args.threads, args.clock,
+                                               *sizes['refresh'])
+        result['formulation'] = [
+            in_a_fresh_process(measure_formulation, args.threads, args.clock, form, *sizes['paper'])
+            for form in ('paper', 'ours')]
+    if 'ib' in args.terms:
+        result['clusters'] = in_a_fresh_process(measure_clusters, args.threads, args.clock,
+                                                *sizes['clusters'])
+    result['steps'] = [measure_steps(term, sizes['batch'], sizes['pairs'], args.device, args.clock)
+                       for term in args.terms]
     text = tables(result)
     print(text)
     for suffix, content in (('.json', json.dumps(result, indent=2) + '\n'), ('.md', text)):
