@@ -75,7 +75,7 @@ def make_parser() -> Parser:
     parser.add_argument('--profile', action='store_true',
                         help='print a second table: where the time of a step goes')
     parser.add_argument('--events', type=int, metavar='N',
-                        help='time N pruning events and the last decision, and no steps')
+                        help='time N pruning events and the last decision, and no steps (none)')
     parser.add_argument('--out', metavar='FILE', help='JSON file '
                         '(work_dirs/benchmarks/search_speed_<config name>.json)')
     return parser
