@@ -5,7 +5,8 @@ compression = dict(
     sites=['heads', 'mlp_hidden'],
     gates=dict(type='mmkcr.BiMaskGate'),
     wrapper='mmkcr.SearchModel',
-    price=dict(type='mmkcr.AdaptiveOneHotLoss', preset='reference'),
+    # 'paper' has the paper's weights, 'reference' those of the public code
+    price=dict(type='mmkcr.AdaptiveOneHotLoss', preset='balanced'),
     loop='joint',
     hooks=[
         dict(type='mmkcr.LinearScheduleHook', attribute='importance_weight', start=0.99, end=0.1,

@@ -18,7 +18,6 @@ model = dict(backbone=dict(type='mmkcr.OFBSwinTransformer', init_cfg=None))
 compression = dict(
     sites='own',
     target=0.7,
-    price=dict(preset='balanced'),
     # 50 steps of the weights' rate would leave every alpha where it starts
     architecture=dict(lr=1e-1))
 param_scheduler = [dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=25)]

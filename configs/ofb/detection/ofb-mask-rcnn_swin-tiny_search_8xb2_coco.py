@@ -19,7 +19,6 @@ compression = dict(
     sites='own',
     # 2.6 of 4.5 G at 224 px
     target=0.578,
-    price=dict(preset='balanced'),
     wrapper=dict(
         _delete_=True,
         type='mmkcr.MaskedSearchModel',

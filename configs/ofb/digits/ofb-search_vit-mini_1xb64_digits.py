@@ -19,6 +19,5 @@ compression = dict(
     wrapper=dict(
         _delete_=True,
         type='mmkcr.MaskedSearchModel',
-        reconstruction=dict(in_channels=96, patch_size=8, window=9)),
-    price=dict(preset='balanced'))
+        reconstruction=dict(in_channels=96, patch_size=8, window=9)))
 load_from = 'work_dirs/ofb-dense_vit-mini_1xb64_digits/epoch_48.pth'

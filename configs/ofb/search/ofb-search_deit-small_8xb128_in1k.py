@@ -23,9 +23,7 @@ compression = dict(
     wrapper=dict(
         _delete_=True,
         type='mmkcr.MaskedSearchModel',
-        reconstruction=dict(in_channels=384, patch_size=16, window=47)),
-    # 'paper' has the paper's weights, 'reference' those of the public code
-    price=dict(preset='balanced'))
+        reconstruction=dict(in_channels=384, patch_size=16, window=47)))
 train_dataloader = dict(batch_size=128)
 # the pretrained dense model
 load_from = 'https://mmassets.onedl.ai/mmclassification/v0/deit/' \

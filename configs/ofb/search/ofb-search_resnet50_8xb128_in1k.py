@@ -16,9 +16,7 @@ _base_ = [
 model = dict(backbone=dict(type='mmkcr.OFBResNet'))
 compression = dict(
     sites='own',
-    target='1.6G',
-    # 'paper' has the paper's weights, 'reference' those of the public code
-    price=dict(preset='balanced'))
+    target='1.6G')
 # without masked image modelling: the paper gives no recipe for CNNs
 custom_hooks = [
     dict(type='mmkcr.LinearScheduleHook', attribute='importance_weight', start=0.99, end=0.1,

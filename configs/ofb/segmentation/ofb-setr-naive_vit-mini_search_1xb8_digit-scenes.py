@@ -14,8 +14,7 @@ _base_ = [
 compression = dict(
     sites='own',
     target=0.7,
-    part='backbone',
-    price=dict(preset='balanced'))
+    part='backbone')
 optim_wrapper = dict(
     constructor='mmkcr.JointOptimWrapperConstructor',
     # a ViT's rate on the scenes

@@ -14,8 +14,7 @@ _base_ = [
 compression = dict(
     sites='own',
     target=0.7,
-    part='backbone',
-    price=dict(preset='balanced'))
+    part='backbone')
 optim_wrapper = dict(
     constructor='mmkcr.JointOptimWrapperConstructor',
     # alpha decides within 150 steps: see ofb_digits-search_bs64_16e.py

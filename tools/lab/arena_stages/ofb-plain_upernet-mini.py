@@ -6,5 +6,4 @@ compression = dict(
     sites='own',
     target='50%',
     part='backbone',
-    price=dict(preset='balanced'),
     architecture=dict(lr=1e-1))
