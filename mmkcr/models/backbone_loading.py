@@ -171,6 +171,9 @@ def inherit_dense(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: s
     inherited = [site.inherit(state_dict, prefix) for site in space.sites.values()
                  if site.kind == 'head_operator']
     if any(inherited):
+        # sites of other kinds are whole
+        for name in space.structure.sites if space.structure else ():
+            state_dict.setdefault(f'{prefix}{name}.kept', space.host.get_buffer(f'{name}.kept'))
         print_log(f'The replaced heads of the `{space.type_name}` start from the values and '
                   'projections of the dense network that is loaded', 'current')
 

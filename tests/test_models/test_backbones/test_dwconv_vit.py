@@ -302,10 +302,10 @@ def test_chosen_heads_start_from_the_dense_network(kwargs, size, operator, choic
     assert all(torch.equal(a, b) for a, b in zip(outputs(model, x), outputs(again, x)))
 
 
-def test_chosen_heads_beside_gates_of_channels():
+@pytest.mark.parametrize('gates', [dict(mlp_channels=FFN), None])
+def test_chosen_heads_beside_channels(gates):
     dense = build(VIT, 1)
-    model = KCRDWConvVisionTransformer(**VIT, gates=dict(mlp_channels=FFN),
-                                       structure=dict(blocks=[1]))
+    model = KCRDWConvVisionTransformer(**VIT, gates=gates, structure=dict(blocks=[1]))
     missing, surplus = model.load_state_dict(dense.state_dict(), strict=False)
     assert not surplus and all('.gate.' in key for key in missing)
     assert torch.equal(model.layers[1].attn.qkv.weight, dense.layers[1].attn.qkv.weight[48:])
