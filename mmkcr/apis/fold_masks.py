@@ -168,8 +168,8 @@ def fold_masks(model: nn.Module, batches: Iterable[Any],
         structure = own.structure_for({})
         for one in (own, *copied_spaces(subnet)):
             one.slice_to(structure)
-        for average in momentum_copies(subnet):
-            renew_record(average)
+    for average in momentum_copies(subnet):
+        renew_record(average)
     structure.provenance = dict(structure.provenance, masks=describe_folds(
         constants, getattr(batches, 'images', None)))
     if before is not None and before.macs:
