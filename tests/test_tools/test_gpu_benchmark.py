@@ -18,8 +18,9 @@ NETWORK = f'{ROOT}/configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py=60%'
 def measure(run_tool, tmp_path):
     """``measure(*arguments)``: what it printed, and the folder of the machine."""
 
-    def run(*arguments):
-        printed = run_tool(TOOL, '--short', '--repeats', 1, '--out', tmp_path / 'out', *arguments)
+    def run(*arguments, runtime='eager'):
+        printed = run_tool(TOOL, '--short', '--repeats', 1, '--out', tmp_path / 'out',
+                           '--runtimes', runtime, *arguments)
         return printed, next((tmp_path / 'out').iterdir())
 
     return run
@@ -43,6 +44,51 @@ def test_rows_without_failures(measure):
     printed, _ = measure('--tables', 'inference', 'refit', 'block', '--networks', NETWORK)
     assert '8 rows are there' in printed and '  inference' not in printed  # none again
     assert (folder / 'rows.jsonl').read_text() == before
+
+
+def test_steps_searches_and_backbones(measure):
+    printed, folder = measure('--tables', 'step', 'search', 'backbone')
+    assert '4 rows are there, 0 failed now, 0 are left' in printed
+    steps = {row['term']: row for row in rows_of(folder, 'step')}
+    assert set(steps) == {'kcr', 'ib'}
+    for row in steps.values():
+        assert float(row['ratio']) == pytest.approx(
+            float(row['seconds_with']) / float(row['seconds_without']))
+    whole, *sliced = rows_of(folder, 'search')  # the whole supernet first
+    assert float(whole['images/s']) > 0 and whole['share'] == '100.0%' and sliced
+    for row in sliced:
+        assert 25 < float(row['share'].rstrip('%')) <= 30 and float(row['images/s']) > 0
+    row, = rows_of(folder, 'backbone')
+    assert (row['size'], row['runtime'], row['depth'], row['blocks']) == ('base', 'eager', '3', '1')
+    assert 0 < float(row['macs_ratio']) < 1 and float(row['ratio']) > 0
+
+
+@pytest.mark.long
+def test_compiled_rows(measure):
+    """Minutes on a CPU."""
+    printed, folder = measure('--tables', 'inference', 'backbone', '--networks', NETWORK,
+                              runtime='compiled')
+    assert '2 rows are there, 0 failed now, 0 are left' in printed
+    for table in ('inference', 'backbone'):
+        row, = rows_of(folder, table)
+        assert row['runtime'] == 'compiled' and float(row['ratio']) > 0 and not row['error']
+
+
+def test_every_job_of_the_short_form(load_tool):
+    """The short form has rows of every table and runtime, the long one those of every network."""
+    tool = load_tool(TOOL)
+    for short in (['--short'], []):
+        args = tool.make_parser().parse_args([*short, '--repeats', '1', '--device', 'cpu'])
+        names = [job.name for job in tool.all_jobs(args)]
+        assert len(set(names)) == len(names)
+        for table in tool.TABLES:
+            found = [name for name in names if name.startswith(f'{table} ')]
+            assert found
+            for runtime in tool.RUNTIMES if table in ('inference', 'backbone') else ():
+                assert any(f'runtime={runtime}' in name for name in found), (table, runtime)
+    for structure in tool.structure_names():
+        assert sum(f'network={structure} ' in name for name in names) == 2 * len(
+            tool.DTYPES) * len(tool.BATCHES)
 
 
 def test_what_fails_is_a_row_and_the_rest_goes_on(measure, load_tool, monkeypatch, tmp_path):

@@ -39,7 +39,9 @@ from mmkcr.core import Structure, atomic_write
 from mmkcr.registry import MODELS
 
 TABLES = ('inference', 'step', 'search', 'block', 'backbone', 'refit')
+RUNTIMES = ('eager', 'compiled')
 BATCHES, DTYPES = (1, 64, 256, 8), ('bf16', 'fp32', 'fp16')
+_SMALL = 'kcr-search_vit-small_8xb64_in1k-100'
 #: Exit status after an error that the device does not recover from.
 BROKEN = 75
 Values = Dict[str, Any]
@@ -68,12 +70,14 @@ def make_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__)
     parser.add_argument('--short', action='store_true',
-                        help='on the CPU, a few small rows of every table, in a few minutes')
+                        help='on the CPU, a few small rows of every table and runtime')
     parser.add_argument('--tables', nargs='+', choices=TABLES, default=list(TABLES),
                         help='(all)')
     parser.add_argument('--networks', nargs='+', metavar='NAME',
                         help='of the inference table: names in configs/structures, or CONFIG=60%% '
                         'for random units (all structures; one a method with --short)')
+    parser.add_argument('--runtimes', nargs='+', choices=RUNTIMES, default=list(RUNTIMES),
+                        help='of inference and backbone (both)')
     parser.add_argument('--minutes', type=float, default=18,
                         help='after which no row begins (%(default)g)')
     parser.add_argument('--repeats', type=int, help='pairs or runs a row (10; 2 with --short)')
@@ -159,7 +163,8 @@ def inference_jobs(args: Any, runtime: str) -> Iterator[Job]:
     networks, names = Networks(args.short), args.networks or structure_names()
     if args.short:
         firsts = {name.split('-')[0]: name for name in reversed(names)}
-        names = args.networks or list(firsts.values())
+        # compiling a network takes longer than all else on a CPU
+        names = args.networks or ([_SMALL] if runtime == 'compiled' else list(firsts.values()))
     settings = [('fp32', 1)] if args.short else \
         [(dtype, batch) for dtype in DTYPES for batch in BATCHES]
     # compiling takes longer than measuring: one setting of all networks, then the next
@@ -219,7 +224,7 @@ def backbone_jobs(args: Any, runtime: str) -> Iterator[Job]:
         key = dict(size=size, image=image, dtype=dtype, runtime=runtime, share=round(share, 3))
         yield Job('backbone', key, lambda key=key, share=share: [_plain(profile_backbone(
             key['size'], share, key['image'], device=args.device, dtype=_amp(key['dtype']),
-            runtime=key['runtime'], repeats=args.repeats))])
+            runtime=key['runtime'], repeats=args.repeats, depth=3 if args.short else None))])
 
 
 def refit_jobs(args: Any) -> Iterator[Job]:
@@ -233,17 +238,15 @@ def refit_jobs(args: Any) -> Iterator[Job]:
 
 def all_jobs(args: Any) -> Iterator[Job]:
     """The chosen jobs in the order in which they run."""
-    order: List[Tuple[str, Callable[[], Iterator[Job]]]] = [
-        ('inference', lambda: inference_jobs(args, 'eager')), ('step', lambda: step_jobs(args)),
-        ('search', lambda: search_jobs(args)), ('refit', lambda: refit_jobs(args)),
-        ('block', lambda: block_jobs(args)), ('backbone', lambda: backbone_jobs(args, 'eager')),
-        ('inference', lambda: inference_jobs(args, 'compiled')),
-        ('backbone', lambda: backbone_jobs(args, 'compiled'))]
-    if args.short:  # compiling takes minutes on a CPU
-        del order[-2:]
-    for table, jobs in order:
-        if table in args.tables:
-            yield from jobs()
+    jobs = dict(step=step_jobs, search=search_jobs, refit=refit_jobs, block=block_jobs)
+    timed = dict(inference=inference_jobs, backbone=backbone_jobs)
+    order = [('inference', 'eager'), ('step', ''), ('search', ''), ('refit', ''), ('block', ''),
+             ('backbone', 'eager'), ('inference', 'compiled'), ('backbone', 'compiled')]
+    for table, runtime in order:
+        if table in args.tables and not runtime:
+            yield from jobs[table](args)
+        elif table in args.tables and runtime in args.runtimes:
+            yield from timed[table](args, runtime)
 
 
 def _amp(dtype: str) -> Optional[str]:
