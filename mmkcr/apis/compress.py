@@ -262,10 +262,12 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
 
 
 def _reasons(host: nn.Module) -> str:
-    """Why a host has no site of any kind, each reason once; '' if no adapter knows its layers."""
+    """Why a host has no site of the default kinds, each reason once."""
     kinds: Dict[str, List[str]] = {}
     for kind in REFITTED:
         kinds.setdefault(why_not(host, kind), []).append(f'`{kind}`')
+    if others := kinds.pop('', []):
+        return f', which only has {", ".join(others)}: name it in `sites`'
     found = [f'{", ".join(names)}: {reason}' for reason, names in kinds.items()
              if not reason.endswith('has an adapter') and not reason.endswith('has no adapter')]
     return f' ({"; ".join(found)})' if found else ', whose layers have no adapter'

@@ -584,6 +584,15 @@ def test_refuses_in_one_sentence(arguments, message):
     assert '\n' not in str(error.value)
 
 
+@pytest.mark.parametrize('name, end', [
+    ('ResNet-50', 'found `ResNet`, which only has `embedding`: name it in `sites`'),
+    (None, r'found `ResNet`, whose layers have no adapter')])
+def test_a_backbone_without_default_sites_is_told_why(name, end):
+    model = FAMILIES[name].build() if name else timm.create_model('resnet10t')
+    with pytest.raises(ValueError, match=f'and transformers: docs/coverage.md.*, {end}$'):
+        compress(model, IMAGES, 0.6, **OPTIONS)
+
+
 @pytest.mark.parametrize('module, reason', [
     (lambda: timm.create_model('vit_tiny_patch16_224', img_size=64, embed_dim=16, depth=1,
                                num_heads=2), r"AssertionError: Input height \(32\) doesn't match"),

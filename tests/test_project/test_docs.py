@@ -209,6 +209,15 @@ def test_transformers_block_runs(tmp_path, monkeypatch):
         assert torch.equal(again(images[:1]).logits, result.model(images[:1]).logits)
 
 
+def test_families_of_the_refusal_are_in_the_table():
+    """They are named to whoever compresses a backbone without an adapter."""
+    from mmkcr.apis.compress import FAMILIES
+    table = (ROOT / 'docs/coverage.md').read_text()
+    for name in FAMILIES:
+        row = rf'^\| (timm |HF )?{name}[ (][^|]*\|.*law holds'
+        assert re.search(row, table, re.MULTILINE), name
+
+
 def test_slimming_block_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(block_with('docs/get_started.md', 'slim(supernet'), {})

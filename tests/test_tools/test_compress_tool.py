@@ -322,6 +322,58 @@ def test_a_dense_network_with_initial_weights_without_a_type():
     assert 'init_cfg' not in without_initial_weights(config).model.backbone
 
 
+@pytest.fixture
+def wrong(tmp_path_factory):
+    """``wrong(what)``: config, checkpoint and options of a call that cannot be."""
+    folder = tmp_path_factory.mktemp('wrong')
+    images = Path(write_images(folder / 'images', [(32, 32)] * 4))
+    good = random_checkpoint(load_config(DIGITS), folder / 'dense.pth')
+
+    def make(what):
+        config, checkpoint, options = DIGITS, good, ['--calibration', images, '--batch-size', 1]
+        target = '1%' if what == 'target' else '60%'
+        if what == 'empty folder':
+            options[1] = folder / 'empty'
+            options[1].mkdir()
+        elif what.startswith('broken image'):
+            # of 4 images, drawn as `calibration_images` does
+            drawn = torch.randperm(4, generator=torch.Generator().manual_seed(0)).tolist()
+            broken = images / f'{drawn[int(what[-1])]}.png'
+            broken.write_bytes(broken.read_bytes()[:40])
+        elif what == 'checkpoint':
+            swin = load_config(REPO / 'configs/kcr/digits/kcr-dense_swin-mini_1xb64_digits.py')
+            checkpoint = random_checkpoint(swin, folder / 'swin.pth')
+        elif what == 'not finite':
+            content = torch.load(good, weights_only=True)
+            content['state_dict']['backbone.layers.2.ffn.layers.1.bias'][3] = float('inf')
+            torch.save(content, folder / 'dense.pth')
+        elif what == 'family':
+            config = load_config(DIGITS)
+            config.model.backbone = dict(type='ResNet', depth=18)
+            config.model.head.in_channels = 512
+            config.model.neck = dict(type='GlobalAveragePooling')
+            config.dump(folder / 'resnet.py')
+            config = folder / 'resnet.py'
+            checkpoint = random_checkpoint(load_config(config), folder / 'resnet.pth')
+        return config, checkpoint, '--target-macs', target, '--out', 'slim', *options
+
+    return make
+
+
+@pytest.mark.parametrize('what, message', [
+    ('empty folder', r'expected calibration images \(\.jpg, .*\) below `.*empty`, found none'),
+    ('broken image 0', r'image.*\d\.png'), ('broken image 2', r'image.*\d\.png'),
+    ('target', r'expected a target within the reachable [\d.]+G to [\d.]+G MACs, found'),
+    ('checkpoint', r'expected a checkpoint of the dense `\w+`, found \d+ missing'),
+    ('not finite', 'expected .*finite'),
+    ('family', r'expected a backbone with layers that can be compressed \(ViT, Swin, .* of '
+     r'mmpretrain, mmdet, mmseg, timm and transformers: docs/coverage.md\), found `ResNet`')])
+def test_bad_input_is_told_in_one_sentence(what, message, wrong, refused):
+    """And nothing is written, wherever in the call it is found."""
+    said = refused('compress', *wrong(what))
+    assert re.search(message, said) and len(said) < 450, said
+
+
 def test_images_for_a_config_without_a_test_set(load_tool, tmp_path, capsys):
     (tmp_path / 'config.py').write_text(f"_base_ = '{DIGITS}'\n"
                                         'test_dataloader = test_cfg = test_evaluator = None\n')
