@@ -266,10 +266,8 @@ def _reasons(host: nn.Module) -> str:
     kinds: Dict[str, List[str]] = {}
     for kind in REFITTED:
         kinds.setdefault(why_not(host, kind), []).append(f'`{kind}`')
-    if others := kinds.pop('', []):
-        return f', which only has {", ".join(others)}: name it in `sites`'
     found = [f'{", ".join(names)}: {reason}' for reason, names in kinds.items()
-             if not reason.endswith('has an adapter') and not reason.endswith('has no adapter')]
+             if reason and not reason.endswith(('has an adapter', 'has no adapter'))]
     return f' ({"; ".join(found)})' if found else ', whose layers have no adapter'
 
 
