@@ -114,17 +114,22 @@ def hold_out_of_train(config: Config) -> None:
     """Measure on every fifth training image, which is then not trained on, in place.
 
     For choosing hyper-parameters without a look at the held-out images; the
-    data are sorted by class.
+    data are sorted by class. Of a config that trains on some images only, such as those with
+    labels, the others of these are left.
 
     Args:
-        config (Config): Of a classifier on image folders.
+        config (Config): On image folders; a pre-training need not have a validation set.
     """
     init_default_scope(config.default_scope)
-    total = len(DATASETS.build(dict(config.train_dataloader.dataset, pipeline=[])))
-    config.train_dataloader.dataset.indices = [i for i in range(total) if i % 5]
+    given = config.train_dataloader.dataset
+    total = len(DATASETS.build(dict(given, pipeline=[], indices=None)))
+    asked = given.get('indices')
+    chosen = range(total)[:asked] if isinstance(asked, int) else asked
+    given.indices = [i for i in (range(total) if chosen is None else chosen) if i % 5]
     for name in ('val', 'test'):
-        dataset = config[f'{name}_dataloader'].dataset
-        dataset.data_prefix, dataset.indices = 'train', list(range(0, total, 5))
+        if config.get(f'{name}_dataloader') is not None:
+            dataset = config[f'{name}_dataloader'].dataset
+            dataset.data_prefix, dataset.indices = 'train', list(range(0, total, 5))
 
 
 def move_data(node: Any, old: str, new: str) -> Any:
