@@ -121,10 +121,8 @@ def slim_files(config: Union[str, Path],
     task = find_task(model)
     gates = [gate for space in (search_space(model), *copied_spaces(model))
              for gate in space.gates().values()]
-    extra = (*gates, *added_layers(task).values())
-    # without gates it may be a subnet
-    dense = state_bytes(task) - sum(map(state_bytes, extra)) if searched else \
-        state_bytes(build_model(dense_config(cfg)))
+    whole = task if searched else build_model(dense_config(cfg))  # it may be a subnet
+    dense = state_bytes(whole) - sum(map(state_bytes, (*gates, *added_layers(whole).values())))
     content = load_weights(model, checkpoint, online)
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else load_table(latency, dict(input_shape=list(shape)),
