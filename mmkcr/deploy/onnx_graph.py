@@ -22,7 +22,7 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
     that are no longer needed, are removed.
 
     Args:
-        model (onnx.ModelProto): A model with one input, the images, of opset 13 or later.
+        model (onnx.ModelProto): A model with one input, the images.
         images (Sequence[np.ndarray]): Examples (B, C, H, W) of all shapes that the file must
             support: at least two batch sizes if the batch is dynamic, and so on.
 
@@ -91,7 +91,7 @@ def _of_batch(graph: Any, values: Dict[str, List[np.ndarray]], constants: Dict[s
     if len({image.shape[1:] for image in images}) > 1 or len(set(batches)) == 1:
         return {}
     found = {}
-    for name in values.keys() - constants.keys():
+    for name in (name for name in values if name not in constants):
         if values[name][0].dtype == np.int64 and values[name][0].ndim == 1 and \
                 len({len(value) for value in values[name]}) == 1:
             entries = np.stack(values[name])  # (examples, entries)
