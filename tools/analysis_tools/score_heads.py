@@ -16,7 +16,7 @@ Examples:
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --replace 12
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --replace 192 --scattered
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --structure LEARNED/structure.json
-  python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --blocks 8 6 4 9 7 5 10 1 3 11 13 12
+  python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --blocks 2 3 5 6
   python tools/analysis_tools/score_heads.py CONFIG CHECKPOINT --scores DIR/scores.json --replace 10
   python -m torch.distributed.run --nproc_per_node 8 tools/analysis_tools/score_heads.py \\
       CONFIG CHECKPOINT --images 10000 --launcher pytorch --device cuda
