@@ -15,7 +15,6 @@ Examples:
     python tools/compress.py CONFIG CHECKPOINT --target-bytes 40MB        # or --target-params 12M
     python tools/compress.py CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
         --threads 1 --batch 1
-    python tools/compress.py CONFIG CHECKPOINT --target-macs 40% --out slim40 --profiles slim
     python tools/compress.py CONFIG CHECKPOINT --order 80% 60% 45% 30%
     python tools/compress.py CONFIG CHECKPOINT --structure searched/structure.json
 """
@@ -62,10 +61,11 @@ def make_parser() -> Parser:
     add_targets(target, '; of detectors and segmentors those of the backbone')
     target.add_argument('--order', nargs='+', metavar='TARGET',
                         help='most MACs of budgets that are refitted, all in one file; the config '
-                        'builds these and what is between: `target_macs` of its structure')
+                        'builds these and what is between: `target_macs` of its structure; for '
+                        '--scope backbone')
     target.add_argument('--structure', metavar='JSON',
                         help='structure.json of a search: what it keeps, with the weights of the '
-                        'dense checkpoint, refitted')
+                        'dense checkpoint, refitted; for --scope backbone')
     add_table_arguments(parser)
     parser.add_argument('--sites', nargs='+', metavar='KIND',
                         help=f'kinds of site, of {", ".join(REFITTED)} (those of '
@@ -86,7 +86,8 @@ def make_parser() -> Parser:
                         help='the same share of every site instead of the best allocation')
     parser.add_argument('--scope', choices=SCOPES, default='backbone',
                         help='what is made smaller: the backbone, or the whole detector or '
-                        'segmentor, with the target over all its MACs (%(default)s)')
+                        'segmentor, with one target over all its MACs, not with --order or '
+                        '--structure (%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'),
                         help='what the target is about (backbone of a detector or '
                         'segmentor, else model)')
@@ -336,7 +337,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             args.calibration, args.images, args.batch_size,
             image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
             args.device, args.cfg_options, table, args.force_table,
-            args.int8, args.scope, cost, args.profiles, later, divisor=args.divisor,
+            args.int8, args.scope, cost, profiles=args.profiles, later=later, divisor=args.divisor,
             uniform=args.uniform, rho=args.rho)
     dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
     deployed: List[Dict[str, float]] = []

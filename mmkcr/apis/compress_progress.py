@@ -4,10 +4,10 @@ import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmkcr.core import atomic_write
 from mmkcr.functional.pivots import UnitOrder
@@ -64,7 +64,8 @@ class CompressProgress:
             self._shared.save_profiles(profiles)
             return
         self._save(_PROFILES, {name: dict(
-            order=found.order.order, errors=found.order.errors, groups=list(found.order.groups),
+            order=found.order.order, errors=found.order.errors,
+            groups=_together(found.order.groups),
             losses=found.losses, rotated=found.rotated, stream=found.stream)
             for name, found in profiles.items()})
 
@@ -116,6 +117,11 @@ class CompressProgress:
         self._mark()
         with atomic_write(self.folder / name) as path:
             torch.save(content, path)
+
+
+def _together(groups: Sequence[Tensor]) -> Union[Tensor, List[Tensor]]:
+    """Channels of all units in one tensor (U, C), if they have equally many: thousands are slow."""
+    return torch.stack(list(groups)) if len({len(group) for group in groups}) == 1 else list(groups)
 
 
 def kept_profiles(folder: Union[str, Path], key: Mapping[str, Any],

@@ -223,6 +223,17 @@ def test_slimming_block_runs(tmp_path, monkeypatch):
     exec(block_with('docs/get_started.md', 'slim(supernet'), {})
 
 
+def test_block_of_batch_norms_gives_the_mean_over_batches():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4),
+                                torch.nn.Dropout(0.5), torch.nn.Conv2d(4, 2, 3)).eval()
+    batches = torch.randn(3, 8, 3, 9, 9).unbind()
+    exec(block_with('docs/refit.md', 'reset_running_stats'), dict(model=model, batches=batches))
+    with torch.no_grad():
+        expected = torch.stack([model[0](batch).mean((0, 2, 3)) for batch in batches]).mean(0)
+    torch.testing.assert_close(model[1].running_mean, expected)
+    assert not model.training and not model[1].training
+
+
 def test_gate_block_is_a_gate():
     """The documented gate obeys the law: its supernet and the sliced network agree."""
     from mmkcr.apis import slim
