@@ -102,6 +102,7 @@ OPTIONS = {
     '--groups': ['0'], '--grid': ['0'], '--head': ['-1', '99'], '--image': ['0'],
     '--keep': ['0', '2', 'nan'], '--landmarks': ['0', '99999'], '--layer': ['99', 'nothing'],
     '--log': ['no/such.json'], '--metric': ['nothing'], '--net': ['nothing'], '--pairs': ['-1'],
+    '--profiles': ['no/such'],
     '--query': ['2 0', '-1 0', 'nan 0'], '--rank-ratio': ['0', '2', 'nan'],
     '--replace': ['-1', '99'], '--rho': ['-1', 'nan', 'inf'], '--rounds': ['0'],
     '--score-thr': ['-1', '2', 'nan'], '--shares': ['-1', '2', 'nan'], '--slim-options': ['x'],
