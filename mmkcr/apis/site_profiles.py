@@ -439,12 +439,12 @@ def _narrower_keys(site: HeadChannels, order: UnitOrder, counts: Sequence[int]) 
     """
     part = head_parts(site)[1]
     layer = site.module(part.path)
-    deltas = layer.weight.detach().new_zeros(len(counts), *layer.weight.shape)
+    keys = layer.weight.detach()[part.rows]  # of a projection that may be fused
+    deltas = keys.new_zeros(len(counts), *keys.shape)
     for delta, count in zip(deltas, counts):
-        # rows of the keys in a projection that may be fused
-        lost = order.order[count:].to(delta.device) + part.rows.start
-        delta[lost] = -layer.weight.detach()[lost]
-    return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas)
+        lost = order.order[count:].to(delta.device)
+        delta[lost] = -keys[lost]
+    return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, outputs=part.rows)
 
 
 def shown(items: Sequence[Any], what: str, settings: CompressOptions) -> Iterable[Any]:

@@ -333,12 +333,18 @@ class WeightChange(NamedTuple):
         mean (Tensor): Mean of x, (d,).
         deltas (Tensor): Changes of the weights, (tries, m, d).
         rows (Callable): Takes layer and input, returns x as rows (n, d). Defaults to the inputs.
+        outputs (slice): Which m of the layer's outputs change. Defaults to all.
     """
 
     layer: nn.Module
     mean: Tensor
     deltas: Tensor
     rows: Callable[[nn.Module, Tensor], Tensor] = input_rows
+    outputs: slice = slice(None)
+
+
+#: Images whose effects are computed at a time.
+_IMAGES = 4
 
 
 def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
@@ -444,11 +450,13 @@ def _moved(change: WeightChange, rows: Tensor, gradients: Tensor, images: int) -
     images = images if len(rows) % images == 0 else 1
     deltas = change.deltas.to(rows).flatten(1)  # (tries, m d)
     rows = (rows - change.mean.to(rows)).view(images, -1, rows.shape[-1])
-    gradients = gradients.view(images, -1, gradients.shape[-1])
-    # S = sum over positions of gradient x^T: (m, n) @ (n, d)
-    seen = rows.new_empty(gradients.shape[-1], rows.shape[-1])  # S, one after the other
-    return torch.stack([deltas @ torch.mm(gradient.T, row, out=seen).flatten()
-                        for gradient, row in zip(gradients, rows)]).double().cpu()
+    gradients = gradients[:, change.outputs].unflatten(0, (images, -1))
+    # S = sum over positions of gradient x^T, (m, n) @ (n, d), of a few images at a time: the
+    # deltas are read once for them
+    seen = rows.new_empty(_IMAGES, gradients.shape[-1], rows.shape[-1])
+    return torch.cat([torch.bmm(some.mT, row, out=seen[:len(row)]).flatten(1) @ deltas.T
+                      for some, row in zip(gradients.split(_IMAGES), rows.split(_IMAGES))
+                      ]).double().cpu()
 
 
 @contextmanager

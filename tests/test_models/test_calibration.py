@@ -127,6 +127,22 @@ def test_sensitivities_of_maps_in_half_precision():
     torch.testing.assert_close(*energies, rtol=0.05, atol=0)
 
 
+def test_changes_of_some_outputs_are_those_of_whole_rows_of_zeros():
+    model = vit()
+    layer, generator = model.layers[0].attn.qkv, torch.Generator().manual_seed(1)
+    keys = slice(16, 32)
+    deltas = torch.randn(2, 16, 16, generator=generator).double()
+    whole = torch.zeros(2, 48, 16).double()
+    whole[:, keys] = deltas
+    mean = torch.randn(16, generator=generator).double()
+    # five images: not a multiple of those at a time
+    some, every = (output_changes(model, [IMAGES[:5]], forward, {'keys': [change]}, False)['keys']
+                   for change in (WeightChange(layer, mean, deltas, outputs=keys),
+                                  WeightChange(layer, mean, whole)))
+    torch.testing.assert_close(some, every, rtol=1e-12, atol=0)
+    assert float(some.min()) > 0
+
+
 def test_some_batches_are_looked_at_whatever_their_rows():
     model = vit()
     layer = dict(fc=model.layers[0].ffn.layers[1])

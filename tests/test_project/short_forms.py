@@ -258,7 +258,7 @@ SHORT = (
           'train_dataloader.dataset.indices=64', _MINUTES),
     Short(r'(train\.py configs/kcr/ssl/\S+_1xb128_\S+)',
           r'\1 --cfg-options train_dataloader.batch_size=64', 'few digits'),
-    Short(r'(full_size\.py) \S+ \S+', rf'\1 {DENSE}', _MINUTES),
+    Short(r'(full_size\.py)(?: (?!-)\S+)+ --images \d+', rf'\1 {DENSE} --images 4', _MINUTES),
     Short(r'(test\.py .*) --check', r'\1', 'needs the whole training: '
           'tests/test_end_to_end/test_digit_scenes.py'),
     Short(r'((?:^mmkcr |/)init(?:\.py)? (?!--help).*)', r'\1 --force',
