@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from mmkcr.core import check_finite_state
 from mmkcr.core.added import added_layers
 from mmkcr.safe_load import read_checkpoint
+from .layers.operator_attention import dense_places
 
 if TYPE_CHECKING:
     from .search_space import SearchSpace
@@ -168,7 +169,7 @@ def inherit_dense(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: s
         state_dict (dict): Changed in place, if it is that of a dense network.
         prefix (str): Prefix of the backbone's keys.
     """
-    inherited = [site.inherit(state_dict, prefix) for site in space.sites.values()
+    inherited = [_inherit(site, state_dict, prefix) for site in space.sites.values()
                  if site.kind == 'head_operator']
     if any(inherited):
         # sites of other kinds are whole
@@ -176,6 +177,30 @@ def inherit_dense(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: s
             state_dict.setdefault(f'{prefix}{name}.kept', space.host.get_buffer(f'{name}.kept'))
         print_log(f'The replaced heads of the `{space.type_name}` start from the values and '
                   'projections of the dense network that is loaded', 'current')
+
+
+def _inherit(site: Any, state_dict: Dict[str, Tensor], prefix: str) -> bool:
+    """Cut the entries of a layer with replaced heads out of a dense state, in place.
+
+    What the dense layer does not have, the operator, keeps its values.
+
+    Returns:
+        bool: Whether the state is that of a dense layer.
+    """
+    start, kept = f'{prefix}{site.path}.', site.host.get_buffer(f'{site.name}.kept')
+    dense = state_dict.get(f'{start}qkv.weight')
+    if dense is None or f'{prefix}{site.name}.kept' in state_dict:
+        return False
+    if dense.shape[0] != 3 * site.total * site.view.width:
+        return False
+    rows, columns = dense_places(kept.to(dense.device), site.total, site.view.width)
+    for key, dim, places in (('qkv.weight', 0, rows), ('qkv.bias', 0, rows),
+                             ('proj.weight', 1, columns)):
+        if f'{start}{key}' in state_dict:
+            state_dict[f'{start}{key}'] = state_dict[f'{start}{key}'].index_select(dim, places)
+    for key, value in nn.Module.state_dict(site.owner).items():
+        state_dict.setdefault(f'{start}{key}', value)
+    return True
 
 
 def load_outside(space: 'SearchSpace', parent: nn.Module, name: str) -> None:

@@ -68,7 +68,8 @@ def test_a_file_slower_than_the_dense_one_is_told_with_its_form(ratio, runtime, 
 
 
 def test_mistakes(refused, deploy, search_config, tmp_path):
-    assert 'a detector of mmdet, found' in refused(TOOL, *deploy, '--end-to-end')
+    found = refused(TOOL, *deploy, '--end-to-end')
+    assert 'a detector of mmdet or segmentor of mmseg, found' in found
     for options in (('--evaluate', ), ('--end-to-end', '--backbone')):
         assert 'another combination' in refused(TOOL, *deploy, *options)
     assert 'checkpoint at' in refused(TOOL, deploy[0], tmp_path / 'none.pth')

@@ -1,27 +1,15 @@
 """Operator of a head: attention, or a convolution in its place (drop-in depthwise convolution)."""
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import (
-    Axis,
-    BaseGate,
-    Cost,
-    MaskPoint,
-    SiteEntry,
-    Unsupported,
-    count_params,
-)
+from mmkcr.core import Axis, BaseGate, Cost, MaskPoint, SiteEntry, Unsupported
+from mmkcr.models.head_counts import head_macs, head_params
 from mmkcr.models.layers.head_operators import OPERATORS, folded_name, head_operator
-from mmkcr.models.layers.operator_attention import (
-    MixedAttention,
-    OperatorAttention,
-    TokenGrid,
-    dense_places,
-)
+from mmkcr.models.layers.operator_attention import MixedAttention, OperatorAttention, TokenGrid
 from .base import AttentionSite, register_kind
 
 
@@ -106,59 +94,13 @@ class HeadOperatorSite(AttentionSite):
             owner, kept, operator or self.operator, self.grid))
         self.hold(kept)
 
-    def inherit(self, state_dict: Dict[str, Tensor], prefix: str) -> bool:
-        """Cut the layer's entries out of a dense network's state, in place.
-
-        What the dense layer does not have, the operator, keeps its values.
-
-        Args:
-            state_dict (dict): With the backbone's keys.
-            prefix (str): Prefix of these keys.
-
-        Returns:
-            bool: Whether the state is that of a dense layer.
-        """
-        start, kept = f'{prefix}{self.path}.', self.host.get_buffer(f'{self.name}.kept')
-        dense = state_dict.get(f'{start}qkv.weight')
-        if dense is None or f'{prefix}{self.name}.kept' in state_dict:
-            return False
-        if dense.shape[0] != 3 * self.total * self.view.width:
-            return False
-        rows, columns = dense_places(kept.to(dense.device), self.total, self.view.width)
-        for key, dim, places in (('qkv.weight', 0, rows), ('qkv.bias', 0, rows),
-                                 ('proj.weight', 1, columns)):
-            if f'{start}{key}' in state_dict:
-                state_dict[f'{start}{key}'] = state_dict[f'{start}{key}'].index_select(dim, places)
-        for key, value in nn.Module.state_dict(self.owner).items():
-            state_dict.setdefault(f'{start}{key}', value)
-        return True
-
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
-        """MACs of projections, attention products and operator, with ``size`` attention heads."""
-        width, operator = self.view.width, self._module()
-        _, tokens, dims = input_shape
-        patches, replaced = tokens - self.grid.extra, self.total - size
-        attention = size * width * tokens * (3 * dims + 2 * tokens)  # q, k, v, and two products
-        columns = width * (size + operator.count_out(replaced))  # inputs of the output projection
-        return attention + operator.macs(replaced, dims, tokens, patches) + columns * dims * tokens
+        """With ``size`` attention heads, see :func:`head_macs`."""
+        return head_macs(self, size, input_shape)
 
     def params(self, size: Cost) -> Cost:
-        """Parameters with queries and keys of ``size`` heads, and an operator for the others.
-
-        A search's operator is counted as slimming leaves it: folded.
-        """
-        owner, replaced = self.owner, self.total - size
-        mixed = (self.holder, owner.operator) if hasattr(owner, 'operator') else ()
-        row = count_params(owner.qkv) // (3 * self.total)  # the queries of one head, or its keys
-        operator, column = self._module(), owner.proj.weight.numel() // self.total
-        folding = 0 if self.gate is None else operator.folded_params(replaced, row, column)
-        return (count_params(owner) - sum(map(count_params, mixed)) - 2 * row * replaced
-                + operator.params(replaced) + folding)
-
-    def _module(self) -> nn.Module:
-        """The layer's operator; for a dense layer, a new one of all heads, to count with."""
-        return getattr(self.owner, 'operator', None) or head_operator(self.operator)(
-            self.total, self.view.width, self.grid.extra)
+        """With ``size`` attention heads, see :func:`head_params`."""
+        return head_params(self, size)
 
     def fold(self, entry: SiteEntry) -> SiteEntry:
         """Give a replaced layer plain weights; returns its entry in a structure."""
