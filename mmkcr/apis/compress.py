@@ -28,11 +28,10 @@ from mmkcr.models.stream_rotation import turn_stream
 from mmkcr.models.utils import counted_part, is_detector, task_forward
 from mmkcr.models.whole import HeldBatches, whole_outputs
 from .compress_progress import CompressProgress
-from .count import count_parts
+from .count import count_parts, note_backbone_macs
 from .refit_blocks import refit_along
 from .share_out import check_reach, share_out
 from .site_profiles import REFITS, CompressOptions, SiteProfile, profile_sites
-from .slim import note_backbone_macs
 
 #: Kinds whose units can be chosen and refitted.
 REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels',

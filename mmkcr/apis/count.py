@@ -4,8 +4,17 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from torch import nn
 
-from mmkcr.core import MacsReport, count_forward_macs
-from mmkcr.models.utils import find_task, macs_by_part, most_proposals, task_forward
+from mmkcr.core import MacsReport, Structure, count_forward_macs
+from mmkcr.models.utils import (
+    backbone_macs,
+    counted_part,
+    find_task,
+    is_dense_task,
+    macs_by_part,
+    most_proposals,
+    search_space,
+    task_forward,
+)
 
 
 def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> MacsReport:
@@ -67,3 +76,22 @@ def counted_proposals(model: nn.Module) -> Optional[str]:
     return None if count is None else (
         f'The second stage is counted for {count} proposals (`test_cfg.rpn.max_per_img`), its '
         f'masks for {min(count, 100)}.')
+
+
+def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[str]) -> None:
+    """Record which part a structure's MACs count, and how many are the backbone's.
+
+    These are checked when a model is built, possibly with another head.
+
+    Args:
+        structure (Structure): With ``macs``; changed in place.
+        subnet (nn.Module): Bare backbone or task model.
+        part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
+    """
+    if search_space(subnet).host is subnet and is_dense_task(subnet):
+        structure.macs['part'] = 'model'  # a whole model has no separate backbone
+    elif counted_part(subnet, part) is not subnet:
+        structure.macs['part'] = 'backbone'
+    else:
+        structure.macs['backbone'] = backbone_macs(search_space(subnet).host,
+                                                   structure.macs['input_shape'])

@@ -25,7 +25,7 @@ from mmkcr.models.utils import (
     tensor_outputs,
     unwrap,
 )
-from .count import count_macs
+from .count import count_macs, note_backbone_macs
 
 
 class Constants(NamedTuple):
@@ -152,7 +152,6 @@ def fold_masks(model: nn.Module, batches: Iterable[Any],
     Raises:
         ValueError: As :func:`constant_masks`, or there are gates.
     """
-    from .slim import note_backbone_macs  # which imports this module
     task = find_task(unwrap(model))
     space = search_space(task)
     if space.gates():

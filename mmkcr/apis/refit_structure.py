@@ -22,9 +22,9 @@ from .compress import (
 )
 from .compress_files import PROGRESS, CompressFiles, CompressTask, task_outputs, write_config
 from .compress_progress import CompressProgress
+from .count import note_backbone_macs
 from .refit_blocks import refit_along
 from .site_profiles import CompressOptions
-from .slim import note_backbone_macs
 from .slim_files import STRUCTURE, WEIGHTS, write_subnet
 
 

@@ -16,11 +16,9 @@ from mmkcr.core import (
 from mmkcr.core.added import added_layers
 from mmkcr.models.costs import cost_model
 from mmkcr.models.utils import (
-    backbone_macs,
     copied_spaces,
     counted_part,
     find_task,
-    is_dense_task,
     momentum_copies,
     online_modules,
     online_params,
@@ -29,7 +27,7 @@ from mmkcr.models.utils import (
     task_forward,
     unwrap,
 )
-from .count import count_macs
+from .count import count_macs, note_backbone_macs
 from .fold_masks import constant_masks, describe_folds, fold_constants
 
 
@@ -121,22 +119,3 @@ def slim(model: nn.Module,
     if budget is not macs:
         structure.provenance[budget.name] = budget.describe(structure.sizes())
     return subnet, structure
-
-
-def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[str]) -> None:
-    """Record which part a structure's MACs count, and how many are the backbone's.
-
-    These are checked when a model is built, possibly with another head.
-
-    Args:
-        structure (Structure): With ``macs``; changed in place.
-        subnet (nn.Module): Bare backbone or task model.
-        part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
-    """
-    if search_space(subnet).host is subnet and is_dense_task(subnet):
-        structure.macs['part'] = 'model'  # a whole model has no separate backbone
-    elif counted_part(subnet, part) is not subnet:
-        structure.macs['part'] = 'backbone'
-    else:
-        structure.macs['backbone'] = backbone_macs(search_space(subnet).host,
-                                                   structure.macs['input_shape'])

@@ -9,8 +9,7 @@ from mmengine.dist import get_world_size
 from torch import Tensor, nn
 
 from mmkcr.apis.build import build_model, default_shape, file_sha256, load_weights
-from mmkcr.apis.count import count_macs
-from mmkcr.apis.slim import note_backbone_macs
+from mmkcr.apis.count import count_macs, note_backbone_macs
 from mmkcr.apis.slim_files import STRUCTURE, write_subnet
 from mmkcr.core import Structure, count_params
 from mmkcr.evaluation.analysis import split_loader
