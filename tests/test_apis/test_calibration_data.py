@@ -92,3 +92,29 @@ def test_a_broken_image_is_named_once(tmp_path):
         calibration_images(config, nn.Identity(), str(tmp_path))[0]
     assert str(refused.value).startswith('expected an image that can be read at `')
     assert str(refused.value).count('expected') == 1
+
+
+@pytest.mark.parametrize('whole', [True, False])
+def test_another_image_in_the_middle_is_noticed(whole, tmp_path):
+    """Not only one of the first or the last batch, in a folder and in a data set."""
+    for place in range(12):
+        Image.fromarray(np.full((4, 4, 3), place, np.uint8)).save(tmp_path / f'{place:02}.png')
+    pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
+    dataset = dict(type='CustomDataset', data_prefix=str(tmp_path), with_label=False,
+                   pipeline=pipeline)
+    config = Config(dict(train_dataloader=dict(dataset=dataset),
+                         test_dataloader=dict(dataset=dataset)))
+    model = nn.Module()
+    model.data_preprocessor = ClsDataPreprocessor()
+
+    def digest():
+        batches = calibration_images(config, model, str(tmp_path) if whole else None, batch_size=4)
+        assert len(batches) == 3
+        return batches.digest(), batches
+
+    first, batches = digest()
+    assert first == digest()[0]
+    assert batches[:2].digest() != first
+    middle = batches[1]['data_samples'][0].img_path
+    Image.fromarray(np.full((4, 4, 3), 99, np.uint8)).save(middle)
+    assert first != digest()[0]
