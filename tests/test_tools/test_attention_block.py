@@ -38,12 +38,19 @@ def test_backbone_beside_the_dense_one(runtime, load_tool, tmp_path, capsys, mon
     monkeypatch.setitem(SIZES, 'base', (384, 6))
     tool.main(['--sizes', '--backbones', 'base', '--shares', '0', '0.5', '--image', '56',
                '--repeats', '1', '--warmup', '0', '--threads', '1', '--clock', 'cpu',
-               '--runtime', runtime, '--out', str(tmp_path / 'b.json')])
+               '--runtime', runtime, '--out', str(tmp_path / 'b.json'),
+               *(['--profile'] if runtime == 'onnxruntime' else [])])
     none, half = json.loads((tmp_path / 'b.json').read_text())['backbones']
     assert none['macs']['ratio'] == 1 > half['macs']['ratio'] and half['blocks'] == [1, 2, 3]
     saved = 3 * (2 * 384**2 * 16 + 2 * 16**2 * 384 - 9 * 384 * 16)
     assert half['macs']['dense'] - half['macs']['slim'] == saved
-    assert '3 of 6' in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert '3 of 6' in shown
+    if runtime == 'onnxruntime':
+        dense, slim = half['operators']
+        assert set(dense) == set(none['operators'][0])
+        assert all(side['Conv'] > 0 and side['MatMul'] > 0 for side in (dense, slim))
+        assert 'base, dwconv in 3 of 6: onnxruntime' in shown
 
 
 def test_peak_memory_counts_what_lives_at_once():
@@ -65,7 +72,8 @@ def test_blocks_of_the_paper():
 @pytest.mark.parametrize('arguments, message', [
     (['--repeats', '0'], 'repeats'), (['--shares', '1.5'], 'within 0 and 1'),
     (['--device', 'cuda'], 'expected a CUDA device'), (['--clock', 'cpu'], '`--threads 1`'),
-    (['--runtime', 'openvino'], 'no `--sizes` of single blocks')])
+    (['--runtime', 'openvino'], 'no `--sizes` of single blocks'),
+    (['--profile'], 'on the CPU for `--profile`, found `eager`')])
 def test_bad_input(load_tool, arguments, message, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     with pytest.raises(SystemExit) as stop:

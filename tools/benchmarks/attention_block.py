@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.attention_profile import MODES, SIZES, profile_backbone, profile_block
+from lab.operator_times import PROFILES, operator_table
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.latency import AMP_DTYPES, RUNTIMES
 from mmkcr.apis.machine import machine_info
@@ -63,6 +64,8 @@ def make_parser() -> Parser:
     parser.add_argument('--clock', choices=('wall', 'cpu'), default='wall',
                         help='cpu: time of the process, for --threads 1 on a busy machine '
                         '(%(default)s)')
+    parser.add_argument('--profile', action='store_true', help='print the time of every kind of '
+                        f'operator of whole ViTs too, in {" and ".join(PROFILES)}')
     parser.add_argument('--repeats', type=int, default=10, help='(%(default)s)')
     parser.add_argument('--warmup', type=int, default=3, help='calls before (%(default)s)')
     parser.add_argument('--out', metavar='FILE', help='(%(default)s)',
@@ -106,6 +109,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.sizes and args.runtime in PACKAGES:
         raise ValueError('expected no `--sizes` of single blocks for a runtime of ONNX files, '
                          f'found {" ".join(args.sizes)} for `{args.runtime}`')
+    if args.profile and (args.runtime not in PROFILES or args.device != 'cpu'):
+        raise ValueError(f'expected a runtime of {list(PROFILES)} on the CPU for `--profile`, '
+                         f'found `{args.runtime}` on {args.device}')
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -128,10 +134,14 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         print(block_table(blocks), flush=True)
     for size, operator, share in product(args.backbones, args.operators, args.shares):
         backbones.append(profile_backbone(size, share, args.image, operator=operator,
-                                          threads=args.threads, depth=args.depth, **common))
+                                          threads=args.threads, depth=args.depth,
+                                          profile=args.profile, **common))
         write()
     if backbones:
         print(backbone_table(backbones))
+    for row in backbones if args.profile else ():
+        print(operator_table(*row['operators'], f'{row["size"]}, {row["operator"]} in '
+                             f'{len(row["blocks"])} of {row["depth"]}: {args.runtime}'))
 
 
 if __name__ == '__main__':

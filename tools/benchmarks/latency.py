@@ -37,7 +37,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.operator_times import PROFILES, operator_times
+from lab.operator_times import PROFILES, exported_times, operator_table
 from mmkcr.apis.build import (
     backbone_config,
     build_model,
@@ -282,23 +282,6 @@ def report(rows: List[Dict[str, Any]]) -> str:
         for row in rows], title=rows[0]['dense'])
 
 
-def operators(pair: Pair, args: Any, runtime: str, batch: int, threads: int) -> str:
-    """A table of milliseconds by kind of operator, of both sides; lower quartiles of the runs."""
-    images = torch.randn(batch, *pair.shape).numpy()
-    with tempfile.TemporaryDirectory() as folder:
-        files = [side if isinstance(side, Path) else
-                 export_onnx(side, Path(folder) / f'{name}.onnx', pair.shape, False, (batch,), 1e-3,
-                             runtime).path
-                 for name, side in (('dense', pair.dense), ('slim', pair.slim))]
-        times = operator_times(files, runtime, threads, images, args.repeats, args.warmup)
-    kinds = sorted(set().union(*times), key=lambda kind: -times[0].get(kind, 0.))
-    lines = [(kind, *(1e3 * side.get(kind, 0.) for side in times)) for kind in kinds]
-    lines.append(('sum', *(1e3 * sum(side.values()) for side in times)))
-    return format_table(('operator', 'dense (ms)', 'slim (ms)'),
-                        [(kind, f'{dense:.3f}', f'{slim:.3f}') for kind, dense, slim in lines],
-                        title=f'{runtime}, batch {batch}, threads {threads}')
-
-
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Measure, print and write."""
@@ -322,7 +305,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             path = append(row, Path(args.out))
             if args.operators:
                 with contextlib.redirect_stdout(sys.stderr):
-                    tables.append(operators(pair, args, runtime, batch, threads))
+                    times = exported_times((pair.dense, pair.slim), runtime, threads,
+                                           (batch, *pair.shape), args.repeats, args.warmup)
+                tables.append(operator_table(
+                    *times, f'{runtime}, batch {batch}, threads {threads}'))
             if timing.ratio > 1:
                 known = runtime in SELECTION_FORMS and not isinstance(pair.slim, Path)
                 forms = form or (describe_selections(pair.slim, runtime) if known

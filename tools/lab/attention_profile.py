@@ -16,6 +16,7 @@ from mmkcr.core import count_forward_macs, count_params
 from mmkcr.models.backbones import DWConvVisionTransformer
 from mmkcr.models.layers import OperatorAttention, TokenGrid
 from .model_zoo import uninitialized
+from .operator_times import exported_times
 
 Clock = Callable[[], float]
 #: Width and heads of the sizes.
@@ -135,7 +136,7 @@ def profile_backbone(size: str, share: float, image: int = 336, patch_size: int 
                      runtime: str = 'eager', repeats: int = 5, warmup: int = 1,
                      operator: str = 'dwconv', threads: Optional[int] = None,
                      clock: Clock = time.perf_counter,
-                     depth: Optional[int] = None) -> Dict[str, Any]:
+                     depth: Optional[int] = None, profile: bool = False) -> Dict[str, Any]:
     """A ViT with a share of its blocks replaced, in turns with the dense one (SDPA).
 
     Args:
@@ -153,9 +154,12 @@ def profile_backbone(size: str, share: float, image: int = 336, patch_size: int 
         threads (int, optional): See :func:`~mmkcr.apis.latency.measure_pair`.
         clock (Callable): Seconds. Defaults to the wall clock.
         depth (int, optional): Blocks. Defaults to those of the size.
+        profile (bool): Also take the seconds by kind of operator, in a runtime of ONNX files.
+            Defaults to False.
 
     Returns:
-        dict: Of :meth:`~mmkcr.apis.latency.PairTiming.to_dict`, with the blocks.
+        dict: Of :meth:`~mmkcr.apis.latency.PairTiming.to_dict`, with the blocks and, with
+        ``profile``, the operators of both sides.
     """
     arch = dict(DWConvVisionTransformer.arch_zoo[size])
     arguments = dict(arch=dict(arch, num_layers=depth or arch['num_layers']), img_size=image,
@@ -179,5 +183,10 @@ def profile_backbone(size: str, share: float, image: int = 336, patch_size: int 
                 module.fold()
     images = torch.randn(batch_size, 3, image, image, device=device).to(kind)
     timing = measure_pair(dense, slim, images, repeats, warmup, runtime, threads, clock=clock)
-    return dict(size=size, depth=len(slim.layers), replaced=share, image=image,
-                patch_size=patch_size, blocks=blocks, operator=operator, **timing.to_dict())
+    row = dict(size=size, depth=len(slim.layers), replaced=share, image=image,
+               patch_size=patch_size, blocks=blocks, operator=operator, **timing.to_dict())
+    if profile:
+        row['operators'] = exported_times((dense, slim), runtime,
+                                          threads or torch.get_num_threads(), images.shape,
+                                          repeats, warmup)
+    return row

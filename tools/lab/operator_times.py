@@ -6,11 +6,15 @@ import statistics
 import tempfile
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Union
 
 import numpy as np
+import torch
+from torch import nn
 
+from mmkcr.apis.export import export_onnx
 from mmkcr.deploy.runtimes import onnxruntime_session, openvino_request
+from mmkcr.visualization import format_table
 
 Runs = List[Dict[str, float]]  # seconds by operator, one entry a run
 
@@ -90,6 +94,38 @@ def operator_times(paths: Sequence[Path], runtime: str, threads: int, images: np
         for session in sessions:
             session(images)
     return [_lower_quartiles(session.runs()[-repeats:]) for session in sessions]
+
+
+def exported_times(sides: Sequence[Union[nn.Module, Path]], runtime: str, threads: int,
+                   shape: Sequence[int], repeats: int = 30,
+                   warmup: int = 3) -> List[Dict[str, float]]:
+    """:func:`operator_times` of models, which are exported for the runtime, or of ONNX files.
+
+    Args:
+        sides (Sequence[nn.Module | Path]): What runs in turns.
+        runtime (str): One of :data:`PROFILES`.
+        threads (int): Threads of the CPU.
+        shape (Sequence[int]): (B, C, H, W) of the images, which are random.
+        repeats (int): See :func:`operator_times`.
+        warmup (int): As there.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = [side if isinstance(side, Path) else
+                 export_onnx(side, Path(folder) / f'{place}.onnx', tuple(shape[1:]), False,
+                             (shape[0],), 1e-3, runtime).path
+                 for place, side in enumerate(sides)]
+        return operator_times(files, runtime, threads, torch.randn(*shape).numpy(), repeats,
+                              warmup)
+
+
+def operator_table(dense: Mapping[str, float], slim: Mapping[str, float], title: str) -> str:
+    """Milliseconds by kind of operator, the dense side's largest first, and their sums."""
+    kinds = sorted({**dense, **slim}, key=lambda kind: -dense.get(kind, 0.))
+    lines = [(kind, dense.get(kind, 0.), slim.get(kind, 0.)) for kind in kinds]
+    lines.append(('sum', sum(dense.values()), sum(slim.values())))
+    return format_table(('operator', 'dense (ms)', 'slim (ms)'),
+                        [(kind, *(f'{1e3 * seconds:.3f}' for seconds in both))
+                         for kind, *both in lines], title=title)
 
 
 def _lower_quartiles(runs: Runs) -> Dict[str, float]:
