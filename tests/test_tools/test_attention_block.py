@@ -73,7 +73,8 @@ def test_blocks_of_the_paper():
     (['--repeats', '0'], 'repeats'), (['--shares', '1.5'], 'within 0 and 1'),
     (['--device', 'cuda'], 'expected a CUDA device'), (['--clock', 'cpu'], '`--threads 1`'),
     (['--runtime', 'openvino'], 'no `--sizes` of single blocks'),
-    (['--profile'], 'on the CPU for `--profile`, found `eager`')])
+    (['--profile'], 'on the CPU for `--profile`, found `eager`'),
+    (['--profile', '--runtime', 'openvino', '--sizes'], 'whole ViTs (`--backbones`)')])
 def test_bad_input(load_tool, arguments, message, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
     with pytest.raises(SystemExit) as stop:

@@ -112,6 +112,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.profile and (args.runtime not in PROFILES or args.device != 'cpu'):
         raise ValueError(f'expected a runtime of {list(PROFILES)} on the CPU for `--profile`, '
                          f'found `{args.runtime}` on {args.device}')
+    if args.profile and not args.backbones:
+        raise ValueError('expected whole ViTs (`--backbones`) for `--profile`, found none')
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     torch.manual_seed(0)
