@@ -70,17 +70,26 @@ def _freed():
         _resident[0] = _resident_bytes()
 
 
+def _subclasses(parent):
+    for child in parent.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
 @pytest.fixture(autouse=True)
 def _isolated():
-    """Seeded, on one thread, without the scope or message hub that a Runner leaves behind."""
+    """Seeded, on one thread, without what a Runner leaves behind under its name.
+
+    A Runner's name ends with the second it was built in: two tests that name theirs alike
+    within one second would share them, and the second would log into the first one's folder.
+    """
     torch.manual_seed(0)
     if torch.get_num_threads() > 1:  # as some commands leave it: threads that wait take a core
         torch.set_num_threads(1)
     logging.getLogger('mmengine').setLevel(logging.WARNING)
     yield
-    from mmengine.logging import MessageHub, MMLogger
-    from mmengine.registry import DefaultScope
-    for manager in (DefaultScope, MessageHub, MMLogger):
+    from mmengine.utils import ManagerMixin
+    for manager in _subclasses(ManagerMixin):  # loggers, hubs, scopes, visualizers of every host
         manager._instance_dict.clear()
 
 
