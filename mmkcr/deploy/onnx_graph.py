@@ -157,23 +157,29 @@ def split_projections(model: Any) -> int:
     Returns:
         int: Number of projections that were split.
     """
+    _split_slices(model)
     graph = _Graph(model.graph)
     found = [part for node in model.graph.node
              if (part := _Projection.of(node, graph)) is not None]
     for projection in found:
         projection.split(graph)
-    gone = {node.output[0] for projection in found for node in projection.replaced}
-    nodes = []
-    # new nodes take the place of the former transposition: their inputs exist by then
-    for node in model.graph.node:
-        nodes += graph.before.get(node.output[0], ())
-        nodes += [] if node.output[0] in gone else [node]
-    kept = [node.SerializeToString() for node in nodes]
-    del model.graph.node[:]
-    for content in kept:
-        model.graph.node.add().ParseFromString(content)
-    _drop_unused(model.graph)
+    graph.replace({name for projection in found for name in projection.replaced})
     return len(found)
+
+
+def _split_slices(model: Any) -> None:
+    """Give every slice of a product's last axis a product of its own, if slices alone read it."""
+    graph, gone = _Graph(model.graph), set()
+    for node in model.graph.node:
+        product = _Product.of(node.output[0], graph)
+        slices = graph.readers.get(node.output[0], [])
+        bounds = [graph.last_axis(reader) for reader in slices]
+        if product is None or not slices or None in bounds:
+            continue
+        for reader, own in zip(slices, bounds):
+            graph.before[reader.output[0]] = product.part(own, reader.output[0], graph)
+        gone |= {*product.names, *(reader.output[0] for reader in slices)}
+    graph.replace(gone)
 
 
 def narrow_indices(model: Any) -> None:
@@ -220,6 +226,7 @@ class _Graph:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
         self.weights = {weight.name: weight for weight in graph.initializer}
+        self.outputs = {output.name for output in graph.output}
         self.before: Dict[str, List[Any]] = {}  # new nodes, by an output of the node after them
 
     def value(self, name: str) -> Any:
@@ -233,6 +240,30 @@ class _Graph:
         self.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
 
+    def last_axis(self, node: Any) -> Optional[slice]:
+        """The constant range that a slice takes of its input's last axis, or None."""
+        if node.op_type != 'Slice' or len(node.input) < 4:
+            return None
+        starts, ends, axes, *steps = (self.value(name) for name in node.input[1:])
+        # a positive axis may be another one: the rank is unknown
+        if starts is None or ends is None or axes is None or axes.tolist() != [-1] or \
+                steps and (steps[0] is None or steps[0].tolist() != [1]):
+            return None
+        return slice(int(starts[0]), int(ends[0]))
+
+    def replace(self, gone: Set[str]) -> None:
+        """Remove the nodes that make some tensors, and put new ones where :attr:`before` says."""
+        nodes = []
+        # new nodes take the place of the last one that they replace: their inputs exist by then
+        for node in self.graph.node:
+            nodes += self.before.get(node.output[0], ())
+            nodes += [] if node.output[0] in gone else [node]
+        kept = [node.SerializeToString() for node in nodes]
+        del self.graph.node[:]
+        for content in kept:
+            self.graph.node.add().ParseFromString(content)
+        _drop_unused(self.graph)
+
 
 def _attribute(node: Any, name: str) -> Any:
     from onnx import helper
@@ -240,24 +271,69 @@ def _attribute(node: Any, name: str) -> Any:
                  if entry.name == name), None)
 
 
-class _Projection(NamedTuple):
-    """MatMul, Add, Reshape to (B, N, 3, H, d), Transpose to (3, B, H, N, d), and its three parts.
+class _Product(NamedTuple):
+    """MatMul with a constant matrix, and Add of a constant bias behind it, if there is one.
 
     Args:
-        x (str): Name of the projected tensor.
-        weight (np.ndarray): (C, 3 H d).
-        bias (np.ndarray, optional): (3 H d).
-        shape (np.ndarray): (B, N, 3, H, d), B possibly -1.
-        parts (tuple[str, str, str]): Names of queries, keys and values.
-        replaced (list): The nodes that are replaced.
+        x (str): Name of the tensor that is multiplied.
+        weight (np.ndarray): (C, K).
+        bias (np.ndarray, optional): (K).
+        names (list[str]): Tensors that the nodes make.
     """
 
     x: str
     weight: np.ndarray
     bias: Optional[np.ndarray]
+    names: List[str]
+
+    @classmethod
+    def of(cls, name: str, graph: _Graph) -> Optional['_Product']:
+        """The product that makes a tensor and is read for nothing else, or None."""
+        made, bias, names = graph.maker.get(name), None, [name]
+        if made is not None and made.op_type == 'Add':
+            values = [graph.value(entry) for entry in made.input]
+            # exactly one side of the sum is a constant, the bias
+            if (values[0] is None) == (values[1] is None):
+                return None
+            bias = values[0] if values[1] is None else values[1]
+            names.append(made.input[values[0] is not None])
+            made = graph.maker.get(names[-1])
+            if len(graph.readers[names[-1]]) != 1 or names[-1] in graph.outputs:
+                return None
+        if made is None or made.op_type != 'MatMul' or name in graph.outputs:
+            return None
+        weight = graph.value(made.input[1])
+        if weight is None or weight.ndim != 2 or bias is not None and bias.ndim != 1:
+            return None
+        return cls(made.input[0], weight, bias, names)
+
+    def part(self, own: slice, name: str, graph: _Graph) -> List[Any]:
+        """Nodes that compute some of the columns under a new name."""
+        from onnx import helper
+        weight = graph.add_constant(f'{name}_weight', self.weight[:, own])
+        if self.bias is None:
+            return [helper.make_node('MatMul', [self.x, weight], [name])]
+        bias = graph.add_constant(f'{name}_bias', self.bias[own])
+        return [helper.make_node('MatMul', [self.x, weight], [f'{name}_product']),
+                helper.make_node('Add', [f'{name}_product', bias], [name])]
+
+
+class _Projection(NamedTuple):
+    """A product, Reshape to (B, N, 3, H, d), Transpose to (3, B, H, N, d), and its three parts.
+
+    Args:
+        product (_Product): With a weight (C, 3 H d).
+        shape (np.ndarray): (B, N, 3, H, d), B possibly -1.
+        parts (tuple[str, str, str]): Names of queries, keys and values.
+        transposed (str): Name of what the transposition makes.
+        replaced (list[str]): Tensors whose nodes are replaced.
+    """
+
+    product: _Product
     shape: np.ndarray
     parts: Tuple[str, ...]
-    replaced: List[Any]
+    transposed: str
+    replaced: List[str]
 
     @classmethod
     def of(cls, node: Any, graph: _Graph) -> Optional['_Projection']:
@@ -265,30 +341,17 @@ class _Projection(NamedTuple):
         if node.op_type != 'Transpose' or _attribute(node, 'perm') != [2, 0, 3, 1, 4]:
             return None
         parts, ends = cls._parts(node.output[0], graph)
-        # walk up: Transpose <- Reshape <- Add (optional) <- MatMul, each read by nobody else
-        chain, name, bias = [node], node.input[0], None
-        for kind in ('Reshape', 'Add', 'MatMul'):
-            made = graph.maker.get(name)
-            if made is not None and made.op_type != kind and kind == 'Add':
-                continue
-            if made is None or made.op_type != kind or len(graph.readers[name]) != 1:
-                return None
-            chain.append(made)
-            if kind == 'Reshape':
-                shape, name = graph.value(made.input[1]), made.input[0]
-            elif kind == 'Add':
-                values = [graph.value(entry) for entry in made.input]
-                # exactly one side of the sum is a constant, the bias
-                if (values[0] is None) == (values[1] is None):
-                    return None
-                bias = values[0] if values[1] is None else values[1]
-                name = made.input[values[0] is not None]
-            else:
-                weight, x = graph.value(made.input[1]), made.input[0]
-        if parts is None or shape is None or weight is None or weight.ndim != 2 or \
-                bias is not None and bias.ndim != 1 or (shape[2:] < 1).any() or shape[2] != 3:
+        # walk up: Transpose <- Reshape <- product, each read by nobody else
+        reshape = graph.maker.get(node.input[0])
+        if parts is None or reshape is None or reshape.op_type != 'Reshape' or \
+                any(len(graph.readers[name]) != 1 for name in (node.input[0], reshape.input[0])):
             return None
-        return cls(x, weight, bias, shape, parts, chain + ends)
+        shape, product = graph.value(reshape.input[1]), _Product.of(reshape.input[0], graph)
+        if product is None or shape is None or (shape[2:] < 1).any() or shape[2] != 3:
+            return None
+        return cls(product, shape, parts, node.output[0],
+                   [node.output[0], node.input[0], *product.names,
+                    *(end.output[0] for end in ends)])
 
     @staticmethod
     def _parts(name: str, graph: _Graph) -> Tuple[Optional[Tuple[str, ...]], List[Any]]:
@@ -314,18 +377,13 @@ class _Projection(NamedTuple):
     def split(self, graph: _Graph) -> None:
         """Add the three products to the graph."""
         from onnx import helper
-        width, made = self.weight.shape[1] // 3, []
+        width, made = self.product.weight.shape[1] // 3, []
         for i, name in enumerate(self.parts):
-            own = slice(i * width, (i + 1) * width)
-            weight = graph.add_constant(f'{name}_weight', self.weight[:, own])
-            made.append(helper.make_node('MatMul', [self.x, weight], [f'{name}_product']))
-            if self.bias is not None:
-                bias = graph.add_constant(f'{name}_bias', self.bias[own])
-                made.append(helper.make_node('Add', [f'{name}_product', bias], [f'{name}_sum']))
             shape = graph.add_constant(f'{name}_shape', np.delete(self.shape, 2))  # (B, N, H, d)
-            made += [helper.make_node('Reshape', [made[-1].output[0], shape], [f'{name}_heads']),
+            made += [*self.product.part(slice(i * width, (i + 1) * width), f'{name}_sum', graph),
+                     helper.make_node('Reshape', [f'{name}_sum', shape], [f'{name}_heads']),
                      helper.make_node('Transpose', [f'{name}_heads'], [name], perm=[0, 2, 1, 3])]
-        graph.before[self.replaced[0].output[0]] = made
+        graph.before[self.transposed] = made
 
 
 def count_operators(model: Any) -> Dict[str, int]:

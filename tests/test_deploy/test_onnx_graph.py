@@ -15,7 +15,7 @@ from mmkcr.deploy.onnx_graph import (
     narrow_indices,
     split_projections,
 )
-from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models import DWConvVisionTransformer, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.search_space import SearchSpace
 
 SHAPE = (3, 32, 32)
@@ -30,7 +30,17 @@ def heads(model):
     return random_subnet(model, '95%', SHAPE, divisor=1)[0]
 
 
+def convolved():
+    """One block keeps its heads, one has half of them and one none."""
+    model = DWConvVisionTransformer(**{**VIT, 'arch': dict(VIT['arch'], num_layers=3)},
+                                    with_cls_token=False, out_type='featmap', operator='dwconv')
+    model.slice_to(model.structure_for({
+        site: torch.arange(kept) for site, kept in zip(model.sites(), (4, 2, 0))}))
+    return model
+
+
 @pytest.mark.parametrize('make, blocks', [
+    (convolved, 2),
     (lambda: KCRVisionTransformer(**VIT), 2), (lambda: heads(KCRVisionTransformer(**VIT)), 2),
     (lambda: KCRSwinTransformer(**SWIN), 3), (lambda: heads(KCRSwinTransformer(**SWIN)), 3),
     (lambda: timm.create_model('vit_tiny_patch16_224', img_size=32, depth=2), 2)])
@@ -47,6 +57,8 @@ def test_projections_of_every_host_are_split(make, blocks, tmp_path):
     assert [2, 0, 3, 1, 4] not in [list(perm) for perm in transposed]
     assert [list(perm) for perm in transposed].count([0, 2, 1, 3]) >= 3 * blocks
     assert split_projections(graph) == 0  # nothing is left
+    if make is convolved:  # windows are shifted by slices
+        assert 'Slice' not in report.operators and 'Split' not in report.operators
     # where sizes are fixed nothing computes shapes but the batch's of class tokens
     assert report.operators.get('Shape', 0) <= 1
 
@@ -90,6 +102,37 @@ def test_a_projection_with_another_reader_stays(bias, shared):
     for a, b in zip(run(model, x), expected):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     assert ('Gather' in count_operators(model)) == shared
+
+
+@pytest.mark.parametrize('bias', [False, True])
+@pytest.mark.parametrize('other', [None, 'Relu', 'axis', 'output'])
+def test_slices_of_a_product_become_products(bias, other):
+    """If nothing else reads the product, and of its last axis."""
+    rng = np.random.default_rng(0)
+    product = 's' if bias else 'p'
+    nodes = [helper.make_node('MatMul', ['images', 'w'], ['p']),
+             *([helper.make_node('Add', ['b', 'p'], ['s'])] if bias else ()),
+             *(helper.make_node('Slice', [product, first, last, axis, 'one'], [name])
+               for name, first, last, axis in (
+                   ('head', 'zero', 'four', 'end'),
+                   ('tail', 'four', 'far', 'one' if other == 'axis' else 'end')))]
+    weights = dict(w=rng.normal(size=(6, 7)).astype(np.float32),
+                   b=rng.normal(size=7).astype(np.float32), end=np.array([-1]),
+                   **{name: np.array([value]) for name, value in dict(
+                       zero=0, one=1, four=4, far=2**31 - 1).items()})
+    if not bias:
+        del weights['b']
+    if other == 'Relu':
+        nodes.append(helper.make_node('Relu', [product], ['relu']))
+    more = dict(Relu=['relu'], output=[product]).get(other, [])
+    model = graph_of(nodes, weights, ['batch', 5, 6], ['head', 'tail', *more])
+    x = rng.normal(size=(2, 5, 6)).astype(np.float32)
+    expected = run(model, x)
+    assert split_projections(model) == 0
+    for a, b in zip(run(model, x), expected):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    assert ('Slice' in count_operators(model)) == (other is not None)
+    assert count_operators(model)['MatMul'] == (2 if other is None else 1)
 
 
 def test_shapes_that_follow_from_the_batch_are_folded_whatever_they_are_written_as():

@@ -37,7 +37,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.operator_times import PROFILES, exported_times, operator_table
+from lab.operator_times import PROFILES, exported, operator_table, operator_times
 from mmkcr.apis.build import (
     backbone_config,
     build_model,
@@ -304,9 +304,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             rows.append(row)
             path = append(row, Path(args.out))
             if args.operators:
-                with contextlib.redirect_stdout(sys.stderr):
-                    times = exported_times((pair.dense, pair.slim), runtime, threads,
-                                           (batch, *pair.shape), args.repeats, args.warmup)
+                images = torch.randn(batch, *pair.shape)
+                with contextlib.redirect_stdout(sys.stderr), exported(
+                        (pair.dense, pair.slim), runtime, images.shape) as files:
+                    times = operator_times(files, runtime, threads, images.numpy(),
+                                           args.repeats, args.warmup)
                 tables.append(operator_table(
                     *times, f'{runtime}, batch {batch}, threads {threads}'))
             if timing.ratio > 1:

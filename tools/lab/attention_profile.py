@@ -16,7 +16,7 @@ from mmkcr.core import count_forward_macs, count_params
 from mmkcr.models.backbones import DWConvVisionTransformer
 from mmkcr.models.layers import OperatorAttention, TokenGrid
 from .model_zoo import uninitialized
-from .operator_times import exported_times
+from .operator_times import exported, operator_times
 
 Clock = Callable[[], float]
 #: Width and heads of the sizes.
@@ -182,11 +182,16 @@ def profile_backbone(size: str, share: float, image: int = 336, patch_size: int 
             if isinstance(module, OperatorAttention):
                 module.fold()
     images = torch.randn(batch_size, 3, image, image, device=device).to(kind)
-    timing = measure_pair(dense, slim, images, repeats, warmup, runtime, threads, clock=clock)
     row = dict(size=size, depth=len(slim.layers), replaced=share, image=image,
-               patch_size=patch_size, blocks=blocks, operator=operator, **timing.to_dict())
-    if profile:
-        row['operators'] = exported_times((dense, slim), runtime,
-                                          threads or torch.get_num_threads(), images.shape,
-                                          repeats, warmup)
-    return row
+               patch_size=patch_size, blocks=blocks, operator=operator)
+
+    def times(*sides: Any) -> Dict[str, Any]:
+        return measure_pair(*sides, images, repeats, warmup, runtime, threads,
+                            clock=clock).to_dict()
+
+    if not profile:
+        return {**row, **times(dense, slim)}
+    with exported((dense, slim), runtime, images.shape) as files:
+        operators = operator_times(files, runtime, threads or torch.get_num_threads(),
+                                   images.numpy(), repeats, warmup)
+        return {**row, **times(*files), 'operators': operators}

@@ -5,11 +5,11 @@ import json
 import statistics
 import tempfile
 from collections import defaultdict
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Union
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Union
 
 import numpy as np
-import torch
 from torch import nn
 
 from mmkcr.apis.export import export_onnx
@@ -96,26 +96,21 @@ def operator_times(paths: Sequence[Path], runtime: str, threads: int, images: np
     return [_lower_quartiles(session.runs()[-repeats:]) for session in sessions]
 
 
-def exported_times(sides: Sequence[Union[nn.Module, Path]], runtime: str, threads: int,
-                   shape: Sequence[int], repeats: int = 30,
-                   warmup: int = 3) -> List[Dict[str, float]]:
-    """:func:`operator_times` of models, which are exported for the runtime, or of ONNX files.
+@contextmanager
+def exported(sides: Sequence[Union[nn.Module, Path]], runtime: str,
+             shape: Sequence[int]) -> Iterator[List[Path]]:
+    """ONNX files of models, for as long as the context lasts; files stay as they are.
 
     Args:
-        sides (Sequence[nn.Module | Path]): What runs in turns.
+        sides (Sequence[nn.Module | Path]): What is exported for the runtime.
         runtime (str): One of :data:`PROFILES`.
-        threads (int): Threads of the CPU.
-        shape (Sequence[int]): (B, C, H, W) of the images, which are random.
-        repeats (int): See :func:`operator_times`.
-        warmup (int): As there.
+        shape (Sequence[int]): (B, C, H, W) of the images.
     """
     with tempfile.TemporaryDirectory() as folder:
-        files = [side if isinstance(side, Path) else
-                 export_onnx(side, Path(folder) / f'{place}.onnx', tuple(shape[1:]), False,
-                             (shape[0],), 1e-3, runtime).path
-                 for place, side in enumerate(sides)]
-        return operator_times(files, runtime, threads, torch.randn(*shape).numpy(), repeats,
-                              warmup)
+        yield [side if isinstance(side, Path) else
+               export_onnx(side, Path(folder) / f'{place}.onnx', tuple(shape[1:]), False,
+                           (shape[0],), 1e-3, runtime).path
+               for place, side in enumerate(sides)]
 
 
 def operator_table(dense: Mapping[str, float], slim: Mapping[str, float], title: str) -> str:

@@ -217,9 +217,14 @@ class OperatorAttention(_AttentionParts):
         # qkv and proj are called as modules where that is possible, so that hooks on them run
         if self.operator is None or self.operator.reads_values:
             qkv = self.qkv(x)
-            parts = [self._attend(qkv[..., :rows])] if rows else []
-            if self.operator is not None:
-                parts.append(self.operator.mix(qkv[..., rows:], self.grid.hw))
+            # with nothing to separate there is no slice, which an ONNX file would copy
+            if self.operator is None:
+                parts = [self._attend(qkv)]
+            elif not rows:
+                parts = [self.operator.mix(qkv, self.grid.hw)]
+            else:
+                attended, values = qkv.split((rows, qkv.shape[-1] - rows), -1)
+                parts = [self._attend(attended), self.operator.mix(values, self.grid.hw)]
             return self._finish(self.proj(_joined(parts)))
         weight, derived = self.proj.weight, self._derive()
         parts = [self._attend(F.linear(x, *self._rows(True)))] if rows else []
