@@ -126,14 +126,7 @@ def compress(model: nn.Module,
         >>> result = compress(model, images, '60%')
         >>> result.model(images)
     """
-    settings = CompressOptions(**options)
-    if settings.refit not in REFITS:
-        raise ValueError(f'expected `refit` of {list(REFITS)}, found {settings.refit!r}')
-    if scope not in SCOPES:
-        raise ValueError(f'expected `scope` of {list(SCOPES)}, found {scope!r}')
-    if scope == 'model' and latency is not None:
-        raise ValueError('expected another target to compress a whole model, found a time: '
-                         'tables of latencies are about backbones')
+    settings = _checked(CompressOptions(**options), scope, latency)
     forward = forward or (whole_outputs if scope == 'model' else called)
     batches, held_out = split_batches(images, held_out)
     dense = copy.deepcopy(model)
@@ -166,18 +159,7 @@ def compress(model: nn.Module,
         for backbone in (whole.host, space.host):
             take_weights(backbone, profile.rotated)
     sizes = share_out(space, profiles, budget, wanted, settings)
-    # only streams that become narrower are turned: for the others their basis does not matter
-    for name, profile in profiles.items():
-        if profile.stream is not None and sizes[name] < space.sites[name].total:
-            for own in (whole, space):
-                turn_stream(own.sites[name], profile.stream)
-    structure = space.structure_for(
-        {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
-    structure.method = f'compress:{structure.method}' if structure.method else 'compress'
-    # units of these sites are channels of bases that the file does not have
-    structure.provenance['rotated'] = [
-        name for name, site in space.sites.items() if sizes[name] < site.total and
-        (profiles[name].rotated or profiles[name].stream is not None)]
+    structure = _chosen(whole, space, profiles, sizes)
     params = count_params(dense)
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)
@@ -191,6 +173,39 @@ def compress(model: nn.Module,
         found = agreement(dense, subnet, held_out, forward, settings.logits)
     return CompressResult(subnet, structure, dict(profiles), found,
                           dict(dense=of_dense.values(), slim=of_slim.values()))
+
+
+def _checked(settings: CompressOptions, scope: str,
+             latency: Optional[LatencyTable]) -> CompressOptions:
+    """The options, if they and the scope are known and go together."""
+    if settings.refit not in REFITS:
+        raise ValueError(f'expected `refit` of {list(REFITS)}, found {settings.refit!r}')
+    if scope not in SCOPES:
+        raise ValueError(f'expected `scope` of {list(SCOPES)}, found {scope!r}')
+    if scope == 'model' and latency is not None:
+        raise ValueError('expected another target to compress a whole model, found a time: '
+                         'tables of latencies are about backbones')
+    return settings
+
+
+def _chosen(whole: SearchSpace, space: SearchSpace, profiles: Mapping[str, SiteProfile],
+            sizes: Mapping[str, int]) -> Structure:
+    """The first units of every site's order, in the bases of the streams that become narrower.
+
+    For streams that stay as they are the basis does not matter.
+    """
+    cut = [name for name, site in space.sites.items() if sizes[name] < site.total]
+    for name in cut:
+        if profiles[name].stream is not None:
+            for own in (whole, space):
+                turn_stream(own.sites[name], profiles[name].stream)
+    structure = space.structure_for(
+        {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
+    structure.method = f'compress:{structure.method}' if structure.method else 'compress'
+    # units of these sites are channels of bases that the file does not have
+    structure.provenance['rotated'] = [
+        name for name in cut if profiles[name].rotated or profiles[name].stream is not None]
+    return structure
 
 
 def called(network: nn.Module, batch: Any) -> Any:
