@@ -235,6 +235,7 @@ def _dcs_trial(change: str, *args: Any, **options: Any) -> Method:
 
 
 #: The order of units that the closed form finds in the data.
+_SCORES_FILE = '{stages}/scores/sensitivity.json'
 _SCORES = dict(call='lab.arena:scores', config='start_{net}.py', start='start')
 
 
@@ -246,22 +247,31 @@ def _from_refit(refitted: bool) -> Method:
             and not those that the gates were trained on.
     """
     change = 'gates by data' + (', refitted' if refitted else '')
-    method = _kcr_trial(change, name='kcr-data', **{
-        'compression.scores': '{stages}/scores/sensitivity.json'})
-    stages = dict(scores=_SCORES, **method.stages)
+    method = _by_data(_kcr_trial(change, name='kcr-data', **{'compression.scores': _SCORES_FILE}))
     if not refitted:
-        return method._replace(stages=stages)
+        return method
+    stages = dict(method.stages)
     tune = dict(stages.pop('{method}'), start='{method}-slim')
     stages['{method}-slim'] = dict(call='lab.arena:refit', config='start_{net}.py',
                                    start='kcr-data-slim', arguments=dict(dense='{stages}/start'))
     return method._replace(stages=dict(stages, **{'{method}': tune}), before='{method}-slim')
 
 
-def _dcs_by_data() -> Method:
-    """DCS whose gates begin with the order of units that the closed form finds in the data."""
-    method = _dcs_trial('gates by data', **{
-        'compression.scores': '{stages}/scores/sensitivity.json'})
+def _by_data(method: Method) -> Method:
+    """A trial whose gates begin with the order of units that the closed form finds in the data."""
     return method._replace(stages=dict(scores=_SCORES, **method.stages))
+
+
+def _dcs_price(weight: float) -> Method:
+    """DCS with a price on open masks, in the search and in the retraining."""
+    price = {'compression.regularizers.mask.weight': weight}
+    return _dcs_trial(f'price {weight} on open masks', retrain_options=price, **price)
+
+
+def _dcs_masks(change: str, **options: Any) -> Method:
+    """DCS with masks of another form, in the search, the retraining and the network."""
+    sites = {'compression.sites': [dict(kind='qk_mask', **options), 'mlp_hidden']}
+    return _dcs_trial(change, retrain_options=sites, **sites)._replace(overrides=sites)
 
 
 def _ofb_trial(change: str, search: int = 16, **options: Any) -> Method:
@@ -302,7 +312,6 @@ _MAIN: Mapping[str, Method] = {
     'ofb-plain': _searched('OFB without PMIM', 'ofb-plain', **_OFB),
 }
 _KCR_RATE, _OFB_RATE = 'compression.architecture.lr', 'optim_wrapper.architecture.lr'
-_CLOSING = {'compression.regularizers.mask.weight': 0.3}
 #: What was tried beside: lengths of the search, rates and start of the gates, gates and weights of
 #: the refit, masks that start half open, or that are priced.
 _TRIALS: Mapping[str, Method] = {
@@ -314,6 +323,8 @@ _TRIALS: Mapping[str, Method] = {
     'kcr-long': _kcr_trial('search half as long again', 15),
     'kcr-slow': _kcr_trial("a fifth of the gates' rate", **{_KCR_RATE: 1e-2}),
     'kcr-fast': _kcr_trial("five times the gates' rate", **{_KCR_RATE: 2.5e-1}),
+    'kcr-open': _kcr_trial('gates from 2, temperature from 1', **{
+        'compression.gates.init': 2., 'compression.hooks.0.initial': 1.}),
     'kcr-light': _searched('KCR from the dense network, term / 16', 'kcr-warm',
                            'kcr-short', 'tune', start='start', search_with=_LIGHT_KCR,
                            retrain_with=_LIGHT_KCR),
@@ -328,12 +339,19 @@ _TRIALS: Mapping[str, Method] = {
     'dcs-open': _dcs_trial('gates from 2 instead of 0.5', **{'compression.gates.init': 2.}),
     'dcs-half': _dcs_trial('masks from a bias of 0', **{'compression.sites': [
         dict(kind='qk_mask', init=0.), 'mlp_hidden']}),
-    'dcs-price': _dcs_trial('price 0.3 on open masks', retrain_options=_CLOSING, **_CLOSING),
-    'dcs-data': _dcs_by_data(),
+    'dcs-price': _dcs_price(0.3),
+    'dcs-price1': _dcs_price(1),
+    'dcs-price3': _dcs_price(3),
+    'dcs-shared': _dcs_masks('one mask for all heads', share_heads=True),
+    'dcs-rank': _dcs_masks('masks of rank 4', rank=4),
+    'dcs-data': _by_data(_dcs_trial('gates by data', **{'compression.scores': _SCORES_FILE})),
     'ofb-short': _ofb_trial('search half as long', 8),
     'ofb-long': _ofb_trial('search half as long again', 24),
     'ofb-slow': _ofb_trial("a fifth of the gates' rate", **{_OFB_RATE: 2e-2}),
     'ofb-fast': _ofb_trial("five times the gates' rate", **{_OFB_RATE: 5e-1}),
+    'ofb-uniform': _ofb_trial('gates from equal chances', **{
+        'model.architecture.backbone.gates.init': 'uniform'}),
+    'ofb-data': _by_data(_ofb_trial('gates by data', **{'model.scores': _SCORES_FILE})),
 }
 #: Of another library, for a ViT of timm (``--net timm-vit-nano``).
 _OTHERS: Mapping[str, Method] = {
