@@ -227,6 +227,23 @@ def test_price_pulls_towards_its_target():
         assert float(out['macs_open']) * 1e9 == pytest.approx(0.85 * macs.dense, rel=0.02)
 
 
+def test_the_cost_rises_with_alpha():
+    """The expected MACs, and with them the price, at the first and last temperature."""
+    model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice'))
+    macs = model.macs_model((3, 16, 16))
+    for temperature in (4.5, 4.5 * 0.95**199):
+        found = []
+        for alpha in torch.linspace(-6, 6, 61):
+            for gate in model.gates().values():
+                gate.alpha.data.fill_(alpha)
+                gate.temperature = temperature
+            out = model.price(macs)
+            found.append((out['macs'].item(), out['loss_price'].item()))
+        assert found == sorted(found)
+        # it rises wherever the floor of the sizes is not reached
+        assert len({cost for cost, _ in found[25:]}) == len(found[25:])
+
+
 def test_paper_cost_when_all_masks_underflow():
     """At the end of the published schedule a whole sample of masks can be 0."""
     model = build('SearchModel', GATES, price=dict(type='mmkcr.MacsPrice', cost='paper'))
