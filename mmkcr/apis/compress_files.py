@@ -11,7 +11,7 @@ from mmengine.config import Config, ConfigDict
 from mmpretrain.models.heads import ClsHead, RegressionHead
 from torch import nn
 
-from mmkcr.core import atomic_write
+from mmkcr.core import atomic_write, load_table
 from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.models.utils import (
     deciding_scores,
@@ -39,7 +39,7 @@ from .compress_progress import CompressProgress, kept_profiles
 from .count import Parts, count_parts, counted_proposals
 from .finetune import without_initial_weights
 from .int8 import DeployedFile, deploy_int8
-from .latency_table import check_prediction, load_table
+from .latency_table import check_prediction
 from .site_profiles import SiteProfile
 from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 

@@ -12,15 +12,15 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import torch
 from torch import nn
 
-from mmkcr.core import LatencyTable, MacsModel
+from mmkcr.core import LatencyTable, MacsModel, load_table
 from mmkcr.core.latency import milliseconds
+from mmkcr.core.machine import hardware_name, this_machine
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from .export import export_onnx
 from .latency import RUNTIMES, Side, measure_pair, random_units, searchable
-from .machine import hardware_name, versions_name
 from .share_out import size_options
 from .site_profiles import CompressOptions
 
@@ -48,40 +48,6 @@ class TableSettings(NamedTuple):
     def to_dict(self) -> Dict[str, Any]:
         """The settings as JSON types."""
         return dict(self._asdict(), input_shape=list(self.input_shape))
-
-
-def this_machine() -> Dict[str, str]:
-    """Hardware and versions of this machine."""
-    return dict(hardware=hardware_name(), versions=versions_name())
-
-
-def load_table(path: Union[str, Path], settings: Optional[Dict[str, Any]] = None,
-               force: bool = False) -> LatencyTable:
-    """Read a table of this machine.
-
-    Args:
-        path (str | Path): The file.
-        settings (dict, optional): Required conditions, some of :class:`TableSettings`.
-        force (bool): Accept a table of another machine or of other versions. Defaults to False.
-
-    Raises:
-        FileNotFoundError: There is none.
-        ValueError: It is of another machine, of other conditions, or unfinished.
-    """
-    table = LatencyTable.load(path)
-    if table.machine != this_machine() and not force:
-        raise ValueError(f'expected a table of this machine ({_said(this_machine())}) in `{path}`, '
-                         f'found one of {_said(table.machine)}: measure another, or force it')
-    wrong = {key: table.settings.get(key) for key, value in (settings or {}).items()
-             if table.settings.get(key) != value}
-    if wrong:
-        wanted = {key: settings[key] for key in wrong}
-        raise ValueError(f'expected a table about {wanted} in `{path}`, found {wrong}')
-    if not table.dense or any(len(entry['changes']) < len(entry['measured'])
-                              for entry in table.classes):
-        raise ValueError(f'expected a finished table in `{path}`, found sizes that were not '
-                         'measured: run the command that made it again')
-    return table
 
 
 def table_path(config: Union[str, Path], runtime: str, threads: int, batch: int) -> Path:
@@ -128,7 +94,7 @@ def chosen_table(args: Namespace) -> Optional[Path]:
     Raises:
         FileNotFoundError: No table was given, and none is where it is looked for; the message has
             the command that measures it.
-        ValueError: The table is of other conditions, or as in :func:`load_table`.
+        ValueError: The table is of other conditions, or as in :func:`~mmkcr.core.load_table`.
     """
     if args.target_latency is None:
         return None
@@ -158,10 +124,6 @@ def _command(args: Namespace, settings: Dict[str, Any]) -> str:
                         *([value] if isinstance(value, str) else value)]
     return shlex.join(map(str, ('python', 'tools/benchmarks/latency_table.py', args.config,
                                 *options)))
-
-
-def _said(machine: Dict[str, str]) -> str:
-    return ', '.join(machine.values())
 
 
 def measure_table(model: nn.Module,

@@ -1,24 +1,14 @@
-"""Context of a measurement: hardware and versions."""
+"""Context of a measurement: hardware, load and versions."""
 
 import os
 import platform
-import re
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Dict
 
 import mmengine
 import torch
 
+from mmkcr.core.machine import processor_name
 from mmkcr.version import __version__
-
-
-def processor_name() -> str:
-    """The processor's own name."""
-    info = Path('/proc/cpuinfo')
-    names = [line.split(':')[1].strip() for line in info.read_text().splitlines()
-             if line.startswith('model name')] if info.is_file() else []
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def machine_info() -> Dict[str, Any]:
@@ -30,21 +20,3 @@ def machine_info() -> Dict[str, Any]:
         load_average=round(os.getloadavg()[0], 2), system=platform.platform(),
         python=platform.python_version(), torch=torch.__version__,
         mmengine=mmengine.__version__, mmkcr=__version__)
-
-
-def hardware_name() -> str:
-    """Processor or GPU with the cores, for file names: ``'intel-xeon-2.50ghz-2-cores'``."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else processor_name()
-    name = re.sub(r'\((r|tm)\)|\bprocessor\b|\bcpu\b|@', ' ', name.lower())
-    return '-'.join([*re.sub(r'[^a-z0-9.]+', ' ', name).split(), str(os.cpu_count()), 'cores'])
-
-
-def versions_name() -> str:
-    """Versions of the software that computes, for file names: ``'torch2.13.0-…'``."""
-    found = []
-    for package in ('torch', 'onnxruntime', 'openvino', 'tensorrt'):
-        try:
-            found.append(package + re.split(r'[+-]', version(package))[0])
-        except PackageNotFoundError:
-            continue
-    return '-'.join(found)

@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.core import Structure, atomic_write
+from mmkcr.core import Structure, atomic_write, load_table
 from mmkcr.core.added import added_layers
 from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
 from mmkcr.safe_load import is_address
@@ -27,7 +27,7 @@ from .build import (
 from .calibration_data import calibration_images
 from .count import Parts, count_parts, counted_proposals
 from .fold_masks import fold_masks as fold
-from .latency_table import check_prediction, load_table
+from .latency_table import check_prediction
 from .slim import slim
 
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'

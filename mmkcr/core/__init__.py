@@ -6,7 +6,7 @@ from .cost import CostModel
 from .finite import NonFiniteError, check_finite, check_finite_gates, check_finite_state
 from .gate import BaseGate, NoisyGate
 from .io import atomic_write, locked, remove_stale
-from .latency import LatencyModel, LatencyTable
+from .latency import LatencyModel, LatencyTable, load_table
 from .macs import MacsModel, MacsReport, count_forward_macs, count_params
 from .modes import eval_mode
 from .options import allowed_ratio_sizes, can_meet, choose_options
@@ -23,7 +23,7 @@ __all__ = [
     'NonFiniteError', 'Order', 'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure',
     'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'block_of',
     'can_meet', 'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
-    'count_forward_macs', 'count_params', 'eval_mode', 'locked', 'parse_target', 'remove_stale',
-    'scale_axes', 'select_units', 'slice_axes', 'slice_parameter', 'solve_budget', 'sync_sizes',
-    'take'
+    'count_forward_macs', 'count_params', 'eval_mode', 'load_table', 'locked', 'parse_target',
+    'remove_stale', 'scale_axes', 'select_units', 'slice_axes', 'slice_parameter', 'solve_budget',
+    'sync_sizes', 'take'
 ]

@@ -5,13 +5,14 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from .cost import CostModel
 from .io import atomic_write
+from .machine import this_machine
 from .macs import MacsModel
 from .sites import Cost
 
@@ -80,6 +81,40 @@ class LatencyTable:
             for name in entry['sites']:
                 found[name] = entry['total'], sizes, [points[size] for size in sizes]
         return found
+
+
+def load_table(path: Union[str, Path], settings: Optional[Mapping[str, Any]] = None,
+               force: bool = False) -> LatencyTable:
+    """Read a finished table of this machine.
+
+    Args:
+        path (str | Path): The file.
+        settings (Mapping, optional): Required conditions, some of the table's ``settings``.
+        force (bool): Accept a table of another machine or of other versions. Defaults to False.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is of another machine, of other conditions, or unfinished.
+    """
+    table, here = LatencyTable.load(path), this_machine()
+    if table.machine != here and not force:
+        raise ValueError(f'expected a table of this machine ({_said(here)}) in `{path}`, found one '
+                         f'of {_said(table.machine)}: measure another, or force it '
+                         '(`--force-table`, of a price `force_table=True`)')
+    wrong = {key: table.settings.get(key) for key, value in (settings or {}).items()
+             if table.settings.get(key) != value}
+    if wrong:
+        wanted = {key: settings[key] for key in wrong}
+        raise ValueError(f'expected a table about {wanted} in `{path}`, found {wrong}')
+    if not table.dense or any(len(entry['changes']) < len(entry['measured'])
+                              for entry in table.classes):
+        raise ValueError(f'expected a finished table in `{path}`, found sizes that were not '
+                         'measured: run the command that made it again')
+    return table
+
+
+def _said(machine: Mapping[str, str]) -> str:
+    return ', '.join(machine.values()) or 'an unknown one'
 
 
 class LatencyModel(CostModel):

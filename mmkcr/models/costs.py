@@ -1,10 +1,10 @@
 """Cost models of budgets, by name."""
 
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 from torch import nn
 
-from mmkcr.core import COUNTED, CostModel, LatencyModel, LatencyTable, MacsModel
+from mmkcr.core import COUNTED, CostModel, LatencyModel, LatencyTable, MacsModel, load_table
 from .utils import momentum_copies
 
 
@@ -37,14 +37,20 @@ class Priced(nn.Module):
         cost (str): One of :data:`~mmkcr.core.COUNTED`, ``'latency'`` or of ``more``.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, with ``'latency'``.
         more (tuple[str, ...]): Further names. Defaults to none.
+        input_shape (Sequence[int], optional): That of the table's images. Defaults to None: not
+            checked.
+        force_table (bool): Accept a table of another machine. Defaults to False.
 
     Raises:
         FileNotFoundError: There is no such table.
-        ValueError: Another cost, or a table without ``'latency'`` or missing with it.
+        ValueError: Another cost, a table without ``'latency'`` or missing with it, or as in
+            :func:`~mmkcr.core.load_table`.
     """
 
-    def __init__(self, cost: str, table: Optional[str], more: Tuple[str, ...] = ()) -> None:
+    def __init__(self, cost: str, table: Optional[str], more: Tuple[str, ...] = (),
+                 input_shape: Optional[Sequence[int]] = None, force_table: bool = False) -> None:
         super().__init__()
+        self.input_shape = None if input_shape is None else tuple(input_shape)
         names = [*COUNTED, *more, 'latency']
         if cost not in names:
             raise ValueError(f'expected `cost` of a price among {names}, found {cost!r}')
@@ -52,7 +58,8 @@ class Priced(nn.Module):
             raise ValueError("expected a `table` with the `cost` 'latency', found "
                              f'{table!r} with {cost!r}')
         self.cost = cost
-        self.table = None if table is None else LatencyTable.load(table)
+        about = {} if input_shape is None else dict(input_shape=list(input_shape))
+        self.table = None if table is None else load_table(table, about, force_table)
         self._of: Optional[Tuple[MacsModel, CostModel]] = None
 
     def cost_model(self, macs: MacsModel) -> CostModel:

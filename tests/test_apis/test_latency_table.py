@@ -7,13 +7,8 @@ import torch
 
 from mmkcr.apis import count_macs, latency_table
 from mmkcr.apis.compress import compress
-from mmkcr.apis.latency_table import (
-    TableSettings,
-    check_prediction,
-    load_table,
-    measure_table,
-)
-from mmkcr.core import LatencyTable
+from mmkcr.apis.latency_table import TableSettings, check_prediction, measure_table
+from mmkcr.core import LatencyTable, load_table
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 
 SHAPE = (3, 32, 32)

@@ -33,9 +33,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.attention_profile import MODES, profile_backbone, profile_block
 from mmkcr.apis.cli import Parser, command, quiet_hosts, sentence
-from mmkcr.apis.machine import hardware_name, machine_info, versions_name
+from mmkcr.apis.machine import machine_info
 from mmkcr.apis.shipped import load_tool, shipped_root
 from mmkcr.core import Structure, atomic_write
+from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.registry import MODELS
 
 TABLES = ('inference', 'step', 'search', 'block', 'backbone', 'refit')

@@ -59,8 +59,8 @@ from mmkcr.apis.latency import (
     random_subnet,
     searchable,
 )
-from mmkcr.apis.machine import hardware_name, versions_name
 from mmkcr.core import atomic_write
+from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.models.layers.selection import FORMS

@@ -22,7 +22,8 @@ from mmengine.config import DictAction
 from mmkcr.apis.build import build_model, default_shape, dense_config, image_shape, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.latency import RUNTIMES
-from mmkcr.apis.latency_table import TableSettings, load_table, measure_table, table_path
+from mmkcr.apis.latency_table import TableSettings, measure_table, table_path
+from mmkcr.core import load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.visualization import format_table
 

@@ -102,12 +102,13 @@ class AdaptiveOneHotLoss(Priced):
             ``state_dict`` or ``'latency'``, a time such as ``'12ms'``. Defaults to ``'macs'``.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for ``cost='latency'``.
             Defaults to None.
+        force_table (bool): See :class:`~mmkcr.models.losses.MacsPrice`. Defaults to False.
 
     Raises:
         FileNotFoundError: There is no such table.
         ValueError: Unknown ``preset`` or ``cost``, ``table`` without ``cost='latency'`` or missing
-            with it, a ``balance`` of a published preset, a negative weight, or ``eps`` or
-            ``band`` out of (0, 0.5).
+            with it, a ``balance`` of a published preset, a negative weight, ``eps`` or
+            ``band`` out of (0, 0.5), or as in :func:`~mmkcr.core.load_table`.
     """
 
     def __init__(self,
@@ -125,8 +126,9 @@ class AdaptiveOneHotLoss(Priced):
                  input_shape: Optional[Sequence[int]] = None,
                  part: Optional[str] = None,
                  cost: str = 'macs',
-                 table: Optional[str] = None) -> None:
-        super().__init__(cost, table)
+                 table: Optional[str] = None,
+                 force_table: bool = False) -> None:
+        super().__init__(cost, table, (), input_shape, force_table)
         if preset not in _PRESETS:
             raise ValueError(f'expected `preset` among {sorted(_PRESETS)}, found {preset!r}')
         if balance is not None and preset != 'balanced':
@@ -147,7 +149,6 @@ class AdaptiveOneHotLoss(Priced):
         self.one_hot, self.entropy, self.tangent = chosen['one_hot'], entropy, tangent
         self.balance, self.growth = chosen['balance'], chosen['growth']
         self.importance, self.per_option = dict(chosen['importance']), chosen['per_option']
-        self.input_shape = None if input_shape is None else tuple(input_shape)
         # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('budget', torch.tensor(float(chosen['budget'])), self.growth > 0)
 

@@ -78,11 +78,14 @@ class MacsPrice(Priced):
             None: the backbone of a detector, else the task model.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
             ``cost='latency'``. Defaults to None.
+        force_table (bool): Accept a table of another machine, such as that where the
+            network will run. Defaults to False.
 
     Raises:
         FileNotFoundError: There is no such table.
         ValueError: ``cost`` or ``part`` is unknown, ``table`` is given without
-            ``cost='latency'`` or missing with it, or ``weight`` or ``growth`` is negative.
+            ``cost='latency'`` or missing with it, ``weight`` or ``growth`` is negative, or as
+            in :func:`~mmkcr.core.load_table`.
     """
 
     def __init__(self,
@@ -92,8 +95,9 @@ class MacsPrice(Priced):
                  growth: float = 0.02,
                  input_shape: Optional[Sequence[int]] = None,
                  part: Optional[str] = None,
-                 table: Optional[str] = None) -> None:
-        super().__init__(cost, table, ('paper', ))
+                 table: Optional[str] = None,
+                 force_table: bool = False) -> None:
+        super().__init__(cost, table, ('paper', ), input_shape, force_table)
         if min(weight, growth) < 0:
             raise ValueError('expected a non-negative price `weight` and `growth`, found '
                              f'{weight} and {growth}')
@@ -103,7 +107,6 @@ class MacsPrice(Priced):
         self.part = part
         self.target = target
         self.growth = growth
-        self.input_shape = None if input_shape is None else tuple(input_shape)
         # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('weight', torch.tensor(float(weight)), target is not None)
 

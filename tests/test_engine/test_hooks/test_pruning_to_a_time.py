@@ -11,6 +11,7 @@ from long_form import few
 from mmkcr.apis import slim
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.core import LatencyModel, LatencyTable
+from mmkcr.core.machine import this_machine
 from mmkcr.models.utils import search_space
 
 CONFIG = 'configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py'
@@ -29,7 +30,8 @@ def table_for(model):
                    7 * total // 8: 0.02 * each}
         classes.append(dict(sites=names, total=total, measured=[*changes], changes={
             str(size): round(change) for size, change in changes.items()}))
-    return LatencyTable({}, dict(runtime='onnxruntime'), DENSE, classes)
+    return LatencyTable(this_machine(), dict(
+        runtime='onnxruntime', input_shape=list(model.price.input_shape)), DENSE, classes)
 
 
 @pytest.fixture(scope='module')

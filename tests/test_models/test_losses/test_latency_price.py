@@ -1,13 +1,17 @@
 """The price of a search in time, of a table that was measured."""
 
+import functools
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from mmkcr.apis import slim
 from mmkcr.core import LatencyModel, LatencyTable, MacsModel
+from mmkcr.core.machine import this_machine
 from mmkcr.models import KCRVisionTransformer, OFBVisionTransformer
 from mmkcr.models.losses.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.models.losses.price import MacsPrice
@@ -34,7 +38,7 @@ def table(supernet, tmp_path):
     classes = [dict(sites=list(supernet.gates()), total=16, measured=[4], changes={
         '4': -2_250_000})]
     path = tmp_path / 'table.json'
-    LatencyTable({}, {}, DENSE, classes).save(path)
+    LatencyTable(this_machine(), {}, DENSE, classes).save(path)
     return str(path)
 
 
@@ -80,6 +84,28 @@ def test_refusals(supernet, table, tmp_path):
         MacsPrice(cost='latency', target='1ms', table=table)(macs_of(supernet))
 
 
+@pytest.mark.parametrize('price', [MacsPrice, functools.partial(AdaptiveOneHotLoss, '70%')])
+def test_a_table_of_another_machine_other_images_or_unfinished_is_refused(price, table):
+    def rewritten(**changes):
+        LatencyTable(**{**content, **changes}).save(table)
+        return functools.partial(price, cost='latency', table=table)
+
+    content = json.loads(Path(table).read_text())
+    elsewhere = rewritten(machine=dict(hardware='another-64-cores', versions='torch3'))
+    with pytest.raises(ValueError, match='a table of this machine .*, found one of another-64-cores'
+                       '.*`force_table=True`'):
+        elsewhere()
+    assert elsewhere(force_table=True).table.dense == DENSE
+    for force in (False, True):
+        of_large = rewritten(settings=dict(input_shape=[3, 224, 224]))
+        assert of_large(input_shape=(3, 224, 224), force_table=force).table.dense == DENSE
+        with pytest.raises(ValueError, match=r"about {'input_shape': \[3, 16, 16\]} in .*, found"):
+            of_large(input_shape=SHAPE, force_table=force)
+        unfinished = rewritten(classes=[dict(content['classes'][0], measured=[4, 8])])
+        with pytest.raises(ValueError, match='a finished table in .*, found sizes that were not'):
+            unfinished(force_table=force)
+
+
 @pytest.fixture
 def with_options(tmp_path):
     """A supernet of Once for Both and a table in which time is far from linear in the sizes."""
@@ -97,7 +123,7 @@ def with_options(tmp_path):
                    3 * site.total // 4: 500_000}
         classes.append(dict(sites=[name], total=site.total, measured=[*changes], changes={
             str(size): change for size, change in changes.items()}))
-    LatencyTable({}, {}, DENSE, classes).save(tmp_path / 'table.json')
+    LatencyTable(this_machine(), {}, DENSE, classes).save(tmp_path / 'table.json')
     return model, str(tmp_path / 'table.json')
 
 
