@@ -97,10 +97,13 @@ def load_table(path: Union[str, Path], settings: Optional[Mapping[str, Any]] = N
         ValueError: It is of another machine, of other conditions, or unfinished.
     """
     table, here = LatencyTable.load(path), this_machine()
-    if table.machine != here and not force:
-        raise ValueError(f'expected a table of this machine ({_said(here)}) in `{path}`, found one '
-                         f'of {_said(table.machine)}: measure another, or force it '
-                         '(`--force-table`, of a price `force_table=True`)')
+    differ = [key for key in here if table.machine.get(key) != here[key]]
+    if differ and not force:
+        wanted, found = (', '.join(str(side.get(key, 'unknown')) for key in differ)
+                         for side in (here, table.machine))
+        raise ValueError(f'expected a table of this machine ({wanted}) in `{path}`, found one of '
+                         f'{found}: measure another, or force it (`--force-table`, of a price '
+                         '`force_table=True`)')
     wrong = {key: table.settings.get(key) for key, value in (settings or {}).items()
              if table.settings.get(key) != value}
     if wrong:
@@ -111,10 +114,6 @@ def load_table(path: Union[str, Path], settings: Optional[Mapping[str, Any]] = N
         raise ValueError(f'expected a finished table in `{path}`, found sizes that were not '
                          'measured: run the command that made it again')
     return table
-
-
-def _said(machine: Mapping[str, str]) -> str:
-    return ', '.join(machine.values()) or 'an unknown one'
 
 
 class LatencyModel(CostModel):

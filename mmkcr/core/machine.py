@@ -19,10 +19,16 @@ def processor_name() -> str:
 
 
 def hardware_name() -> str:
-    """Processor or GPU with the cores, for file names: ``'intel-xeon-2.50ghz-2-cores'``."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else processor_name()
+    """GPU if there is one, processor, cores, SIMD: ``'intel-xeon-2.50ghz-2-cores-avx512'``.
+
+    Tables of times are compared by it, and files named.
+    """
+    gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    # one name may stand for processors with and without AVX-512
+    name = ' '.join([*gpu, processor_name(), f'{os.cpu_count()} cores',
+                     torch.backends.cpu.get_cpu_capability()])
     name = re.sub(r'\((r|tm)\)|\bprocessor\b|\bcpu\b|@', ' ', name.lower())
-    return '-'.join([*re.sub(r'[^a-z0-9.]+', ' ', name).split(), str(os.cpu_count()), 'cores'])
+    return '-'.join(re.sub(r'[^a-z0-9.]+', ' ', name).split())
 
 
 def versions_name() -> str:
