@@ -15,7 +15,7 @@ from torch import nn
 from mmkcr.core import LatencyTable, MacsModel, load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.core.machine import hardware_name, this_machine
-from mmkcr.deploy.runtimes import PACKAGES
+from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
@@ -94,6 +94,7 @@ def chosen_table(args: Namespace) -> Optional[Path]:
     Raises:
         FileNotFoundError: No table was given, and none is where it is looked for; the message has
             the command that measures it.
+        ImportError: The runtime is not installed.
         ValueError: The table is of other conditions, or as in :func:`~mmkcr.core.load_table`.
     """
     if args.target_latency is None:
@@ -104,12 +105,22 @@ def chosen_table(args: Namespace) -> Optional[Path]:
     if path is None:
         default = TableSettings()._asdict()
         wanted = {**{key: default[key] for key in ('runtime', 'threads', 'batch')}, **given}
+        _require(wanted['runtime'])
         path = table_path(args.config, **wanted)
         if not path.is_file():
             raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
                                     f'`{_command(args, wanted)}` measures it')
-    load_table(path, given, args.force_table)
+    elif args.runtime is not None:
+        _require(args.runtime)
+    # a given table may say more than the arguments, and the built network is timed in its runtime
+    _require(load_table(path, given, args.force_table).settings.get('runtime', ''))
     return Path(path)
+
+
+def _require(runtime: str) -> None:
+    """Refuse a runtime of ONNX files that is not installed."""
+    if runtime in PACKAGES:
+        require_runtime(runtime)
 
 
 def _command(args: Namespace, settings: Dict[str, Any]) -> str:

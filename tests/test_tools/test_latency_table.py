@@ -1,5 +1,6 @@
 """latency_table.py, and compress.py with a target of time."""
 
+import importlib.util
 import re
 import shlex
 
@@ -7,6 +8,7 @@ import pytest
 
 from mmkcr.apis.build import load_config
 from mmkcr.core import LatencyTable, Structure
+from mmkcr.core.machine import this_machine
 
 TOOL = 'benchmarks/latency_table'
 
@@ -89,3 +91,20 @@ def test_without_a_file_the_conditions_find_the_table(tool, run_tool, refused, d
         run_tool(tool, *given, *target[:-1], 2)
     assert 'with `--threads`, found none' in refused(
         tool, *given, '--target-macs', '80%', '--threads', 1)
+
+
+@pytest.mark.parametrize('tool', ['compress', 'slim'])
+def test_a_runtime_that_is_not_installed(tool, refused, dense, search_config, checkpoint, tmp_path,
+                                         monkeypatch):
+    """No table is asked for that cannot be made, and nothing is built that cannot be timed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, 'find_spec',
+                        lambda name, *rest: None if name == 'openvino' else find(name, *rest))
+    path = tmp_path / 'table.json'
+    LatencyTable(this_machine(), dict(runtime='openvino', threads=1, batch=1), 1000).save(path)
+    given = dict(compress=(*dense, '--sites', 'mlp_hidden', '--images', 16),
+                 slim=(search_config, checkpoint))[tool]
+    for words in (['--runtime', 'openvino'], ['--latency-table', path],
+                  ['--latency-table', path, '--runtime', 'openvino']):
+        assert refused(tool, *given, '--target-latency', '80%', *words).rstrip().endswith(
+            'expected the runtime `openvino`, found that it is not installed: pip install openvino')
