@@ -26,6 +26,8 @@ from .site_profiles import CompressOptions
 
 #: Measured shares of the units, beside the largest size below the full one.
 SHARES = (0.05, 0.25, 0.5, 0.75)
+#: A prediction that is further off, as a share of itself, is warned of.
+MOST_OFF = 0.05
 
 
 class TableSettings(NamedTuple):
@@ -275,12 +277,16 @@ def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: Dict[str, A
         repeats (int): Pairs. Defaults to 15.
 
     Returns:
-        str: A sentence.
+        str: A sentence, and a line of warning if it is off by more than :data:`MOST_OFF`.
     """
     settings = TableSettings(**{key: predicted[key] for key in TableSettings._fields})
     settings = settings._replace(input_shape=tuple(settings.input_shape))
     _, ratio = time_against(dense, subnet, settings, repeats)
     share = predicted['subnet'] / predicted['dense']
+    off = ratio / share - 1
+    warning = '' if abs(off) <= MOST_OFF else (
+        f'\nwarning: the measured time is more than {MOST_OFF:.0%} {"above" if off > 0 else "below"} '
+        'the prediction: measure on an idle machine, or make the table again with more `--repeats`')
     return (f'Time in `{settings.runtime}`, batch {settings.batch}, threads {settings.threads}: '
             f'predicted {milliseconds(predicted["subnet"])} of {milliseconds(predicted["dense"])} '
-            f'({share:.1%}), measured {ratio:.1%} ({ratio / share - 1:+.1%} of the prediction)')
+            f'({share:.1%}), measured {ratio:.1%} ({off:+.1%} of the prediction){warning}')

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from mmkcr.apis import latency_table
 from mmkcr.apis.build import load_config
 from mmkcr.core import LatencyTable, Structure
 from mmkcr.core.machine import this_machine
@@ -81,7 +82,9 @@ def test_without_a_file_the_conditions_find_the_table(tool, run_tool, refused, d
     paths = list(tmp_path.glob('work_dirs/latency_tables/*_eager_threads1_batch1_*.json'))
     assert len(paths) == 1
     times_as_they_should_be(paths[0])
-    run_tool(tool, *given, *target, '--out', tmp_path / 'slim')
+    monkeypatch.setattr(latency_table, 'time_against', lambda *_: (1e7, 0.5))
+    printed = run_tool(tool, *given, *target, '--out', tmp_path / 'slim')
+    assert 'warning: the measured time is more than 5% below the prediction' in printed
     latency = Structure.load(tmp_path / 'slim/structure.json').provenance['latency']
     assert 8_000_000 < latency['subnet'] <= 9_000_000
     assert [latency[key] for key in ('runtime', 'threads', 'batch')] == ['eager', 1, 1]
