@@ -284,9 +284,10 @@ def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: Dict[str, A
     _, ratio = time_against(dense, subnet, settings, repeats)
     share = predicted['subnet'] / predicted['dense']
     off = ratio / share - 1
+    where = 'above' if off > 0 else 'below'
     warning = '' if abs(off) <= MOST_OFF else (
-        f'\nwarning: the measured time is more than {MOST_OFF:.0%} {"above" if off > 0 else "below"} '
-        'the prediction: measure on an idle machine, or make the table again with more `--repeats`')
+        f'\nwarning: the measured time is more than {MOST_OFF:.0%} {where} the prediction: measure '
+        'on an idle machine, or make the table again with more `--repeats`')
     return (f'Time in `{settings.runtime}`, batch {settings.batch}, threads {settings.threads}: '
             f'predicted {milliseconds(predicted["subnet"])} of {milliseconds(predicted["dense"])} '
             f'({share:.1%}), measured {ratio:.1%} ({off:+.1%} of the prediction){warning}')
