@@ -38,7 +38,7 @@ from mmkcr.apis.compress_files import (
     compress_task,
     dense_and_slim,
 )
-from mmkcr.apis.count import part_rows
+from mmkcr.apis.count import Parts, part_rows
 from mmkcr.apis.finetune import shortened, write_finetune_config
 from mmkcr.apis.latency_table import add_table_arguments, chosen_table
 from mmkcr.apis.launch import check_file, latest_checkpoint, resume_latest, start_training
@@ -169,7 +169,7 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = (),
                 for name, value in deployed[0].items() if isinstance(value, Real)]
         print(format_table(('of the files', *(entry.name for entry in files.deployed)), rows))
     if files.parts:
-        print(format_table(('part', 'MACs (G)', 'slim', 'share'), part_rows(files.parts)))
+        print_parts(files.parts)
     for said in (files.proposals, files.latency, profiles_note(files)):
         if said:
             print(said)
@@ -180,6 +180,11 @@ def profiles_note(files: Union[CompressFiles, OrderFiles]) -> str:
     """Where profiles of an earlier call were taken from, or ''."""
     return '' if files.reused is None else \
         f'Profiles of the sites are those of an earlier call, in {files.reused}.'
+
+
+def print_parts(parts: Parts, title: str = '') -> None:
+    """Print the MACs of a detector or segmentor by part, and of the whole."""
+    print(format_table(('part', 'MACs (G)', 'slim', 'share'), part_rows(parts), title=title))
 
 
 def report_order(files: OrderFiles, metrics: Sequence[Dict[str, float]] = ()) -> None:
@@ -197,6 +202,13 @@ def report_order(files: OrderFiles, metrics: Sequence[Dict[str, float]] = ()) ->
                      f'{result.agreement["error"]:.1%}', *found.values()))
     print(format_table(('share', 'MACs (G)', 'parameters (M)', 'outputs differ by', *values[0]),
                        rows))
+    for result, parts in zip(results, files.parts):
+        if parts:
+            macs = result.structure.macs
+            print_parts(parts, f'{macs["subnet"] / macs["dense"]:.1%} of the MACs of the '
+                        f'{macs.get("part", "model")}')
+    if files.proposals:
+        print(files.proposals)
     print(f'{len(order.steps)} networks from {order.steps[-1].macs / 1e9:.4g} to '
           f'{order.macs["dense"] / 1e9:.4g} G MACs of the {order.macs.get("part", "model")}: '
           'choose by --cfg-options model.backbone.structure.target_macs=TARGET')

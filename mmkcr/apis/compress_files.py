@@ -260,16 +260,22 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         done.remove()
     return CompressFiles(
         folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)), said,
-        files, _parts(model, result.model, task.input_shape), counted_proposals(model),
+        files, both_parts(task, result.model), counted_proposals(model),
         kept.folder if known else None, None if later is None else done)
 
 
-def _parts(dense: nn.Module, subnet: nn.Module, input_shape: Sequence[int]) -> Parts:
-    if not is_dense_task(dense):
+def both_parts(task: CompressTask, subnet: nn.Module) -> Parts:
+    """MACs of a detector or segmentor by part, dense and slim; empty for others.
+
+    Args:
+        task (CompressTask): With the dense model.
+        subnet (nn.Module): What it was compressed to.
+    """
+    if not is_dense_task(task.model):
         return {}
-    slim = count_parts(subnet, input_shape)
+    slim = count_parts(subnet, task.input_shape)
     return {part: (macs, slim.get(part, 0))
-            for part, macs in count_parts(dense, input_shape).items()}
+            for part, macs in count_parts(task.model, task.input_shape).items()}
 
 
 def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,

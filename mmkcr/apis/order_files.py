@@ -12,11 +12,13 @@ from .budgets import BudgetsResult, compress_budgets
 from .compress_files import (
     PROGRESS,
     CompressTask,
+    both_parts,
     task_outputs,
     write_config,
     write_sensitivity,
 )
 from .compress_progress import CompressProgress, kept_profiles
+from .count import Parts, counted_proposals
 
 ORDER, ORDER_WEIGHTS = 'order.json', 'order.pth'
 
@@ -28,11 +30,16 @@ class OrderFiles(NamedTuple):
         folder (Path): Folder of the files.
         result (BudgetsResult): Their content.
         reused (Path, optional): Folder whose profiles of an earlier call were used.
+        parts (Sequence[dict]): By budget, see
+            :class:`~mmkcr.apis.compress_files.CompressFiles`.
+        proposals (str, optional): As there.
     """
 
     folder: Path
     result: BudgetsResult
     reused: Optional[Path] = None
+    parts: Sequence[Parts] = ()
+    proposals: Optional[str] = None
 
 
 def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequence[Any]] = None,
@@ -91,4 +98,6 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
     # also those of former calls with more targets
     for folder in task.folder.glob(f'{PROGRESS}-*'):
         shutil.rmtree(folder)
-    return OrderFiles(task.folder, result, kept.folder if known else None)
+    return OrderFiles(task.folder, result, kept.folder if known else None,
+                      [both_parts(task, found.model) for found in result.results],
+                      counted_proposals(task.model))

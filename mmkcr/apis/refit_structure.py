@@ -20,9 +20,16 @@ from .compress import (
     searched,
     split_batches,
 )
-from .compress_files import PROGRESS, CompressFiles, CompressTask, task_outputs, write_config
+from .compress_files import (
+    PROGRESS,
+    CompressFiles,
+    CompressTask,
+    both_parts,
+    task_outputs,
+    write_config,
+)
 from .compress_progress import CompressProgress
-from .count import note_backbone_macs
+from .count import counted_proposals, note_backbone_macs
 from .refit_blocks import refit_along
 from .site_profiles import CompressOptions
 from .slim_files import STRUCTURE, WEIGHTS, write_subnet
@@ -139,4 +146,6 @@ def refit_files(task: CompressTask, structure: Union[str, Path],
     if later is None:
         done.remove()
     sizes = dict(dense=state_bytes(task.model), subnet=state_bytes(result.model))
-    return CompressFiles(task.folder, result, sizes, progress=None if later is None else done)
+    return CompressFiles(
+        task.folder, result, sizes, parts=both_parts(task, result.model),
+        proposals=counted_proposals(task.model), progress=None if later is None else done)

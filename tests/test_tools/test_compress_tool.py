@@ -264,7 +264,8 @@ def write_images(folder, sizes):
     return str(folder)
 
 
-@pytest.mark.parametrize('config, options', [
+#: Configs of the hosts, narrower, for the time it takes.
+DENSE_TASKS = [
     ('mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
      {'model.backbone.embed_dims': 24, 'model.neck.in_channels': [24, 48, 96, 192],
       'test_dataloader.dataset.pipeline.1.scale': (224, 160)}),
@@ -282,7 +283,10 @@ def write_images(folder, sizes):
       'model.neck.in_channels': [48, 96, 192, 384], 'model.num_queries': 20,
       'model.encoder.num_layers': 1, 'model.decoder.num_layers': 1,
       'test_dataloader.dataset.pipeline.1.scale': (224, 160)}),
-])
+]
+
+
+@pytest.mark.parametrize('config, options', DENSE_TASKS)
 def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch, capsys,
                                whole_model):
     """From an empty folder, with a folder of images; narrower, for the time it takes."""
@@ -303,6 +307,37 @@ def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch
     dense = whole + structure.macs['dense'] - structure.macs['subnet']
     assert whole > structure.macs['subnet'] and whole_model(capsys.readouterr().out) == [
         f'{dense / 1e9:.4g}', f'{whole / 1e9:.4g}', f'{whole / dense:.1%}']
+
+
+@pytest.mark.parametrize('config, options', DENSE_TASKS[:2])
+def test_macs_of_the_whole_of_a_given_structure_and_of_every_budget(
+        config, options, load_tool, tmp_path, capsys, whole_model):
+    """Those of detectors with the number of proposals, as of a single budget."""
+    folder = write_images(tmp_path / 'images', [(60, 90), (90, 60), (70, 70)])
+    options = {**options, 'model.backbone.init_cfg': None}
+    dense = load_config(config, options)
+    checkpoint, given = random_checkpoint(dense, tmp_path / 'dense.pth'), tmp_path / 'given.json'
+    space = Searchable(build_model(dense).backbone, sites=['mlp_hidden']).search_space
+    space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
+                        ).save(given)
+    for words in (['--structure', given], ['--order', '90%', '80%', '--sites', 'mlp_hidden']):
+        out = tmp_path / words[0].strip('-')
+        load_tool('compress').main([
+            config, checkpoint, *map(str, words), '--calibration', folder, '--images', '3',
+            '--batch-size', '1', '--shape', '128', '160', '--out', str(out), '--cfg-options',
+            *(f'{key}={value}'.replace(' ', '') for key, value in options.items())])
+        printed = capsys.readouterr().out
+        assert ('The second stage is counted for' in printed) == ('mask-rcnn' in config)
+        tables = printed.split('whole model')[1:]
+        assert len(tables) == (2 if '--order' in words else 1)
+        for place, table in enumerate(tables):
+            chosen = {'model.backbone.structure.target_macs': words[1 + place]}
+            model = build_model(load_config(out / 'config.py',
+                                            chosen if '--order' in words else None))
+            whole, macs = (sum(count_parts(network, (3, 128, 160)).values())
+                           for network in (build_model(dense), model))
+            assert whole_model(f'whole model{table}') == [
+                f'{whole / 1e9:.4g}', f'{macs / 1e9:.4g}', f'{macs / whole:.1%}']
 
 
 def test_a_dense_network_with_several_initialisations():
