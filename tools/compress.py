@@ -5,8 +5,8 @@ train, test, inferencers and export take as it is; and sensitivity.json, what ev
 every size. The folder keeps the calibration (.profiles), so another target needs no new one. With
 --order, order.json and order.pth instead: the budget is chosen when the model is built.
 
-A call that was killed goes on where it was if it is repeated: behind the last refitted block, or in
---finetune from its latest checkpoint.
+A call that was killed goes on where it was if it is repeated: behind the last refitted block, in
+--finetune from its latest checkpoint, and --evaluate compresses nothing again.
 
 Examples:
     python tools/compress.py CONFIG CHECKPOINT --target-macs 60%
@@ -268,7 +268,7 @@ def order(args: Any) -> None:
             raise ValueError(f'expected `--{name}` with one budget, found it with `--order`: start '
                              'it from a compressed config')
     files = order_files(task_of(args), args.order, args.sites, args.seed, args.profiles,
-                        divisor=args.divisor, uniform=args.uniform, rho=args.rho)
+                        later={}, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
     metrics = []
     if args.evaluate:
         work_dir = str(files.folder / 'evaluate')
@@ -277,6 +277,8 @@ def order(args: Any) -> None:
             chosen = {'model.backbone.structure.target_macs': result.structure.macs['subnet']}
             metrics.append(evaluate(load_config(files.folder / CONFIG, chosen), None, work_dir))
     report_order(files, metrics)
+    for progress in files.progress:  # a repeated call would go on from it
+        progress.remove()
 
 
 def check_given_structure(args: Any) -> None:
@@ -340,7 +342,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if args.order is not None:
         order(args)
         return
-    later = None if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
+    # what follows, evaluation included, does not compress again if it is killed
+    later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
     if args.structure is not None:
         files = refit_files(task_of(args), args.structure, later, seed=args.seed, rho=args.rho)
     else:

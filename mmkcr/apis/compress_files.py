@@ -217,9 +217,9 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         cost (str): What the target limits, as there. Defaults to ``'macs'``.
         profiles (str | Path, optional): Folder of an earlier call whose profiles are used. Defaults
             to None: those in ``out``, if they are of this network, these images and sites.
-        later (Mapping, optional): Steps that follow, such as fine-tuning: until they are done the
-            progress stays, so that a repeated call finds the compression finished. Defaults to
-            None.
+        later (Mapping, optional): Steps that follow, such as fine-tuning; empty for those that
+            write nothing, such as evaluation. Until they are done the progress stays, so that a
+            repeated call finds the compression finished. Defaults to None: there are none.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:

@@ -3,7 +3,7 @@
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Sequence, Union
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
 import torch
 
@@ -33,6 +33,8 @@ class OrderFiles(NamedTuple):
         parts (Sequence[dict]): By budget, see
             :class:`~mmkcr.apis.compress_files.CompressFiles`.
         proposals (str, optional): As there.
+        progress (Sequence[CompressProgress]): Progress that is kept for ``later`` steps, as of
+            :class:`~mmkcr.apis.compress_files.CompressFiles`.
     """
 
     folder: Path
@@ -40,11 +42,12 @@ class OrderFiles(NamedTuple):
     reused: Optional[Path] = None
     parts: Sequence[Parts] = ()
     proposals: Optional[str] = None
+    progress: Sequence[CompressProgress] = ()
 
 
 def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequence[Any]] = None,
                 seed: int = 0, profiles: Union[str, Path, None] = None,
-                **settings: Any) -> OrderFiles:
+                later: Optional[Mapping[str, Any]] = None, **settings: Any) -> OrderFiles:
     """Compress a checkpoint for many budgets; writes order, weights, config and sensitivity.
 
     In the config, ``structure=dict(order=..., target_macs=...)`` selects the network to build: any
@@ -59,12 +62,13 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
         seed (int): Seed of all random draws. Defaults to 0.
         profiles (str | Path, optional): As of
             :func:`~mmkcr.apis.compress_files.compress_files`. Defaults to None.
+        later (Mapping, optional): Steps that follow, as there. Defaults to None.
         **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
 
     Raises:
         ValueError: As in ``compress_budgets``. Nothing is written then.
     """
-    key = dict(task.key, sites=sites, settings=settings)
+    key = dict(task.key, sites=sites, settings=settings, later=later)
     kept = kept_profiles(task.folder, dict(task.key, digest=task.batches.digest()), sites, settings,
                          profiles)
     known = kept.has_profiles()
@@ -95,9 +99,10 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
         order.save(text)
     write_config(task, order.backbone, ORDER, ORDER_WEIGHTS, target_macs=str(targets[0]))
     write_sensitivity(result.results[0].profiles, task.folder)
+    left = () if later is None else done
     # also those of former calls with more targets
-    for folder in task.folder.glob(f'{PROGRESS}-*'):
+    for folder in set(task.folder.glob(f'{PROGRESS}-*')) - {part.folder for part in left}:
         shutil.rmtree(folder)
     return OrderFiles(task.folder, result, kept.folder if known else None,
                       [both_parts(task, found.model) for found in result.results],
-                      counted_proposals(task.model))
+                      counted_proposals(task.model), left)

@@ -543,16 +543,37 @@ def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, data, tmp_path, m
     assert not (tmp_path / 'slim/.progress').exists()
 
 
-def test_killed_in_the_refit_of_a_structure(load_tool, data, tmp_path, monkeypatch):
-    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
-    model = build_model(load_config(DIGITS))
-    space = Searchable(model.backbone, sites=['mlp_hidden', 'heads']).search_space
+@pytest.fixture
+def searched(tmp_path):
+    """A structure file of a search that keeps half of everything."""
+    space = Searchable(build_model(load_config(DIGITS)).backbone, sites=['mlp_hidden', 'heads']
+                       ).search_space
     space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
                         ).save(tmp_path / 'searched.json')
+    return str(tmp_path / 'searched.json')
+
+
+@pytest.mark.parametrize('words', [['--target-macs', '50%'], ['--order', '80%', '50%'],
+                                   ['--structure']], ids=lambda words: words[0])
+def test_killed_in_the_evaluation(words, load_tool, data, tmp_path, monkeypatch, capsys, searched):
+    """The repeated call compresses nothing again, and leaves nothing to go on from."""
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    call = [DIGITS, checkpoint, *words, *([searched] if words == ['--structure'] else []),
+            '--images', '16', '--evaluate', '--out', str(tmp_path / 'slim'), *data]
+    killed('mmengine.runner:Runner.test', 1, *call)
+    monkeypatch.setattr(import_module('mmkcr.apis.compress'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.apis.refit_blocks'), '_refit', None)
+    load_tool('compress').main(call)
+    assert 'accuracy/top1' in capsys.readouterr().out
+    assert not list((tmp_path / 'slim').glob('.progress*'))
+
+
+def test_killed_in_the_refit_of_a_structure(load_tool, data, tmp_path, monkeypatch, searched):
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
 
     def call(out):
-        return [DIGITS, checkpoint, '--structure', str(tmp_path / 'searched.json'), '--images',
-                '16', '--out', str(tmp_path / out), *data]
+        return [DIGITS, checkpoint, '--structure', searched, '--images', '16', '--out',
+                str(tmp_path / out), *data]
 
     load_tool('compress').main(call('unbroken'))
     killed(BLOCK, 2, *call('slim'))
