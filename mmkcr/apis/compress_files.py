@@ -11,7 +11,7 @@ from mmengine.config import Config, ConfigDict
 from mmpretrain.models.heads import ClsHead, RegressionHead
 from torch import nn
 
-from mmkcr.core import atomic_write, load_table
+from mmkcr.core import atomic_write, load_table, remove_stale
 from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.models.utils import (
     deciding_scores,
@@ -153,6 +153,7 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
         batch_size = min(batch_size, IMAGES_WITH_REGIONS)
     batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
     folder = Path(out) if out else run_folder(cfg, config) / 'compress'
+    remove_stale(folder)  # half-written files of a killed call
     searched = without_initial_weights(cfg).model if scope == 'model' else cfg.model.backbone
     searched = {key: value for key, value in searched.items() if key != 'init_cfg'}
     return CompressTask(

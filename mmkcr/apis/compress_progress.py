@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import atomic_write
+from mmkcr.core import atomic_write, remove_stale
 from mmkcr.functional.pivots import UnitOrder
 from .site_profiles import CompressOptions, SiteProfile
 
@@ -38,6 +38,7 @@ class CompressProgress:
         self._key = json.dumps(key, indent=1, sort_keys=True, default=str)
         if self.folder.is_dir() and not self._is_ours():
             self.remove()
+        remove_stale(self.folder)
 
     def _is_ours(self) -> bool:
         mark = self.folder / _KEY

@@ -543,6 +543,19 @@ def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, data, tmp_path, m
     assert not (tmp_path / 'slim/.progress').exists()
 
 
+@pytest.mark.parametrize('writes, name', [(1, '.profiles/.part-*-profiles.*'),
+                                          (6, '.part-*-subnet.*')])
+def test_killed_while_it_writes(writes, name, load_tool, data, tmp_path):
+    """The file is absent, and what was half written goes with the next call."""
+    checkpoint, out = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth'), tmp_path / 's'
+    call = [DIGITS, checkpoint, '--target-macs', '50%', '--images', '16', '--out', str(out), *data]
+    killed('torch:save', writes, *call)
+    assert list(out.glob(name))
+    load_tool('compress').main(call)
+    assert not list(out.rglob('.part-*'))
+    assert sorted(path.name for path in out.iterdir() if path.is_file()) == FILES
+
+
 @pytest.fixture
 def searched(tmp_path):
     """A structure file of a search that keeps half of everything."""
