@@ -9,6 +9,7 @@
 
 import copy
 import dataclasses
+import math
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
@@ -119,7 +120,8 @@ def compress(model: nn.Module,
 
     Raises:
         ValueError: No images, a model without an adapter or with gates, an unreachable target (the
-            message gives the range), or activations that are not finite. Nothing is changed then.
+            message gives the range), or activations or outputs on held-out images that are not
+            finite. Nothing is changed then.
 
     Examples:
         >>> model = timm.create_model('vit_small_patch16_224', pretrained=True)
@@ -402,14 +404,21 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Iterable[Any], forwa
         dict[str, float]: ``error``, the root of the summed squared difference over the summed
         squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
         first class.
+
+    Raises:
+        ValueError: Outputs are not finite.
     """
     lost = energy = same = total = 0.
-    for batch in batches:
+    for number, batch in enumerate(batches, 1):
         # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
         for a, b in zip(ours, theirs):
             lost += float((a - b).double().square().sum())
             energy += float(b.double().square().sum())
+        if not math.isfinite(lost + energy):
+            raise ValueError('expected finite outputs of the '
+                             f'{"compressed" if math.isfinite(energy) else "dense"} network on '
+                             f'held-out images, found `nan` or `inf` in batch {number} of these')
         if logits:
             same += float((ours[-1].argmax(-1) == theirs[-1].argmax(-1)).sum())
             total += len(ours[-1])

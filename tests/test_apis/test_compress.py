@@ -584,6 +584,25 @@ def test_refuses_in_one_sentence(arguments, message):
     assert '\n' not in str(error.value)
 
 
+@pytest.mark.parametrize('given', [{}, dict(held_out=[IMAGES[:2], IMAGES[2:].masked_fill(
+    IMAGES[2:] > 3, float('nan'))])], ids=['last tenth', 'given'])
+def test_held_out_images_that_are_not_finite_are_refused(given):
+    images = IMAGES if given else torch.cat([IMAGES, torch.full((2, 3, 32, 32), float('nan'))])
+    message = f'outputs of the dense network on held-out .* in batch {2 if given else 1} of these$'
+    with pytest.raises(ValueError, match=message):
+        compress(vit(), images, 0.6, **OPTIONS, **given)
+
+
+def test_outputs_of_the_compressed_network_alone_that_are_not_finite_are_refused():
+    def forward(network, batch):
+        found = network(batch)[-1]
+        return found if count_params(network) == count_params(vit()) or len(batch) > 2 else \
+            found / 0
+
+    with pytest.raises(ValueError, match='finite outputs of the compressed network on held-out'):
+        compress(vit(), IMAGES, 0.6, forward=forward, held_out=IMAGES[:2], **OPTIONS)
+
+
 def test_a_backbone_without_an_adapter_is_told_which_have_one():
     message = r'\(ViT, .*docs/coverage.md\), found `ResNet`, whose layers have no adapter$'
     with pytest.raises(ValueError, match=message):

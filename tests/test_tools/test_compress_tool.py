@@ -20,6 +20,7 @@ from PIL import Image
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config, run_folder
+from mmkcr.apis.calibration_data import CalibrationImages
 from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.apis.count import count_parts
 from mmkcr.apis.finetune import without_initial_weights
@@ -407,6 +408,21 @@ def test_bad_input_is_told_in_one_sentence(what, message, wrong, refused):
     """And nothing is written, wherever in the call it is found."""
     said = refused('compress', *wrong(what))
     assert re.search(message, said) and len(said) < 450, said
+
+
+def test_a_held_out_image_that_is_not_finite_writes_nothing(wrong, refused, monkeypatch):
+    """It is found last, when all is refitted."""
+    words, prepared = wrong('none'), CalibrationImages._prepared
+    held_out = torch.randperm(4, generator=torch.Generator().manual_seed(0)).tolist()[-1]
+
+    def broken(self, samples):
+        found = prepared(self, samples)
+        if samples[0]['data_samples'].img_path.endswith(f'{held_out}.png'):
+            found['inputs'].fill_(float('nan'))
+        return found
+
+    monkeypatch.setattr(CalibrationImages, '_prepared', broken)
+    assert 'expected finite outputs of the dense network on held-out' in refused('compress', *words)
 
 
 def test_images_for_a_config_without_a_test_set(load_tool, tmp_path, capsys):
