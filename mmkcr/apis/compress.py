@@ -245,7 +245,7 @@ def held_apart(images: int, most: int) -> int:
 
 
 def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
-             scope: str = 'backbone') -> SearchSpace:
+             scope: str = 'backbone', masks: Sequence[KindConfig] = ()) -> SearchSpace:
     """The search space of a model's backbone or of the whole model, created if there is none.
 
     Args:
@@ -254,6 +254,8 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: see
             :func:`default_kinds`.
         scope (str): One of :data:`SCOPES`. Defaults to ``'backbone'``.
+        masks (Sequence[str | dict]): Masks on queries and keys that are put on it, with their
+            initial values. Defaults to none.
 
     Raises:
         ValueError: A backbone without an adapter, or one that is not dense.
@@ -274,7 +276,10 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
                          f'({", ".join(FAMILIES)} and others of mmpretrain, mmdet, mmseg, timm and '
                          f'transformers: docs/coverage.md), found `{type(host).__name__}`'
                          f'{_reasons(host)}')
-    return SearchSpace.of_dense(host, kinds)
+    space = SearchSpace.of_dense(host, [*masks, *kinds])
+    if masks:
+        space.put_masks()
+    return space
 
 
 def _reasons(host: nn.Module) -> str:
@@ -328,7 +333,7 @@ def check_kinds(sites: Sequence[KindConfig]) -> None:
     Raises:
         ValueError: One has no closed form.
     """
-    unknown = sorted({_name(kind) for kind in sites} - set(REFITTED))
+    unknown = sorted({kind_name(kind) for kind in sites} - set(REFITTED))
     if unknown:
         raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
                          f'found {unknown}')
@@ -360,7 +365,8 @@ def default_kinds(host: nn.Module) -> List[KindConfig]:
     return kinds
 
 
-def _name(kind: KindConfig) -> str:
+def kind_name(kind: KindConfig) -> str:
+    """Name of a kind of site, of its config or alone."""
     return kind if isinstance(kind, str) else kind['kind']
 
 

@@ -1,21 +1,27 @@
 """A dense network cut to a known structure, such as a searched one, and refitted."""
 
 import copy
+import inspect
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Sequence, Union
+from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Structure, count_params
+from mmkcr.models.backbones.named import DCSBackbone
 from mmkcr.models.calibration import Forward
 from mmkcr.models.kernel_fit import FITTED
+from mmkcr.models.sites import QKMaskSite
+from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.stream_readers import find_outside
+from mmkcr.registry import MODELS
 from .build import state_bytes
 from .compress import (
     CompressResult,
     agreement,
     called,
+    kind_name,
     macs_model,
     searched,
     split_batches,
@@ -47,7 +53,8 @@ def refit_structure(model: nn.Module,
     """Cut a dense network to a structure and refit the readers of the kept units.
 
     So the retraining of a searched structure starts from the dense network's weights, instead of
-    those that were trained together with gates.
+    those that were trained together with gates. Masks on queries and keys (DCS) are layers that the
+    dense network does not have: they start with their initial values, by default open.
 
     Args:
         model (nn.Module): Dense model; it is not changed. Other arguments as in
@@ -60,7 +67,8 @@ def refit_structure(model: nn.Module,
 
     Raises:
         ValueError: As in ``compress``; or a structure of another backbone, or with a kind of site
-            that has no closed form, or one of ``compress`` that keeps channels of rotated bases.
+            that has no closed form, or with folded masks, or one of ``compress`` that keeps
+            channels of rotated bases.
     """
     settings = CompressOptions(**options)
     wanted = Structure.load(structure)
@@ -69,10 +77,11 @@ def refit_structure(model: nn.Module,
     dense = copy.deepcopy(model)
     dense.eval()
     subnet = copy.deepcopy(dense)
-    # a structure of a named backbone lists no `sites`, but its sites' names end with the kinds
-    kinds = wanted.backbone.get('sites') or list(dict.fromkeys(
-        name.rpartition('.')[2] for name in wanted.sites))
-    space, params = searched(subnet, kinds), count_params(dense)
+    kinds, masks = _kinds(wanted)
+    params = count_params(dense)
+    with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks
+        torch.manual_seed(settings.seed)
+        space = searched(subnet, kinds, masks=masks)
     whole = searched(dense, kinds)
     for own, network in ((whole, dense), (space, subnet)):
         find_outside(own, network, batches, forward)
@@ -98,6 +107,28 @@ def refit_structure(model: nn.Module,
     found.params = dict(dense=params, subnet=count_params(subnet))
     return CompressResult(subnet, found, {},
                           agreement(dense, subnet, held_out, forward, settings.logits), {})
+
+
+def _kinds(structure: Structure) -> Tuple[List[KindConfig], List[KindConfig]]:
+    """Kinds of site that are refitted, and masks on queries and keys, which begin anew.
+
+    Raises:
+        ValueError: The masks are folded.
+    """
+    if structure.masks:
+        raise ValueError('expected a structure with whole masks on queries and keys to refit, '
+                         f'found `{next(iter(structure.masks))}` folded: take the structure from '
+                         'before `--fold-masks`')
+    kinds = structure.backbone.get('sites')
+    if not kinds:
+        # a structure of a named backbone lists none, but its sites' names end with the kinds
+        kinds = list(dict.fromkeys(name.rpartition('.')[2] for name in structure.sites))
+        cls = MODELS.get(structure.backbone['type'])
+        if inspect.isclass(cls) and issubclass(cls, DCSBackbone):
+            mask = structure.backbone.get('qk_mask', {})
+            kinds += [] if mask is None else [dict(mask, kind='qk_mask')]
+    masks = [kind for kind in kinds if kind_name(kind) == QKMaskSite.kind]
+    return [kind for kind in kinds if kind not in masks], masks
 
 
 def _rotated(structure: Structure) -> List[str]:

@@ -83,6 +83,8 @@ class SearchSpace:
         self._attached: Dict[str, List[Axis]] = {}
         self._sites: Dict[str, HostSite] = {}
         self._masks: Dict[str, QKMaskSite] = {}
+        #: Sites without gates that are not applied yet, of a dense host.
+        self._waiting: Dict[str, HostSite] = {}
         #: Constant rows of the masks that are folded.
         self._folded: Dict[str, MaskEntry] = {}
         self._dense_params = count_params(host)
@@ -145,10 +147,18 @@ class SearchSpace:
             if site.gated:
                 site.open()
                 self._sites[name] = site
-            elif searched or not selecting:
-                site.prepare()
-                if isinstance(site, QKMaskSite):
-                    self._masks[name] = site
+            else:
+                self._waiting[name] = site
+                if searched or not selecting:
+                    self.put_masks()
+
+    def put_masks(self) -> None:
+        """Put the masks on queries and keys on a dense host, with their initial values."""
+        for name, site in self._waiting.items():
+            site.prepare()
+            if isinstance(site, QKMaskSite):
+                self._masks[name] = site
+        self._waiting = {}
 
     @property
     def sites(self) -> Dict[str, HostSite]:

@@ -1,18 +1,25 @@
 """A structure that is known, with weights of the dense network that are refitted to it."""
 
+import dataclasses
+
 import pytest
 import torch
-from mmpretrain.models import VisionTransformer
+from mmpretrain.models import MobileViT, VisionTransformer
 from torch import nn
 
+from lab.kind_coverage import randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.core import Structure
-from mmkcr.models import Searchable
+from mmkcr.models import DCSMobileViT, Searchable
+from mmkcr.models.gates import QKMask
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 OPTIONS = dict(input_shape=(3, 32, 32), progress=False)
 KINDS = ['mlp_hidden', 'heads']
+MOBILE = dict(arch=[['mobilenetv2', 8, 1, 1, 1], ['mobilenetv2', 8, 2, 1, 1],
+                    ['mobilevit', 16, 2, 16, 32, 2, 1]], stem_channels=8, last_exp_factor=2,
+              out_indices=(2, ))
 
 
 def vit(**options):
@@ -90,8 +97,58 @@ def test_channels_that_a_control_chose_are_the_networks_own():
         assert torch.equal(again.model.state_dict()[name], value), name
 
 
+def mobilevit():
+    torch.manual_seed(0)
+    model = randomise(MobileViT(**MOBILE))
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize('kind', ['mlp_channels', 'mlp_hidden'])
+@pytest.mark.parametrize('mask', ['qk_mask', dict(kind='qk_mask', separate=True, init=0.)],
+                         ids=['open', 'partly shut'])
+def test_a_structure_with_masks_begins_with_new_ones(kind, mask, tmp_path):
+    """The rest is refitted beside them, and they are layers of the result."""
+    space = Searchable(mobilevit(), sites=[mask, kind]).search_space
+    structure = space.structure_for({name: torch.arange(0, total, 2)
+                                     for name, total in space.totals().items()})
+    found = refit_structure(mobilevit(), structure, IMAGES, held_out=IMAGES, **OPTIONS)
+    assert found.structure.sites == structure.sites
+    assert found.structure.backbone['sites'] == [mask, kind]
+    plain = refit_structure(mobilevit(), structure, IMAGES, held_out=IMAGES, refit='none',
+                            **OPTIONS)
+    assert found.agreement['error'] < 0.9 * plain.agreement['error']
+    masks = [name for name, module in found.model.named_modules() if isinstance(module, QKMask)]
+    assert len(masks) == 2
+    # what is written is built with its masks, and a repeated call makes the same ones
+    again = Searchable(mobilevit(), sites=[mask, kind], structure=found.structure)
+    again.load_state_dict(found.model.state_dict())
+    assert count_macs(again, (3, 32, 32)) == found.structure.macs['subnet']
+    repeated = refit_structure(mobilevit(), structure, IMAGES, held_out=IMAGES, **OPTIONS).model
+    for name, value in repeated.state_dict().items():
+        assert torch.equal(found.model.state_dict()[name], value), name
+    # open masks change nothing
+    bare = refit_structure(mobilevit(), dataclasses.replace(structure, backbone=dict(
+        structure.backbone, sites=[kind])), IMAGES, held_out=IMAGES, **OPTIONS)
+    same = found.agreement['error'] == pytest.approx(bare.agreement['error'], rel=1e-3)
+    assert same == (mask == 'qk_mask')
+
+
+@pytest.mark.parametrize('mask', [dict(type='mmkcr.QKMask'), None])
+def test_named_backbones_with_masks(mask):
+    """Their structures do not list the kinds of site."""
+    space = DCSMobileViT(**MOBILE, qk_mask=mask).search_space
+    structure = space.structure_for({name: torch.arange(0, total, 2)
+                                     for name, total in space.totals().items()})
+    found = refit_structure(mobilevit(), structure, IMAGES, **OPTIONS)
+    masks = [module for module in found.model.modules() if isinstance(module, QKMask)]
+    assert len(masks) == (0 if mask is None else 2)
+
+
 @pytest.mark.parametrize('change, message', [
-    (dict(backbone=dict(type='x', sites=['qk_mask'])), 'that have a closed form, of .* found'),
+    (dict(backbone=dict(type='x', sites=['none'])), 'that have a closed form, of .* found'),
+    (dict(masks={'layers.0.attn.qk_mask': dict(total=32, open=[0], shut=[1])}),
+     'whole masks on queries and keys to refit, found `layers.0.attn.qk_mask` folded'),
     (dict(sites={'layers.0.ffn.mlp_hidden': dict(total=64, kept=[1])},
           backbone=dict(type='x')), 'found site `layers.1.ffn.mlp_hidden` only in the backbone'),
 ])
