@@ -617,6 +617,20 @@ def test_killed_in_the_refit_of_a_structure(load_tool, data, tmp_path, monkeypat
     assert not (tmp_path / 'slim/.progress').exists()
 
 
+def test_a_structure_with_masks_gives_a_config_with_masks(load_tool, data, tmp_path):
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    space = Searchable(build_model(load_config(DIGITS)).backbone, sites=['qk_mask', 'mlp_channels']
+                       ).search_space
+    space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
+                        ).save(tmp_path / 'searched.json')
+    load_tool('compress').main([DIGITS, checkpoint, '--structure', str(tmp_path / 'searched.json'),
+                                '--images', '16', '--out', str(tmp_path / 'slim'), *data])
+    model = build_model(load_config(tmp_path / 'slim/config.py'))
+    load_checkpoint(model, str(tmp_path / 'slim/subnet.pth'), strict=True)
+    masks = model.backbone.search_space.mask_sites()
+    assert len(masks) == 4 and all((site.mask.bias == 2).all() for site in masks.values())
+
+
 def test_one_file_for_all_budgets(load_tool, data, tmp_path, capsys):
     """The config chooses; the host's own build and strict loading do the rest.
 
