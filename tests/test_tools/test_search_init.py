@@ -1,32 +1,89 @@
-"""`mmkcr search --init`: a shipped search that begins with the scores of `mmkcr compress`."""
+"""`mmkcr search --init`: shipped searches that begin with the scores of `mmkcr compress`."""
 
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from mmengine.runner import save_checkpoint
 
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.models.gates.start import load_scores
 
-CONFIGS = Path(__file__).parents[2] / 'configs/dwconv/digits'
+CONFIGS = Path(__file__).parents[2] / 'configs'
 
 
-def test_blocks_that_lose_least_are_replaced_first(load_tool, small_digits, tmp_path, forget_runs):
-    """The dense network is scored, then searched; rates of 0 keep what gates begin with."""
-    dense, search = (str(CONFIGS / f'dwconv-{stage}_vit-octo_1xb64_digits.py')
-                     for stage in ('dense', 'search'))
-    model = build_model(load_config(dense))
-    for parameter in model.parameters():
-        parameter.data += 0.05 * torch.randn(parameter.shape)
-    save_checkpoint(dict(state_dict=model.state_dict()), str(tmp_path / 'dense.pth'))
-    data = [f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
+@pytest.fixture
+def data(small_digits):
+    return [f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
             for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
                         'persistent_workers=False')]
-    load_tool('compress').main([dense, str(tmp_path / 'dense.pth'), '--target-macs', '95%',
-                                '--sites', 'head_operator', '--images', '16', '--out',
-                                str(tmp_path / 'scores'), '--cfg-options', *data])
-    path = tmp_path / 'scores/sensitivity.json'
+
+
+@pytest.fixture
+def scored(load_tool, data, tmp_path):
+    """``scored(config, *kinds)``: the file of the scores of a dense network of random weights."""
+
+    def run(config, *kinds):
+        model = build_model(load_config(config))
+        for parameter in model.parameters():
+            parameter.data += 0.05 * torch.randn(parameter.shape)
+        save_checkpoint(dict(state_dict=model.state_dict()), str(tmp_path / 'dense.pth'))
+        load_tool('compress').main([str(config), str(tmp_path / 'dense.pth'), '--target-macs',
+                                    '95%', '--sites', *kinds, '--images', '16', '--out',
+                                    str(tmp_path / 'scores'), '--cfg-options', *data])
+        return tmp_path / 'scores/sensitivity.json'
+
+    return run
+
+
+@pytest.fixture
+def begun(load_tool, data, tmp_path, forget_runs):
+    """``begun(config, scores)``: state of a search of one epoch; rates of 0 keep the gates."""
+
+    def run(config, scores, *rates):
+        forget_runs()
+        load_tool('search').main([
+            str(config), '--init', str(scores), '--work-dir', str(tmp_path / 'search'),
+            '--cfg-options', f'load_from={tmp_path / "dense.pth"}', 'train_cfg.max_epochs=1',
+            *(f'optim_wrapper.{rate}=0.' for rate in rates), 'param_scheduler=[]',
+            'train_dataloader.dataset.indices=64', 'train_dataloader.batch_size=16',
+            'val_dataloader.dataset.indices=16', *data])
+        return torch.load(tmp_path / 'search/epoch_1.pth', weights_only=False)['state_dict']
+
+    return run
+
+
+TWO = ['weights.optimizer.lr', 'architecture.optimizer.lr']
+
+
+@pytest.mark.parametrize('method, model, kinds, logits, rates', [
+    ('kcr', 'vit-mini', ['mlp_channels'], 'alpha', TWO),
+    ('dcs', 'mobilevit-mini', ['mlp_channels'], 'alpha', TWO),
+    ('ofb', 'vit-mini', ['mlp_hidden', 'head_channels'], 'importance',
+     ['optimizer.lr', 'architecture.lr'])])
+def test_units_begin_in_the_order_of_their_scores(method, model, kinds, logits, rates, scored,
+                                                  begun):
+    """But the channels of heads, whose scores are about rotated ones."""
+    dense, search = (CONFIGS / f'{method}/digits/{method}-{stage}_{model}_1xb64_digits.py'
+                     for stage in ('dense', 'search'))
+    scores = scored(dense, *kinds)
+    state = begun(search, scores, *rates)
+    for name, (order, _) in load_scores(scores).items():
+        values = state[f'backbone.{name}.gate.{logits}']
+        # Once for Both slices while it trains
+        left = state.get(f'backbone.{name}.gate.kept', torch.arange(len(order)))
+        same = left[values.argsort(descending=True)].tolist() == [
+            unit for unit in order.tolist() if unit in left]
+        assert same == (not name.endswith('.head_channels')), name
+    assert {name.rpartition('.')[2] for name in load_scores(scores)} == set(kinds)
+
+
+def test_blocks_that_lose_least_are_replaced_first(scored, begun):
+    """The dense network is scored, then searched."""
+    dense, search = (CONFIGS / f'dwconv/digits/dwconv-{stage}_vit-octo_1xb64_digits.py'
+                     for stage in ('dense', 'search'))
+    path = scored(dense, 'head_operator')
     known = json.loads(path.read_text())
     # a known order of the blocks, apart enough that heads do not mix: the third loses least
     wanted = [2, 5, *(place for place in range(len(known)) if place not in (2, 5))]
@@ -34,13 +91,7 @@ def test_blocks_that_lose_least_are_replaced_first(load_tool, small_digits, tmp_
         losses = torch.linspace(1, 0, len(entry['losses'])).double() * 10**wanted.index(place)
         entry['losses'] = losses.tolist()
     path.write_text(json.dumps(known))
-    forget_runs()
-    load_tool('search').main([search, '--init', str(path), '--work-dir', str(tmp_path / 'search'),
-                              '--cfg-options', f'load_from={tmp_path / "dense.pth"}',
-                              'train_cfg.max_epochs=1', 'optim_wrapper.optimizer.lr=0.',
-                              'param_scheduler=[]', 'train_dataloader.dataset.indices=64',
-                              'val_dataloader.dataset.indices=16', *data])
-    state = torch.load(tmp_path / 'search/epoch_1.pth', weights_only=False)['state_dict']
+    state = begun(search, path, 'optimizer.lr')
     alphas = torch.cat([state[f'backbone.{name}.gate.alpha'] for name in load_scores(path)])
     assert alphas.argsort(descending=True).tolist() == wanted
     # as the hard choice of the saved search says, too: four blocks become convolutions
