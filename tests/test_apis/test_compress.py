@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
-from mmkcr.apis.compress import split_batches
+from mmkcr.apis.compress import macs_model, searched, split_batches
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.apis.compress_progress import CompressProgress
 from mmkcr.apis.refit_structure import refit_structure
@@ -24,6 +24,7 @@ from mmkcr.functional.attention_refit import rotary_pairs
 from mmkcr.models import KCRVisionTransformer, Searchable
 from mmkcr.models.calibration import readers
 from mmkcr.models.head_rotation import width_order
+from mmkcr.models.layers.lite_mla import LiteMLA
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 OPTIONS = dict(input_shape=(3, 32, 32), progress=False, divisor=4)
@@ -82,6 +83,51 @@ def test_heads_that_are_twins_cost_nothing():
     images = IMAGES.double()
     result = compress(model, images, 0.86, ['heads'], uniform=True, rho=1e-10, **OPTIONS)
     assert set(result.structure.sizes().values()) == {2}
+    for found, expected in zip(outputs(result.model, images), outputs(model, images)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+
+
+def test_channels_of_an_mlp_that_are_twins_cost_nothing():
+    """It reads two copies of 16 channels, and writes to the first alone."""
+    model, first = vit().double(), r'^layers\.0\.'
+    layer = model.layers[0]
+    for module, names in ((model, ('pos_embed', 'cls_token')),
+                          (model.patch_embed.projection, ('weight', 'bias')),
+                          (layer.attn.proj, ('weight', 'bias')), (layer.ln2, ('weight', 'bias'))):
+        for name in names:
+            values = getattr(module, name).data
+            values = values.movedim(-1, 0) if module is model else values
+            values[16:] = values[:16]
+    for values in layer.ffn.layers[1].parameters():
+        values.data[16:] = 0
+    images, dense = IMAGES.double(), count_macs(model, (3, 32, 32))
+    half = 17 * 32 * 128  # 16 patches and a class token
+    result = compress(model, images, (dense - half) / dense + 1e-6, [dict(
+        kind='mlp_channels', where=first)], uniform=True, rho=1e-10, **OPTIONS)
+    site, = result.structure.sites.values()
+    assert site.kept == list(range(16))
+    for found, expected in zip(outputs(result.model, images), outputs(model, images)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+
+
+def test_outputs_of_linear_attention_that_are_twins_cost_nothing():
+    """Three heads that are one, at two scales."""
+    model, images, _ = family('EfficientViT')
+    model, images = model.double(), images.double()
+    layer = next(module for module in model.modules() if isinstance(module, LiteMLA))
+    heads = layer.channels // layer.head_dim
+    for conv in (layer.qkv, *layer.aggreg[0]):
+        of_heads = conv.weight.data.unflatten(0, (heads, -1))
+        of_heads[1:] = of_heads[:1]
+    shape, kinds = images.shape[1:], ['attention_outputs']
+    copied = copy.deepcopy(model)
+    space = searched(copied, kinds)
+    third = {name: total // 3 for name, total in space.totals().items()}
+    target = int(macs_model(copied, space, shape, None)(third))
+    result = compress(model, images, target, kinds, uniform=True, rho=1e-10,
+                      **dict(OPTIONS, input_shape=shape))
+    site, = result.structure.sites.values()
+    assert sorted(unit % 8 + unit // 24 * 8 for unit in site.kept) == list(range(16))
     for found, expected in zip(outputs(result.model, images), outputs(model, images)):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
 
@@ -231,7 +277,10 @@ def family(name):
     ('EfficientViT', 'mlp_channels', 0.9), ('EfficientViT', 'attention_outputs', 0.97),
     ('ViT', 'head_operator', 0.9), ('scores', 'embedding', 0.7)])
 def test_the_refit_is_nearer_than_selection_of_the_same_units(name, kind, target):
-    """On the calibration images, at the outputs of the whole network, for every kind of site."""
+    """On the calibration images, at the outputs of the whole network, for every kind of a backbone.
+
+    Those of necks and heads, `channels`: tests/test_models/test_whole.
+    """
     model, images, forward = family(name)
     options = dict(OPTIONS, input_shape=images.shape[1:], divisor=1, uniform=True,
                    held_out=images, forward=forward)

@@ -1,5 +1,6 @@
 """Closed-form slimming of whole detectors and segmentors: one budget, one structure file."""
 
+import copy
 import json
 
 import pytest
@@ -10,10 +11,11 @@ from mmseg.structures import SegDataSample
 
 from mmkcr.apis import slim as slim_supernet
 from mmkcr.apis.build import build_model, dense_config, load_config, load_weights, set_structure
-from mmkcr.apis.compress import agreement, compress
+from mmkcr.apis.compress import agreement, compress, macs_model, searched
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.apis.count import count_macs, count_parts
 from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.models.sites import find_sites
 from mmkcr.models.whole import HeldBatches, _chosen, whole_outputs
 from .whole_models import DETECTORS, batches, build, config_of
 
@@ -42,6 +44,39 @@ def test_one_budget_for_the_whole_model(name):
         assert 0.97 * target <= macs / structure.macs['dense'] <= target
     without = slim(model, 0.8, found, profiles=profiles, refit='none')
     assert result.agreement['error'] < without.agreement['error']
+
+
+@pytest.mark.parametrize('name, target', [('upernet', 0.8), ('segformer', 0.995)])
+def test_refitted_channels_are_nearer_than_selected_ones(name, target):
+    torch.manual_seed(0)
+    model = build(name)
+    found = batches(model, 2)
+    options = dict(sites=['channels'], uniform=True)
+    refitted = slim(model, target, found, **options)
+    selected = slim(model, target, found, refit='none', profiles=refitted.profiles, **options)
+    assert selected.structure.sites == refitted.structure.sites
+    assert {site.rpartition('.')[2] for site in refitted.structure.sites} == {'channels'}
+    assert refitted.agreement['error'] < selected.agreement['error']
+
+
+@pytest.mark.parametrize('name', ['upernet', 'upernet_batch_norm', 'segformer'])
+def test_channels_that_are_twins_cost_nothing(name):
+    """Behind their norms, too."""
+    torch.manual_seed(0)
+    model = build(name).double()
+    for site in find_sites(model, ['channels']).values():
+        for path in filter(None, (*site.view.writers, *site.view.norms)):
+            for values in model.get_submodule(path).state_dict().values():
+                if values.ndim:
+                    values[len(values) // 2:] = values[:len(values) // 2]
+    found = batches(model, 2, dtype=torch.float64)
+    copied = copy.deepcopy(model)
+    space = searched(copied, ['channels'], 'model')
+    half = {name: total // 2 for name, total in space.totals().items()}
+    target = int(macs_model(copied, space, SHAPE, 'model')(half))
+    result = slim(model, target, found, sites=['channels'], uniform=True, rho=1e-10)
+    assert result.structure.sizes() == half
+    assert result.agreement['error'] < 1e-6
 
 
 def test_proposals_of_all_ranks_are_looked_at():
