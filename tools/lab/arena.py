@@ -270,8 +270,10 @@ def _dcs_price(weight: float) -> Method:
 
 def _dcs_masks(change: str, **options: Any) -> Method:
     """DCS with masks of another form, in the search, the retraining and the network."""
-    sites = {'compression.sites': [dict(kind='qk_mask', **options), 'mlp_hidden']}
-    return _dcs_trial(change, retrain_options=sites, **sites)._replace(overrides=sites)
+    sites = [dict(kind='qk_mask', **options), 'mlp_hidden']
+    searched = {'compression.sites': sites}
+    return _dcs_trial(change, retrain_options=searched, **searched)._replace(
+        overrides={'model.backbone.sites': sites})
 
 
 def _ofb_trial(change: str, search: int = 16, **options: Any) -> Method:
