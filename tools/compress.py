@@ -159,15 +159,17 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = (),
     height, width = structure.macs['input_shape'][1:]
     print(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x {width}.')
     if files.deployed:
-        rows = [(entry.name, entry.path.name, f'{entry.bytes / 1e6:.2f}', f'{entry.ratio:.3f}',
-                 f'{entry.error:.1%}', '' if entry.same is None else f'{entry.same:.1%}')
-                for entry in files.deployed]
-        print(format_table(('', 'file', 'MB', 'time, batch 1', 'difference from dense',
-                            'same class'), rows))
-    if deployed:
-        rows = [(name, *(f'{found[name]:.4g}' for found in deployed))
-                for name, value in deployed[0].items() if isinstance(value, Real)]
-        print(format_table(('of the files', *(entry.name for entry in files.deployed)), rows))
+        own = files.deployed
+        rows = [('file', *(entry.path.name for entry in own)),
+                ('MB', *(f'{entry.bytes / 1e6:.2f}' for entry in own)),
+                ('time, batch 1', *(f'{entry.ratio:.3f}' for entry in own)),
+                ('difference from dense', *(f'{entry.error:.1%}' for entry in own)),
+                ('same class', *('' if entry.same is None else f'{entry.same:.1%}'
+                                 for entry in own)),
+                *((name, *(f'{found[name]:.4g}' for found in deployed))
+                  for name, value in (deployed[0] if deployed else {}).items()
+                  if isinstance(value, Real))]
+        print(format_table(('', *(entry.name for entry in own)), rows))
     if files.parts:
         print_parts(files.parts)
     for said in (files.proposals, files.latency, profiles_note(files)):

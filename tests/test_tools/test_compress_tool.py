@@ -165,7 +165,7 @@ def test_files_in_int8_are_evaluated_too(run_tool, data, tmp_path, runtime):
     metrics = tmp_path / 'metrics.json'
     printed = run_tool('compress', DIGITS, checkpoint, '--target-macs', '40%', '--images', 16,
                        '--evaluate', '--int8', runtime, '--out', out, *data)
-    line = next(line for line in printed[printed.index('of the files'):].splitlines()
+    line = next(line for line in printed[printed.index('difference from dense'):].splitlines()
                 if 'accuracy/top1' in line)
     values = iter(re.findall(r'\d[\d.]*', line.partition('top1')[2]))  # dense, slim, both in int8
     told = dict(zip((f'{name}{form}' for form in ('', '_int8') for name in ('dense', 'slim')),
