@@ -32,17 +32,19 @@ def rows_of(folder, table):
 
 def test_rows_without_failures(measure):
     printed, folder = measure('--tables', 'inference', 'refit', 'block', '--networks', NETWORK)
-    assert '8 rows are there, 0 failed now, 0 are left' in printed
-    row, = rows_of(folder, 'inference')
+    assert '15 rows are there, 0 failed now, 0 are left' in printed
+    row, half = rows_of(folder, 'inference')
+    assert (row['dtype'], half['dtype']) == ('fp32', 'bf16') and float(half['ratio']) > 0
     assert float(row['ratio']) > 0 and 0.5 < float(row['macs_ratio']) <= 0.6 and not row['error']
-    assert {row['mode'] for row in rows_of(folder, 'block')} >= {'mhsa', 'dwconv'}
+    assert {(row['mode'], row['dtype']) for row in rows_of(folder, 'block')} >= {
+        ('mhsa', 'fp32'), ('mhsa', 'bf16'), ('dwconv', 'fp32'), ('dwconv', 'bf16')}
     assert float(rows_of(folder, 'refit')[0]['backward']) > 0
     tables = (folder / 'tables.md').read_text()
     assert all(f'## {name}' in tables for name in ('inference', 'block', 'refit'))
     assert tables.startswith('# cpu ') and 'torch' in folder.name
     before = (folder / 'rows.jsonl').read_text()
     printed, _ = measure('--tables', 'inference', 'refit', 'block', '--networks', NETWORK)
-    assert '8 rows are there' in printed and '  inference' not in printed  # none again
+    assert '15 rows are there' in printed and '  inference' not in printed  # none again
     assert (folder / 'rows.jsonl').read_text() == before
 
 
@@ -66,12 +68,12 @@ def test_steps_searches_and_backbones(measure):
 @pytest.mark.long
 def test_compiled_rows(measure):
     """Minutes on a CPU."""
-    printed, folder = measure('--tables', 'inference', 'backbone', '--networks', NETWORK,
+    printed, folder = measure('--tables', 'inference', 'block', 'backbone', '--networks', NETWORK,
                               runtime='compiled')
-    assert '2 rows are there, 0 failed now, 0 are left' in printed
-    for table in ('inference', 'backbone'):
+    assert '3 rows are there, 0 failed now, 0 are left' in printed
+    for table, time in (('inference', 'ratio'), ('block', 'seconds'), ('backbone', 'ratio')):
         row, = rows_of(folder, table)
-        assert row['runtime'] == 'compiled' and float(row['ratio']) > 0 and not row['error']
+        assert row['runtime'] == 'compiled' and float(row[time]) > 0 and not row['error']
 
 
 def test_every_job_of_the_short_form(load_tool):
@@ -84,7 +86,7 @@ def test_every_job_of_the_short_form(load_tool):
         for table in tool.TABLES:
             found = [name for name in names if name.startswith(f'{table} ')]
             assert found
-            for runtime in tool.RUNTIMES if table in ('inference', 'backbone') else ():
+            for runtime in tool.RUNTIMES if table in ('inference', 'block', 'backbone') else ():
                 assert any(f'runtime={runtime}' in name for name in found), (table, runtime)
     for structure in tool.structure_names():
         assert sum(f'network={structure} ' in name for name in names) == 2 * len(
@@ -94,18 +96,18 @@ def test_every_job_of_the_short_form(load_tool):
 def test_what_fails_is_a_row_and_the_rest_goes_on(measure, load_tool, monkeypatch, tmp_path):
     arguments = ('--tables', 'inference', 'refit', '--networks', 'nothing')
     printed, folder = measure(*arguments)
-    assert '2 rows are there, 1 failed now' in printed
+    assert '3 rows are there, 2 failed now' in printed  # in both precisions
     assert 'found `nothing`' in rows_of(folder, 'inference')[0]['error']
     assert rows_of(folder, 'refit')[0]['error'] == ''
     # a process that died in a row; time that is over; another try
     (folder / '.running').write_text(json.dumps(dict(name='refit a', table='refit', key={})))
     monkeypatch.setenv('MMKCR_BEGAN', '0')
     printed, _ = measure(*arguments, '--retry')
-    assert '3 rows are there, 0 failed now, 1 are left (the same command goes on)' in printed
+    assert '4 rows are there, 0 failed now, 2 are left (the same command goes on)' in printed
     assert 'its process died' in rows_of(folder, 'refit')[1]['error']
     monkeypatch.delenv('MMKCR_BEGAN')
     printed, _ = measure(*arguments, '--retry')
-    assert '3 rows are there, 1 failed now, 0 are left' in printed
+    assert '4 rows are there, 2 failed now, 0 are left' in printed
     # a GPU that answers no more ends the process, for another one
     monkeypatch.setattr(load_tool(TOOL), 'is_broken', lambda device: True)
     with pytest.raises(SystemExit) as ended:

@@ -78,7 +78,7 @@ def make_parser() -> Parser:
                         help='of the inference table: names in configs/structures, or CONFIG=60%% '
                         'for random units (all structures; one a method with --short)')
     parser.add_argument('--runtimes', nargs='+', choices=RUNTIMES, default=list(RUNTIMES),
-                        help='of inference and backbone (both)')
+                        help='of inference, block and backbone (both)')
     parser.add_argument('--minutes', type=float, default=18,
                         help='after which no row begins (%(default)g)')
     parser.add_argument('--repeats', type=int, help='pairs or runs a row (10; 2 with --short)')
@@ -166,8 +166,9 @@ def inference_jobs(args: Any, runtime: str) -> Iterator[Job]:
         firsts = {name.split('-')[0]: name for name in reversed(names)}
         # compiling a network takes longer than all else on a CPU
         names = args.networks or ([_SMALL] if runtime == 'compiled' else list(firsts.values()))
-    settings = [('fp32', 1)] if args.short else \
-        [(dtype, batch) for dtype in DTYPES for batch in BATCHES]
+    settings = [(dtype, batch) for dtype in (('fp32', 'bf16') if args.short else DTYPES)
+                for batch in ((1, ) if args.short else BATCHES)]
+    settings = settings[:1] if args.short and runtime == 'compiled' else settings
     # compiling takes longer than measuring: one setting of all networks, then the next
     groups = [[setting] for setting in settings] if runtime == 'compiled' else [settings]
     for group, name in itertools.product(groups, names):
@@ -205,15 +206,17 @@ def search_jobs(args: Any) -> Iterator[Job]:
                   lambda path=path: run(path, batch))
 
 
-def block_jobs(args: Any) -> Iterator[Job]:
+def block_jobs(args: Any, runtime: str) -> Iterator[Job]:
     """Blocks of attention and of operators."""
     sizes, grids = (('small', ), (12, )) if args.short else (('base', 'large'), (24, 37))
-    for size, grid, dtype, mode in itertools.product(
-            sizes, grids, ['fp32'] if args.short else DTYPES, MODES):
-        key = dict(size=size, grid=grid, dtype=dtype, mode=mode)
+    dtypes, modes = ('fp32', 'bf16') if args.short else DTYPES, MODES
+    if args.short and runtime == 'compiled':
+        dtypes, modes = ('fp32', ), ('dwconv', )
+    for size, grid, dtype, mode in itertools.product(sizes, grids, dtypes, modes):
+        key = dict(size=size, grid=grid, runtime=runtime, dtype=dtype, mode=mode)
         yield Job('block', key, lambda key=key: [_plain(profile_block(
             key['mode'], key['size'], (key['grid'], ) * 2, device=args.device,
-            dtype=_amp(key['dtype']), repeats=args.repeats))])
+            dtype=_amp(key['dtype']), runtime=key['runtime'], repeats=args.repeats))])
 
 
 def backbone_jobs(args: Any, runtime: str) -> Iterator[Job]:
@@ -239,10 +242,11 @@ def refit_jobs(args: Any) -> Iterator[Job]:
 
 def all_jobs(args: Any) -> Iterator[Job]:
     """The chosen jobs in the order in which they run."""
-    jobs = dict(step=step_jobs, search=search_jobs, refit=refit_jobs, block=block_jobs)
-    timed = dict(inference=inference_jobs, backbone=backbone_jobs)
-    order = [('inference', 'eager'), ('step', ''), ('search', ''), ('refit', ''), ('block', ''),
-             ('backbone', 'eager'), ('inference', 'compiled'), ('backbone', 'compiled')]
+    jobs = dict(step=step_jobs, search=search_jobs, refit=refit_jobs)
+    timed = dict(inference=inference_jobs, block=block_jobs, backbone=backbone_jobs)
+    order = [('inference', 'eager'), ('step', ''), ('search', ''), ('refit', ''),
+             ('block', 'eager'), ('backbone', 'eager'), ('inference', 'compiled'),
+             ('block', 'compiled'), ('backbone', 'compiled')]
     for table, runtime in order:
         if table in args.tables and not runtime:
             yield from jobs[table](args)
