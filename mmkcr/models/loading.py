@@ -93,8 +93,9 @@ def load_run(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
 def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
     """Load the weights that a training starts from (``load_from``).
 
-    At least half of the backbone's entries must be there, in their shapes. A head for other
-    classes may differ. Missing entries keep their initial values, as in the host libraries.
+    At least half of the backbone's entries must be there, in their shapes; those of gates count if
+    the file has gates. A head for other classes may differ. Missing entries keep their initial
+    values, as in the host libraries.
 
     Args:
         model (nn.Module): A task model, possibly wrapped.
@@ -110,6 +111,8 @@ def load_start(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None
     names = [name for name in task.state_dict() if name.startswith('backbone.')]
     # a model without `backbone.`, such as a bare backbone
     names = names or list(task.state_dict())
+    if not _has_gates(state):  # a dense network has none: they are no sign of another network
+        names = [name for name in names if not _has_gates([name])]
     missing, _, shaped = _try(model, state, path)
     absent = sorted(set(names) & set(missing))
     if 2 * len(absent) > len(names):

@@ -1,5 +1,7 @@
 """The hand-over: a classifier's backbone starts a dense model, whole or not at all."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,11 +10,14 @@ from mmengine.runner import save_checkpoint
 from torch import nn
 
 from mmkcr.apis import slim
+from mmkcr.apis.build import build_model, load_config
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.backbone_loading import read_backbone, split_pretrained
-from mmkcr.models.loading import load_task
+from mmkcr.models.loading import load_start, load_task
+from mmkcr.models.utils import find_task
 from mmkcr.registry import MODELS
 
+CONFIGS = Path(__file__).parents[2] / 'configs'
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
 SWIN = dict(arch=dict(embed_dims=12, depths=[2, 2], num_heads=[2, 2]), img_size=32, window_size=4,
             patch_size=4, use_abs_pos_embed=True)
@@ -215,3 +220,19 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_it_has():
     with pytest.raises(ValueError, match='expected a checkpoint of the ImageClassifier, found '
                        '`t.pth` of another .The length of `pos_embed`'):
         load_task(model, table, 't.pth')
+
+
+@pytest.mark.parametrize('config', [
+    'ofb/segmentation/ofb-setr-naive_vit-mini_search_1xb8_digit-scenes.py',
+    'ofb/segmentation/ofb-upernet_swin-mini_search_1xb8_digit-scenes.py',
+    'ofb/detection/ofb-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py',
+    'ofb/digits/ofb-search_vit-mini_1xb64_digits.py',
+    'dwconv/segmentation/dwconv-fcn_vit-octo_search_1xb8_digit-scenes.py'])
+def test_searches_start_from_their_dense_networks(config):
+    """However many entries the gates have: a dense file has none of them."""
+    model = build_model(load_config(CONFIGS / config))
+    task = find_task(model)
+    dense = {key: torch.full_like(value, 3) for key, value in task.state_dict().items()
+             if '.gate.' not in key}
+    load_start(model, dense, 'dense.pth')
+    assert all((value == 3).all() for key, value in task.state_dict().items() if key in dense)
