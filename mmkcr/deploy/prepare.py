@@ -19,6 +19,7 @@ from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
 from mmkcr.models.layers.selection import Put, Take, largest_group
 from .layers import traceable
+from .streams import permute_streams
 from .tensor_model import TensorModel
 
 #: Fastest form of a scattered selection of tokens' channels by runtime, see
@@ -36,7 +37,8 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
 
     - The affine parts of norms before MLPs are folded into the projections behind them, in blocks
       of the host libraries.
-    - Selections of channels get the form that is fastest in the runtime.
+    - Residual streams are permuted so that more selections of channels are contiguous, see
+      :mod:`~mmkcr.deploy.streams`; the others get the form that is fastest in the runtime.
     - Weights that operators in place of heads derive from others are computed once.
     - Host layers that cannot be traced are replaced.
 
@@ -46,7 +48,8 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
         dynamic_size (bool): Whether height and width are not those of the trace. Defaults to
             False.
         form (str, optional): Form of scattered selections of tokens' channels, to compare
-            forms. Defaults to None: the fastest in the runtime.
+            forms; the streams then keep their order. Defaults to None: permuted streams, and the
+            fastest form in the runtime for what stays scattered.
 
     Returns:
         TensorModel: From images to tensors.
@@ -60,6 +63,8 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
     for module in view.modules():
         if isinstance(module, OperatorAttention):
             module.fold()
+    if form is None:
+        permute_streams(view)
     # before norms are split from their selections below, which then have no affine part
     for mlp in mlp_views(view):
         if not isinstance(mlp, Unsupported) and mlp.norm:

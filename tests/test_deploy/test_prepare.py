@@ -15,10 +15,17 @@ from torchvision.ops import Permute
 
 from mmkcr.apis import slim
 from mmkcr.apis.latency import random_subnet
-from mmkcr.deploy.prepare import GROUPED_FROM, RUNTIMES, describe_selections, prepare
+from mmkcr.deploy.prepare import (
+    GROUPED_FROM,
+    RUNTIMES,
+    describe_selections,
+    prepare,
+    selection_form,
+)
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers.norms import SlicedLayerNorm
+from mmkcr.models.layers.selection import Put, Take
 from mmkcr.models.search_space import SearchSpace
 
 SHAPE = (3, 32, 32)
@@ -161,9 +168,11 @@ def test_norms_before_mlps_have_no_affine_part_left(dense):
 
 
 def test_forms_follow_the_runtime_and_the_groups():
-    scattered = subnet(KCRVisionTransformer, VIT, ['mlp_channels'])
-    assert describe_selections(scattered, 'onnxruntime') == '4 elements'
-    assert describe_selections(scattered, 'openvino') == '4 gather'
+    deep = dict(VIT, arch=dict(VIT['arch'], num_layers=3))
+    scattered = subnet(KCRVisionTransformer, deep, ['mlp_channels'])
+    # an order of the stream serves two blocks, not three
+    assert describe_selections(scattered, 'onnxruntime') == '4 sliced, 2 elements'
+    assert describe_selections(scattered, 'openvino') == '4 sliced, 2 gather'
     hidden = subnet(KCRVisionTransformer, VIT, ['mlp_hidden'])
     assert describe_selections(hidden, 'onnxruntime') == 'none'
     wide = dict(VIT, arch=dict(VIT['arch'], embed_dims=4 * GROUPED_FROM))
@@ -173,13 +182,18 @@ def test_forms_follow_the_runtime_and_the_groups():
         GROUPED_FROM) * GROUPED_FROM + torch.arange(GROUPED_FROM).repeat(2)])
     names = list(space.sites)
     space.slice_to(space.structure_for({names[0]: kept, names[1]: torch.arange(8)}))
-    assert describe_selections(model, 'onnxruntime') == '2 grouped, 2 sliced'
+    # the first one is a range in another order of the stream
+    assert describe_selections(model, 'onnxruntime') == '4 sliced'
+    prepared = prepare(model, 'onnxruntime', form='elements')
+    forms = [selection_form(module, 'onnxruntime') for module in prepared.modules()
+             if isinstance(module, (Take, Put)) and not module.contiguous]
+    assert forms == [('grouped', GROUPED_FROM)] * 2
 
 
 @pytest.mark.parametrize('target', [None, '90%'])
 def test_gates_of_groups_give_grouped_selections(target):
     """From a search with one gate for 16 neighbours to what a runtime copies as rows."""
-    wide = dict(VIT, arch=dict(VIT['arch'], embed_dims=8 * GROUPED_FROM))
+    wide = dict(VIT, arch=dict(VIT['arch'], embed_dims=8 * GROUPED_FROM, num_layers=4))
     model = KCRVisionTransformer(**wide, gates=dict(type='mmkcr.GumbelChannelGate',
                                                     group=GROUPED_FROM))
     generator = torch.Generator().manual_seed(0)

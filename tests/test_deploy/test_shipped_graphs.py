@@ -15,7 +15,7 @@ from mmkcr.registry import MODELS
 ROOT = Path(__file__).parents[2]
 #: By structure file: how many shapes with the batch in them its network needs.
 CUT = {'kcr-search_vit-small_8xb64_in1k-100': 2,  # of class tokens, of indices
-       'kcr-search_swin-tiny_8xb64_in1k-100': 4,  # of indices in four stages
+       'kcr-search_swin-tiny_8xb64_in1k-100': 1,  # of indices in the third stage, of six blocks
        'dcs-search_mobilevit-small_8xb64_in1k-100': 5,  # of indices in three, of maps resized twice
        'kcr-search_efficientvit-b1_8xb64_in1k-100': 0}
 

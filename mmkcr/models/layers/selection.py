@@ -71,6 +71,15 @@ def _padded(x: Tensor, dim: int, before: int, after: int) -> Tensor:
     return F.pad(x, (0, 0) * (x.ndim - 1 - dim % x.ndim) + (before, after))
 
 
+def is_range(kept: Tensor) -> bool:
+    """Whether channels are all those from the first to the last one.
+
+    Args:
+        kept (Tensor): Positions of the kept channels, int64, ascending, shape (K,).
+    """
+    return len(kept) == 0 or int(kept[-1]) + 1 - int(kept[0]) == len(kept)
+
+
 def largest_group(kept: Tensor, total: int) -> int:
     """The largest power of two such that aligned groups of channels are kept or dropped as one.
 
@@ -109,9 +118,8 @@ class _Selection(nn.Module):
         self.total, self.dim = total, dim
         # not in the state_dict: the site's holder saves the kept units
         self.register_buffer('kept', kept.clone(), persistent=False)
-        first, last = (int(kept[0]), int(kept[-1])) if len(kept) else (0, -1)
-        self.contiguous = last + 1 - first == len(kept)
-        self.first, self.count = first, len(kept)
+        self.contiguous = is_range(kept)
+        self.first, self.count = int(kept[0]) if len(kept) else 0, len(kept)
 
     def set_form(self, form: str, group: int = 1) -> None:
         """Compute in another form from now on, with the same result.
