@@ -26,6 +26,7 @@ from lab.arena import (
     write_study_file,
 )
 from lab.arena_report import Interval, paired_interval, read_rows, summarise, table, write_report
+from lab.stages import RECORD
 from lab.study import Call, Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from lab.torch_pruning import IMPORTANCES, torch_pruning_structure
@@ -87,30 +88,34 @@ def test_only_seeds_of_both_are_paired():
 
 
 def test_verdicts_follow_the_intervals(monkeypatch):
-    def row(method, after, before=(), masks=()):
+    def row(method, after, before=(), masks=(), kc=()):
         return dict(budget=0.5, method=method, macs=dict.fromkeys(range(3), 5),
                     after=dict(enumerate(after)), before=dict(enumerate(before)),
                     masks={seed: dict(open=97., always=60., forced=value)
-                           for seed, value in enumerate(masks)})
+                           for seed, value in enumerate(masks)}, kc=dict(enumerate(kc)))
 
     rows = [dict(row('dense', (99., 99., 99.)), budget=1., macs={0: 10}),
             row('random', (80., 82., 81.), (30., 31., 32.)), row('weight', (80., 82.1, 81.)),
             row('refit', (85., 87.2, 86.), (80., 81., 82.5)), row('kcr', (88., 90., 89.1)),
             row('ofb', (70., 71., 71.), (20., 20., 21.5))]
     plain = table(summarise(rows), markdown=True)
-    assert 'forced open' not in plain  # nobody has masks
+    assert 'forced open' not in plain and 'KC to' not in plain  # nobody has masks
+    rows.append(row('kcr-plain', (88., 90., 89.), kc=(0.03, 0.04, 0.05)))
+    rows[4]['kc'] = {0: 0.01, 1: 0.02, 2: 0.04}
     rows.append(row('dcs', (88., 90., 89.1), masks=(87., 89.2, 88.)))
     assert not any(entry['after_verdict'] for entry in summarise(rows))  # three seeds are too few
     monkeypatch.setattr(arena_report, 'LEAST_PAIRS', 3)
     found = {entry['method']: entry for entry in summarise(rows)}
     assert {name: entry['after_verdict'] for name, entry in found.items()} == dict(
         dense='', random='', weight='', refit='pays', kcr='pays, leads', ofb='costs',
-        dcs='pays, leads')
+        dcs='pays, leads', **{'kcr-plain': 'pays, leads'})
     assert found['refit']['before_verdict'] == 'pays' and found['ofb']['before_verdict'] == 'costs'
     assert found['kcr']['macs'] == 0.5 and found['random']['before'] == 31.
     text = table(list(found.values()), markdown=True)
     assert '| 50% | KCR | 50.0% |  |  | 89.03 ± 1.00 | +8.03 ± 0.14 |' in text
     assert text.count('| 97.0 | 60.0 | +0.97 ± 0.38 |') == 1  # what the masks of DCS bring
+    # what KCR's term takes off KC: 0.02, 0.02 and 0.01
+    assert '| 0.0233 ± 0.0153 | -0.0167 ± 0.0143 |' in text and '| 0.0400 ± 0.0100 |  |' in text
 
 
 @pytest.mark.parametrize('budget', [0.8, 0.7, 0.5, 0.3])
@@ -133,12 +138,15 @@ def test_a_budget_that_no_narrower_network_meets_is_refused():
 
 SCENES = ('random', 'weight', 'refit', 'refit-all', 'narrow', 'kcr-warm', 'kcr-warm-plain',
           'ofb-plain')
+#: Networks of dense tasks: their task, and how many batches they are trained for.
+DENSE = {'upernet-mini': ('scenes', 450), 'mask-rcnn-mini': ('boxes', 300)}
 
 
+@pytest.mark.parametrize('net', DENSE)
 @pytest.mark.parametrize('budget', [0.7, 0.5, 0.3])
-def test_budgets_of_a_segmentor_are_of_its_backbone(budget):
-    content = arena_study('upernet-mini', budget, ['random', 'narrow'], 'scenes')
-    config = load_config(CONFIGS / 'dense_upernet-mini.py')
+def test_budgets_of_dense_tasks_are_of_the_backbone(budget, net):
+    content = arena_study(net, budget, ['random', 'narrow'], DENSE[net][0])
+    config = load_config(CONFIGS / f'dense_{net}.py')
     assert content['measures'] == ['masks', 'backbone'] and content['input_shape'] == [3, 128, 128]
 
     def backbone(overrides):
@@ -156,21 +164,22 @@ def test_budgets_of_a_segmentor_are_of_its_backbone(budget):
     backbone(narrow)
     assert stages[f'{at}-narrow']['start'] == f'{at}-narrow-backbone'
     assert stages['dense']['start'] == stages['start']['start'] == 'backbone'
-    classifier = load_config(CONFIGS / 'backbone_upernet-mini.py')
+    classifier = load_config(CONFIGS / f'backbone_{net}.py')
     classifier.merge_from_dict(stages[f'{at}-narrow-backbone']['overrides'])
     narrow, wide = build_model(classifier).backbone.state_dict(), build_model(config).backbone
     assert {name: value.shape for name, value in narrow.items()
             if not name.startswith('norm')} == \
         {name: value.shape for name, value in wide.state_dict().items()
-         if not name.startswith('norm')}  # of the segmentor there is one more, before its heads
+         if not name.startswith('norm')}  # a dense task has one more, before its heads
 
 
-def test_segmentors_train_for_the_same_number_of_batches():
-    content = arena_study('upernet-mini', 0.5, SCENES, 'scenes')
+@pytest.mark.parametrize('net', DENSE)
+def test_dense_tasks_train_for_the_same_number_of_batches(net):
+    content = arena_study(net, 0.5, SCENES, DENSE[net][0])
     results = {}
     for name, stage in content['stages'].items():
         if 'train' in stage:
-            config = load_config(CONFIGS / stage['train'].replace('{net}', 'upernet-mini'))
+            config = load_config(CONFIGS / stage['train'].replace('{net}', net))
             train = config.train_cfg
             schedulers = config.param_scheduler
             for part in schedulers.values() if isinstance(schedulers, dict) else [schedulers]:
@@ -180,7 +189,7 @@ def test_segmentors_train_for_the_same_number_of_batches():
                 if 'max_iters' in train else dict(batches=0)
         else:
             results[name] = {}
-    assert equal_batches(content, results) == 450
+    assert equal_batches(content, results) == DENSE[net][1]
 
 
 def test_all_methods_train_for_the_same_number_of_batches():
@@ -281,6 +290,18 @@ def test_the_report_reads_what_is_finished(result, folder, monkeypatch):
     assert written['note'] == 1 and written['summary'][-1]['after'] == pytest.approx(top1)
     assert 'A title' in (folder / 'table.txt').read_text()
     assert (folder / 'accuracy_over_macs.png').stat().st_size > 5000
+
+
+def test_records_give_percents_and_the_kernel_complexity(tmp_path):
+    for name, ap in (('dense', 0.7), ('50-random', 0.25)):
+        folder = tmp_path / 'seed0' / f'evaluate-{name}'
+        folder.mkdir(parents=True)
+        (folder / RECORD).write_text(json.dumps(dict(result=dict(
+            metrics={'coco/bbox_mAP': ap}, macs=9, backbone=dict(macs=4), kernel=dict(kc=0.1)))))
+    dense, random = read_rows(tmp_path, [0.5], ['random', 'refit'], [0, 1], 'coco/bbox_mAP')
+    assert (dense['after'], random['after']) == ({0: 70.}, {0: 25.})
+    assert random['kc'] == {0: 0.1} and random['macs'] == {0: 4}
+    assert '25.00' in table(summarise([dense, random]), metric='coco/bbox_mAP')
 
 
 def test_mnist_is_split_by_the_seed(tmp_path, monkeypatch):

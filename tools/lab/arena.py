@@ -149,6 +149,8 @@ TASKS: Mapping[str, Task] = {
                        _grey(25.8, 70.5, 50), epochs_factor=0.5),
     'scenes': Task('400 training scenes, 200 held out', _scenes, net='upernet-mini',
                    metric='mIoU'),
+    'boxes': Task('boxes of 400 training scenes, 200 held out', _scenes, net='mask-rcnn-mini',
+                  metric='coco/bbox_mAP'),
 }
 
 
@@ -485,9 +487,18 @@ def _narrow_swins(config: Config, arch: Mapping[str, Any]) -> Iterator[Dict[str,
     """Narrower and narrower ones, below a head for all stages and one for the last."""
     for width in range(arch.embed_dims - 2, 0, -2):
         widths = [width * 2**stage for stage in range(len(arch.depths))]
-        yield {'model.backbone.arch': dict(arch, embed_dims=width),
-               'model.decode_head.in_channels': widths,
-               'model.auxiliary_head.in_channels': widths[-1]}
+        readers = {'model.neck.in_channels': widths} if 'neck' in config.model else {
+            'model.decode_head.in_channels': widths,
+            'model.auxiliary_head.in_channels': widths[-1]}
+        yield {'model.backbone.arch': dict(arch, embed_dims=width), **readers}
+
+
+def _classifier(arch: Mapping[str, Any]) -> Dict[str, Any]:
+    """Overrides of the classifier that a narrower Swin of a dense task begins with."""
+    if 'depths' not in arch:
+        return {}
+    return {'model.backbone.arch': arch,
+            'model.head.in_channels': arch['embed_dims'] * 2**(len(arch['depths']) - 1)}
 
 
 def _narrow_vits(config: Config, arch: Mapping[str, Any], macs: int) -> Iterator[Dict[str, Any]]:
@@ -559,8 +570,7 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
             return text if text in ('start', 'scores', '') else f'{at}-{text}'
 
         narrow = narrow_overrides(config, macs) if name == 'narrow' else {}
-        classifier = {'model.backbone.arch': narrow.get('model.backbone.arch'),
-                      'model.head.in_channels': narrow.get('model.auxiliary_head.in_channels')}
+        classifier = _classifier(narrow.get('model.backbone.arch', {}))
         for stage, content in method.stages.items():
             content = _filled(content, dict(MACS=macs, NARROW=narrow, CLASSIFIER=classifier))
             content.update({key: own(content[key]) for key in ('start', 'slim') if key in content})
@@ -578,7 +588,7 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
     model = build_model(config)
     return dict(title=f'{TASKS[task].title}, {at} % of the MACs', configs=str(CONFIGS), nets=[net],
                 input_shape=list(default_shape(config, model)), stages=stages, rows=rows,
-                measures=['masks', *(['backbone'] if is_dense_task(model) else [])])
+                measures=['masks', 'backbone' if is_dense_task(model) else 'kernel'])
 
 
 def _from_scratch(stages: Mapping[str, Any]) -> Dict[str, Any]:

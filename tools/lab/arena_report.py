@@ -16,7 +16,9 @@ from .stages import RECORD
 
 METRIC = 'accuracy/top1'
 #: Their names in tables.
-NAMES = {METRIC: 'top-1 (%)', 'mIoU': 'mIoU (%)'}
+NAMES = {METRIC: 'top-1 (%)', 'mIoU': 'mIoU (%)', 'coco/bbox_mAP': 'box AP (%)'}
+#: Of metrics that are no percentages.
+_SCALE = {'coco/bbox_mAP': 100}
 #: Fewest pairs of a verdict (SPEC 8); with two or three, one of many intervals misses 0 by chance.
 LEAST_PAIRS = 5
 
@@ -44,8 +46,9 @@ class Interval(NamedTuple):
         """Whether the whole interval is below 0."""
         return self.half is not None and self.mean + self.half < 0
 
-    def __str__(self) -> str:
-        return f'{self.mean:+.2f}' + ('' if self.half is None else f' ± {self.half:.2f}')
+    def __format__(self, spec: str) -> str:
+        half = '' if self.half is None else f' ± {self.half:{spec or ".2f"}}'
+        return f'{self.mean:+{spec or ".2f"}}{half}'
 
 
 def paired_interval(values: Mapping[int, float],
@@ -84,8 +87,9 @@ def read_rows(folder: Path, budgets: Sequence[float], methods: Sequence[str],
 
     Returns:
         list[dict]: ``budget`` (1 for the dense network), ``method``, ``after`` and ``before``
-        (the metric by seed), ``macs`` by seed (of the backbone where that was measured) and
-        ``masks`` (by seed, see :func:`~lab.measures.mask_measure`).
+        (the metric by seed), ``macs`` by seed (of the backbone where that was measured),
+        ``masks`` (by seed, see :func:`~lab.measures.mask_measure`) and ``kc`` (by seed, of the
+        training features after retraining; of classifiers).
     """
     rows = [_row(folder, 'dense', 1., '', seeds, metric)]
     for budget in budgets:
@@ -96,17 +100,21 @@ def read_rows(folder: Path, budgets: Sequence[float], methods: Sequence[str],
 
 def _row(folder: Path, name: str, budget: float, prefix: str,
          seeds: Sequence[int], metric: str) -> Dict[str, Any]:
-    row: Dict[str, Any] = dict(budget=budget, method=name, after={}, before={}, macs={}, masks={})
+    row: Dict[str, Any] = dict(budget=budget, method=name, after={}, before={}, macs={}, masks={},
+                               kc={})
+    scale = _SCALE.get(metric, 1)
     for seed in seeds:
         for key, end in (('after', ''), ('before', '-before')):
             found = _result(folder / f'seed{seed}' / f'evaluate-{prefix}{name}{end}' / RECORD)
             if found:
-                row[key][seed] = found['metrics'][metric]
+                row[key][seed] = found['metrics'][metric] * scale
                 if key == 'after':
                     row['macs'][seed] = found.get('backbone', found)['macs']
+                    if 'kernel' in found:
+                        row['kc'][seed] = found['kernel']['kc']
                     if found.get('masks'):
                         row['masks'][seed] = dict(found['masks'],
-                                                  forced=found['masks'][f'{metric}_open'])
+                                                  forced=found['masks'][f'{metric}_open'] * scale)
     return row
 
 
@@ -127,8 +135,9 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
     Returns:
         list[dict]: ``budget``, ``method``, ``label``, ``macs`` (mean share of the dense network),
         ``seeds``, mean and standard deviation of ``before`` and ``after``, and of both the
-        intervals to random and refit, and the verdict; of methods with masks ``masks``, the mean
-        shares of ``open`` entries and of ``always`` open channels in percent, and
+        intervals to random and refit, and the verdict; ``kc`` and ``kc_std``, and ``kc_of_term``,
+        the interval to the same method without its regulariser; of methods with masks ``masks``,
+        the mean shares of ``open`` entries and of ``always`` open channels in percent, and
         ``masks_bring``, the interval of ``after`` to the same networks with all masks forced open.
     """
     dense = next((row for row in rows if row['method'] == 'dense'), None)
@@ -151,6 +160,10 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
                     entry[f'{key}_to_{other}'] = paired_interval(row[key], same[other][key])
             entry[f'{key}_verdict'] = _verdict(entry[f'{key}_to_{RANDOM}'],
                                                entry[f'{key}_to_{REFIT}'])
+        kc, plain = row['kc'], same.get(f'{row["method"]}-plain')
+        entry['kc'] = statistics.fmean(kc.values()) if kc else None
+        entry['kc_std'] = statistics.stdev(kc.values()) if len(kc) > 1 else None
+        entry['kc_of_term'] = paired_interval(kc, plain['kc']) if plain else None
         masks = row['masks']
         entry['masks'] = {key: statistics.fmean(found[key] for found in masks.values())
                           for key in ('open', 'always') if masks}
@@ -177,6 +190,9 @@ def table(summary: Sequence[Mapping[str, Any]], title: str = '', markdown: bool 
     masked = any(row['masks'] for row in summary)
     if masked:
         columns += ['masks open (%)', 'always open (%)', 'to all forced open']
+    measured = any(row['kc'] is not None for row in summary)
+    if measured:
+        columns += ['KC', 'KC to no term']
     cells = []
     for row in summary:
         macs = '' if row['macs'] is None else f'{row["macs"]:.1%}'
@@ -190,21 +206,23 @@ def table(summary: Sequence[Mapping[str, Any]], title: str = '', markdown: bool 
             shares = [f'{row["masks"][key]:.1f}' if row['masks'] else ''
                       for key in ('open', 'always')]
             cells[-1] += [*shares, _text(row['masks_bring'])]
+        if measured:
+            cells[-1] += [_cell(row, 'kc', 4), _text(row['kc_of_term'], 4)]
     if not markdown:
         return format_table(columns, cells, title)
     lines = [columns, [':--', ':--'] + ['--:'] * (len(columns) - 2), *cells]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
-def _text(interval: Optional[Interval]) -> str:
-    return '' if interval is None else str(interval)
+def _text(interval: Optional[Interval], digits: int = 2) -> str:
+    return '' if interval is None else f'{interval:.{digits}f}'
 
 
-def _cell(row: Mapping[str, Any], key: str) -> str:
+def _cell(row: Mapping[str, Any], key: str, digits: int = 2) -> str:
     if row[key] is None:
         return ''
     std = row[f'{key}_std']
-    return f'{row[key]:.2f}' + ('' if std is None else f' ± {std:.2f}')
+    return f'{row[key]:.{digits}f}' + ('' if std is None else f' ± {std:.{digits}f}')
 
 
 def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '',
