@@ -95,6 +95,10 @@ def make_parser() -> Parser:
                         help='height and width of the image that MACs are counted for, or one '
                         'number for both; default: that of the config')
     parser.add_argument('--rho', type=float, default=1e-3, help='relative ridge (%(default)s)')
+    parser.add_argument('--memory', type=float, default=4., metavar='GB',
+                        help='of statistics that are kept at a time; layers that need more are '
+                        'calibrated in groups, with a pass each, not with --structure '
+                        '(%(default)g)')
     parser.add_argument('--seed', type=int, default=0, help='of what is drawn (%(default)s)')
     parser.add_argument('--device', default='cpu', help='such as cuda (%(default)s)')
     parser.add_argument('--out', metavar='DIR',
@@ -270,7 +274,8 @@ def order(args: Any) -> None:
             raise ValueError(f'expected `--{name}` with one budget, found it with `--order`: start '
                              'it from a compressed config')
     files = order_files(task_of(args), args.order, args.sites, args.seed, args.profiles,
-                        later={}, divisor=args.divisor, uniform=args.uniform, rho=args.rho)
+                        later={}, divisor=args.divisor, uniform=args.uniform, rho=args.rho,
+                        memory=int(args.memory * 2**30))
     metrics = []
     if args.evaluate:
         work_dir = str(files.folder / 'evaluate')
@@ -355,7 +360,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
             args.device, args.cfg_options, table, args.force_table,
             args.int8, args.scope, cost, profiles=args.profiles, later=later, divisor=args.divisor,
-            uniform=args.uniform, rho=args.rho)
+            uniform=args.uniform, rho=args.rho, memory=int(args.memory * 2**30))
     dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
     deployed: List[Dict[str, float]] = []
     note = ''

@@ -9,6 +9,7 @@
 
 import copy
 import dataclasses
+import functools
 import math
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -153,9 +154,7 @@ def compress(model: nn.Module,
                          ) from None
     profiles = profiles or (done.profiles() if done else None)
     if profiles is None:
-        profiles = profile_sites(dense, whole, batches, forward, settings)
-        if done is not None:
-            done.save_profiles(profiles)
+        profiles = _profiled(dense, whole, batches, forward, settings, done)
     # rotated heads: both networks compute the same as before, and units are now single channels
     for profile in profiles.values():
         for backbone in (whole.host, space.host):
@@ -175,6 +174,18 @@ def compress(model: nn.Module,
         found = agreement(dense, subnet, held_out, forward, settings.logits)
     return CompressResult(subnet, structure, dict(profiles), found,
                           dict(dense=of_dense.values(), slim=of_slim.values()))
+
+
+def _profiled(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
+              settings: CompressOptions, done: Optional[CompressProgress]
+              ) -> Dict[str, SiteProfile]:
+    """Profiles of all sites, which are stored group by group."""
+    if done is None:
+        return profile_sites(dense, space, batches, forward, settings)
+    profiles = profile_sites(dense, space, batches, forward, settings, done.profiles(begun=True),
+                             functools.partial(done.save_profiles, begun=True))
+    done.save_profiles(profiles)
+    return profiles
 
 
 def _checked(settings: CompressOptions, scope: str,

@@ -15,10 +15,10 @@ from .site_profiles import CompressOptions, SiteProfile
 
 #: Folder of the sites' profiles beside what a compression wrote.
 PROFILES = '.profiles'
-_KEY, _PROFILES = 'key.json', 'profiles.pth'
+_KEY, _PROFILES, _BEGUN = 'key.json', 'profiles.pth', 'profiles_begun.pth'
 #: What profiles do not depend on: entries of a task's key, and options.
 _ANY_TARGET = ('shape', 'part', 'calibration')
-_SHARING = ('divisor', 'min_share', 'uniform', 'progress', 'refit')
+_SHARING = ('divisor', 'min_share', 'uniform', 'progress', 'refit', 'memory')
 
 
 class CompressProgress:
@@ -48,27 +48,40 @@ class CompressProgress:
         """Whether the sites' profiles are stored."""
         return (self.folder / _PROFILES).is_file()
 
-    def profiles(self) -> Optional[Dict[str, SiteProfile]]:
-        """The sites' profiles, or None if they are not computed yet."""
+    def profiles(self, begun: bool = False) -> Optional[Dict[str, SiteProfile]]:
+        """The sites' profiles, or None if they are not computed yet.
+
+        Args:
+            begun (bool): Those of some sites, of a call that was interrupted. Defaults to False:
+                of all.
+        """
         if self._shared is not None:
-            return self._shared.profiles()
-        if not self.has_profiles():
+            return self._shared.profiles(begun)
+        name = _BEGUN if begun else _PROFILES
+        if not (self.folder / name).is_file():
             return None
-        return {name: SiteProfile(UnitOrder(found['order'], found['errors'],
+        return {site: SiteProfile(UnitOrder(found['order'], found['errors'],
                                             tuple(found['groups'])), found['losses'],
                                   found['rotated'], found['stream'])
-                for name, found in self._load(_PROFILES).items()}
+                for site, found in self._load(name).items()}
 
-    def save_profiles(self, profiles: Mapping[str, SiteProfile]) -> None:
-        """Write the profiles of all sites."""
+    def save_profiles(self, profiles: Mapping[str, SiteProfile], begun: bool = False) -> None:
+        """Write profiles.
+
+        Args:
+            profiles (Mapping[str, SiteProfile]): By site.
+            begun (bool): Whether there will be those of more sites. Defaults to False.
+        """
         if self._shared is not None:
-            self._shared.save_profiles(profiles)
+            self._shared.save_profiles(profiles, begun)
             return
-        self._save(_PROFILES, {name: dict(
+        self._save(_BEGUN if begun else _PROFILES, {name: dict(
             order=found.order.order, errors=found.order.errors,
             groups=_together(found.order.groups),
             losses=found.losses, rotated=found.rotated, stream=found.stream)
             for name, found in profiles.items()})
+        if not begun:
+            (self.folder / _BEGUN).unlink(missing_ok=True)
 
     def has_block(self, block: str) -> bool:
         """Whether a block's refitted weights are stored."""

@@ -88,6 +88,8 @@ class CompressOptions:
             and a generator, and returns an order of its units that replaces the closed form's.
             Defaults to None.
         seed (int): Seed of all random draws. Defaults to 0.
+        memory (int): Bytes of moments for orders that are kept at a time; sites that need more
+            are profiled in groups, with a pass each. Defaults to 4 GiB: one group up to ViT-L.
     """
 
     divisor: int = 8
@@ -104,6 +106,7 @@ class CompressOptions:
     refit: str = 'least-squares'
     choose: Optional[Callable[[HostSite, Moments, torch.Generator], Tensor]] = None
     seed: int = 0
+    memory: int = 2**32
 
 
 @dataclasses.dataclass
@@ -135,8 +138,10 @@ class SiteProfile:
 
 
 def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
-                  settings: CompressOptions) -> Dict[str, SiteProfile]:
-    """Orders and losses of all sites, from one pass forward and backward of the dense network.
+                  settings: CompressOptions, known: Optional[Mapping[str, SiteProfile]] = None,
+                  finished: Optional[Callable[[Dict[str, SiteProfile]], None]] = None
+                  ) -> Dict[str, SiteProfile]:
+    """Orders and losses of all sites, from one pass forward and backward for a group of sites.
 
     Heads that may become narrower are then rotated to other bases, which does not change the
     network's function.
@@ -147,25 +152,80 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         batches (Sequence): Calibration batches.
         forward (Callable): See :func:`compress`.
         settings (CompressOptions): As there.
+        known (Mapping[str, SiteProfile], optional): Profiles of some sites, of an interrupted
+            call. Defaults to none.
+        finished (Callable, optional): Called behind each group but the last, with all profiles
+            so far.
 
     Raises:
         ValueError: A site is not reached, an activation is not finite, or the outputs depend on
             no site.
     """
+    profiles = dict(known or {})
+    for profile in profiles.values():
+        take_weights(space.host, profile.rotated)
+    generator = torch.Generator().manual_seed(settings.seed)
+    groups = _groups({name: site for name, site in space.sites.items() if name not in profiles},
+                     settings.memory)
+    for number, sites in enumerate(groups, 1):
+        part = f' ({number} of {len(groups)})' if len(groups) > 1 else ''
+        profiles.update(_profile_group(dense, sites, batches, forward, settings, generator, part))
+        if finished is not None and number < len(groups):
+            finished(profiles)
+    if settings.choose is None and profiles and not any(
+            bool(profile.losses.any()) for profile in profiles.values()):
+        raise ValueError('expected outputs that change with the units of the network, found that '
+                         f'they depend on none of its {len(profiles)} sites (is the last layer '
+                         'all zeros?)')
+    return {name: profiles[name] for name in space.sites}
+
+
+def _groups(sites: Mapping[str, HostSite], most: int) -> List[Dict[str, HostSite]]:
+    """Neighbouring sites whose moments fit into a number of bytes; at least one a group."""
+    groups: List[Dict[str, HostSite]] = []
+    size = most
+    for name, site in sites.items():
+        # in fp64: moments of the inputs and, where units are ordered, of the outputs' gradients
+        own = 8 * sum(
+            sum(side**2 for side in weight_matrix(layer).shape)
+            for layer in _ordered_by(site).values()) + 8 * sum(
+            weight_matrix(layer).shape[1]**2 for layer in _rotated_layers(site).values())
+        if size + own > most:
+            groups.append({})
+            size = 0
+        groups[-1][name] = site
+        size += own
+    return groups
+
+
+def _ordered_by(site: HostSite) -> Dict[str, nn.Module]:
+    """The layers whose moments give the order of a site's units, by path."""
+    paths = (*(reader.path for reader in readers(site)), *site.lost_outputs())
+    return {path: site.module(path) for path in paths}
+
+
+def _rotated_layers(site: HostSite) -> Dict[str, nn.Module]:
+    """The projections of heads that may become narrower, by path."""
+    return layers_of(site) if isinstance(site, (HeadChannels, RotaryPairs)) else {}
+
+
+def _profile_group(dense: nn.Module, sites: Mapping[str, HostSite], batches: Sequence[Any],
+                   forward: Forward, settings: CompressOptions, generator: torch.Generator,
+                   part: str) -> Dict[str, SiteProfile]:
+    """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
     # by `site:path`, as two sites may share a layer
-    layers = {f'{name}:{path}': site.module(path)
-              for name, site in space.sites.items()
-              for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())}
+    layers = {f'{name}:{path}': layer for name, site in sites.items()
+              for path, layer in _ordered_by(site).items()}
     # a control (`choose`) orders plain units: nothing is rotated or fitted for it
-    narrowed = {name: site for name, site in space.sites.items() if settings.choose is None and
+    narrowed = {name: site for name, site in sites.items() if settings.choose is None and
                 isinstance(site, (HeadChannels, RotaryPairs))}
     pairs = {name: site for name, site in narrowed.items() if isinstance(site, RotaryPairs)}
     kernels = {name: HeadKernels(site, settings.rows, settings.rho)
-               for name, site in space.sites.items() if settings.choose is None and
+               for name, site in sites.items() if settings.choose is None and
                isinstance(site, HeadOperatorSite)}
     projections = {f'{name}:{path}': layer for name, site in narrowed.items()
-                   for path, layer in layers_of(site).items()}
-    streams = {name: site for name, site in space.sites.items() if settings.choose is None and
+                   for path, layer in _rotated_layers(site).items()}
+    streams = {name: site for name, site in sites.items() if settings.choose is None and
                isinstance(site, Embedding) and turns(dense, site, batches[0], forward)}
     # one pass: orders, bases of heads, kernels and streams all use the same activations
     with ExitStack() as stack:
@@ -173,7 +233,7 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         turned = stack.enter_context(turned_moments(pairs, settings.rows))
         for one in kernels.values():
             stack.enter_context(one)
-        found = collect(dense, shown(batches, 'Orders of units', settings), forward, layers,
+        found = collect(dense, shown(batches, f'Orders of units{part}', settings), forward, layers,
                         settings.rows, settings.logits, settings.seed, settings.per_unit[0],
                         settings.least_batches[0],
                         {name: layer for name, layer in projections.items()
@@ -182,9 +242,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     rotations = {name: _rotated(name, site, found, turned.get(name), settings)
                  for name, site in narrowed.items()}
     _fit_kernels(dense, kernels, batches, forward, settings)
-    generator = torch.Generator().manual_seed(settings.seed)
     profiles = {}
-    for name, site in space.sites.items():
+    for name, site in sites.items():
         if name in kernels:
             profiles[name] = _of_kernels(name, site, kernels[name], found)
         elif name in streams:
@@ -200,14 +259,9 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         with ExitStack() as stack:
             for one in kernels.values():
                 stack.enter_context(one)
-            _measure(dense, space, profiles, inputs, {**turned, **kernels},
+            _measure(dense, sites, profiles, inputs, {**turned, **kernels},
                      batches[-settings.probe_batches:], forward, settings)
-        _measure_streams(dense, space, profiles, batches, forward, settings)
-    if settings.choose is None and profiles and not any(
-            bool(profile.losses.any()) for profile in profiles.values()):
-        raise ValueError('expected outputs that change with the units of the network, found that '
-                         f'they depend on none of its {len(profiles)} sites (is the last layer '
-                         'all zeros?)')
+        _measure_streams(dense, sites, profiles, batches, forward, settings)
     return profiles
 
 
@@ -339,7 +393,7 @@ PROBES = (0.25, 0.5, 0.75)
 _AT_ONCE = 2**30
 
 
-def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfile],
+def _measure(dense: nn.Module, sites: Mapping[str, HostSite], profiles: Dict[str, SiteProfile],
              inputs: Mapping[str, Moments], others: Mapping[str, Any],
              batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
     """Scale the sites' losses, in place, to the measured change of the outputs at some sizes.
@@ -347,8 +401,8 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
     Between the measured sizes the factor is interpolated in its logarithm.
     """
     # a few sites at a time: one forward of the dense network serves all their changes
-    waiting, places = list(space.sites), {
-        name: _probed(site) for name, site in space.sites.items()
+    waiting, places = list(sites), {
+        name: _probed(site) for name, site in sites.items()
         if site.total > 1 and not isinstance(site, Embedding)}
     while waiting:
         changes, size = {}, 0
@@ -356,7 +410,7 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
         while waiting and (not changes or size < _AT_ONCE):
             name = waiting.pop(0)
             if name in places:
-                changes[name] = _changes(space.sites[name], name, profiles[name].order,
+                changes[name] = _changes(sites[name], name, profiles[name].order,
                                          places[name], inputs, others.get(name),
                                          settings.rho)
                 size += sum(change.deltas.numel() * 4 for change in changes[name])
@@ -366,14 +420,15 @@ def _measure(dense: nn.Module, space: SearchSpace, profiles: Dict[str, SiteProfi
             _scale(profiles[name], places[name], measured)
 
 
-def _measure_streams(dense: nn.Module, space: SearchSpace, profiles: Mapping[str, SiteProfile],
-                     batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
+def _measure_streams(dense: nn.Module, sites: Mapping[str, HostSite],
+                     profiles: Mapping[str, SiteProfile], batches: Sequence[Any],
+                     forward: Forward, settings: CompressOptions) -> None:
     """The same for residual streams, whose readers also see different norms."""
-    trials = [(name, size) for name, site in space.sites.items()
+    trials = [(name, size) for name, site in sites.items()
               if isinstance(site, Embedding) and site.total > 1 for size in _probed(site)]
     found: Dict[str, Dict[int, float]] = {}
     for name, size in shown(trials, 'Losses of widths', settings) if trials else ():
-        site, profile = space.sites[name], profiles[name]
+        site, profile = sites[name], profiles[name]
         # units of a turned stream mean directions: the network is tried in that basis
         with turned_stream(dense, site, profile.stream):
             kept = profile.order.order[:size].sort().values

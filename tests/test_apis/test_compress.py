@@ -737,6 +737,42 @@ def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, block
     assert len(saved) + blocks >= 3 and len(set(saved)) == len(saved)
 
 
+@pytest.mark.parametrize('build, sites', [
+    (vit, None), (Scores, ['mlp_hidden', 'embedding']), (vit, ['mlp_hidden', 'head_operator']),
+    (eva, ['mlp_hidden', 'head_channels'])])
+def test_sites_that_are_profiled_in_groups(build, sites, tmp_path, monkeypatch):
+    """As in one pass; a killed call goes on behind the last group that was finished."""
+    module = import_module('mmkcr.apis.site_profiles')
+    whole = compress(build(), IMAGES, '70%', sites, **OPTIONS)
+    options = dict(OPTIONS, memory=1)  # every site is a group
+    profiled, seen = module._profile_group, []
+
+    def counted(dense, group, *args):
+        if len(seen) == 1:
+            seen.append(None)
+            raise KeyboardInterrupt
+        seen.append(list(group))
+        return profiled(dense, group, *args)
+
+    monkeypatch.setattr(module, '_profile_group', counted)
+
+    def run():
+        return compress(build(), IMAGES, '70%', sites, **options,
+                        done=CompressProgress(tmp_path / 'out', dict(target='70%')))
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    found = run()
+    seen.remove(None)
+    assert all(len(group) == 1 for group in seen)
+    assert sorted(name for name, in seen) == sorted(whole.profiles)  # none of them twice
+    assert found.structure.sites == whole.structure.sites
+    for name, profile in whole.profiles.items():
+        torch.testing.assert_close(found.profiles[name].losses, profile.losses, rtol=1e-3,
+                                   atol=1e-6)
+    assert [file.name for file in (tmp_path / 'out').glob('profiles*')] == ['profiles.pth']
+
+
 def test_progress_of_another_compression_is_not_used(tmp_path):
     progress = CompressProgress(tmp_path / 'out/progress', dict(target='60%'))
     assert not (tmp_path / 'out').exists()
