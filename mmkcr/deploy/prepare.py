@@ -12,12 +12,14 @@ import torch
 from mmcv.cnn import Linear
 from torch import Tensor, nn
 
-from mmkcr.core import Unsupported
+from mmkcr.core import Axis, Unsupported
+from mmkcr.core.axes import sync_sizes
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.adapters.views import MLPView, of_library
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
 from mmkcr.models.layers.selection import Put, Take, largest_group
+from mmkcr.models.sites.mlp_channels import MLPChannels
 from .layers import traceable
 from .streams import permute_streams
 from .tensor_model import TensorModel
@@ -27,6 +29,9 @@ from .tensor_model import TensorModel
 SELECTION_FORMS: Dict[str, str] = dict(any='gather', onnxruntime='elements', openvino='gather',
                                        tensorrt='gather')
 RUNTIMES = tuple(SELECTION_FORMS)
+#: A selection of maps' channels costs as much as so many MACs for every number that it reads or
+#: writes (measured: docs/deploy.md). Layers that save less are faster with zeros in their weights.
+FILL_BELOW: Dict[str, float] = dict(onnxruntime=150., openvino=150.)
 #: From this number of contiguous kept channels on, gathering them as rows is faster.
 GROUPED_FROM = 16
 
@@ -39,6 +44,8 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
       of the host libraries.
     - Residual streams are permuted so that more selections of channels are contiguous, see
       :mod:`~mmkcr.deploy.streams`; the others get the form that is fastest in the runtime.
+    - Convolutions between selections that cost more than they save get zeros for the dropped
+      channels instead.
     - Weights that operators in place of heads derive from others are computed once.
     - Host layers that cannot be traced are replaced.
 
@@ -65,6 +72,8 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
             module.fold()
     if form is None:
         permute_streams(view)
+        if runtime in FILL_BELOW:
+            _fill_maps(view, FILL_BELOW[runtime])
     # before norms are split from their selections below, which then have no affine part
     for mlp in mlp_views(view):
         if not isinstance(mlp, Unsupported) and mlp.norm:
@@ -102,9 +111,14 @@ def describe_selections(model: nn.Module, runtime: str) -> str:
         model (nn.Module): See :func:`prepare`.
         runtime (str): Among :data:`RUNTIMES`.
     """
+    prepared = prepare(model, runtime)
     found = Counter('sliced' if module.contiguous else module.form
-                    for module in prepare(model, runtime).modules()
-                    if isinstance(module, (Take, Put)))
+                    for module in prepared.modules() if isinstance(module, (Take, Put)))
+    # every block takes once and puts once
+    before, after = (sum(isinstance(module, Put) for module in one.modules())
+                     for one in (model, prepared))
+    if before > after:
+        found['filled'] = 2 * (before - after)
     return ', '.join(f'{count} {form}' for form, count in found.most_common()) or 'none'
 
 
@@ -135,6 +149,42 @@ def _fold_norm(root: nn.Module, mlp: MLPView) -> None:
             layer.bias = nn.Parameter(shift)
     norm.weight = norm.bias = None
     norm.elementwise_affine = False
+
+
+@torch.no_grad()
+def _fill_maps(root: nn.Module, least: float) -> None:
+    """Put zeros in the place of channels that maps' selections drop, where they save too little.
+
+    Args:
+        root (nn.Module): Changed in place.
+        least (float): MACs that have to be saved for every number that is read or written.
+    """
+    for mlp in mlp_views(root):
+        taken = root.get_submodule(mlp.norm) if isinstance(mlp, MLPView) and mlp.norm else None
+        if not isinstance(taken, Take) or taken.dim != 1:
+            continue
+        kept, total = taken.kept, taken.total
+        # MACs per pixel: every weight of a convolution is used once
+        weights = sum(root.get_submodule(path).weight.numel() for path in (*mlp.inputs, mlp.output))
+        if weights * (total - len(kept)) / len(kept) >= least * (total + len(kept)):
+            continue
+        for axis in MLPChannels.of(root, mlp).axes():
+            if axis.value is not None:
+                _widen(axis, kept, total)
+        _set(root, mlp.norm, nn.Identity())
+        _set(root, mlp.after, root.get_submodule(mlp.after)[0])
+
+
+def _widen(axis: Axis, kept: Tensor, total: int) -> None:
+    """Zeros along an axis of kept channels for those that were dropped; variances are 1."""
+    value = axis.value
+    shape = list(value.shape)
+    shape[axis.dim] = total
+    wide = value.new_full(shape, float(axis.name == 'running_var'))
+    wide.index_copy_(axis.dim, kept, value.detach())
+    setattr(axis.module, axis.name,
+            nn.Parameter(wide) if isinstance(value, nn.Parameter) else wide)
+    sync_sizes(axis.module)
 
 
 @torch.no_grad()
