@@ -54,16 +54,16 @@ def test_for_a_runtime_sizes_are_fixed_and_the_dense_network_is_timed(run_tool, 
     assert 'width dynamic' in printed and 'of its MACs' not in printed
 
 
-@pytest.mark.parametrize('runtime, form', [('onnxruntime', 'elements'), ('any', 'gather')])
+@pytest.mark.parametrize('runtime', ['onnxruntime', 'any'])
 @pytest.mark.parametrize('ratio', [1.25, 1., 0.8])
-def test_a_file_slower_than_the_dense_one_is_told_with_its_form(ratio, runtime, form, run_tool,
+def test_a_file_slower_than_the_dense_one_is_told_with_its_form(ratio, runtime, run_tool,
                                                                 load_tool, deploy, monkeypatch):
     monkeypatch.setattr(load_tool(TOOL), 'measure_pair', lambda *args, **options: PairTiming(
         [0.004] * 3, [0.004 * ratio] * 3, 100, 80))
     printed = run_tool(TOOL, *deploy, '--runtime', runtime, '--static-size')
     assert f'{ratio:.3f} of the time of the dense network, at 0.800 of its MACs' in printed
     found = re.findall(r'^warning: slower than the dense network; selections of channels: '
-                       rf'(\d+) {form}(?:, \d+ sliced)?$', printed, re.M)
+                       r'4 sliced$', printed, re.M)  # of two blocks
     assert len(found) == (ratio > 1) == ('warning' in printed)
 
 

@@ -121,10 +121,9 @@ def test_mistakes(refused, search_config, args, message):
     assert message in refused(TOOL, search_config, *args)
 
 
-@pytest.mark.parametrize(('runtime', 'products', 'selection'), [
-    ('onnxruntime', ('MatMul', 'Gemm'), 'GatherElements'),
-    ('openvino', ('FullyConnected', 'MatMul'), 'Gather')])
-def test_the_times_of_operators(run_tool, search_config, runtime, products, selection):
+@pytest.mark.parametrize(('runtime', 'products'), [
+    ('onnxruntime', ('MatMul', 'Gemm')), ('openvino', ('FullyConnected', 'MatMul'))])
+def test_the_times_of_operators(run_tool, search_config, runtime, products):
     pytest.importorskip(runtime)
     printed = run_tool(TOOL, search_config, '--target-macs', '80%', '--divisor', 4,
                        '--runtime', runtime, '--operators', *FAST)
@@ -132,7 +131,8 @@ def test_the_times_of_operators(run_tool, search_config, runtime, products, sele
     *kinds, total = [(row[0], *map(float, row[1:])) for row in rows if len(row) == 3]
     assert total[0] == 'sum' and len(kinds) > 3
     assert any(product in name and dense > 0 for name, dense, _ in kinds for product in products)
-    assert selection in {name for name, dense, _ in kinds if not dense}  # of the slim side alone
+    # of the slim side alone: ranges of channels are put back, as there are two blocks
+    assert 'Pad' in {name for name, dense, _ in kinds if not dense}
     for side in (1, 2):  # of rounded milliseconds
         assert sum(kind[side] for kind in kinds) == pytest.approx(
             total[side], abs=1e-3 * len(kinds))
@@ -169,7 +169,7 @@ def test_a_slim_side_slower_than_dense_is_told_with_its_form(ratio, run_tool, lo
     assert warned == ([] if ratio <= 1 else [
         f'warning: in `{runtime}` at batch 2 the slim side takes 1.250 of the time of the dense '
         f'one; selections of channels: {form}' for runtime, form in (
-            ('eager', 'as they are'), ('onnxruntime', '4 elements'), ('openvino', '4 gather'))])
+            ('eager', 'as they are'), ('onnxruntime', '4 sliced'), ('openvino', '4 sliced'))])
 
 
 def test_forms_of_selections(run_tool, refused, search_config, read_rows, monkeypatch, load_tool):
