@@ -93,6 +93,7 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
     require_mmdeploy()
     from mmdeploy.apis import build_task_processor
     from mmdeploy.apis.onnx import export
+    from mmdet.models.dense_heads import RPNHead
     path, outputs = Path(path), _outputs(model)
     image = {0: 'batch', 2: 'height', 3: 'width'}
     found = {0: 'batch', 1: 'count'} if is_detector(model) else image
@@ -106,6 +107,8 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
         task = build_task_processor(config, deploy, 'cpu')
         # mmdeploy calls the task model itself, not its view as a function of tensors
         prepared = prepare(model, 'onnxruntime', True).model
+        if isinstance(getattr(prepared, 'rpn_head', None), RPNHead):  # two stages
+            _propose_by_level(prepared.rpn_head)
         # at a size at which every map is padded: operations missing in a trace are missing for good
         images = torch.randn(1, *padded_shape(prepared, shape))
         file = Path(work_dir) / 'end2end'
@@ -118,6 +121,35 @@ def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
         metrics = _compared(config, model, task, file, work_dir) if evaluate else {}
         target.write_bytes(file.read_bytes())
     return EndToEnd(path, seconds, metrics, timing)
+
+
+def _propose_by_level(head: nn.Module) -> None:
+    """Suppress proposals within their level of the pyramid, as mmdet does.
+
+    mmdeploy suppresses them across levels, and drops those below the threshold of the second
+    stage: the file would have other boxes than PyTorch.
+
+    Args:
+        head (nn.Module): An ``RPNHead``; changed in place, for mmdeploy.
+    """
+    from mmdeploy.mmcv.ops import multiclass_nms
+
+    def predict_by_feat(cls_scores: Sequence[torch.Tensor], *args: Any, cfg: Any = None,
+                        with_nms: bool = True, **kwargs: Any) -> Any:
+        cfg = head.test_cfg if cfg is None else cfg
+        # (B, N, 4) and (B, N, 1): at most `nms_pre` of each level, level after level
+        boxes, scores = type(head).predict_by_feat(  # mmdeploy's, while it exports
+            head, cls_scores, *args, cfg=cfg, with_nms=False, **kwargs)
+        most = cfg.get('nms_pre', 0)
+        levels = torch.cat([torch.full_like(found[0].flatten(), level)[:most if most > 0 else None]
+                            for level, found in enumerate(cls_scores)])
+        # each level is a class of its own, with scores of 0, which are never kept, for the others
+        scores = scores * (levels[:, None] == torch.arange(len(cls_scores))).to(scores)
+        return multiclass_nms(boxes, scores, cfg.max_per_img if most <= 0 else most,
+                              iou_threshold=cfg.nms['iou_threshold'], score_threshold=0.,
+                              keep_top_k=cfg.max_per_img)
+
+    head.predict_by_feat = predict_by_feat
 
 
 def _outputs(model: nn.Module) -> List[str]:

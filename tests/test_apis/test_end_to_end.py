@@ -17,8 +17,9 @@ SEGMENTOR = CONFIGS / 'segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scene
 SHAPE = (3, 64, 64)
 
 
-def detector():
+def detector(**boxes):
     config = load_config(DETECTOR)
+    config.model.roi_head.bbox_head.update(boxes)
     config.model.backbone.arch = dict(embed_dims=12, depths=[2, 2], num_heads=[2, 2])
     config.model.neck.update(in_channels=[12, 24], out_channels=16)
     for head in ('bbox_roi_extractor', 'mask_roi_extractor'):
@@ -42,6 +43,35 @@ def test_boxes_and_masks_at_another_size(tmp_path):
             size=(1, 3, *size)).astype('float32')))
         assert boxes.shape[-1] == 5 and boxes.shape[:2] == labels.shape == masks.shape[:2]
         assert (boxes[..., 2] <= size[1] + 1e-3).all() and (boxes[..., 3] <= size[0] + 1e-3).all()
+
+
+def test_the_boxes_are_those_of_pytorch(tmp_path):
+    """Proposals are suppressed within a level, and none for a low score (mmdeploy does both)."""
+    pytest.importorskip('mmdeploy')
+    import onnxruntime
+    from mmdet.structures import DetDataSample
+    # mmdeploy has one box for all classes of a proposal, that of the likeliest
+    config, model = detector(reg_class_agnostic=True)
+    generator = torch.Generator().manual_seed(0)
+    for layer in (model.rpn_head.rpn_cls, model.rpn_head.rpn_reg, model.roi_head.bbox_head.fc_cls,
+                  model.roi_head.bbox_head.fc_reg):
+        layer.weight.data = torch.randn(layer.weight.shape, generator=generator) * 0.05
+    model.rpn_head.rpn_cls.bias.data.fill_(-4.)  # scores of about 0.02
+    model.eval()
+    found = export_end_to_end(config, model, tmp_path / 'detector.onnx', SHAPE, 1)
+    session = onnxruntime.InferenceSession(str(found.path), providers=['CPUExecutionProvider'])
+    for height, width in ((64, 64), (96, 128)):
+        images = torch.randn(1, 3, height, width, generator=generator)
+        sample = DetDataSample(metainfo=dict(dict.fromkeys(
+            ('img_shape', 'ori_shape', 'pad_shape', 'batch_input_shape'), (height, width)),
+            scale_factor=(1., 1.)))
+        with torch.no_grad():
+            expected = model.predict(images, [sample])[0].pred_instances
+        boxes, labels, _ = session.run(None, dict(input=images.numpy()))
+        count = int((labels[0] >= 0).sum())
+        assert len(expected) == count > 10
+        wanted = torch.cat([expected.bboxes, expected.scores[:, None]], 1)
+        torch.testing.assert_close(torch.from_numpy(boxes[0, :count]), wanted, rtol=0, atol=1e-2)
 
 
 @pytest.mark.parametrize('slim', [False, True])
