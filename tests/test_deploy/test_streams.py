@@ -63,6 +63,31 @@ def test_the_same_outputs_with_more_ranges(cls, kwargs, streams, sliced):
     assert permute_streams(other) == 0  # there is nothing left to gain
 
 
+@pytest.mark.parametrize('others', [['heads'], ['head_channels', 'mlp_hidden'], ['qk_mask']])
+@pytest.mark.parametrize('cls, kwargs', [(KCRVisionTransformer, VIT),
+                                         (KCRSwinTransformer, dict(SWIN, out_indices=[0, 1]))])
+def test_beside_other_kinds_of_site(cls, kwargs, others):
+    torch.manual_seed(0)
+    model = cls(**kwargs)
+    space = SearchSpace.of_dense(model, ['mlp_channels', *others])
+    for parameter in model.parameters():
+        parameter.data.normal_(0.1, 0.3)
+
+    def half(site):  # of every group
+        each = site.total // site.rows
+        count = each if site.kind == 'qk_mask' else each // 2
+        return torch.cat([row * each + torch.randperm(each)[:count].sort().values
+                          for row in range(site.rows)])
+
+    space.slice_to(space.structure_for({name: half(site) for name, site in space.sites.items()}))
+    model.eval()
+    other, x = copy.deepcopy(model), torch.randn(2, *SHAPE)
+    assert permute_streams(other) > 0
+    with torch.no_grad():
+        for a, b in zip(other(x), model(x)):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize('kinds', [['mlp_hidden'], ['embedding'], ['heads']])
 def test_networks_without_selections_are_left_alone(kinds):
     model = subnet(KCRVisionTransformer, VIT, kinds)
