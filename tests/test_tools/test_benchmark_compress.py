@@ -6,10 +6,30 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.compress_study import study
 from mmkcr.apis.build import build_model, load_config
 
 REPO = Path(__file__).parents[2]
 DENSE = REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py'
+
+
+class Found:
+    """A detector whose subnets find nothing: mmdet then reports no AP."""
+
+    model = None
+
+    def metrics(self, model):
+        return {'coco/bbox_mAP': 0.5}
+
+    def run(self, variant, target):
+        return dict(macs=target, error=1.)
+
+
+def test_a_detector_that_finds_nothing():
+    rows = study([Found()], ['random'], [0.5], 'coco/bbox_mAP', lambda text: None)
+    assert [row['mean'] for row in rows] == [0.5, 0.]
+    with pytest.raises(ValueError, match=r"a metric of \['coco/bbox_mAP'\], found 'mIoU'"):
+        study([Found()], ['random'], [0.5], 'mIoU')
 
 
 @pytest.mark.long

@@ -140,14 +140,20 @@ def study(subjects: Sequence[Subject], variants: Sequence[str], targets: Sequenc
         targets (Sequence[float]): Shares of the dense MACs.
         metric (str): Key of the metric, such as ``'accuracy/top1'``.
         say (Callable): Told every row. Defaults to ``print``.
+
+    Raises:
+        ValueError: The dense networks do not have the metric.
     """
-    rows = [summary('dense', 1., [subject.metrics(subject.model)[metric]
-                                  for subject in subjects])]
+    dense = [subject.metrics(subject.model) for subject in subjects]
+    if not all(metric in found for found in dense):
+        raise ValueError(f'expected a metric of {sorted(dense[0])}, found {metric!r}')
+    rows = [summary('dense', 1., [found[metric] for found in dense])]
     say(str(rows[0]))
     for target in targets:
         for variant in variants:
             found = [subject.run(variant, target) for subject in subjects]
-            rows.append(summary(variant, target, [one[metric] for one in found],
+            # a detector that finds nothing has no AP, but an error in the log
+            rows.append(summary(variant, target, [one.get(metric, 0.) for one in found],
                                 statistics.mean(one['macs'] for one in found)))
             rows[-1]['errors'] = [one['error'] for one in found]
             say(str(rows[-1]))
