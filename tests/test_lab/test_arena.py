@@ -293,13 +293,15 @@ def test_the_report_reads_what_is_finished(result, folder, monkeypatch):
 
 
 def test_records_give_percents_and_the_kernel_complexity(tmp_path):
-    for name, ap in (('dense', 0.7), ('50-random', 0.25)):
+    for name, metrics in (('dense', {'coco/bbox_mAP': 0.7}), ('50-random', {'coco/bbox_mAP': 0.25}),
+                          ('50-random-before', {})):
         folder = tmp_path / 'seed0' / f'evaluate-{name}'
         folder.mkdir(parents=True)
         (folder / RECORD).write_text(json.dumps(dict(result=dict(
-            metrics={'coco/bbox_mAP': ap}, macs=9, backbone=dict(macs=4), kernel=dict(kc=0.1)))))
+            metrics=metrics, macs=9, backbone=dict(macs=4), kernel=dict(kc=0.1)))))
     dense, random = read_rows(tmp_path, [0.5], ['random', 'refit'], [0, 1], 'coco/bbox_mAP')
     assert (dense['after'], random['after']) == ({0: 70.}, {0: 25.})
+    assert random['before'] == {0: 0.}  # it finds nothing
     assert random['kc'] == {0: 0.1} and random['macs'] == {0: 4}
     assert '25.00' in table(summarise([dense, random]), metric='coco/bbox_mAP')
 

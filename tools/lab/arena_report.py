@@ -107,7 +107,8 @@ def _row(folder: Path, name: str, budget: float, prefix: str,
         for key, end in (('after', ''), ('before', '-before')):
             found = _result(folder / f'seed{seed}' / f'evaluate-{prefix}{name}{end}' / RECORD)
             if found:
-                row[key][seed] = found['metrics'][metric] * scale
+                # a detector that finds nothing has no AP
+                row[key][seed] = found['metrics'].get(metric, 0.) * scale
                 if key == 'after':
                     row['macs'][seed] = found.get('backbone', found)['macs']
                     if 'kernel' in found:
