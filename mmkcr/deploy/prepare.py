@@ -12,13 +12,13 @@ import torch
 from mmcv.cnn import Linear
 from torch import Tensor, nn
 
-from mmkcr.core import Axis, Unsupported
+from mmkcr.core import Unsupported
 from mmkcr.core.axes import sync_sizes
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.adapters.views import MLPView, of_library
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
-from mmkcr.models.layers.selection import Put, Take, largest_group
+from mmkcr.models.layers.selection import Put, Take, largest_group, put
 from mmkcr.models.sites.mlp_channels import MLPChannels
 from .layers import traceable
 from .streams import permute_streams
@@ -170,21 +170,13 @@ def _fill_maps(root: nn.Module, least: float) -> None:
             continue
         for axis in MLPChannels.of(root, mlp).axes():
             if axis.value is not None:
-                _widen(axis, kept, total)
+                # a norm's scale is 0 there as well, so a variance of 0 does no harm
+                wide = put(axis.value.detach(), kept, total, axis.dim)
+                setattr(axis.module, axis.name, nn.Parameter(wide) if isinstance(
+                    axis.value, nn.Parameter) else wide)
+                sync_sizes(axis.module)
         _set(root, mlp.norm, nn.Identity())
         _set(root, mlp.after, root.get_submodule(mlp.after)[0])
-
-
-def _widen(axis: Axis, kept: Tensor, total: int) -> None:
-    """Zeros along an axis of kept channels for those that were dropped; variances are 1."""
-    value = axis.value
-    shape = list(value.shape)
-    shape[axis.dim] = total
-    wide = value.new_full(shape, float(axis.name == 'running_var'))
-    wide.index_copy_(axis.dim, kept, value.detach())
-    setattr(axis.module, axis.name,
-            nn.Parameter(wide) if isinstance(value, nn.Parameter) else wide)
-    sync_sizes(axis.module)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ faster than they gather channels. With one order the selections of any two block
 ranges, and those of more blocks only if they overlap as intervals do (such as nested ones).
 """
 
-from typing import Any, List, Optional, Sequence, Set
+from typing import List, Optional, Sequence, Set
 
 import torch
 from torch import Tensor, nn
@@ -73,16 +73,12 @@ def _select(host: nn.Module, mlp: MLPView, kept: Tensor, total: int) -> None:
 
 def _restore(host: nn.Module, stream: StreamView, places: Tensor) -> None:
     """Give the features of a stream their own order where they leave the host."""
-    outputs = set(stream.outputs(host))
 
-    def restore(_: nn.Module, __: Any, found: Any) -> Any:
-        if isinstance(found, Tensor):
-            return found.index_select(1 if found.ndim == 4 else -1,
-                                      places.to(found.device))
-        return type(found)(restore(host, None, out) if place in outputs else out
-                           for place, out in enumerate(found))
+    def own_order(feature: Tensor, dim: int) -> Tensor:
+        return feature.index_select(dim, places.to(feature.device))
 
-    host.register_forward_hook(restore)
+    host.register_forward_hook(
+        lambda _, __, found: stream.change_outputs(host, found, own_order))
 
 
 def range_order(selections: Sequence[Tensor], total: int) -> Tensor:

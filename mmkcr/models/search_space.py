@@ -507,7 +507,7 @@ class SearchSpace:
         """
         for site in self._sites.values():
             if isinstance(site, Embedding):
-                outputs = _widened(site, outputs)
+                outputs = site.view.change_outputs(site.host, outputs, site.widen)
         first = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
         return _channels_first(outputs) if first is not None and first.is_contiguous() else outputs
 
@@ -537,13 +537,3 @@ def _channels_first(outs: Any) -> Any:
     if type(outs) in (list, tuple):
         return type(outs)(map(_channels_first, outs))
     return outs
-
-
-def _widened(site: Embedding, outputs: Any) -> Any:
-    """Widen a stream's features, in the tuple or alone as a host returns them."""
-    if isinstance(outputs, Tensor):
-        return _widened(site, (outputs, ))[0]
-    places = set(site.view.outputs(site.host))
-    return type(outputs)(
-        site.widen(out, 1 if out.ndim == 4 else -1) if place in places else out
-        for place, out in enumerate(outputs))

@@ -6,14 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmpretrain.models import VisionTransformer
-from torch import nn
 
 from mmkcr.apis.export import export_onnx
 from mmkcr.apis.latency import random_subnet
 from mmkcr.deploy.prepare import describe_selections, prepare
 from mmkcr.deploy.streams import permute_streams, range_order
-from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers.selection import Put, is_range
 from mmkcr.models.search_space import SearchSpace
 
@@ -97,10 +95,13 @@ def test_networks_without_selections_are_left_alone(kinds):
 
 
 def test_hosts_without_an_adapter_are_left_alone():
-    class Own(VisionTransformer):
-        """Blocks of one's own."""
-
-    assert permute_streams(nn.Sequential(nn.Linear(2, 2), Own(**VIT))) == 0
+    """EfficientViT's streams have none, though its channels are selected."""
+    arch = dict(widths=[8, 16, 32], depths=[1, 2, 1], head_dim=8)
+    model = subnet(KCREfficientViT, dict(arch=arch))
+    before = copy.deepcopy(model.state_dict())
+    assert ranges(model) < sum(isinstance(module, Put) for module in model.modules())
+    assert permute_streams(model) == 0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_given_form_keeps_the_order_of_the_channels():

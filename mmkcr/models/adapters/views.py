@@ -22,7 +22,7 @@ from typing import (
     Union,
 )
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from mmkcr.core import Axis, Unsupported
 
@@ -232,6 +232,21 @@ class StreamView:
     def outputs(self, host: nn.Module) -> Sequence[int]:
         """Positions, in the tuple that the host returns, of features with these channels."""
         raise NotImplementedError
+
+    def change_outputs(self, host: nn.Module, found: Any,
+                       change: Callable[[Tensor, int], Tensor]) -> Any:
+        """Change the features with these channels among what a host returns.
+
+        Args:
+            host (nn.Module): The host.
+            found (Tensor | tuple | list): What it returned: the features, or one alone.
+            change (Callable): Takes a feature and the dimension of its channels.
+        """
+        if isinstance(found, Tensor):
+            return self.change_outputs(host, (found, ), change)[0]
+        places = set(self.outputs(host))
+        return type(found)(change(out, 1 if out.ndim == 4 else -1) if place in places else out
+                           for place, out in enumerate(found))
 
 
 Adapter = Callable[..., Any]
