@@ -20,5 +20,5 @@ param_scheduler = [
     dict(type='PolyLR', eta_min=0., power=1., by_epoch=False, begin=30, end=300)
 ]
 train_cfg = dict(max_iters=300)
-# Mean mIoU of seeds 0 to 2 and three standard deviations (../README.md). Chance gives 5.
-expected = dict(mIoU=(11.0, 6.9))
+# mIoU of seeds 0 to 2: 11.0 ± 2.3 (../README.md), so near to the 5 of chance that there is nothing
+# to check: 300 iterations are a start for the search, not a training.
