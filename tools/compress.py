@@ -48,7 +48,6 @@ from mmkcr.apis.refit_structure import refit_files
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
-from mmkcr.deploy.runtimes import require_runtime
 from mmkcr.visualization import format_table
 
 
@@ -327,7 +326,6 @@ def check_later_steps(args: Any) -> None:
                                  f'`{args.config}` without')
     check_data_folders(dense, fields)
     if args.int8 is not None:
-        require_runtime(args.int8)
         require_quantizer(args.int8)
 
 

@@ -11,7 +11,8 @@ from mmengine.config import Config, ConfigDict
 from mmpretrain.models.heads import ClsHead, RegressionHead
 from torch import nn
 
-from mmkcr.core import atomic_write, load_table, remove_stale
+from mmkcr.core import atomic_write, remove_stale
+from mmkcr.deploy.int8 import require_quantizer
 from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.models.utils import (
     deciding_scores,
@@ -39,7 +40,7 @@ from .compress_progress import CompressProgress, kept_profiles
 from .count import Parts, count_parts, counted_proposals
 from .finetune import without_initial_weights
 from .int8 import DeployedFile, deploy_int8
-from .latency_table import check_prediction
+from .latency_table import check_prediction, usable_table
 from .site_profiles import SiteProfile
 from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 
@@ -225,13 +226,16 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
 
     Raises:
         FileNotFoundError: Config, checkpoint or images are missing.
+        ImportError: The runtime of ``latency`` or ``int8`` is.
         ValueError: They do not belong together, or as in ``compress``. Nothing is written then.
     """
+    if int8 is not None:
+        require_quantizer(int8)
     task = compress_task(config, checkpoint, calibration, images, batch_size, shape, part, out,
                          seed, device, options, scope)
     model, batches, folder = task.model, task.batches, task.folder
-    table = None if latency is None else load_table(latency, _about(task.input_shape, task.part),
-                                                    force_latency)
+    table = None if latency is None else usable_table(latency, _about(task.input_shape, task.part),
+                                                      force_latency)
     kept = kept_profiles(folder, dict(task.key, digest=batches.digest()), sites, settings, profiles)
     known = kept.has_profiles()
     done = CompressProgress(folder / PROGRESS, dict(

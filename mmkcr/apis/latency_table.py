@@ -7,7 +7,18 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import torch
 from torch import nn
@@ -114,9 +125,24 @@ def chosen_table(args: Namespace) -> Optional[Path]:
                                     f'`{_command(args, wanted)}` measures it')
     elif args.runtime is not None:
         _require(args.runtime)
-    # a given table may say more than the arguments, and the built network is timed in its runtime
-    _require(load_table(path, given, args.force_table).settings.get('runtime', ''))
+    usable_table(path, given, args.force_table)  # it may say more than the arguments
     return Path(path)
+
+
+def usable_table(path: Union[str, Path], settings: Optional[Mapping[str, Any]] = None,
+                 force: bool = False) -> LatencyTable:
+    """Load a table whose runtime is installed: the built network will be timed in it.
+
+    Args:
+        path (str | Path): Other arguments as in :func:`~mmkcr.core.load_table`.
+
+    Raises:
+        ImportError: The runtime is not installed.
+        ValueError: As in ``load_table``.
+    """
+    table = load_table(path, settings, force)
+    _require(table.settings.get('runtime', ''))
+    return table
 
 
 def _require(runtime: str) -> None:

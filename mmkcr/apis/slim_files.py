@@ -9,7 +9,7 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.core import Structure, atomic_write, load_table
+from mmkcr.core import Structure, atomic_write
 from mmkcr.core.added import added_layers
 from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
 from mmkcr.safe_load import is_address
@@ -27,7 +27,7 @@ from .build import (
 from .calibration_data import calibration_images
 from .count import Parts, count_parts, counted_proposals
 from .fold_masks import fold_masks as fold
-from .latency_table import check_prediction
+from .latency_table import check_prediction, usable_table
 from .slim import slim
 
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
@@ -105,6 +105,7 @@ def slim_files(config: Union[str, Path],
 
     Raises:
         FileNotFoundError: Config or checkpoint is missing.
+        ImportError: The runtime of ``latency`` is.
         ValueError: They do not belong together, there are no gates, or the
             target is unreachable.
     """
@@ -125,8 +126,8 @@ def slim_files(config: Union[str, Path],
     dense = state_bytes(whole) - sum(map(state_bytes, (*gates, *added_layers(whole).values())))
     content = load_weights(model, checkpoint, online)
     shape = tuple(shape or default_shape(cfg, model))
-    table = None if latency is None else load_table(latency, dict(input_shape=list(shape)),
-                                                    force_latency)
+    table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
+                                                      force_latency)
     batches = None if fold_masks is None else () if not fold_masks else calibration_images(
         cfg, task, calibration, fold_masks)
     if searched:

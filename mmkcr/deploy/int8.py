@@ -10,6 +10,7 @@ from typing import Dict, Sequence, Union
 import numpy as np
 
 from mmkcr.core import atomic_write
+from .runtimes import require_runtime
 
 #: Quantisation library of each runtime.
 QUANTIZERS: Dict[str, str] = dict(onnxruntime='onnxruntime', openvino='nncf')
@@ -45,18 +46,19 @@ def quantize_onnx(source: Union[str, Path], target: Union[str, Path],
 
 
 def require_quantizer(runtime: str) -> None:
-    """Check that the library that makes int8 files for a runtime is installed.
+    """Check that a runtime and the library that makes its int8 files are installed.
 
     Args:
         runtime (str): One of :data:`QUANTIZERS`.
 
     Raises:
         ValueError: Another runtime.
-        ImportError: It is not there; the message says what to install.
+        ImportError: One is not there; the message says what to install.
     """
     if runtime not in QUANTIZERS:
         raise ValueError(f'expected a runtime that int8 files are made for, of '
                          f'{sorted(QUANTIZERS)}, found {runtime!r}')
+    require_runtime(runtime)
     if importlib.util.find_spec(QUANTIZERS[runtime]) is None:
         raise ImportError(f'expected the quantiser of `{runtime}`, found that it is not installed: '
                           f'pip install {QUANTIZERS[runtime]}')

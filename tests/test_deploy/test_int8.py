@@ -54,9 +54,11 @@ def test_refusals(tmp_path, monkeypatch):
         quantize_onnx('a.onnx', tmp_path / 'b.onnx', [], 'tensorrt')
     with pytest.raises(ValueError, match='at least one batch of calibration images'):
         quantize_onnx('a.onnx', tmp_path / 'b.onnx', [])
-    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    with pytest.raises(ImportError, match='not installed: pip install nncf'):
-        quantize_onnx('a.onnx', tmp_path / 'b.onnx', [np.zeros(1)], 'openvino')
+    for missing in ('nncf', 'openvino'):
+        monkeypatch.setattr('importlib.util.find_spec',
+                            lambda name, missing=missing: None if name == missing else name)
+        with pytest.raises(ImportError, match=f'not installed: pip install {missing}'):
+            quantize_onnx('a.onnx', tmp_path / 'b.onnx', [np.zeros(1)], 'openvino')
     assert not list(tmp_path.iterdir())
 
 

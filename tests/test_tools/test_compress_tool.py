@@ -202,7 +202,6 @@ def test_files_that_take_other_images_do_not_cost_the_report(load_tool, data, tm
         return evaluate(config, checkpoint, work_dir)
 
     for name, value in dict(compress_files=with_file, evaluate=refusing,
-                            require_runtime=lambda _: None,
                             require_quantizer=lambda _: None).items():
         monkeypatch.setattr(tool, name, value)
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')

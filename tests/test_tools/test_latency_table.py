@@ -8,6 +8,8 @@ import pytest
 
 from mmkcr.apis import latency_table
 from mmkcr.apis.build import load_config
+from mmkcr.apis.compress_files import compress_files
+from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import LatencyTable, Structure
 from mmkcr.core.machine import this_machine
 
@@ -104,10 +106,20 @@ def test_a_runtime_that_is_not_installed(tool, refused, dense, search_config, ch
     monkeypatch.setattr(importlib.util, 'find_spec',
                         lambda name, *rest: None if name == 'openvino' else find(name, *rest))
     path = tmp_path / 'table.json'
-    LatencyTable(this_machine(), dict(runtime='openvino', threads=1, batch=1), 1000).save(path)
+    LatencyTable(this_machine(), dict(runtime='openvino', threads=1, batch=1, part=None,
+                                      input_shape=[3, 32, 32]), 1000).save(path)
     given = dict(compress=(*dense, '--sites', 'mlp_hidden', '--images', 16),
                  slim=(search_config, checkpoint))[tool]
     for words in (['--runtime', 'openvino'], ['--latency-table', path],
                   ['--latency-table', path, '--runtime', 'openvino']):
         assert refused(tool, *given, '--target-latency', '80%', *words).rstrip().endswith(
             'expected the runtime `openvino`, found that it is not installed: pip install openvino')
+    # nor from Python
+    config, weights = given[:2]
+    with pytest.raises(ImportError, match='pip install openvino'):
+        if tool == 'compress':
+            compress_files(config, weights, '80%', ['mlp_hidden'], images=16, latency=path,
+                           out=tmp_path / 'out')
+        else:
+            slim_files(config, weights, '80%', latency=path, out=tmp_path / 'out')
+    assert not list((tmp_path / 'out').glob('*'))
