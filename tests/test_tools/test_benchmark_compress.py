@@ -11,6 +11,7 @@ from mmkcr.apis.build import build_model, load_config
 
 REPO = Path(__file__).parents[2]
 DENSE = REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py'
+TIMM = REPO / 'tools/lab/arena_stages/dense_timm-vit-nano.py'
 
 
 class Found:
@@ -33,7 +34,9 @@ def test_a_detector_that_finds_nothing():
 
 
 @pytest.mark.long
-def test_table(run_tool, small_digits, tmp_path):
+@pytest.mark.parametrize('config, variants', [
+    (DENSE, ['refit', 'random']), (TIMM, ['refit', 'torch_pruning', 'torch_pruning_refit'])])
+def test_table(run_tool, small_digits, tmp_path, config, variants):
     options = [f'{part}_dataloader.{key}' for part in ('train', 'val', 'test')
                for key in (f'dataset.data_root={small_digits}', 'num_workers=0',
                            'persistent_workers=False')]
@@ -41,15 +44,15 @@ def test_table(run_tool, small_digits, tmp_path):
     for seed in range(2):
         torch.manual_seed(seed)
         seeds.append(tmp_path / f'seed_{seed}.pth')
-        torch.save(dict(state_dict=build_model(load_config(DENSE)).state_dict(), meta={}),
+        torch.save(dict(state_dict=build_model(load_config(config)).state_dict(), meta={}),
                    seeds[-1])
-    printed = run_tool('benchmarks/compress', DENSE, *seeds, '--metric', 'accuracy/top1',
-                       '--targets', '0.5', '--variants', 'refit', 'random', '--images', '16',
+    printed = run_tool('benchmarks/compress', config, *seeds, '--metric', 'accuracy/top1',
+                       '--targets', '0.5', '--variants', *variants, '--images', '16',
                        '--out', 'out', '--cfg-options', *options)
     found = json.loads((tmp_path / 'out/compress.json').read_text())
     assert found['seeds'] == 2
     dense, *rows = found['rows']
-    assert [row['variant'] for row in rows] == ['refit', 'random']
+    assert [row['variant'] for row in rows] == variants
     assert all(0.45 < row['macs'] <= 0.5 and 0 <= row['mean'] <= 100 for row in rows)
     assert rows[0]['macs'] > 0 and dense['macs'] == 1
     assert 'accuracy/top1' in printed and (tmp_path / 'out/compress.png').is_file()

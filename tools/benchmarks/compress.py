@@ -18,7 +18,7 @@ from mmengine.config import DictAction
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.compress_study import VARIANTS, Subject, study
+from lab.compress_study import ANYWHERE, VARIANTS, Subject, study
 from mmkcr.apis.build import load_config
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress import check_kinds
@@ -36,8 +36,8 @@ def make_parser() -> Parser:
     parser.add_argument('checkpoints', nargs='+', help='its weights, one file a seed')
     parser.add_argument('--targets', type=float, nargs='+', default=[0.8, 0.7, 0.55, 0.47, 0.33],
                         help='shares of the dense MACs (%(default)s)')
-    parser.add_argument('--variants', nargs='+', choices=list(VARIANTS), default=list(VARIANTS),
-                        help='ways to choose and refit (all)')
+    parser.add_argument('--variants', nargs='+', choices=list(VARIANTS), default=list(ANYWHERE),
+                        help='ways to choose and refit (all but Torch-Pruning, for a ViT of timm)')
     parser.add_argument('--metric', required=True,
                         help='such as accuracy/top1, coco/bbox_mAP, mIoU')
     parser.add_argument('--sites', nargs='+', help='kinds of site (those of compress)')

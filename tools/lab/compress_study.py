@@ -13,9 +13,11 @@ from mmkcr.apis.build import build_model, default_shape, load_weights
 from mmkcr.apis.calibration_data import calibration_images
 from mmkcr.apis.compress import compress
 from mmkcr.apis.compress_files import task_outputs
+from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.functional.moments import Moments
 from mmkcr.models.calibration import readers
 from mmkcr.models.sites.base import HostSite
+from .torch_pruning import PRUNED, torch_pruning_structure
 
 
 def at_random(site: HostSite, moments: Moments, generator: torch.Generator) -> Tensor:
@@ -53,10 +55,13 @@ class Variant(NamedTuple):
     Args:
         label (str): In tables.
         options (dict): Of :func:`~mmkcr.apis.compress.compress`.
+        importance (str, optional): Torch-Pruning chooses, by this one of its criteria
+            (:func:`~lab.torch_pruning.torch_pruning_structure`). Defaults to None.
     """
 
     label: str
     options: Dict[str, Any]
+    importance: Optional[str] = None
 
 
 VARIANTS: Mapping[str, Variant] = dict(
@@ -70,7 +75,12 @@ VARIANTS: Mapping[str, Variant] = dict(
     random_refit=Variant('random units, refitted', dict(uniform=True, choose=at_random)),
     readers=Variant('shared out, readers refitted alone', dict(refit='readers')),
     random_readers=Variant('random units, readers refitted alone',
-                           dict(uniform=True, choose=at_random, refit='readers')))
+                           dict(uniform=True, choose=at_random, refit='readers')),
+    torch_pruning=Variant('Torch-Pruning, weights', dict(refit='none'), 'magnitude'),
+    torch_pruning_taylor=Variant('Torch-Pruning, first order', dict(refit='none'), 'taylor'),
+    torch_pruning_refit=Variant('Torch-Pruning, weights; refitted', {}, 'magnitude'))
+#: Those that any network can have.
+ANYWHERE = tuple(name for name, variant in VARIANTS.items() if variant.importance is None)
 
 
 class Subject:
@@ -118,13 +128,19 @@ class Subject:
 
     def run(self, variant: str, target: float) -> Dict[str, float]:
         """Compress by a variant to a target; metrics, agreement and the share of MACs reached."""
-        options = VARIANTS[variant].options
-        key = options.get('choose')
-        result = compress(self.model, self.batches, target, self.sites, self.shape, self.part,
-                          task_outputs, held_out=self.held_out, logits=self.logits,
-                          progress=False, seed=self.seed, profiles=self._profiles.get(key),
-                          **options)
-        self._profiles[key] = result.profiles
+        _, options, importance = VARIANTS[variant]
+        common = dict(input_shape=self.shape, part=self.part, forward=task_outputs,
+                      held_out=self.held_out, logits=self.logits, progress=False, seed=self.seed,
+                      **options)
+        if importance:
+            structure = torch_pruning_structure(self.model, self.sites or PRUNED, target,
+                                                self.batches, importance)
+            result = refit_structure(self.model, structure, self.batches, **common)
+        else:
+            key = options.get('choose')
+            result = compress(self.model, self.batches, target, self.sites,
+                              profiles=self._profiles.get(key), **common)
+            self._profiles[key] = result.profiles
         macs = result.structure.macs
         return dict(self.metrics(result.model), macs=macs['subnet'] / macs['dense'],
                     error=result.agreement['error'])

@@ -6,7 +6,7 @@ written as a structure, and sliced by us: the weights that stay are the same.
 
 import copy
 import warnings
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,21 @@ from torch.nn import functional
 
 from mmkcr.apis.compress import macs_model, searched
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.core import Structure
+from mmkcr.core import Structure, parse_target
 from mmkcr.models.search_space import SearchSpace
 
 #: Its criteria: norms of weights, its default; and first order, with the labels that the dense
 #: network gives.
 IMPORTANCES = ('magnitude', 'taylor')
+#: Kinds of site that it can remove units of.
+PRUNED = ('mlp_hidden', 'heads')
 #: Halvings of the interval that the ratio of pruning is in.
 STEPS = 12
 
 
-def torch_pruning_structure(model: nn.Module, sites: Sequence[str], target: int,
-                            batches: Sequence[Any], importance: str = 'magnitude') -> Structure:
+def torch_pruning_structure(model: nn.Module, sites: Sequence[str],
+                            target: Union[str, int, float], batches: Sequence[Any],
+                            importance: str = 'magnitude') -> Structure:
     """The largest structure within a budget that Torch-Pruning gives.
 
     Hidden units and whole heads are removed by one ratio in every layer, as in its example for
@@ -33,8 +36,8 @@ def torch_pruning_structure(model: nn.Module, sites: Sequence[str], target: int,
 
     Args:
         model (nn.Module): A classifier with a ViT of timm; it is left as it is.
-        sites (Sequence[str]): ``'mlp_hidden'`` and ``'heads'``.
-        target (int): Most MACs.
+        sites (Sequence[str]): Of :data:`PRUNED`.
+        target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`.
         batches (Sequence): Of the data preprocessor; the first traces the network, all give the
             gradients of ``'taylor'``.
         importance (str): Of :data:`IMPORTANCES`. Defaults to ``'magnitude'``.
@@ -57,17 +60,18 @@ def torch_pruning_structure(model: nn.Module, sites: Sequence[str], target: int,
     gradients = _gradients(model, batches) if importance == 'taylor' else []
     space = searched(counted := copy.deepcopy(model), sites)
     macs = macs_model(counted, space, batches[0]['inputs'].shape[1:], None)
+    limit = parse_target(target, macs.dense)
     low, high, best = 0., 1., None
     for _ in range(STEPS):
         ratio = (low + high) / 2
         removed = _removed(torch_pruning, model, gradients, batches[0], ratio)
         structure = space.structure_for(_kept(space, removed))
-        if macs(structure.sizes()) <= target:
+        if macs(structure.sizes()) <= limit:
             high, best = ratio, structure
         else:
             low = ratio
     if best is None:
-        raise ValueError(f'expected a target that Torch-Pruning reaches, found {target} MACs')
+        raise ValueError(f'expected a target that Torch-Pruning reaches, found {limit} MACs')
     return best
 
 
