@@ -29,7 +29,6 @@ from mmengine.runner import Runner
 from mmkcr.apis.arguments import add_targets, chosen_target
 from mmkcr.apis.build import image_shape, load_config
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.compress import DEFAULT_SITES, REFITTED, SCOPES
 from mmkcr.apis.compress_files import (
     CONFIG,
     CompressFiles,
@@ -38,6 +37,7 @@ from mmkcr.apis.compress_files import (
     compress_task,
     dense_and_slim,
 )
+from mmkcr.apis.compression import DEFAULT_SITES, REFITTED, SCOPES
 from mmkcr.apis.count import Parts, part_rows
 from mmkcr.apis.finetune import shortened, write_finetune_config
 from mmkcr.apis.latency_table import add_table_arguments, chosen_table

@@ -1,10 +1,27 @@
-"""What a user imports: build, compress, slim, count, infer."""
+"""What a user imports: build, compress, slim, count, infer.
 
-from .compress import CompressResult, compress
-from .count import count_macs, macs_report
-from .fold_masks import fold_masks
-from .inference import inferencer, list_models, model_config, register_models
-from .slim import slim
+A name is imported when it is asked for: the command line shows its help without the hosts' models.
+"""
 
-__all__ = ['CompressResult', 'compress', 'count_macs', 'fold_masks', 'inferencer', 'list_models',
-           'macs_report', 'model_config', 'register_models', 'slim']
+from importlib import import_module
+from typing import Any, List
+
+_HOMES = dict(
+    CompressOptions='site_profiles', CompressResult='compression', compress='compression',
+    compress_budgets='budgets', count_macs='count', macs_report='count',
+    fold_masks='mask_folding', inferencer='inference', list_models='inference',
+    model_config='inference', register_models='inference', slim='slimming')
+
+__all__ = ['CompressOptions', 'CompressResult', 'compress', 'compress_budgets', 'count_macs',
+           'fold_masks', 'inferencer', 'list_models', 'macs_report', 'model_config',
+           'register_models', 'slim']
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(import_module(f'{__name__}.{_HOMES[name]}'), name)
+
+
+def __dir__() -> List[str]:
+    return __all__

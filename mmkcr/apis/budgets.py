@@ -19,8 +19,8 @@ from mmkcr.models.backbone_loading import OUTSIDE, RUNGS, load_outside
 from mmkcr.models.calibration import Forward
 from mmkcr.models.sites.base import HostSite, KindConfig
 from mmkcr.models.sites.embedding import Embedding
-from .compress import CompressResult, compress, macs_model, searched
 from .compress_progress import CompressProgress
+from .compression import CompressResult, compress, macs_model, searched
 from .share_out import check_reach
 from .site_profiles import CompressOptions
 

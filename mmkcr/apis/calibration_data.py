@@ -18,7 +18,7 @@ from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import find_pipeline, preprocessed, with_pipeline
 from mmkcr.models.calibration import flat_tensors
 from mmkcr.models.utils import find_task, is_detector, is_self_supervised
-from .compress import held_apart
+from .compression import held_apart
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')

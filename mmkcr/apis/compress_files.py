@@ -35,8 +35,8 @@ from .build import (
     state_bytes,
 )
 from .calibration_data import calibration_images
-from .compress import CompressResult, compress
 from .compress_progress import CompressProgress, kept_profiles
+from .compression import CompressResult, compress
 from .count import Parts, count_parts, counted_proposals
 from .finetune import without_initial_weights
 from .int8 import DeployedFile, deploy_int8
@@ -195,7 +195,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     Args:
         config (str | Path): Config of a dense task model.
         checkpoint (str | Path): Its weights.
-        target (str | int | float): See :func:`~mmkcr.apis.compress.compress`.
+        target (str | int | float): See :func:`~mmkcr.apis.compression.compress`.
         sites (Sequence, optional): Kinds of site, as there.
         calibration (str, optional): Folder of images. Defaults to None: the training set.
         images (int): Maximum number of calibration images; a tenth of them measures agreement.
@@ -214,7 +214,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         force_latency (bool): Accept a table of another machine. Defaults to False.
         int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
             :func:`~mmkcr.apis.int8.deploy_int8`. Defaults to None.
-        scope (str): The part that is compressed, see :func:`~mmkcr.apis.compress.compress`.
+        scope (str): The part that is compressed, see :func:`~mmkcr.apis.compression.compress`.
             Defaults to ``'backbone'``.
         cost (str): What the target limits, as there. Defaults to ``'macs'``.
         profiles (str | Path, optional): Folder of an earlier call whose profiles are used. Defaults
@@ -222,7 +222,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         later (Mapping, optional): Steps that follow, such as fine-tuning; empty for those that
             write nothing, such as evaluation. Until they are done the progress stays, so that a
             repeated call finds the compression finished. Defaults to None: there are none.
-        **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
+        **settings: See :class:`~mmkcr.apis.compression.CompressOptions`.
 
     Raises:
         FileNotFoundError: Config, checkpoint or images are missing.

@@ -12,7 +12,7 @@ from mmkcr.engine.compressed_config import run_length
 from mmkcr.models.building import is_pure_python
 from mmkcr.models.sites import find_sites, why_not
 from .build import build_model, read_config, run_folder
-from .compress import DEFAULT_SITES, default_kinds
+from .compression import DEFAULT_SITES, default_kinds
 
 METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
 STAGES = ('search', 'retrain', 'compress')

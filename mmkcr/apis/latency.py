@@ -21,7 +21,7 @@ from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from mmkcr.visualization.progress import shown
-from .compress import default_kinds
+from .compression import default_kinds
 from .export import export_onnx, onnx_macs
 from .share_out import FILLED, fitted_sizes, uniform_sizes
 
@@ -223,8 +223,8 @@ def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
         model (nn.Module): A backbone or task model. Its backbone, or the model itself, may get a
             search space.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of the
-            backbone's class, otherwise :func:`~mmkcr.apis.compress.default_kinds`.
-        scope (str): One of :data:`~mmkcr.apis.compress.SCOPES`. Defaults to ``'backbone'``.
+            backbone's class, otherwise :func:`~mmkcr.apis.compression.default_kinds`.
+        scope (str): One of :data:`~mmkcr.apis.compression.SCOPES`. Defaults to ``'backbone'``.
 
     Raises:
         ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.

@@ -63,7 +63,7 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
         profiles (str | Path, optional): As of
             :func:`~mmkcr.apis.compress_files.compress_files`. Defaults to None.
         later (Mapping, optional): Steps that follow, as there. Defaults to None.
-        **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
+        **settings: See :class:`~mmkcr.apis.compression.CompressOptions`.
 
     Raises:
         ValueError: As in ``compress_budgets``. Nothing is written then.

@@ -17,15 +17,6 @@ from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.stream_readers import find_outside
 from mmkcr.registry import MODELS
 from .build import state_bytes
-from .compress import (
-    CompressResult,
-    agreement,
-    called,
-    kind_name,
-    macs_model,
-    searched,
-    split_batches,
-)
 from .compress_files import (
     PROGRESS,
     CompressFiles,
@@ -35,6 +26,15 @@ from .compress_files import (
     write_config,
 )
 from .compress_progress import CompressProgress
+from .compression import (
+    CompressResult,
+    agreement,
+    called,
+    kind_name,
+    macs_model,
+    searched,
+    split_batches,
+)
 from .count import counted_proposals, note_backbone_macs
 from .refit_blocks import refit_along
 from .site_profiles import CompressOptions
@@ -58,7 +58,7 @@ def refit_structure(model: nn.Module,
 
     Args:
         model (nn.Module): Dense model; it is not changed. Other arguments as in
-            :func:`~mmkcr.apis.compress.compress`.
+            :func:`~mmkcr.apis.compression.compress`.
         structure (str | Path | Structure): Structure of this backbone. Channels of heads are the
             network's own, not those of rotated bases.
 
@@ -152,7 +152,7 @@ def refit_files(task: CompressTask, structure: Union[str, Path],
         structure (str | Path): File of the structure.
         later (Mapping, optional): Steps that follow, as of
             :func:`~mmkcr.apis.compress_files.compress_files`. Defaults to None.
-        **settings: See :class:`~mmkcr.apis.compress.CompressOptions`.
+        **settings: See :class:`~mmkcr.apis.compression.CompressOptions`.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -26,9 +26,9 @@ from .build import (
 )
 from .calibration_data import calibration_images
 from .count import Parts, count_parts, counted_proposals
-from .fold_masks import fold_masks as fold
 from .latency_table import check_prediction, usable_table
-from .slim import slim
+from .mask_folding import fold_masks as fold
+from .slimming import slim
 
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
 

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
-from mmkcr.apis.compress import macs_model, searched, split_batches
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.apis.compress_progress import CompressProgress
+from mmkcr.apis.compression import macs_model, searched, split_batches
 from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.core import Structure, count_params
 from mmkcr.core.allocation import Curve, allocate
@@ -726,7 +726,7 @@ def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, block
         patch.setattr(CompressProgress, 'save_block', killed)
         with pytest.raises(KeyboardInterrupt):
             run()
-    monkeypatch.setattr(import_module('mmkcr.apis.compress'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.apis.compression'), 'profile_sites', None)
     saved = []
     monkeypatch.setattr(CompressProgress, 'save_block',
                         lambda self, block, layers: saved.append(block))

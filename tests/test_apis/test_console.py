@@ -27,6 +27,16 @@ def ends(capsys, *words):
     return status, found.out, found.err
 
 
+def test_help_needs_no_models_of_the_hosts():
+    """They take as long to import as everything else; names of functions stay theirs."""
+    code = ('import sys, mmkcr.apis.console; print("mmdet" in sys.modules); '
+            'import mmkcr.apis.compression, mmkcr.apis.slimming; '
+            'from mmkcr.apis import compress, slim; print(callable(compress), callable(slim))')
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
+                          cwd=REPO)
+    assert done.stdout.split() == ['False', 'True', 'True']
+
+
 def test_version_and_help(capsys):
     assert ends(capsys, '--version') == (0, f'mmkcr {__version__}\n', '')
     assert ends(capsys)[1] == ends(capsys, '--help')[1] == console.usage() + '\n'

@@ -9,7 +9,7 @@ import torch
 from mmkcr.apis import count_macs, slim
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.export import export_onnx
-from mmkcr.apis.fold_masks import constant_masks, fold_masks
+from mmkcr.apis.mask_folding import constant_masks, fold_masks
 from mmkcr.core import MaskEntry, Structure, count_params
 from mmkcr.evaluation.masks import find_masks, proved_rows
 from mmkcr.models.gates import QKMask

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmkcr.apis import count_macs, latency_table
-from mmkcr.apis.compress import compress
+from mmkcr.apis.compression import compress
 from mmkcr.apis.latency_table import TableSettings, check_prediction, measure_table
 from mmkcr.core import LatencyTable, load_table
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer

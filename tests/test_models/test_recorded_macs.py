@@ -7,7 +7,7 @@ import torch
 from mmengine.config import Config
 
 import mmkcr.models  # noqa: F401
-from mmkcr.apis.slim import slim
+from mmkcr.apis.slimming import slim
 from mmkcr.models.building import build_model
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mmpretrain.models import SwinTransformer, VisionTransformer
 
-from mmkcr.apis.compress import macs_model
+from mmkcr.apis.compression import macs_model
 from mmkcr.apis.share_out import _lost, _shared, share_out, size_options
 from mmkcr.apis.site_profiles import CompressOptions, SiteProfile
 from mmkcr.functional.pivots import UnitOrder

@@ -103,7 +103,7 @@ def test_another_budget_needs_no_new_pass(words, load_tool, data, tmp_path, caps
     fresh = weights('fresh', *words)
     assert 'of an earlier call' not in capsys.readouterr().out
     # from here on a calibration fails
-    monkeypatch.setattr(import_module('mmkcr.apis.compress'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.apis.compression'), 'profile_sites', None)
     for call in (['other', *words, '--profiles', str(tmp_path / 'first')], ['first', *words]):
         found = weights(*call)
         assert 'Profiles of the sites are those of an earlier call' in capsys.readouterr().out
@@ -547,7 +547,7 @@ def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, data, tmp_path, m
     killed(POINTER, 1, *call('slim'))
     first = tmp_path / 'slim/finetune/epoch_1.pth'
     before = first.stat().st_mtime_ns
-    monkeypatch.setattr(import_module('mmkcr.apis.compress'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.apis.compression'), 'profile_sites', None)
     monkeypatch.setattr(import_module('mmkcr.apis.refit_blocks'), '_refit', None)
     load_tool('compress').main(call('slim'))
     assert first.stat().st_mtime_ns == before
@@ -589,7 +589,7 @@ def test_killed_in_the_evaluation(words, load_tool, data, tmp_path, monkeypatch,
     call = [DIGITS, checkpoint, *words, *([searched] if words == ['--structure'] else []),
             '--images', '16', '--evaluate', '--out', str(tmp_path / 'slim'), *data]
     killed('mmengine.runner:Runner.test', 1, *call)
-    monkeypatch.setattr(import_module('mmkcr.apis.compress'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.apis.compression'), 'profile_sites', None)
     monkeypatch.setattr(import_module('mmkcr.apis.refit_blocks'), '_refit', None)
     load_tool('compress').main(call)
     assert 'accuracy/top1' in capsys.readouterr().out

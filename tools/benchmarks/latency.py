@@ -48,7 +48,7 @@ from mmkcr.apis.build import (
     recorded_config,
 )
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.compress import DEFAULT_SITES
+from mmkcr.apis.compression import DEFAULT_SITES
 from mmkcr.apis.export import export_onnx
 from mmkcr.apis.latency import (
     AMP_DTYPES,

@@ -38,8 +38,8 @@ from mmkcr.apis.build import (
     load_weights,
 )
 from mmkcr.apis.calibration_data import calibration_images
-from mmkcr.apis.compress import CompressResult, compress
 from mmkcr.apis.compress_files import SENSITIVITY, task_outputs, write_sensitivity
+from mmkcr.apis.compression import CompressResult, compress
 from mmkcr.apis.count import count_parts
 from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.apis.slim_files import write_subnet
@@ -407,7 +407,7 @@ def prune(call: Call) -> Dict[str, Any]:
     Args:
         call (Call): With ``target`` (MACs), and optionally ``importance`` (``'magnitude'``, see
             :func:`~lab.torch_pruning.torch_pruning_structure`) and ``refit`` (``'none'``, see
-            :class:`~mmkcr.apis.compress.CompressOptions`).
+            :class:`~mmkcr.apis.compression.CompressOptions`).
 
     Returns:
         dict: As of :func:`cut`.

@@ -10,8 +10,8 @@ from mmengine.registry import init_default_scope
 from torch import Tensor
 
 from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.compress import compress
 from mmkcr.apis.compress_files import task_outputs
+from mmkcr.apis.compression import compress
 from mmkcr.apis.latency import measure_pair
 from mmkcr.apis.machine import machine_info
 from mmkcr.apis.shipped import load_tool

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from mmkcr.apis.build import build_model, default_shape
 from mmkcr.apis.count import macs_report
-from mmkcr.apis.slim import slim
+from mmkcr.apis.slimming import slim
 from mmkcr.core import MacsReport
 from mmkcr.models.searchable import SearchableBackbone
 from mmkcr.models.utils import counted_part, online_params, search_space

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmkcr.apis.compress import macs_model, searched
 from mmkcr.apis.compress_files import task_outputs
+from mmkcr.apis.compression import macs_model, searched
 from mmkcr.core import Structure, parse_target
 from mmkcr.models.search_space import SearchSpace
 

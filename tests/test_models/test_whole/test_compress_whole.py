@@ -11,8 +11,8 @@ from mmseg.structures import SegDataSample
 
 from mmkcr.apis import slim as slim_supernet
 from mmkcr.apis.build import build_model, dense_config, load_config, load_weights, set_structure
-from mmkcr.apis.compress import agreement, compress, macs_model, searched
 from mmkcr.apis.compress_files import compress_files
+from mmkcr.apis.compression import agreement, compress, macs_model, searched
 from mmkcr.apis.count import count_macs, count_parts
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models.sites import find_sites

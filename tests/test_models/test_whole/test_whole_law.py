@@ -8,7 +8,7 @@ from mmengine.registry import MODELS as HOSTS
 
 from lab.kind_coverage import GATES, randomise
 from mmkcr.apis.build import state_bytes
-from mmkcr.apis.compress import default_kinds
+from mmkcr.apis.compression import default_kinds
 from mmkcr.apis.count import count_macs
 from mmkcr.core import BytesModel, MacsModel, ParamsModel, Unsupported, count_params
 from mmkcr.models.adapters import channel_views

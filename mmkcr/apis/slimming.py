@@ -28,7 +28,7 @@ from mmkcr.models.utils import (
     unwrap,
 )
 from .count import count_macs, note_backbone_macs
-from .fold_masks import constant_masks, describe_folds, fold_constants
+from .mask_folding import constant_masks, describe_folds, fold_constants
 
 
 def slim(model: nn.Module,
@@ -62,7 +62,7 @@ def slim(model: nn.Module,
         cost (str): What the target limits, see :func:`~mmkcr.models.costs.cost_model`; parameters
             and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to ``'macs'``.
         fold (Iterable, optional): Calibration images, see
-            :func:`~mmkcr.apis.fold_masks.constant_masks`: what is constant in the subnet's masks
+            :func:`~mmkcr.apis.mask_folding.constant_masks`: what is constant in the subnet's masks
             on queries and keys is removed. That saves MACs beyond the target. Defaults to None:
             masks stay whole.
 
