@@ -104,12 +104,14 @@ def _removed(library: Any, model: nn.Module, gradients: Sequence[Tensor], exampl
             not name.endswith(('.qkv', '.fc1'))]
     criterion = library.importance.GroupTaylorImportance() if gradients else \
         library.importance.GroupMagnitudeImportance()
+    # where it would remove the last head it removes none
+    heads = min(ratio, 0.99 * (1 - 1 / min(one.num_heads for one in attentions)))
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # of the embedding of positions, which stays
         pruner = library.pruner.BasePruner(
             model, example, criterion, pruning_ratio=ratio,
             ignored_layers=kept, num_heads={one.qkv: one.num_heads for one in attentions},
-            prune_num_heads=True, prune_head_dims=False, head_pruning_ratio=ratio,
+            prune_num_heads=True, prune_head_dims=False, head_pruning_ratio=heads,
             forward_fn=task_outputs, output_transform=torch.sum)
         pruner.step()
     found: Dict[Tuple[str, int], Set[int]] = {}
