@@ -5,7 +5,6 @@ import copy
 import importlib.util
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -19,7 +18,7 @@ from mmkcr.deploy.prepare import prepare
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.models.utils import is_dense_task, is_detector
 from .export import padded_shape
-from .latency import PairTiming, measure_pair
+from .latency import PairTiming, clock_for, measure_pair
 
 _OPSET = 17
 
@@ -202,12 +201,11 @@ def _codebase_config(model: nn.Module) -> Dict[str, Any]:
 def _timed(file: Path, images: torch.Tensor, repeats: int, threads: int,
            against: Union[str, Path, None]) -> Tuple[float, Optional[PairTiming]]:
     """Median seconds of one run, in turns with another file if there is one."""
-    clock = time.process_time if threads == 1 else time.perf_counter
     if against is not None:
-        timing = measure_pair(against, file, images, repeats, 3, 'onnxruntime', threads,
-                              clock=clock)
+        timing = measure_pair(against, file, images, repeats, 3, 'onnxruntime', threads)
         return statistics.median(timing.slim), timing
     session, found = open_onnx(file, 'onnxruntime', threads, tuple(images.shape)), []
+    clock = clock_for('onnxruntime', threads)
     for index in range(repeats + 1):
         start = clock()
         session(images.numpy())

@@ -4,10 +4,8 @@ import contextlib
 import functools
 import importlib.util
 import itertools
-import logging
 import re
 import tempfile
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
@@ -27,7 +25,7 @@ from mmkcr.deploy.onnx_graph import (
     split_projections,
 )
 from mmkcr.deploy.prepare import RUNTIMES, prepare
-from mmkcr.deploy.runtimes import Session, open_onnx, require_runtime
+from mmkcr.deploy.runtimes import Session, open_onnx, quiet, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 
 _NEEDED = ('onnx', 'onnxruntime')
@@ -103,14 +101,14 @@ def export_onnx(model: nn.Module,
         ExportMismatch: The outputs differ; nothing is written.
         ImportError: A package is missing.
         ValueError: A shape or batch size that is not positive, a supernet, weights that are not
-            fp32 or too large for one file, another runtime, or a model that the exporter cannot
-            trace.
+            fp32, not on the CPU or too large for one file, another runtime, or a model that the
+            exporter cannot trace.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f'expected {", ".join(f"`{n}`" for n in _NEEDED)} to export, found no '
                           f'{missing[0]}: pip install -r requirements/optional.txt')
-    if len(input_shape) != 3 or min(*input_shape, *batch_sizes) < 1:
+    if len(input_shape) != 3 or not batch_sizes or min(*input_shape, *batch_sizes) < 1:
         raise ValueError('expected a shape (C, H, W) and batch sizes of positive numbers, found '
                          f'{tuple(input_shape)} and {tuple(batch_sizes)}')
     # gates would be traced as constants of this moment
@@ -122,6 +120,10 @@ def export_onnx(model: nn.Module,
     if others:
         raise ValueError('expected a model with weights of torch.float32 to export, found '
                          f'{sorted(others)[0]}: give `model.float()`')
+    elsewhere = {str(value.device) for value in model.parameters()} - {'cpu'}
+    if elsewhere:
+        raise ValueError(f'expected a model on the CPU to export, found weights on '
+                         f'{sorted(elsewhere)[0]}: give `model.cpu()`')
     size = sum(value.numel() * value.element_size() for value in model.parameters())
     if size >= _MOST:
         raise ValueError('expected weights of less than 2 GiB, the most that one ONNX file holds, '
@@ -234,7 +236,7 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
     traced = (traced[0], *_rounded_up(traced[1:], multiple))
     names = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'}
     images = torch.zeros(2, *traced)
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), quiet():
         outputs = prepared(images)
         count = 1 if isinstance(outputs, Tensor) else len(outputs)
         outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]
@@ -332,18 +334,6 @@ def padded_shape(model: nn.Module, shape: Sequence[int]) -> Tuple[int, int, int]
 
     height, width = shape[1] * 5 // 4 | 1, shape[2] * 3 // 2 | 1
     return shape[0], *(next(filter(padded, itertools.count(side))) for side in (height, width))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            yield
-    finally:
-        logging.disable(before)
 
 
 def onnx_macs(path: Union[str, Path],

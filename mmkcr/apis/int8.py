@@ -1,6 +1,5 @@
 """Dense and slim networks in fp32 and int8, as files of a runtime, side by side."""
 
-import time
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
@@ -71,8 +70,7 @@ def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
     for name, path in files.items():
         # every file in turns with the dense fp32 file, itself included
         image = torch.from_numpy(images[0][:1])
-        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, threads,
-                              clock=time.process_time if threads == 1 else time.perf_counter)
+        timing = measure_pair(files['dense'], path, image, repeats, 3, runtime, threads)
         found.append(DeployedFile(name, path, path.stat().st_size, timing.ratio,
                                   **_compared(dense, path, runtime, held_out, expected)))
     return found

@@ -1,5 +1,6 @@
 """Latency of two models in one runtime, measured in pairs."""
 
+import copy
 import math
 import statistics
 import tempfile
@@ -73,10 +74,10 @@ class PairTiming:
 
         Returns:
             float: 1 where a tenth fewer MACs take a tenth less time; None
-            where the MACs are equal or not known.
+            where the MACs are not fewer, or not known.
         """
         saved = 0. if self.macs_ratio is None else 1 - self.macs_ratio
-        return (1 - (self.ratio if ratio is None else ratio)) / saved if saved else None
+        return (1 - (self.ratio if ratio is None else ratio)) / saved if saved > 0 else None
 
     def to_dict(self) -> Dict[str, Any]:
         """Medians, ratio and share with quartiles, and every sample."""
@@ -98,7 +99,7 @@ def measure_pair(dense: Side,
                  runtime: str = 'eager',
                  threads: Optional[int] = None,
                  amp: Optional[str] = None,
-                 clock: Clock = time.perf_counter) -> PairTiming:
+                 clock: Optional[Clock] = None) -> PairTiming:
     """Time two models in turns, in alternating order.
 
     So other load on the machine affects both sides alike. The result is the median
@@ -118,7 +119,7 @@ def measure_pair(dense: Side,
             them. Defaults to None: the runtime's own default.
         amp (str, optional): ``'bf16'`` or ``'fp16'`` autocast on both sides, in PyTorch.
             Defaults to None: the precision of the weights.
-        clock (Callable): Returns seconds. Defaults to the wall clock.
+        clock (Callable, optional): Returns seconds. Defaults to None: see :func:`clock_for`.
 
     Returns:
         PairTiming: All samples.
@@ -141,8 +142,23 @@ def measure_pair(dense: Side,
             if isinstance(side, nn.Module):
                 stack.enter_context(eval_mode(side))
         calls = [_opened(side, runtime, inputs, threads, amp, stack) for side in (dense, slim)]
+        clock = clock or clock_for(runtime, threads, inputs.device.type)
         seconds = measure_calls(*calls, repeats, warmup, clock)
         return PairTiming(*seconds, *(side_macs(side, inputs) for side in (dense, slim)))
+
+
+def clock_for(runtime: str, threads: Optional[int], device: str = 'cpu') -> Clock:
+    """The clock of the process where one thread of a CPU computes, so that neighbours do not count.
+
+    Elsewhere it is the wall clock.
+
+    Args:
+        runtime (str): One of :data:`RUNTIMES`; TensorRT always computes on a GPU.
+        threads (int, optional): Threads, if they are known.
+        device (str): Such as ``'cuda:1'``. Defaults to ``'cpu'``.
+    """
+    alone = threads == 1 and device == 'cpu' and runtime != 'tensorrt'
+    return time.process_time if alone else time.perf_counter
 
 
 def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: int, warmup: int,
@@ -185,10 +201,12 @@ def _opened(side: Side, runtime: str, inputs: Tensor, threads: Optional[int], am
     require_runtime(runtime)
     if isinstance(side, nn.Module):
         folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if inputs.device.type != 'cpu':  # models are traced on the CPU
+            side = copy.deepcopy(side).cpu()
         side = export_onnx(side, Path(folder) / 'model.onnx', tuple(inputs.shape[1:]), False,
                            (len(inputs), ), 1e-3, runtime).path
     # a known shape lets the runtime plan its memory
-    session = open_onnx(side, runtime, threads, tuple(inputs.shape), inputs.device.type)
+    session = open_onnx(side, runtime, threads, tuple(inputs.shape), str(inputs.device))
     images = inputs.cpu().numpy()
     return lambda: session(images)
 

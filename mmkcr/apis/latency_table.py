@@ -4,7 +4,6 @@ import copy
 import shlex
 import statistics
 import tempfile
-import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import (
@@ -161,8 +160,7 @@ def _command(args: Namespace, settings: Dict[str, Any]) -> str:
         if value is not None:
             options += [f'--{key.replace("_", "-")}',
                         *([value] if isinstance(value, str) else value)]
-    return shlex.join(map(str, ('python', 'tools/benchmarks/latency_table.py', args.config,
-                                *options)))
+    return shlex.join(map(str, ('mmkcr', 'latency-table', args.config, *options)))
 
 
 def measure_table(model: nn.Module,
@@ -190,11 +188,15 @@ def measure_table(model: nn.Module,
         str: A line about every measurement.
 
     Raises:
-        ValueError: The path holds a table of another machine or other conditions.
+        ValueError: The path holds a table of another machine or other conditions, or no site has
+            sizes to choose from.
     """
     dense = copy.deepcopy(model)
     searchable(dense, sites)
     table = _begun(dense, Path(path), settings, divisor)
+    if not any(entry['measured'] for entry in table.classes):
+        raise ValueError(f'expected sites with sizes to choose from, found {len(table.classes)} '
+                         f'kinds of them with one size each (divisor {divisor})')
     with tempfile.TemporaryDirectory() as folder:
         side = _side(model, Path(folder) / 'dense.onnx', settings)
         for entry in table.classes:
@@ -284,9 +286,8 @@ def time_against(dense: Union[nn.Module, Path], subnet: nn.Module, settings: Tab
     before = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     try:
-        timing = measure_pair(
-            dense, subnet, images, repeats, 2, settings.runtime, settings.threads,
-            clock=time.process_time if settings.threads == 1 else time.perf_counter)
+        timing = measure_pair(dense, subnet, images, repeats, 2, settings.runtime,
+                              settings.threads)
     finally:
         torch.set_num_threads(before)  # the process may go on to train
     return statistics.median(timing.dense) * 1e9, timing.ratio

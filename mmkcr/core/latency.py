@@ -28,9 +28,9 @@ class LatencyTable:
         settings (dict): ``runtime``, ``threads``, ``batch``, ``input_shape`` (C, H, W), ``part``.
         dense (int): Nanoseconds of the dense network; 0 before it was measured.
         classes (list[dict]): Groups of sites that cost the same. Each has the names of its
-            ``sites``, their ``total``, and the ``changes``: by kept size the nanoseconds that
-            one such site adds to the time of the dense network. Sizes that were not measured yet
-            are absent.
+            ``sites``, their ``total``, the sizes to be ``measured``, and the ``changes``: by kept
+            size the nanoseconds that one such site adds to the time of the dense network. Sizes
+            that were not measured yet are absent.
         format_version (int): Version of the file format. Defaults to 1.
     """
 
@@ -57,7 +57,8 @@ class LatencyTable:
         try:
             table = cls(**json.loads(Path(path).read_text()))
             if table.format_version == 1:
-                table.curves()  # reads every entry
+                table.curves()  # reads every entry but the sizes to measure
+                [len(entry['measured']) for entry in table.classes]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f'expected a table of latencies in `{path}`, found one that cannot be '
                              f'read ({type(error).__name__}: {error})') from error
@@ -242,10 +243,12 @@ def interpolate(sizes: Sequence[int], values: Sequence[float], size: Cost) -> Co
     """Value at a size: linear between the given sizes, and extrapolated linearly beyond them.
 
     Args:
-        sizes (Sequence[int]): Ascending, two or more.
+        sizes (Sequence[int]): Ascending. With one there is one value.
         values (Sequence[float]): Values at these sizes.
         size (int | float | Tensor): Size to evaluate at. A tensor gives a differentiable result.
     """
+    if len(sizes) == 1:
+        return values[0]
     where = float(size.detach()) if isinstance(size, Tensor) else size
     # the segment [place - 1, place] that holds the size, or the nearest one
     place = min(max(bisect.bisect_left(sizes, where), 1), len(sizes) - 1)

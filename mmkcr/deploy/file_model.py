@@ -1,8 +1,9 @@
 """An exported file in place of the network of a task model, to evaluate it."""
 
+import copy
 import inspect
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from mmkcr.models.utils import find_task, is_detector
 from .runtimes import open_onnx
+from .tensor_model import TensorModel
 
 
 def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxruntime',
@@ -29,11 +31,12 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
 
     Raises:
         ValueError: The task model's later stages need more than what its file gives; when it runs,
-            images of a size that the file does not take.
+            images of a size that the file does not take, or outputs of other shapes.
     """
     task = find_task(model)
     _check(task)
     session = open_onnx(path, runtime, threads)
+    unseen = [TensorModel(copy.deepcopy(task))]
 
     def extract_feat(images: Tensor, *_: Any, **__: Any) -> Any:
         try:
@@ -44,12 +47,26 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
                              f'{tuple(images.shape)} ({said})') from error
         # copied: the runtimes reuse the memory of their outputs in the next call
         outputs = tuple(torch.from_numpy(np.array(out)).to(images.device) for out in found)
+        if unseen:
+            _compare(unseen.pop(), path, images, outputs)
         return outputs if len(outputs) > 1 or is_detector(task) else outputs[0]
 
     task.extract_feat = extract_feat
     if not is_detector(task):  # the file's outputs are those of the head
         head = task.decode_head if hasattr(task, 'decode_head') else task.head
         head.forward = lambda outputs, *_, **__: outputs
+
+
+@torch.no_grad()
+def _compare(network: nn.Module, path: Union[str, Path], images: Tensor,
+             outputs: Sequence[Tensor]) -> None:
+    """Refuse a file of other outputs, on the first batch: the stages behind it cannot read them."""
+    expected = network(images)
+    expected = [expected] if isinstance(expected, Tensor) else list(expected)
+    found, own = ([tuple(out.shape) for out in side] for side in (outputs, expected))
+    if found != own:
+        raise ValueError(f'expected a file with outputs of shape {own}, as this network has, found '
+                         f'`{path}` with {found}')
 
 
 def _check(task: nn.Module) -> None:

@@ -1,7 +1,6 @@
 """Post-training static quantisation of ONNX files, by the runtimes' own libraries."""
 
 import importlib.util
-import logging
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from typing import Dict, Sequence, Union
 import numpy as np
 
 from mmkcr.core import atomic_write
-from .runtimes import require_runtime
+from .runtimes import quiet, require_runtime
 
 #: Quantisation library of each runtime.
 QUANTIZERS: Dict[str, str] = dict(onnxruntime='onnxruntime', openvino='nncf')
@@ -40,7 +39,8 @@ def quantize_onnx(source: Union[str, Path], target: Union[str, Path],
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / 'int8.onnx'
         quantize = _by_nncf if runtime == 'openvino' else _by_onnxruntime
-        quantize(Path(source), written, images)
+        with quiet():
+            quantize(Path(source), written, images)
         with atomic_write(Path(target)) as path:
             path.write_bytes(written.read_bytes())
 
@@ -67,7 +67,6 @@ def require_quantizer(runtime: str) -> None:
 def _by_nncf(source: Path, target: Path, images: Sequence[np.ndarray]) -> None:
     import nncf
     import onnx
-    logging.getLogger('nncf').setLevel(logging.ERROR)
     model = onnx.load(source)
     name = model.graph.input[0].name
     # one image at a time: the batch was traced as a free dimension
@@ -81,7 +80,6 @@ def _by_onnxruntime(source: Path, target: Path, images: Sequence[np.ndarray]) ->
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
-    logging.getLogger('root').setLevel(logging.ERROR)
     prepared = target.with_name('prepared.onnx')
     quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
     name = onnx.load(prepared, load_external_data=False).graph.input[0].name

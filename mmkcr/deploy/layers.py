@@ -142,6 +142,8 @@ class TileUnfold(nn.Unfold):
         (rows, columns), stride, padding, dilation = sizes
         if rows != columns or stride != (rows, columns) or padding != (0, 0) or dilation != (1, 1):
             return super().forward(x)
+        # what no whole tile covers is dropped, as unfold does
+        x = x[..., :x.shape[-2] // rows * rows, :x.shape[-1] // rows * rows]
         # pixel_unshuffle has the same channel order as unfold: (C, k, k)
         return F.pixel_unshuffle(x, rows).flatten(2)
 

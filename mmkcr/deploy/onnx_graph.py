@@ -193,8 +193,12 @@ def narrow_indices(model: Any) -> None:
         if node.op_type != 'GatherElements':
             continue
         made = graph.maker.get(node.input[1])
-        # an index broadcast to the batch
-        reader, place = (made, 0) if made is not None and made.op_type == 'Expand' else (node, 1)
+        # an index broadcast to the batch, which nothing but such gathers reads
+        wide = made is not None and made.op_type == 'Expand'
+        if wide and not all(reader.op_type == 'GatherElements' and reader.input[0] != node.input[1]
+                            for reader in graph.readers[node.input[1]]):
+            continue
+        reader, place = (made, 0) if wide else (node, 1)
         value = graph.value(reader.input[place])
         if value is not None and value.dtype == np.int64:
             reader.input[place] = graph.add_constant(f'{reader.output[0]}_index',
@@ -358,7 +362,8 @@ class _Projection(NamedTuple):
         """Names of the three parts, and the nodes that produce them."""
         readers = graph.readers.get(name, [])
         # either Split and three Squeeze (unbind), or three Gather of one index each
-        if len(readers) == 1 and readers[0].op_type == 'Split':
+        if len(readers) == 1 and readers[0].op_type == 'Split' and \
+                _attribute(readers[0], 'axis') in (None, 0):
             ends = [graph.readers.get(part, []) for part in readers[0].output]
             if [[node.op_type for node in nodes] for nodes in ends] == [['Squeeze']] * 3:
                 nodes = [end for end, in ends]

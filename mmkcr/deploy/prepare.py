@@ -6,7 +6,7 @@ convolutions, the runtimes fuse activations.
 
 import copy
 from collections import Counter
-from typing import Dict, Optional, Tuple
+from typing import Dict, Optional, Set, Tuple
 
 import torch
 from mmcv.cnn import Linear
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from mmkcr.core import Unsupported
 from mmkcr.core.axes import sync_sizes
 from mmkcr.models.adapters import mlp_views
-from mmkcr.models.adapters.views import MLPView, of_library
+from mmkcr.models.adapters.views import MLPView, of_library, shared_parameters
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
-from mmkcr.models.layers.selection import Put, Take, largest_group, put
+from mmkcr.models.layers.selection import FORMS, Put, Take, largest_group, put
 from mmkcr.models.sites.mlp_channels import MLPChannels
 from .layers import traceable
 from .streams import permute_streams
@@ -66,6 +66,8 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
     """
     if runtime not in RUNTIMES:
         raise ValueError(f'expected a runtime among {RUNTIMES}, found {runtime!r}')
+    if form not in (None, *FORMS):
+        raise ValueError(f'expected a form among {FORMS}, found {form!r}')
     view = TensorModel(copy.deepcopy(model))
     for module in view.modules():
         if isinstance(module, OperatorAttention):
@@ -75,12 +77,13 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
         if runtime in FILL_BELOW:
             _fill_maps(view, FILL_BELOW[runtime])
     # before norms are split from their selections below, which then have no affine part
+    shared = shared_parameters(view)
     for mlp in mlp_views(view):
         if not isinstance(mlp, Unsupported) and mlp.norm:
-            _fold_norm(view, mlp)
+            _fold_norm(view, mlp, shared)
     for path, module in list(view.named_modules()):
         if isinstance(module, SlicedLayerNorm):
-            _set(view, path, _split_norm(module))
+            view.set_submodule(path, _split_norm(module))
     for module in view.modules():
         if isinstance(module, (Take, Put)):
             module.set_form(*selection_form(module, runtime, form))
@@ -105,7 +108,7 @@ def selection_form(selection: nn.Module, runtime: str,
 
 
 def describe_selections(model: nn.Module, runtime: str) -> str:
-    """Forms of a model's channel selections in a runtime: ``'24 transposed, 2 sliced'``.
+    """Forms of a model's channel selections in a runtime: ``'24 elements, 2 sliced'``.
 
     Args:
         model (nn.Module): See :func:`prepare`.
@@ -122,17 +125,14 @@ def describe_selections(model: nn.Module, runtime: str) -> str:
     return ', '.join(f'{count} {form}' for form, count in found.most_common()) or 'none'
 
 
-def _set(root: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition('.')
-    setattr(root.get_submodule(parent), name, module)
-
-
 @torch.no_grad()
-def _fold_norm(root: nn.Module, mlp: MLPView) -> None:
-    """Fold the affine part of a norm into the linear layers that read it."""
+def _fold_norm(root: nn.Module, mlp: MLPView, shared: Set[int]) -> None:
+    """Fold the affine part of a norm into the linear layers that read it, if nothing is shared."""
     norm, layers = root.get_submodule(mlp.norm), [root.get_submodule(name) for name in mlp.inputs]
     if type(norm) not in (nn.LayerNorm, SlicedLayerNorm) or norm.weight is None or \
             not all(type(layer) in (nn.Linear, Linear) for layer in layers):
+        return
+    if shared.intersection(id(value) for part in (norm, *layers) for value in part.parameters()):
         return
     # elsewhere a norm of that name may be behind the MLP, or something else may read it too
     block = root.get_submodule(mlp.norm.rpartition('.')[0])
@@ -175,8 +175,8 @@ def _fill_maps(root: nn.Module, least: float) -> None:
                 setattr(axis.module, axis.name, nn.Parameter(wide) if isinstance(
                     axis.value, nn.Parameter) else wide)
                 sync_sizes(axis.module)
-        _set(root, mlp.norm, nn.Identity())
-        _set(root, mlp.after, root.get_submodule(mlp.after)[0])
+        root.set_submodule(mlp.norm, nn.Identity())
+        root.set_submodule(mlp.after, root.get_submodule(mlp.after)[0])
 
 
 @torch.no_grad()

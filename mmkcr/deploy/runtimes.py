@@ -1,9 +1,12 @@
 """Opening ONNX files in the runtimes that are used for deployment."""
 
+import contextlib
 import importlib.util
+import logging
 import re
+import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Union
 
 import numpy as np
 
@@ -20,6 +23,19 @@ _LACKS = [re.compile(text) for text in (
     r'(?:following (?:ONNX )?operations?(?: that are not supported)?:?|rule found for operations?:)'
     r'\s*(?P<kinds>[\w., -]+)')]
 _NAMED = 3  # as many places are named
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Within the block, libraries print no warnings and log errors only."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            yield
+    finally:
+        logging.disable(before)
 
 
 def require_runtime(runtime: str) -> None:
@@ -54,8 +70,8 @@ def open_onnx(path: Union[str, Path], runtime: str = 'onnxruntime', threads: Opt
         threads (int, optional): CPU threads. Defaults to None: the runtime's default.
         shape (Sequence[int], optional): (B, C, H, W) of all future images: free dimensions
             are fixed to it, so that the runtime can plan. Defaults to None.
-        device (str): ``'cpu'`` or ``'cuda'``; TensorRT always uses the latter. Defaults to
-            ``'cpu'``.
+        device (str): ``'cpu'``, ``'cuda'`` or such as ``'cuda:1'``. TensorRT always uses a GPU,
+            OpenVINO the CPU. Defaults to ``'cpu'``.
 
     Returns:
         Callable: Takes images (B, C, H, W), returns the outputs, all fp32 arrays. OpenVINO's are
@@ -63,16 +79,20 @@ def open_onnx(path: Union[str, Path], runtime: str = 'onnxruntime', threads: Opt
 
     Raises:
         FileNotFoundError: There is no such file.
-        ImportError: The runtime is not installed.
+        ImportError: The runtime is not installed, or not for this device.
         ValueError: The runtime cannot read the file, or lacks an operator: the message names it and
-            its place in the network.
+            its place in the network; or another device for OpenVINO.
     """
     require_runtime(runtime)
+    if runtime == 'openvino' and device != 'cpu':
+        raise ValueError(f"expected the device 'cpu' for `openvino`, found {device!r}")
     if not Path(path).is_file():
         raise FileNotFoundError(f'expected an ONNX file at `{path}`, found none')
     opened = _open_openvino if runtime == 'openvino' else _open_onnxruntime
     try:
         return opened(str(path), runtime, threads, shape, device)
+    except ImportError:
+        raise
     except Exception as error:  # the runtimes' errors have no other common base
         _refuse(path, runtime, error)
 
@@ -158,10 +178,15 @@ def onnxruntime_session(path: str, runtime: str = 'onnxruntime', threads: Option
     if shape is not None:
         for name, size in zip(('batch', 'channels', 'height', 'width'), shape):
             options.add_free_dimension_override_by_name(name, size)
-    providers = dict(cpu=['CPUExecutionProvider'], cuda=['CUDAExecutionProvider'])[device]
-    if runtime == 'tensorrt':
-        providers = ['TensorrtExecutionProvider', 'CUDAExecutionProvider']
-    return onnxruntime.InferenceSession(path, options, providers)
+    kind, _, index = device.partition(':')
+    names = ['TensorrtExecutionProvider'] * (runtime == 'tensorrt')
+    names += ['CUDAExecutionProvider'] if names or kind == 'cuda' else ['CPUExecutionProvider']
+    session = onnxruntime.InferenceSession(path, options, [
+        (name, dict(device_id=int(index))) if index else name for name in names])
+    if session.get_providers()[0] != names[0]:  # it goes on with another one after a warning
+        raise ImportError(f'expected ONNX Runtime with `{names[0]}`, found '
+                          f'{session.get_providers()}: pip install {PACKAGES["tensorrt"]}')
+    return session
 
 
 def _open_openvino(path: str, runtime: str, threads: Optional[int],

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmkcr.core import Unsupported
 from mmkcr.core.axes import slice_axes
 from mmkcr.models.adapters import mlp_views, stream_views
-from mmkcr.models.adapters.views import MLPView, StreamView
+from mmkcr.models.adapters.views import MLPView, StreamView, of_library, shared_parameters
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.selection import Put, is_range
 from mmkcr.models.sites.mlp_channels import MLPChannels
@@ -26,7 +26,8 @@ _STEPS = 10_000
 def permute_streams(model: nn.Module) -> int:
     """Permute the streams of a subnet's hosts so that more selections of channels are ranges.
 
-    Features that leave a host keep their order. A stream is left alone where that gains nothing.
+    Features that leave a host keep their order. A stream is left alone where that gains nothing,
+    and where something may read it that its adapter does not know.
 
     Args:
         model (nn.Module): Any model; changed in place. Hosts without an adapter for their streams
@@ -41,8 +42,21 @@ def permute_streams(model: nn.Module) -> int:
             streams = stream_views(host)
         except Unsupported:
             continue
-        count += sum(_permute(host, stream) for stream in streams)
+        count += sum(_permute(host, stream) for stream in streams if _is_known(host, stream))
     return count
+
+
+def _is_known(host: nn.Module, stream: StreamView) -> bool:
+    """Whether the adapter lists all that reads or writes a stream, each entry once."""
+    # classes of others, such as adapters for fine-tuning, may add to the stream
+    if not all(of_library(module) or type(module).__module__.startswith(('torch.nn.', 'mmengine.'))
+               for module in host.modules()):
+        return False
+    shared = shared_parameters(host)
+    # layers around layers have no weight of their own (LoRA); an identity has nothing to permute
+    return not any(id(axis.value) in shared or axis.name == 'weight' and not (
+        hasattr(axis.module, 'weight') or isinstance(axis.module, nn.Identity))
+        for axis in stream.axes(host))
 
 
 def _permute(host: nn.Module, stream: StreamView) -> bool:
@@ -75,10 +89,14 @@ def _restore(host: nn.Module, stream: StreamView, places: Tensor) -> None:
     """Give the features of a stream their own order where they leave the host."""
 
     def own_order(feature: Tensor, dim: int) -> Tensor:
-        return feature.index_select(dim, places.to(feature.device))
+        # OpenVINO 2026.4 moves a gather of maps' channels into convolutions, the wrong way round
+        if dim == 1:
+            return feature.permute(0, 2, 3, 1).index_select(-1, places).permute(0, 3, 1, 2)
+        return feature.index_select(dim, places)
 
+    # before hooks of others, which know the features in their own order
     host.register_forward_hook(
-        lambda _, __, found: stream.change_outputs(host, found, own_order))
+        lambda _, __, found: stream.change_outputs(host, found, own_order), prepend=True)
 
 
 def range_order(selections: Sequence[Tensor], total: int) -> Tensor:

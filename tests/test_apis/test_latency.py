@@ -1,5 +1,7 @@
 """Pairs, their ratio and the share of the MAC saving; nothing here depends on real time."""
 
+import importlib.util
+import time
 from functools import partial
 
 import onnx
@@ -13,8 +15,8 @@ from torch._dynamo.utils import counters
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.export import export_onnx, onnx_macs
-from mmkcr.apis.latency import PairTiming, measure_pair, random_subnet
-from mmkcr.deploy.runtimes import PACKAGES
+from mmkcr.apis.latency import RUNTIMES, PairTiming, clock_for, measure_pair, random_subnet
+from mmkcr.deploy.runtimes import PACKAGES, open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import (
     DCSEfficientViT,
@@ -105,8 +107,9 @@ def test_share_is_of_the_median_ratio(samples, slim_macs):
     assert content['share_quartiles'][0] <= timing.share() + 1e-9
 
 
-def test_equal_macs_have_no_share():
-    assert PairTiming([1.], [1.], 5, 5).share() is None
+@pytest.mark.parametrize('slim', [5, 9])
+def test_macs_that_are_not_fewer_have_no_share(slim):
+    assert PairTiming([1.], [1.], 5, slim).share() is None
 
 
 @pytest.mark.parametrize('kwargs, message', [
@@ -182,6 +185,29 @@ def test_a_runtime_that_is_not_there_is_named_with_what_to_install(monkeypatch):
     for runtime, package in PACKAGES.items():
         with pytest.raises(ImportError, match=f'`{runtime}`, found.*: pip install {package}'):
             measure(Clock(), runtime=runtime)
+
+
+@given(st.sampled_from(RUNTIMES), st.sampled_from([None, 1, 2]),
+       st.sampled_from(['cpu', 'cuda', 'cuda:1']))
+def test_the_clock_is_that_of_the_process_where_it_does_the_work(runtime, threads, device):
+    alone = threads == 1 and device == 'cpu' and runtime != 'tensorrt'
+    assert clock_for(runtime, threads, device) is (time.process_time if alone else
+                                                   time.perf_counter)
+
+
+def test_files_run_on_the_device_that_was_asked_for(tmp_path):
+    """ONNX Runtime goes on with the processor after a warning, OpenVINO without one."""
+    onnxruntime = pytest.importorskip('onnxruntime')
+    model = KCRVisionTransformer(**VIT)
+    path = export_onnx(model, tmp_path / 'model.onnx', SHAPE, False).path
+    if 'CUDAExecutionProvider' not in onnxruntime.get_available_providers():
+        with pytest.raises(ImportError, match='ONNX Runtime with `CUDAExecutionProvider`, found'):
+            open_onnx(path, 'onnxruntime', device='cuda:0')
+    if importlib.util.find_spec('openvino') is not None:
+        with pytest.raises(ValueError, match="device 'cpu' for `openvino`, found 'cuda'"):
+            open_onnx(path, 'openvino', device='cuda')
+    with pytest.raises(ValueError, match='on the CPU to export, found weights on meta'):
+        export_onnx(model.to('meta'), path, SHAPE)
 
 
 @pytest.mark.parametrize('target', [0.9, 0.75])

@@ -4,12 +4,15 @@ import json
 
 import pytest
 import torch
+from mmpretrain.models import SwinTransformer
 
 from mmkcr.apis import count_macs, latency_table
 from mmkcr.apis.compression import compress
+from mmkcr.apis.latency import searchable
 from mmkcr.apis.latency_table import TableSettings, check_prediction, measure_table
-from mmkcr.core import LatencyTable, load_table
+from mmkcr.core import LatencyModel, LatencyTable, MacsModel, load_table
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models.utils import task_forward
 
 SHAPE = (3, 32, 32)
 SETTINGS = TableSettings('eager', 1, 2, SHAPE, None)
@@ -106,6 +109,22 @@ def test_compression_to_a_time(kinds, target, measured, tmp_path):
     assert 'in `eager`, batch 2, threads 1: predicted' in sentence and '+0.0%' in sentence
     with pytest.raises(ValueError, match='a target within the reachable .* ms to .* ms, found'):
         compress(model, torch.randn(16, *SHAPE), '1%', kinds, SHAPE, latency=table)
+
+
+def test_sites_with_one_unit_cost_what_they_cost(tmp_path):
+    """Whole heads of a stage that has one."""
+    model = SwinTransformer(arch=dict(embed_dims=16, depths=[1, 1], num_heads=[1, 2]), img_size=32,
+                            window_size=4, patch_size=4, out_indices=[1])
+    path, settings = tmp_path / 'table.json', TableSettings('eager', 1, 1, SHAPE)
+    list(measure_table(model, path, settings, ['heads'], 8, 1))
+    space = searchable(model, ['heads'])
+    times = LatencyModel(MacsModel(model, space.host, space.sites, task_forward(model, SHAPE)),
+                         load_table(path))
+    assert times({name: site.total for name, site in space.sites.items()}) == times.dense
+    lonely = SwinTransformer(arch=dict(embed_dims=16, depths=[1], num_heads=[1]), img_size=32,
+                             window_size=4, patch_size=4, out_indices=[0])
+    with pytest.raises(ValueError, match='expected sites with sizes to choose from, found 1 kinds'):
+        list(measure_table(lonely, tmp_path / 'none.json', settings, ['heads'], 8, 1))
 
 
 def test_tables_of_others_are_refused(measured, tmp_path):

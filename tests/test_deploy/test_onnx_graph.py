@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
 from mmkcr.apis.export import export_onnx
 from mmkcr.apis.latency import random_subnet
@@ -195,3 +196,34 @@ def test_indices_are_narrow():
     assert sorted(stored.values()) == [TensorProto.INT32, TensorProto.INT64]  # and the shape
     x = np.random.rand(4, 3).astype(np.float32)
     np.testing.assert_array_equal(run(model, x)[0], x[:, index])
+
+
+def test_indices_that_something_else_reads_stay():
+    nodes = [helper.make_node('Expand', ['index', 'shape'], ['indices']),
+             helper.make_node('GatherElements', ['images', 'indices'], ['out'], axis=1),
+             helper.make_node('Add', ['indices', 'one'], ['sum']),
+             helper.make_node('Cast', ['sum'], ['next'], to=TensorProto.FLOAT)]
+    model = graph_of(nodes, dict(index=np.array([2, 0]), shape=np.array([4, 2]),
+                                 one=np.array([1])), [4, 3], ['out', 'next'])
+    narrow_indices(model)
+    x = np.random.rand(4, 3).astype(np.float32)
+    out, after = run(model, x)
+    np.testing.assert_array_equal(out, x[:, [2, 0]])
+    np.testing.assert_array_equal(after, np.tile([3., 1.], (4, 1)))
+
+
+def test_three_heads_are_not_three_projections(tmp_path):
+    """The split must be along queries, keys and values."""
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(12, 36)
+
+        def forward(self, x):
+            parts = self.qkv(x[:, 0]).reshape(x.shape[0], -1, 3, 3, 4).permute(2, 0, 3, 1, 4)
+            one, two, three = parts.unbind(2)
+            return (one + 2 * two + 3 * three).transpose(0, 1)
+
+    torch.manual_seed(0)
+    report = export_onnx(Heads().eval(), tmp_path / 'heads.onnx', (1, 6, 12), False)
+    assert max(report.errors.values()) < 1e-5

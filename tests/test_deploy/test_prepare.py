@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from mmcv.cnn.bricks.transformer import FFN
-from mmpretrain.models import MViT, VisionTransformer
+from mmpretrain.models import MViT, SwinTransformer, VisionTransformer
 from mmpretrain.models.backbones import TNT
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from timm.layers import Mlp
@@ -238,6 +238,35 @@ def test_selections_of_maps_that_cost_more_than_they_save_are_filled(least, form
     assert sum(isinstance(module, (Take, Put)) for module in asked.modules()) == 6
 
 
-def test_another_runtime_is_refused():
+def test_another_runtime_or_form_is_refused():
+    model = KCRVisionTransformer(**VIT)
     with pytest.raises(ValueError, match="a runtime among .*, found 'caffe'"):
-        prepare(KCRVisionTransformer(**VIT), 'caffe')
+        prepare(model, 'caffe')
+    with pytest.raises(ValueError, match="a form among .*, found 'transposed'"):
+        prepare(model, form='transposed')
+
+
+@pytest.mark.parametrize('part', ['ffn', 'ln2'])
+def test_parts_that_two_blocks_share(part):
+    """A norm that only one of them has must not be folded into an MLP that both have."""
+    torch.manual_seed(0)
+    model = VisionTransformer(**VIT)
+    setattr(model.layers[1], part, getattr(model.layers[0], part))
+    for parameter in model.parameters():
+        parameter.data.normal_(0.1, 0.3)
+    model.eval()
+    x = torch.randn(2, *SHAPE)
+    with torch.no_grad():
+        torch.testing.assert_close(prepare(model)(x), TensorModel(model)(x), rtol=1e-4, atol=1e-4)
+
+
+def test_tiles_that_do_not_cover_the_map():
+    model = SwinTransformer(
+        arch=dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=36, window_size=3,
+        patch_size=4, pad_small_map=True, out_indices=[0, 1],
+        stage_cfgs=dict(downsample_cfg=dict(padding=0)))
+    model.eval()
+    x = torch.randn(1, 3, 36, 36)
+    with torch.no_grad():
+        for found, expected in zip(prepare(model)(x), model(x)):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

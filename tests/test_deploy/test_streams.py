@@ -2,15 +2,21 @@
 
 import copy
 
+import onnx
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mmpretrain.models import VisionTransformer
+from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
+from mmpretrain.models.peft.lora import LoRALinear
+from torch import nn
 
-from mmkcr.apis.export import export_onnx
+from mmkcr.apis.export import compare_onnx, export_onnx
 from mmkcr.apis.latency import random_subnet
 from mmkcr.deploy.prepare import describe_selections, prepare
 from mmkcr.deploy.streams import permute_streams, range_order
+from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import KCREfficientViT, KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers.selection import Put, is_range
 from mmkcr.models.search_space import SearchSpace
@@ -102,6 +108,84 @@ def test_hosts_without_an_adapter_are_left_alone():
     assert ranges(model) < sum(isinstance(module, Put) for module in model.modules())
     assert permute_streams(model) == 0
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class WithAdapter(TransformerEncoderLayer):
+    """A layer to fine-tune, of a user's own."""
+
+    def __init__(self):
+        super().__init__(32, 4, 64)
+        self.adapter = nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = super().forward(x)
+        return x + self.adapter(x)
+
+
+def add_adapters(model):
+    for place in range(3):
+        model.layers[place] = WithAdapter()
+
+
+def share_attention(model):
+    model.layers[1].attn = model.layers[0].attn
+
+
+def add_lora(model):
+    model.layers[0].attn.qkv = LoRALinear(model.layers[0].attn.qkv, 1, 4, 0.)
+
+
+def share_a_norm(model):
+    model.layers[1].ln1 = model.layers[0].ln1
+
+
+@pytest.mark.parametrize('change', [add_adapters, share_attention, add_lora, share_a_norm])
+def test_streams_that_something_else_reads_are_left_alone(change):
+    def host():
+        model = VisionTransformer(**VIT)
+        change(model)
+        return model
+
+    model, x = subnet(host, {}), torch.randn(2, *SHAPE)
+    with torch.no_grad():
+        expected = model(x)[0]
+        assert permute_streams(model) == 0
+        torch.testing.assert_close(model(x)[0], expected)
+
+
+def test_hooks_on_the_host_see_its_own_order():
+    model, x, seen = subnet(KCRVisionTransformer, VIT), torch.randn(2, *SHAPE), []
+    model.register_forward_hook(lambda _, __, found: seen.append(found[0]))
+    other = copy.deepcopy(model)
+    assert permute_streams(other) == 1
+    with torch.no_grad():
+        model(x), other(x)
+    torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-4)
+
+
+def test_a_convolution_behind_maps_in_other_runtimes(tmp_path):
+    """One file for all runtimes. OpenVINO moves gathers of maps into convolutions, and wrongly."""
+    class Segmentor(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = subnet(KCRVisionTransformer, dict(VIT, out_type='featmap'))
+            self.head = nn.Conv2d(32, 5, 1)
+
+        def forward(self, x):
+            return self.head(self.backbone(x)[0])
+
+    model = Segmentor().eval()
+    assert permute_streams(copy.deepcopy(model)) == 1
+    path = tmp_path / 'model.onnx'
+    export_onnx(model, path, SHAPE, False)
+    graph = onnx.load(path).graph
+    sizes = {weight.name: list(weight.dims) for weight in graph.initializer}
+    axes = [node.attribute[0].i for node in graph.node if node.op_type == 'Gather'
+            and sizes.get(node.input[1]) == [32]]
+    assert axes and 1 not in axes
+    pytest.importorskip('openvino')
+    errors = compare_onnx(TensorModel(model), path, [(1, *SHAPE)], runtime='openvino')
+    assert max(errors.values()) < 1e-4
 
 
 def test_a_given_form_keeps_the_order_of_the_channels():

@@ -24,6 +24,7 @@ With --form channels are selected in one way or another, which docs/deploy.md co
 
 import contextlib
 import csv
+import fcntl
 import itertools
 import sys
 import tempfile
@@ -55,11 +56,11 @@ from mmkcr.apis.latency import (
     RUNTIMES,
     PairTiming,
     Side,
+    clock_for,
     measure_pair,
     random_subnet,
     searchable,
 )
-from mmkcr.core import atomic_write
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.deploy.runtimes import PACKAGES
@@ -161,6 +162,9 @@ def make_pair(args: Any, target: Optional[str]) -> Pair:
         ValueError: Two sides and a target, one side that the other does not follow from, or no
             shape for ONNX files that leave it open.
     """
+    for name in ('sites', 'divisor', 'group') if target is None else ():
+        if getattr(args, name) != make_parser().get_default(name):
+            raise ValueError(f'expected `--{name}` with `--target-macs`, found it without')
     if args.slim and target:
         raise ValueError(f'expected a second side or `--target-macs`, found `{args.slim}` and '
                          f'{target!r}')
@@ -232,7 +236,7 @@ def measure(pair: Pair, args: Any, runtime: str, batch: int, threads: int,
                            threads)
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    one = threads == 1 and args.device == 'cpu'
+    one = clock_for(runtime, threads, args.device) is time.process_time
     clock = args.clock or ('cpu' if one else 'wall')
     if clock == 'cpu' and not one:
         raise ValueError(f'expected one thread of a CPU for `--clock cpu`, found {threads} on '
@@ -261,11 +265,17 @@ def rounded(value: Optional[float], scale: float = 1.) -> Any:
 def append(row: Dict[str, Any], folder: Path) -> Path:
     """Add a line to the file of this machine."""
     path = folder / f'latency_{hardware_name()}_{versions_name()}.csv'
-    before = path.read_text() if path.is_file() else ','.join(COLUMNS) + '\n'
-    with atomic_write(path) as target:
-        with target.open('w', newline='') as file:
-            file.write(before)
-            csv.DictWriter(file, COLUMNS, lineterminator='\n').writerow(row)
+    folder.mkdir(parents=True, exist_ok=True)
+    with path.open('a+', newline='') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # other runs may add lines too
+        file.seek(0)
+        before, columns = file.readline().rstrip(), ','.join(COLUMNS)
+        if before not in ('', columns):
+            raise ValueError(f'expected the columns `{columns}` in `{path}`, found `{before}`')
+        writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
+        if not before:
+            writer.writeheader()
+        writer.writerow(row)
     return path
 
 

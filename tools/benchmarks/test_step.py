@@ -14,7 +14,6 @@ Examples:
 
 import itertools
 import json
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -26,7 +25,7 @@ from torch import nn
 from mmkcr.apis.build import build_model, default_shape, load_config, load_weights
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.count import count_parts, counted_proposals
-from mmkcr.apis.latency import PairTiming, measure_calls
+from mmkcr.apis.latency import PairTiming, clock_for, measure_calls
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
@@ -121,7 +120,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     if long:
         raise ValueError(f'expected a config and a checkpoint after `--slim`, found {long[0]}')
     torch.set_num_threads(args.threads)
-    clock = time.process_time if args.threads == 1 and args.device == 'cpu' else time.perf_counter
+    clock = clock_for('eager', args.threads, args.device)
     config, dense = trained(args.config, args.checkpoint, args.device)
     shape, images = default_shape(config, dense), batches(config, args.images)
     whole, rows = sum(count_parts(dense, shape).values()), []

@@ -19,7 +19,6 @@ Examples:
 import contextlib
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Optional, Sequence, Tuple
 
@@ -98,8 +97,7 @@ def against_dense(args: Any, config: Config, report: ExportReport,
         path = Path(folder) / 'dense.onnx'
         export_onnx(dense, path, shape, report.dynamic_size, (1, ), runtime=args.runtime)
         return measure_pair(path, report.path, torch.randn(1, *shape), args.repeats, 3,
-                            measured_in(args), args.threads,
-                            clock=time.process_time if args.threads == 1 else time.perf_counter)
+                            measured_in(args), args.threads)
 
 
 def report_end_to_end(found: EndToEnd) -> None:
