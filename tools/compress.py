@@ -297,7 +297,7 @@ def check_given_structure(args: Any) -> None:
         raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
                          'export the compressed config')
     parser = make_parser()
-    for name in ('sites', 'divisor', 'uniform', 'profiles'):
+    for name in ('sites', 'divisor', 'uniform', 'profiles', 'memory'):
         if getattr(args, name) != parser.get_default(name):
             raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
                              'which says what is kept')
@@ -315,6 +315,8 @@ def check_later_steps(args: Any) -> None:
     dense, fields = load_config(args.config, args.cfg_options), []
     if args.calibration is None or args.finetune is not None:
         fields.append('train_dataloader')
+    if args.finetune is None and args.finetune_rate != make_parser().get_default('finetune_rate'):
+        raise ValueError('expected `--finetune` with `--finetune-rate`, found none')
     if args.finetune is not None:
         fields.append('val_dataloader')
         shortened(dense, args.finetune, args.finetune_rate)

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, Order, block_of, parse_target
 from mmkcr.core.order import Step, steps_between
+from mmkcr.models.adapters.views import shared_parameters
 from mmkcr.models.backbone_loading import OUTSIDE, RUNGS, load_outside
 from mmkcr.models.calibration import Forward
+from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite, KindConfig
 from mmkcr.models.sites.embedding import Embedding
 from .compress_progress import CompressProgress
@@ -81,8 +83,8 @@ def compress_budgets(model: nn.Module,
         done (Sequence[CompressProgress], optional): One per target. Defaults to None.
 
     Raises:
-        ValueError: As in :func:`compress`; no targets, or two equal ones; or a residual stream
-            whose readers are not beside the backbone.
+        ValueError: As in :func:`compress`; no targets, or two equal ones; blocks that share
+            weights; or a residual stream whose readers are not beside the backbone.
     """
     dense = copy.deepcopy(model)
     space = searched(dense, sites)
@@ -91,6 +93,7 @@ def compress_budgets(model: nn.Module,
     if not limits or len(set(limits)) < len(limits):
         raise ValueError(f'expected budgets that differ, at least one, found {list(targets)}')
     check_reach(space, macs, min(limits), CompressOptions(**options))
+    _check_unshared(space)
     results: List[CompressResult] = []
     places = sorted(range(len(limits)), key=lambda place: -limits[place])
     for place in places:
@@ -100,7 +103,9 @@ def compress_budgets(model: nn.Module,
                                 held_out, profiles, done[place] if done else None, **options))
     parent, name = _place(dense, space.host)
     prefix = f'{parent}.{name}.'.lstrip('.') if name else ''
-    before = dict(model.state_dict())  # rung 0
+    # rung 0; copies, as the caller may go on to train the model
+    before = {name: value.clone() if isinstance(value, Tensor) else value
+              for name, value in model.state_dict().items()}
     changed = [_changed(before, result.model.state_dict(), prefix, parent) for result in results]
     blocks = _blocks(space.sites, {key for keys in changed for key in keys})
     # rung 1 is the largest budget
@@ -108,6 +113,16 @@ def compress_budgets(model: nn.Module,
                           for rung, own in enumerate(changed, 1) for key, value in own.items()}}
     order = _order(results, blocks, [limits[place] for place in places], macs)
     return BudgetsResult(order, state, results, macs)
+
+
+def _check_unshared(space: SearchSpace) -> None:
+    """Refuse blocks that share weights: each is exchanged for itself between two budgets."""
+    shared = shared_parameters(space.host)
+    twice = [name for name, site in space.sites.items()
+             if shared.intersection(id(axis.value) for axis in site.axes())]
+    if twice:
+        raise ValueError('expected blocks that share no weights for networks of many budgets, '
+                         f'found that `{twice[0]}` is used at several places')
 
 
 def _place(model: nn.Module, host: nn.Module) -> Tuple[str, str]:

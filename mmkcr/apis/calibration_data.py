@@ -15,7 +15,7 @@ from torch import nn
 
 from mmkcr.compat import UnreadableImageError
 from mmkcr.datasets.data_check import pipeline_config
-from mmkcr.evaluation.features import find_pipeline, preprocessed, with_pipeline
+from mmkcr.evaluation.features import preprocessed, with_pipeline
 from mmkcr.models.calibration import flat_tensors
 from mmkcr.models.utils import find_task, is_detector, is_self_supervised
 from .compression import held_apart
@@ -128,9 +128,8 @@ def _dataset(config: Config) -> Any:
         if config.get(name) is None:
             raise ValueError(f'expected a config with `{name}`, found none; give a folder of '
                              'images instead (`--calibration FOLDER`)')
-    test = DATASETS.build(copy.deepcopy(config.test_dataloader.dataset))
     train = DATASETS.build(copy.deepcopy(config.train_dataloader.dataset))
-    return with_pipeline(train, find_pipeline(test))
+    return with_pipeline(train, Compose(pipeline_config(config.test_dataloader.dataset)))
 
 
 def _path_in(dataset: Any, index: int) -> Optional[str]:

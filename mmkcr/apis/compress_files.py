@@ -1,6 +1,5 @@
 """Compressing from files to files: what ``tools/compress.py`` does."""
 
-import copy
 import json
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
@@ -155,7 +154,8 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
     batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
     folder = Path(out) if out else run_folder(cfg, config) / 'compress'
     remove_stale(folder)  # half-written files of a killed call
-    searched = without_initial_weights(cfg).model if scope == 'model' else cfg.model.backbone
+    searched = without_initial_weights(cfg).model
+    searched = searched if scope == 'model' else searched.backbone
     searched = {key: value for key, value in searched.items() if key != 'init_cfg'}
     return CompressTask(
         cfg, model, content.get('meta') or {}, batches, input_shape, part, _has_classes(model),
@@ -247,8 +247,8 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                           scope=scope, cost=cost, logits=task.classifies, seed=seed, **settings)
     # refused arguments leave nothing to continue
     except ValueError:
-        for part in (done, *([] if known else [kept])):
-            part.remove()
+        for part in (done, kept):
+            part.withdraw()
         raise
     structure = result.structure
     # the config in place of the class name, so that the structure alone builds the backbone
@@ -316,16 +316,14 @@ def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str
         weights (str): File of the weights.
         **chosen: The choice within an order, such as ``target_macs``.
     """
-    here, written = '{{ fileDirname }}', copy.deepcopy(task.config)
+    # initial checkpoints of the dense model would be loaded over the subnet, or refused
+    here, written = '{{ fileDirname }}', without_initial_weights(task.config)
     named = f'{here}/{structure}'
     slim = ConfigDict(backbone, structure=dict(order=named, **chosen) if chosen else named)
     if task.scope == 'model':
         written.model = slim
     else:
         written.model.backbone = slim
-        # initial checkpoints of the dense model would be loaded over the subnet, or refused
-        written.model.pop('init_cfg', None)
-        written.model.pop('pretrained', None)
     written.load_from = f'{here}/{weights}'
     for key, value in (('resume', False), ('launcher', 'none')):  # of the dense model's run
         if key in written:

@@ -25,7 +25,7 @@ class CompressProgress:
     """A folder of finished work: the sites' profiles, and the weights of refitted blocks.
 
     Args:
-        folder (str | Path): Emptied if it belongs to another compression.
+        folder (str | Path): What it holds of another compression is emptied at the first write.
         key (Mapping): Identity of the compression: config, checkpoint, images, options. Stored as
             JSON.
         shared (CompressProgress, optional): Holds the profiles, for other compressions too, see
@@ -36,9 +36,8 @@ class CompressProgress:
                  shared: Optional['CompressProgress'] = None) -> None:
         self.folder, self._shared = Path(folder), shared
         self._key = json.dumps(key, indent=1, sort_keys=True, default=str)
-        if self.folder.is_dir() and not self._is_ours():
-            self.remove()
         remove_stale(self.folder)
+        self._continued = self._is_ours()
 
     def _is_ours(self) -> bool:
         mark = self.folder / _KEY
@@ -46,7 +45,7 @@ class CompressProgress:
 
     def has_profiles(self) -> bool:
         """Whether the sites' profiles are stored."""
-        return (self.folder / _PROFILES).is_file()
+        return self._has(_PROFILES)
 
     def profiles(self, begun: bool = False) -> Optional[Dict[str, SiteProfile]]:
         """The sites' profiles, or None if they are not computed yet.
@@ -58,7 +57,7 @@ class CompressProgress:
         if self._shared is not None:
             return self._shared.profiles(begun)
         name = _BEGUN if begun else _PROFILES
-        if not (self.folder / name).is_file():
+        if not self._has(name):
             return None
         return {site: SiteProfile(UnitOrder(found['order'], found['errors'],
                                             tuple(found['groups'])), found['losses'],
@@ -85,7 +84,7 @@ class CompressProgress:
 
     def has_block(self, block: str) -> bool:
         """Whether a block's refitted weights are stored."""
-        return (self.folder / f'{block}.pth').is_file()
+        return self._has(f'{block}.pth')
 
     def load_block(self, block: str, layers: Mapping[str, nn.Module]) -> None:
         """Load the refitted weights of a block into its sliced layers.
@@ -104,7 +103,7 @@ class CompressProgress:
 
     def has_begun(self, step: str) -> bool:
         """Whether a later step, such as fine-tuning, began with what these blocks became."""
-        return self._is_ours() and (self.folder / f'{step}.begun').is_file()
+        return self._has(f'{step}.begun')
 
     def begin(self, step: str) -> None:
         """Note that a later step begins."""
@@ -112,18 +111,27 @@ class CompressProgress:
         with atomic_write(self.folder / f'{step}.begun') as path:
             path.write_text('')
 
+    def withdraw(self) -> None:
+        """Delete what a refused call wrote, unless it went on with the work of an earlier one."""
+        if self._is_ours() and not self._continued:
+            self.remove()
+
     def remove(self) -> None:
         """Delete everything."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # not empty
             self.folder.parent.rmdir()
 
+    def _has(self, name: str) -> bool:
+        return self._is_ours() and (self.folder / name).is_file()
+
     def _load(self, name: str) -> Dict[str, Any]:
         # profiles may be used on another device
         return torch.load(self.folder / name, weights_only=True, map_location='cpu')
 
     def _mark(self) -> None:
-        if not self._is_ours():  # the key first: files without it are deleted at the next start
+        if not self._is_ours():  # the key first: files without it belong to nobody
+            self.remove()
             with atomic_write(self.folder / _KEY) as path:
                 path.write_text(self._key)
 

@@ -27,7 +27,7 @@ from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.stream_readers import find_outside
 from mmkcr.models.stream_rotation import turn_stream
-from mmkcr.models.utils import counted_part, is_detector, task_forward
+from mmkcr.models.utils import counted_part, is_detector, kept_randomness, task_forward
 from mmkcr.models.whole import HeldBatches, whole_outputs
 from .compress_progress import CompressProgress
 from .count import count_parts, note_backbone_macs
@@ -69,6 +69,7 @@ class CompressResult:
 
 
 @torch.inference_mode(False)  # losses of units need gradients, wherever it is called
+@kept_randomness()  # layers that are made for the subnet draw weights
 def compress(model: nn.Module,
              images: Union[Tensor, Sequence[Any]],
              target: Union[str, int, float],
@@ -153,7 +154,9 @@ def compress(model: nn.Module,
         raise ValueError(f'{error}{_parts_without_sites(dense, space, input_shape)}'
                          ) from None
     profiles = profiles or (done.profiles() if done else None)
-    if profiles is None:
+    if profiles is not None:
+        _check_profiles(profiles, space)
+    else:
         profiles = _profiled(dense, whole, batches, forward, settings, done)
     # rotated heads: both networks compute the same as before, and units are now single channels
     for profile in profiles.values():
@@ -174,6 +177,15 @@ def compress(model: nn.Module,
         found = agreement(dense, subnet, held_out, forward, settings.logits)
     return CompressResult(subnet, structure, dict(profiles), found,
                           dict(dense=of_dense.values(), slim=of_slim.values()))
+
+
+def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> None:
+    wanted = {name: site.total for name, site in space.sites.items()}
+    found = {name: len(profile.losses) - 1 for name, profile in profiles.items()}
+    other = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if other:
+        raise ValueError(f'expected profiles of the sites of this network, found `{other[0]}` with '
+                         f'{found.get(other[0], "no")} units for {wanted.get(other[0], "none")}')
 
 
 def _profiled(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
@@ -234,14 +246,21 @@ def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[A
 
     for given in (images, *([] if held_out is None else [held_out])):
         # not arrays of numpy, whose first axis would be taken for batches
-        if not isinstance(given, Tensor) and (hasattr(given, '__array__') or not all(
-                hasattr(given, name) for name in ('__len__', '__getitem__'))):
+        if not isinstance(given, Tensor) and (
+                isinstance(given, (str, bytes)) or hasattr(given, '__array__') or not all(
+                    hasattr(given, name) for name in ('__len__', '__getitem__'))):
             raise ValueError('expected images as a tensor (N, 3, H, W) or as a list of batches, '
                              f'found a `{type(given).__name__}`')
+        if isinstance(given, Tensor) and (given.ndim != 4 or not given.is_floating_point()):
+            raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, found '
+                             f'{tuple(given.shape)} of {given.dtype}')
     batches = split(images)
     if not len(batches):
         raise ValueError('expected at least one calibration image, found none')
     if held_out is not None:
+        if not len(held_out):
+            raise ValueError('expected at least one held-out image, found none: leave `held_out` '
+                             'out for a tenth of the images')
         return batches, split(held_out)
     if len(batches) < 2:
         return batches, batches

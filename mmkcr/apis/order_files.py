@@ -80,8 +80,8 @@ def order_files(task: CompressTask, targets: Sequence[str], sites: Optional[Sequ
                                   seed=seed, **settings)
     # refused arguments leave nothing to continue
     except ValueError:
-        for part in (*done, *([] if known else [kept])):
-            part.remove()
+        for part in (*done, kept):
+            part.withdraw()
         raise
     order = result.order
     # the config in place of the class name, so that the order alone builds its networks

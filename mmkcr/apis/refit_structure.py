@@ -166,7 +166,7 @@ def refit_files(task: CompressTask, structure: Union[str, Path],
                                  task_outputs, done=done, logits=task.classifies, **settings)
     # refused arguments leave nothing to continue
     except ValueError:
-        done.remove()
+        done.withdraw()
         raise
     found = result.structure
     found.backbone['backbone'] = task.searched

@@ -1,6 +1,7 @@
 """Profiles of every site of a dense network, measured on calibration images (SPEC 9)."""
 
 import dataclasses
+import zlib
 from contextlib import ExitStack
 from typing import (
     Any,
@@ -15,7 +16,6 @@ from typing import (
     Union,
 )
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -164,12 +164,11 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     profiles = dict(known or {})
     for profile in profiles.values():
         take_weights(space.host, profile.rotated)
-    generator = torch.Generator().manual_seed(settings.seed)
     groups = _groups({name: site for name, site in space.sites.items() if name not in profiles},
                      settings.memory)
     for number, sites in enumerate(groups, 1):
         part = f' ({number} of {len(groups)})' if len(groups) > 1 else ''
-        profiles.update(_profile_group(dense, sites, batches, forward, settings, generator, part))
+        profiles.update(_profile_group(dense, sites, batches, forward, settings, part))
         if finished is not None and number < len(groups):
             finished(profiles)
     if settings.choose is None and profiles and not any(
@@ -190,6 +189,8 @@ def _groups(sites: Mapping[str, HostSite], most: int) -> List[Dict[str, HostSite
             sum(side**2 for side in weight_matrix(layer).shape)
             for layer in _ordered_by(site).values()) + 8 * sum(
             weight_matrix(layer).shape[1]**2 for layer in _rotated_layers(site).values())
+        if isinstance(site, HeadOperatorSite):
+            own += HeadKernels.bytes_of(site)
         if size + own > most:
             groups.append({})
             size = 0
@@ -210,8 +211,8 @@ def _rotated_layers(site: HostSite) -> Dict[str, nn.Module]:
 
 
 def _profile_group(dense: nn.Module, sites: Mapping[str, HostSite], batches: Sequence[Any],
-                   forward: Forward, settings: CompressOptions, generator: torch.Generator,
-                   part: str) -> Dict[str, SiteProfile]:
+                   forward: Forward, settings: CompressOptions, part: str
+                   ) -> Dict[str, SiteProfile]:
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
     # by `site:path`, as two sites may share a layer
     layers = {f'{name}:{path}': layer for name, site in sites.items()
@@ -251,7 +252,7 @@ def _profile_group(dense: nn.Module, sites: Mapping[str, HostSite], batches: Seq
         elif name in rotations:
             profiles[name] = _by_rotation(name, site, found, rotations[name])
         else:
-            order = _order_of_units(name, site, found, settings, generator)
+            order = _order_of_units(name, site, found, settings)
             profiles[name] = SiteProfile(order, order.errors)
     # so far positions count as independent; probes measure the real loss at some sizes
     if settings.choose is None and settings.probe_batches:
@@ -284,7 +285,7 @@ def _of_stream(name: str, site: Embedding, moment: Tensor,
 
 
 def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments],
-                    settings: CompressOptions, generator: torch.Generator) -> UnitOrder:
+                    settings: CompressOptions) -> UnitOrder:
     """Units in the order in which they are kept: pivoted Cholesky, or a control's order."""
     covariances, grams, groups = _seen_by_readers(name, site, found)
     extra = None
@@ -298,6 +299,8 @@ def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments
     if settings.choose is None:
         return order
     inputs = found[f'{name}:{ordering_readers(site)[0].path}'].inputs
+    # one for each site, so that a call that was interrupted draws what an unbroken one draws
+    generator = torch.Generator().manual_seed(zlib.crc32(f'{settings.seed}:{name}'.encode()))
     return dataclasses.replace(order, order=settings.choose(site, inputs, generator))
 
 
@@ -324,11 +327,18 @@ def _seen_by_readers(name: str, site: HostSite, found: Mapping[str, ReaderMoment
         _check_reached(name, moments)
         sensitivity = _sensitivity(moments)
         weight = weight_matrix(layer)[:, own].double()
-        covariances.append(moments.inputs.covariance[own, own])
+        covariances.append(_spread(layer, moments.inputs)[0][own, own])
         grams.append(weight.T @ sensitivity.to(weight) @ weight)
         groups = reader.each(layer) if reader.repeats == 1 else reader.of_units(
             layer, torch.arange(site.total), site.total).tolist()
     return covariances, grams, groups
+
+
+def _spread(layer: nn.Module, inputs: Moments) -> Tuple[Tensor, Tensor]:
+    """Second moment of a layer's inputs about what its bias can take, and that: the mean, or 0."""
+    if layer.bias is None:
+        return inputs.second_moment, torch.zeros_like(inputs.mean)
+    return inputs.covariance, inputs.mean
 
 
 def _sensitivity(moments: ReaderMoments) -> Tensor:
@@ -398,7 +408,7 @@ def _measure(dense: nn.Module, sites: Mapping[str, HostSite], profiles: Dict[str
              batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
     """Scale the sites' losses, in place, to the measured change of the outputs at some sizes.
 
-    Between the measured sizes the factor is interpolated in its logarithm.
+    Between two measured sizes the loss rises as that of the moments does, from one to the other.
     """
     # a few sites at a time: one forward of the dense network serves all their changes
     waiting, places = list(sites), {
@@ -441,12 +451,17 @@ def _measure_streams(dense: nn.Module, sites: Mapping[str, HostSite],
 
 
 def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
-    """Correct a curve's scale by measurements; its shape remains that of the moments."""
-    # log of measured over predicted loss, at the probed sizes
-    factors = (measured / profile.losses[places].clamp(min=1e-30)).clamp(min=1e-30).log()
-    factor = np.interp(np.arange(len(profile.losses)), places, factors.numpy())
-    scaled = profile.losses * torch.from_numpy(factor).exp()
-    profile.losses = scaled.flip(0).cummax(0).values.flip(0)  # never grows with k
+    """Correct a curve by measurements, ascending in size; its shape between them stays."""
+    losses, last = profile.losses, len(profile.losses) - 1
+    # the loss of all units is 0; measured ones never grow with the size
+    known = measured.to(losses).flip(0).cummax(0).values.flip(0).tolist()
+    points = [*zip(places, known), *([(last, 0.)] if places[-1] < last else [])]
+    scaled = losses * (known[0] / losses[places[0]].clamp(min=1e-30))  # below the least size
+    for (low, most), (high, least) in zip(points, points[1:]):
+        own = losses[low:high + 1]
+        share = ((own - own[-1]) / (own[0] - own[-1]).clamp(min=1e-30)).clamp(0, 1)
+        scaled[low:high + 1] = least + (most - least) * share
+    profile.losses = scaled.flip(0).cummax(0).values.flip(0)
 
 
 def _probed(site: HostSite) -> List[int]:
@@ -470,16 +485,16 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
     for reader in readers(site):
         layer, moments = site.module(reader.path), inputs[f'{name}:{reader.path}']
         weight, own, deltas = weight_matrix(layer), reader.columns(layer), []
-        covariance, mean = moments.covariance[own, own], moments.mean[own]
+        covariance, mean = _spread(layer, moments)
         for units in kept:
             columns = reader.of_units(layer, units.to(weight.device), site.total).flatten()
             # W' on the columns of the kept units, minus W on all columns of the site
             delta = torch.zeros_like(weight)
             delta[:, own] -= weight[:, own]
-            delta[:, own.start + columns] += refit(weight[:, own], None, covariance, mean,
-                                                   columns, rho)[0]
+            delta[:, own.start + columns] += refit(
+                weight[:, own], None, covariance[own, own], mean[own], columns, rho)[0]
             deltas.append(delta)
-        changes.append(WeightChange(layer, moments.mean, torch.stack(deltas)))
+        changes.append(WeightChange(layer, mean, torch.stack(deltas)))
     if isinstance(site, HeadChannels):
         changes.append(_narrower_keys(site, order, counts))
     if isinstance(site, RotaryPairs):

@@ -38,7 +38,13 @@ class _Group(NamedTuple):
 
 
 def allowed_sizes(total: int, min_size: int, divisor: int) -> List[int]:
-    """Sizes that a site may have: multiples of the divisor from ``min_size`` on, and the full."""
+    """Sizes that a site may have: multiples of the divisor from ``min_size`` on, and the full.
+
+    Raises:
+        ValueError: A divisor below 1.
+    """
+    if divisor < 1:
+        raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
     first = min(-(-min_size // divisor) * divisor, total)
     return sorted({*range(first, total + 1, divisor), total})
 
@@ -91,10 +97,10 @@ def solve_budget(scores: Mapping[str, Tensor],
             smallest subnet or above that of the dense one; the message gives
             the reachable range.
     """
-    if divisor < 1:
-        raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
     min_sizes = min_sizes or {}
     # a group's units have one score, so a stable order has them side by side
+    if divisor < 1:  # of a negative one the least common multiple is positive
+        raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
     steps = {site: math.lcm(divisor, (groups or {}).get(site, 1)) for site in scores}
     scores = {site: score.detach().double().cpu() for site, score in scores.items()}
     order = {site: torch.sort(score, descending=True, stable=True)

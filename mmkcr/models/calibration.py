@@ -23,6 +23,7 @@ from typing import (
 )
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.functional.moments import Moments
@@ -121,7 +122,11 @@ def input_rows(layer: nn.Module, x: Tensor) -> Tensor:
         return x.flatten(0, -2)
     if layer.kernel_size == (1, 1) and layer.stride == (1, 1):
         return x.movedim(1, -1).flatten(0, -2)
-    return unfold_patches(x, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    padding = layer.padding
+    if isinstance(padding, str) or layer.padding_mode != 'zeros':  # unfolding pads with zeros only
+        mode = 'constant' if layer.padding_mode == 'zeros' else layer.padding_mode
+        x, padding = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode), 0
+    return unfold_patches(x, layer.kernel_size, layer.stride, padding, layer.dilation)
 
 
 def output_rows(layer: nn.Module, out: Tensor) -> Tensor:
@@ -448,15 +453,19 @@ def _moved(change: WeightChange, rows: Tensor, gradients: Tensor, images: int) -
     Rows that do not divide evenly into images (such as regions) count as one image.
     """
     images = images if len(rows) % images == 0 else 1
+    # autocast gives gradients and inputs of different precision
+    dtype = torch.promote_types(torch.promote_types(rows.dtype, gradients.dtype), torch.float32)
+    rows, gradients = rows.to(dtype), gradients.to(dtype)
     deltas = change.deltas.to(rows).flatten(1)  # (tries, m d)
     rows = (rows - change.mean.to(rows)).view(images, -1, rows.shape[-1])
     gradients = gradients[:, change.outputs].unflatten(0, (images, -1))
     # S = sum over positions of gradient x^T, (m, n) @ (n, d), of a few images at a time: the
     # deltas are read once for them
     seen = rows.new_empty(_IMAGES, gradients.shape[-1], rows.shape[-1])
-    return torch.cat([torch.bmm(some.mT, row, out=seen[:len(row)]).flatten(1) @ deltas.T
-                      for some, row in zip(gradients.split(_IMAGES), rows.split(_IMAGES))
-                      ]).double().cpu()
+    with torch.autocast(rows.device.type, enabled=False):
+        return torch.cat([torch.bmm(some.mT, row, out=seen[:len(row)]).flatten(1) @ deltas.T
+                          for some, row in zip(gradients.split(_IMAGES), rows.split(_IMAGES))
+                          ]).double().cpu()
 
 
 @contextmanager
@@ -518,6 +527,8 @@ def flat_tensors(outputs: Any, floating: bool = True) -> List[Tensor]:
     """
     if isinstance(outputs, Tensor):
         return [outputs] if outputs.is_floating_point() or not floating else []
+    if isinstance(outputs, (str, bytes)):  # a character is a text again
+        return []
     if isinstance(outputs, Mapping):
         outputs = outputs.values()
     if hasattr(outputs, 'to_tuple'):  # of Hugging Face

@@ -20,6 +20,8 @@ from .sites.head_operator import HeadOperatorSite
 
 #: Operators with a closed form.
 FITTED = ('dwconv', )
+#: Weights of a kernel.
+TAPS = 9
 
 
 class KernelMoments:
@@ -87,6 +89,12 @@ class HeadKernels:
         self.kernels = KernelMoments(self.operator, site.name)
         self.joint = Moments(2 * weight.shape[1], device=weight.device, name=site.name)
         self._values, self._generator = None, torch.Generator().manual_seed(0)
+
+    @staticmethod
+    def bytes_of(site: HeadOperatorSite) -> int:
+        """Bytes of the statistics that it keeps at a time, in fp64."""
+        channels = site.owner.proj.weight.shape[1]
+        return 8 * ((2 * channels)**2 + channels * TAPS * (TAPS + 1))
 
     def __enter__(self) -> 'HeadKernels':
         owner = self.site.owner

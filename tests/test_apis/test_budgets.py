@@ -261,3 +261,20 @@ def test_a_target_below_the_least_rung(made):
 def test_budgets_that_are_alike():
     with pytest.raises(ValueError, match='expected budgets that differ'):
         compress_budgets(vit(), IMAGES, ['50%', 0.5], **OPTIONS)
+
+
+def test_blocks_that_share_weights_are_refused():
+    model = vit()
+    model.layers[1].ffn = model.layers[0].ffn
+    with pytest.raises(ValueError, match='share no weights .* that `layers.0.ffn.mlp_hidden`'):
+        compress_budgets(model, IMAGES, SMALLER, ['mlp_hidden'], **OPTIONS)
+
+
+def test_the_networks_do_not_change_with_the_model():
+    model = vit()
+    found = compress_budgets(model, IMAGES, SMALLER, ['mlp_hidden'], **OPTIONS)
+    before = {name: value.clone() for name, value in found.state.items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert equal(found.state, before)

@@ -22,7 +22,7 @@ from mmkcr.core import Structure, count_params
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs
 from mmkcr.models import KCRVisionTransformer, Searchable
-from mmkcr.models.calibration import readers
+from mmkcr.models.calibration import input_rows, output_rows, readers, weight_matrix
 from mmkcr.models.head_rotation import width_order
 from mmkcr.models.layers.lite_mla import LiteMLA
 
@@ -778,8 +778,136 @@ def test_progress_of_another_compression_is_not_used(tmp_path):
     assert not (tmp_path / 'out').exists()
     progress.save_block('layers.0', dict(fc=nn.Linear(2, 2)))
     assert CompressProgress(tmp_path / 'out/progress', dict(target='60%')).has_block('layers.0')
-    assert not CompressProgress(tmp_path / 'out/progress', dict(target='50%')).has_block('layers.0')
+    other = CompressProgress(tmp_path / 'out/progress', dict(target='50%'))
+    assert not other.has_block('layers.0') and not other.has_profiles()
+    other.withdraw()  # refused before it wrote anything
+    again = CompressProgress(tmp_path / 'out/progress', dict(target='60%'))
+    assert again.has_block('layers.0')
+    again.withdraw()  # it went on with what an earlier call had finished
+    assert again.has_block('layers.0')
+    other.save_block('layers.1', dict(fc=nn.Linear(2, 2)))
+    assert other.has_block('layers.1') and not again.has_block('layers.0')
+    assert not other.has_block('layers.0')
+    other.withdraw()
     assert not (tmp_path / 'out').exists()
+
+
+def twins():
+    """A ViT whose hidden units come in pairs."""
+    model = vit()
+    for layer in model.layers:
+        first, second = layer.ffn.layers[0][0], layer.ffn.layers[1]
+        half = len(first.weight) // 2
+        nn.init.normal_(first.weight, std=.3)
+        first.weight.data[half:] = first.weight.data[:half]
+        first.bias.data[half:] = first.bias.data[:half]
+        nn.init.normal_(second.weight, std=.3)
+    return model
+
+
+def predicted(found):
+    return sum(float(found.profiles[name].losses[len(site.kept)])
+               for name, site in found.structure.sites.items())**.5
+
+
+def test_losses_between_measured_sizes_where_half_of_the_units_lose_nothing():
+    """Just below that size they are not near nothing."""
+    found = compress(twins(), IMAGES, '70%', ['mlp_hidden'], **dict(OPTIONS, divisor=1))
+    for name, profile in found.profiles.items():
+        half = (len(profile.losses) - 1) // 2
+        losses = profile.losses[[half // 2, half - half // 8, half]].tolist()
+        # in the logarithm the second one would be a few times the third
+        assert losses[2] < 1e-3 * losses[0] and losses[1] > 1e-2 * losses[0], name
+    assert predicted(found) > 0.3 * found.agreement['error']
+
+
+def constant(bias):
+    """A ViT with a large hidden unit that is constant, as networks without biases make one."""
+    model = vit()
+    for layer in model.layers:
+        first, second = layer.ffn.layers[0][0], layer.ffn.layers[1]
+        nn.init.normal_(first.weight, std=.02)  # GELU is linear there: units of mean 0
+        nn.init.zeros_(first.bias)
+        first.weight.data[0] = 0
+        first.bias.data[0] = 3
+        nn.init.normal_(second.weight, std=.3)
+        if not bias:
+            second.bias = None
+    return model
+
+
+def test_a_constant_unit_is_kept_where_no_bias_can_take_its_place():
+    for bias in (True, False):
+        found = compress(constant(bias), IMAGES, '70%', ['mlp_hidden'], uniform=True, **OPTIONS)
+        assert all((0 in site.kept) != bias for site in found.structure.sites.values())
+
+
+@pytest.mark.parametrize('padding', [dict(padding=1), dict(padding=1, padding_mode='reflect'),
+                                     dict(padding=1, padding_mode='circular'),
+                                     dict(padding='same')])
+def test_rows_of_padded_convolutions_give_its_outputs(padding):
+    layer, x = nn.Conv2d(4, 6, 3, **padding), torch.randn(2, 4, 5, 7)
+    found = input_rows(layer, x) @ weight_matrix(layer).T + layer.bias
+    torch.testing.assert_close(found, output_rows(layer, layer(x)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_control_draws_the_same_in_groups():
+    def choose(site, inputs, generator):
+        return torch.randperm(site.total, generator=generator)
+
+    found = [compress(vit(), IMAGES, '70%', ['mlp_hidden'], choose=choose, memory=memory, **OPTIONS)
+             for memory in (1, 2**30)]
+    assert found[0].structure.sites == found[1].structure.sites
+
+
+def test_autocast_changes_losses_a_little():
+    def halved(network, batch):
+        with torch.autocast('cpu', torch.bfloat16):
+            return network(batch)
+
+    errors = [compress(vit(), IMAGES, '60%', ['mlp_hidden'], forward=forward,
+                       **OPTIONS).agreement['error'] for forward in (None, halved)]
+    assert errors[1] == pytest.approx(errors[0], rel=0.3)
+
+
+def test_outputs_with_texts():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = vit()
+
+        def forward(self, x):
+            return dict(maps=self.net(x), task='features')
+
+    assert compress(Named(), IMAGES, '60%', ['mlp_hidden'], **OPTIONS).agreement['error'] < 1
+
+
+def test_a_fit_of_heads_leaves_the_random_states():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    model = vit()
+    torch.manual_seed(3)
+    compress(model, IMAGES, '90%', ['head_operator'], **OPTIONS)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize('images, options, message', [
+    (IMAGES[0], {}, r'a tensor \(N, 3, H, W\) of floating point, found \(3, 32, 32\)'),
+    (IMAGES.long(), {}, 'of floating point, found .* of torch.int64'),
+    ('folder', {}, 'or as a list of batches, found a `str`'),
+    (IMAGES, dict(held_out=IMAGES[:0]), 'at least one held-out image, found none'),
+    (IMAGES, dict(divisor=0), 'a `divisor` of at least 1, found 0'),
+    (IMAGES, dict(divisor=-8), 'a `divisor` of at least 1, found -8')])
+def test_images_and_options_that_are_refused(images, options, message):
+    with pytest.raises(ValueError, match=message):
+        compress(vit(), images, '60%', ['mlp_hidden'], **{**OPTIONS, **options})
+
+
+def test_profiles_of_another_network_are_refused():
+    profiles = compress(vit(), IMAGES, '60%', ['mlp_hidden'], **OPTIONS).profiles
+    with pytest.raises(ValueError, match='of the sites of this network, found `.*heads` with no'):
+        compress(vit(), IMAGES, '60%', ['mlp_hidden', 'heads'], profiles=profiles, **OPTIONS)
 
 
 def test_inference_mode_around_it_changes_nothing():

@@ -90,7 +90,8 @@ def test_completion_knows_all_commands():
     done = subprocess.run(['bash', '-c', script, '/dev/stdin'], input=text, capture_output=True,
                           text=True, check=True)
     latency, everything = done.stdout.splitlines()
-    assert latency == 'latency' and set(COMMANDS) < set(everything.split())
+    assert latency.split() == ['latency', 'latency-table']
+    assert set(COMMANDS) < set(everything.split())
 
 
 LONG = """

@@ -129,6 +129,46 @@ def test_profiles_of_others_are_refused(change, message, load_tool, refused, dat
     assert sorted((tmp_path / 'first').rglob('*')) == before
 
 
+@pytest.mark.parametrize('wrong', [['--target-macs', '8%'], ['--sites', 'mlp_hiden']])
+def test_a_refused_call_keeps_the_calibration_of_another(wrong, load_tool, refused, data, tmp_path):
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    call = [DIGITS, checkpoint, '--images', '16', '--out', str(tmp_path / 'slim'), '--target-macs',
+            '60%']
+    load_tool('compress').main([*call, *data])
+    before = sorted((tmp_path / 'slim').rglob('*'))
+    assert 'expected' in refused('compress', *call, *wrong, *data)
+    assert sorted((tmp_path / 'slim').rglob('*')) == before
+
+
+def test_a_backbone_with_an_initial_checkpoint(load_tool, tmp_path):
+    """mmseg's argument: the subnet must not load the dense network's file."""
+    (tmp_path / 'config.py').write_text(f"""
+model = dict(
+    type='EncoderDecoder',
+    data_preprocessor=dict(type='SegDataPreProcessor', mean=[127.] * 3, std=[60.] * 3,
+                           size=(64, 64)),
+    backbone=dict(type='SwinTransformer', pretrained='{tmp_path}/imagenet.pth',
+                  pretrain_img_size=64, embed_dims=16, depths=[1, 1, 1, 1], num_heads=[1, 2, 4, 8],
+                  window_size=4, mlp_ratio=2, out_indices=(0, 1, 2, 3)),
+    decode_head=dict(type='FCNHead', in_channels=128, in_index=3, channels=16, num_convs=1,
+                     num_classes=3),
+    test_cfg=dict(mode='whole'))
+default_scope = 'mmseg'
+test_dataloader = dict(batch_size=4, dataset=dict(type='BaseSegDataset', data_root='x', pipeline=[
+    dict(type='LoadImageFromFile'), dict(type='Resize', scale=(64, 64)),
+    dict(type='PackSegInputs')]))
+""")
+    checkpoint = random_checkpoint(load_config(tmp_path / 'config.py'), tmp_path / 'dense.pth')
+    load_tool('compress').main([
+        str(tmp_path / 'config.py'), checkpoint, '--target-macs', '80%', '--calibration',
+        write_images(tmp_path / 'images', [(64, 64)] * 8), '--images', '8', '--out',
+        str(tmp_path / 'slim')])
+    assert 'pretrained' not in (tmp_path / 'slim/config.py').read_text().replace(
+        'pretrain_img_size', '')
+    assert 'pretrained' not in (tmp_path / 'slim/structure.json').read_text()
+    build_model(load_config(tmp_path / 'slim/config.py')).init_weights()
+
+
 LINEAR = dict(type='LinearClsHead', num_classes=4, in_channels=96)
 
 
@@ -182,8 +222,8 @@ def test_files_in_int8_are_evaluated_too(run_tool, data, tmp_path, runtime):
                              '--runtime', runtime) for form in ('', '_int8'))
         assert fp32 == pytest.approx(tested(*sides), abs=0.3)  # one digit of 360
         assert [told[name], told[f'{name}_int8']] == [f'{fp32:.4g}', f'{int8:.4g}']
-    said = tested(DIGITS, checkpoint, '--onnx', out / f'slim_{runtime}.onnx')
-    assert said != tested(DIGITS, checkpoint)
+    said = tested(DIGITS, checkpoint, '--onnx', out / f'slim_{runtime}.onnx', '--runtime', runtime)
+    assert said == pytest.approx(tested(out / 'config.py', out / 'subnet.pth'), abs=0.3)
 
 
 def test_files_that_take_other_images_do_not_cost_the_report(load_tool, data, tmp_path, capsys,
@@ -424,6 +464,16 @@ def test_a_held_out_image_that_is_not_finite_writes_nothing(wrong, refused, monk
     assert 'expected finite outputs of the dense network on held-out' in refused('compress', *words)
 
 
+def test_only_the_training_images_are_read(load_tool, data, tmp_path):
+    """Of the test set its transforms alone."""
+    checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
+    data = [word for word in data if not word.startswith('test_dataloader.dataset')]
+    load_tool('compress').main([DIGITS, checkpoint, '--target-macs', '60%', '--images', '16',
+                                '--out', str(tmp_path / 'slim'), *data,
+                                'test_dataloader.dataset.data_root=nowhere'])
+    assert (tmp_path / 'slim/config.py').is_file()
+
+
 def test_images_for_a_config_without_a_test_set(load_tool, tmp_path, capsys):
     (tmp_path / 'config.py').write_text(f"_base_ = '{DIGITS}'\n"
                                         'test_dataloader = test_cfg = test_evaluator = None\n')
@@ -447,6 +497,9 @@ def test_images_for_a_config_without_a_test_set(load_tool, tmp_path, capsys):
     ('', ['--structure', '{folder}/s.json', '--sites', 'heads'], 'expected `--sites` with a'),
     ('', ['--structure', '{folder}/s.json', '--uniform'], 'expected `--uniform` with a budget'),
     ('', ['--structure', '{folder}/s.json', '--divisor', '4'], 'expected `--divisor` with a'),
+    ('', ['--structure', '{folder}/s.json', '--memory', '1'], 'expected `--memory` with a'),
+    ('', ['--target-macs', '60%', '--finetune-rate', '0.3'], 'expected `--finetune` with `--fine'),
+    ('', ['--target-macs', '60%', '--force-table'], 'expected `--target-latency` with `--force'),
 ])
 def test_what_cannot_follow_is_refused_first(refused, data, tmp_path_factory, lines, options,
                                              message):
