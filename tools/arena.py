@@ -22,6 +22,7 @@ from typing import Optional, Sequence
 from lab.arena import MAIN, METHODS, TASKS, arena_study, equal_batches, write_study_file
 from lab.arena_report import read_rows, summarise, table, write_report
 from lab.run_settings import check_factor
+from lab.stages import RECORD
 from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from mmkcr.apis.cli import Parser, command, quiet_hosts
@@ -55,6 +56,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     args.net = args.net or TASKS[args.task].net
     folder = Path(args.work_dir or f'work_dirs/arena/{args.task}')
+    if args.report and not any((folder / args.net).rglob(RECORD)):
+        raise FileNotFoundError(f'expected finished networks below `{folder / args.net}`, found '
+                                'none')
     contents = {budget: arena_study(args.net, budget, args.methods, args.task)
                 for budget in args.budgets}
     if not args.report:

@@ -3,12 +3,13 @@
 Optimizer, schedules, logs, the second set of weights beside an EMAHook and the state of
 regularisers stay behind. The name ends in the first 8 digits of the file's SHA-256. Any
 reader that runs no code takes the file (torch.load with weights_only=True), and so does
-a config as its structure file: backbone=dict(structure='NAME-HASH.pth').
+a config as its structure file: compression=dict(structure='NAME-HASH.pth'), or
+backbone=dict(structure='NAME-HASH.pth') of a `mmkcr.Searchable`.
 
 Examples:
     python tools/publish.py CONFIG CHECKPOINT --out published
     python tools/test.py CONFIG published/NAME-HASH.pth \\
-        --cfg-options model.backbone.structure=published/NAME-HASH.pth
+        --cfg-options compression.structure=published/NAME-HASH.pth
 """
 
 from typing import Optional, Sequence

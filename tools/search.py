@@ -15,7 +15,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from train import make_parser, train
 
-from mmkcr.apis.build import load_config
+from mmkcr.apis.build import backbone_config, load_config
 from mmkcr.apis.cli import command
 
 
@@ -33,7 +33,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument('--init', metavar='SCORES', help='sensitivity.json of `mmkcr compress`, '
                         'whose order of units the gates begin with')
     args = parser.parse_args(argv)
-    if not has_gates(load_config(args.config).get('model')):
+    config = load_config(args.config)
+    if backbone_config(config).get('structure') is not None:
+        raise ValueError(f'expected a backbone with `gates` to search on, found a subnet in '
+                         f'`{args.config}`: search on the config of its dense network')
+    if not has_gates(config.get('model')):
         raise ValueError(f'expected a backbone with `gates` to search on, found none in '
                          f'`{args.config}`: `mmkcr init {args.config} --stage search` writes a '
                          'config with them')

@@ -50,8 +50,8 @@ def chosen_target(args: Namespace) -> Tuple[str, Optional[str]]:
     Raises:
         ValueError: Arguments about the table of a target of time, without this target.
     """
-    for name in ('latency_table', 'runtime', 'threads', 'batch'):
-        if getattr(args, name) is not None and args.target_latency is None:
+    for name in ('latency_table', 'runtime', 'threads', 'batch', 'force_table'):
+        if getattr(args, name) not in (None, False) and args.target_latency is None:
             raise ValueError(f'expected `--target-latency` with `--{name.replace("_", "-")}`, '
                              'found none')
     for name, cls in TARGETS.items():

@@ -46,6 +46,7 @@ COMMANDS: Dict[str, Entry] = {
     'export': Entry('deployment/export_onnx', 'write an ONNX file and compare it with PyTorch'),
     'flops': Entry('analysis_tools/get_flops', 'count MACs and parameters, attention included'),
     'latency': Entry('benchmarks/latency', 'time a dense and a slim model in turns'),
+    'latency-table': Entry('benchmarks/latency_table', 'measure what a budget in ms needs'),
     'publish': Entry('publish', 'one file with weights, structure and metadata'),
     'zoo': Entry('zoo', 'list the models of this package'),
 }

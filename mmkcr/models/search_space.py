@@ -513,9 +513,10 @@ class SearchSpace:
 
     def _before_loading(self, state_dict: Dict[str, Tensor], prefix: str, *_: Any) -> None:
         """Adapt a state_dict to this network, and refuse one that would load only in part."""
+        if self.host.search_space is not self:  # that of the host's own class, behind another one
+            return
         renamed_keys(self, state_dict, prefix)
-        # the space of the host's own class may be hooked as well; the rungs are the current one's
-        take_rungs(self.host.search_space, state_dict, prefix)
+        take_rungs(self, state_dict, prefix)
         if self.chosen:
             inherit_dense(self, state_dict, prefix)
         self.take_shape(state_dict, prefix)

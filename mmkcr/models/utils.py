@@ -235,17 +235,20 @@ def macs_by_part(report: MacsReport, model: nn.Module) -> Dict[str, int]:
 
     Args:
         report (MacsReport): Report of ``model``.
-        model (nn.Module): A task model, or a backbone.
+        model (nn.Module): A task model, possibly wrapped, or a backbone.
 
     Returns:
         dict[str, int]: MACs by path of the part (``'backbone'``, ``'neck'``, ``'rpn_head'``,
         ``'roi_head.bbox_head'``, ``'decode_head'`` ...), in the order of the modules. ``'rest'``
         counts what belongs to no part. The sum is the model's count.
     """
-    parts = {path: 0 for name, child in model.named_children()
+    task = find_task(model)
+    prefix = next(f'{path}.' for path, module in model.named_modules() if module is task)
+    parts = {path: 0 for name, child in task.named_children()
              for path in ([f'{name}.{below}' for below, _ in child.named_children()]
                           if name in ('roi_head', 'panoptic_head') else [name])}
     for path, macs in report.own.items():
+        path = path.removeprefix(prefix)
         part = next((part for part in parts if f'{path}.'.startswith(f'{part}.')), '')
         if part:
             parts[part] += macs

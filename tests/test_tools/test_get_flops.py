@@ -82,6 +82,9 @@ def test_tables(run_tool, search_config):
             for line in printed.splitlines() if line.count('│') == 5}
     # a list of layers has no forward of its own: it shows the sum of its parts
     assert rows['architecture'] == '100.0%'
+    # parts are those of the network that is searched
+    parts = json.loads(run_tool(TOOL, search_config, '--json'))['parts']
+    assert set(parts) == {'backbone', 'head'}
     assert float(rows['architecture.backbone.layers'][:-1]) > 70
 
 
@@ -93,5 +96,6 @@ def test_refusals(refused, write_config, search_config):
         (('nolib::no/such.py', ), 'found `nolib::no/such.py`'),
         ((data, ), 'expected a config with a `model`'),
         ((search_config, '--shape', '0'), 'one or two positive numbers, found 0'),
+        ((search_config, '--by-module', '0'), 'a depth of at least 1 for `--by-module`, found 0'),
     ]:
         assert message in refused(TOOL, *args), message

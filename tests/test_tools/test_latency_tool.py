@@ -109,6 +109,8 @@ def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkp
     (('x.onnx', ), 'expected two ONNX files and `--shape`'),
     (('none.py', ), 'config file at'),
     (('x.py', '--target-macs', '80%'), 'expected a second side or `--target-macs`'),
+    (('x.py', '--sites', 'heads'), 'expected `--sites` with `--target-macs`, found it without'),
+    (('x.py', '--group', '16'), 'expected `--group` with `--target-macs`, found it without'),
     (('--target-macs', '1%'), 'within the reachable'),
     (('--target-macs', '80%', '--threads', 0), '`--threads` of at least 1, found 0'),
     (('--target-macs', '80%', '--batch-size', 0), '`--batch-size` of at least 1, found 0'),

@@ -19,7 +19,7 @@ from mmkcr.apis.publish import publish
 from mmkcr.core import Structure
 from mmkcr.models.gates import QKMask
 from mmkcr.models.loading import TRAINING_STATE, load_task
-from mmkcr.models.utils import find_task
+from mmkcr.models.utils import find_task, search_space
 from mmkcr.registry import MODELS
 
 REPO = Path(__file__).parents[2]
@@ -108,6 +108,33 @@ def test_the_checkpoint_is_that_of_its_own_run(retrained):
               for before, state in ((prefix, first), ('', content['state_dict']))]
     assert shapes[0] != shapes[1] and shapes[1]
     assert {'optimizer', 'ema_state_dict', 'message_hub', 'param_schedulers'} <= content.keys()
+
+
+@pytest.mark.parametrize('backbone', ['OFBVisionTransformer', 'KCRVisionTransformer'])
+def test_a_search_that_was_sliced_is_evaluated(backbone, load_tool, small_digits, tmp_path):
+    """No optimizer is there that could follow; and the class may have sites of its own."""
+    config = load_config(REPO / 'configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py')
+    host = config.model.architecture.backbone
+    if backbone == 'KCRVisionTransformer':
+        config.model.pop('reconstruction')
+        host.update(type='mmkcr.Searchable', backbone=dict(
+            type=f'mmkcr.{backbone}', **{key: host.pop(key) for key in list(host)
+                                         if key not in ('type', 'gates', 'sites')}))
+        host.setdefault('sites', load_config(
+            'mmkcr::_base_/methods/ofb_search.py', compressed=False).compression.sites)
+    config.test_dataloader.update(num_workers=0, persistent_workers=False)
+    config.test_dataloader.dataset.data_root = str(small_digits)
+    config.dump(tmp_path / 'search.py')
+    model = build_model(load_config(tmp_path / 'search.py'))
+    space = search_space(model)
+    for gate in space.gates().values():
+        alive = gate.alive.clone()
+        alive.view(-1)[-1] = False  # the largest option
+        gate.restrict(alive)
+    assert space.settle()
+    torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'sliced.pth')
+    load_tool('test').main([str(tmp_path / 'search.py'), str(tmp_path / 'sliced.pth'),
+                            '--work-dir', str(tmp_path / 'run')])
 
 
 @pytest.mark.parametrize('which', ['deploy', 'retrain'])

@@ -100,3 +100,11 @@ def test_blocks_that_lose_least_are_replaced_first(scored, begun):
     chosen = [place for place, gate in enumerate(model.gates().values())
               if not len(gate.eval().selection())]
     assert chosen == sorted(wanted[:4])
+
+
+def test_a_subnet_is_not_searched(refused, tmp_path):
+    structure = CONFIGS / 'structures/kcr-search_vit-small_8xb64_in1k-100.json'
+    (tmp_path / 'subnet.py').write_text(
+        f"_base_ = {str(CONFIGS / 'kcr/search/kcr-search_vit-small_8xb64_in1k-100.py')!r}\n"
+        f'compression = dict(_delete_=True, sites="own", structure={str(structure)!r})\n')
+    assert 'search on the config of its dense network' in refused('search', tmp_path / 'subnet.py')

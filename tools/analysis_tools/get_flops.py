@@ -45,9 +45,11 @@ def describe(report: MacsReport, model: torch.nn.Module, shape: Sequence[int],
              depth: Optional[int]) -> Dict:
     """All that is printed, as JSON types."""
     content = dict(input_shape=list(shape), macs=report.total, params=count_params(model),
-                   operators=report.operators, parts=macs_by_part(report, find_task(model)),
+                   operators=report.operators, parts=macs_by_part(report, model),
                    proposals=most_proposals(find_task(model)))
     if depth is not None:
+        if depth < 1:
+            raise ValueError(f'expected a depth of at least 1 for `--by-module`, found {depth}')
         content['modules'] = {
             name: dict(macs=module_macs(report, name, module), params=count_params(module))
             for name, module in model.named_modules()

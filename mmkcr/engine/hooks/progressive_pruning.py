@@ -9,6 +9,7 @@ import torch
 from mmengine.dist import broadcast, get_world_size
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
+from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from torch import Tensor
 from torch.optim import Optimizer
@@ -197,7 +198,8 @@ class ProgressivePruningHook(Hook):
         if key is None:
             return
         prefix = key[:-len(ends[0])]
-        optimizer = getattr(runner.optim_wrapper, 'optimizer', None)
+        wrapper = runner.optim_wrapper  # a config where nothing is trained
+        optimizer = wrapper.optimizer if isinstance(wrapper, OptimWrapper) else None
         changed = space.take_shape(state, prefix, optimizer)
         for average in self._averages(runner):
             average.take_shape(state, prefix)
