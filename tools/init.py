@@ -29,6 +29,8 @@ def make_parser() -> Parser:
                         help='MACs that a search aims at: 12.6G, 450M, 0.7 or 70%% of the dense '
                         'model (%(default)s)')
     parser.add_argument('--out', metavar='FILE', help='file to write (<method>-<stage>_<name>.py)')
+    parser.add_argument('--search', metavar='NAME', help='of the search that a retraining follows '
+                        '(<method>-search_<name>)')
     parser.add_argument('--force', action='store_true', help='overwrite a file that is there')
     return parser
 
@@ -39,7 +41,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     quiet_hosts()
     result = init_config(args.config, args.method, args.stage, args.target_macs, args.out,
-                         args.force)
+                         args.force, args.search)
     print(result.text, end='')
     print(f'Wrote {result.path}')
 

@@ -1,8 +1,9 @@
 """The few lines beside a user's own config that ``mmkcr init`` writes."""
 
 import os
+import shlex
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Sequence, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Union
 
 from mmengine.config import Config
 from torch import nn
@@ -20,7 +21,7 @@ STAGES = ('search', 'retrain', 'compress')
 _SEARCH = """# {method} search on {given}, written by `mmkcr init`.
 #   mmkcr search {file}
 #   mmkcr slim {file} work_dirs/{name}/{last}.pth{budget}
-#   mmkcr init {given} --method {method} --stage retrain
+#   mmkcr init {given} --method {method} --stage retrain{searched}
 _base_ = [{config!r}, {base!r}]
 compression = {compression}
 """
@@ -53,7 +54,7 @@ class InitResult(NamedTuple):
 
 def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'search',
                 target: str = '70%', out: Union[str, Path, None] = None,
-                force: bool = False) -> InitResult:
+                force: bool = False, search: Optional[str] = None) -> InitResult:
     """Write a config that adds a method to a host's config.
 
     The host is built once, with random weights, to check that it has the layers of the method.
@@ -67,12 +68,14 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         out (str | Path, optional): File to write. Defaults to ``<method>-<stage>_<name>.py`` in
             the current folder.
         force (bool): Overwrite an existing file. Defaults to False.
+        search (str, optional): Name of the search that a retraining follows, that of its config.
+            Defaults to None: the name without ``out``.
 
     Raises:
         FileExistsError: The file exists.
         FileNotFoundError: There is no such config.
-        ValueError: It is not the config of an ordinary task model, or its backbone does not have
-            the layers of the method. Nothing is written then.
+        ValueError: It is not the config of an ordinary task model, its backbone does not have
+            the layers of the method, or ``out`` is no ``.py`` file. Nothing is written then.
     """
     if method not in METHODS or stage not in STAGES:
         raise ValueError(f'expected a method of {METHODS} and a stage of {STAGES}, found '
@@ -86,6 +89,10 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
     host = _host(cfg, config)
     name = Path(out).stem if out else _name(method, stage, stem)
     path = Path(out) if out else Path(f'{name}.py')
+    if path.suffix != '.py':
+        raise ValueError(f'expected a `.py` file to write a config to, found `{path}`')
+    if search is not None and stage != 'retrain':
+        raise ValueError(f"expected a `search` with the stage 'retrain', found it with {stage!r}")
     if path.exists() and not force:
         raise FileExistsError(f'expected no file at `{path}`, found one (`--force` overwrites)')
     base = f'mmkcr::_base_/methods/{method}_{stage}.py'
@@ -102,7 +109,7 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         own = getattr(getattr(host, 'search_space', None), 'method', None) == method
         if not own and any(why_not(host, kind) for kind in kinds):
             raise ValueError(_does_not_fit(host, method, kinds))
-        search = _name(method, 'search', stem)
+        search = search or _name(method, 'search', stem)
         lines.update(dict(sites='own') if own else {})
         if stage == 'retrain':
             lines.update(_files(f'work_dirs/{search}/slim'))
@@ -113,8 +120,10 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         template = _RETRAIN if stage == 'retrain' else _SEARCH
     length, by_epoch = run_length(cfg)
     text = template.format(
-        method=method, given=config, config=_from(path, config), base=base, file=path, name=name,
-        target=target, last=f'{"epoch" if by_epoch else "iter"}_{length}',
+        method=method, given=config, config=_from(path, config), base=base, target=target,
+        file=shlex.quote(str(path)), name=shlex.quote(name),
+        searched=f' --search {shlex.quote(name)}' if out else '',
+        last=f'{"epoch" if by_epoch else "iter"}_{length}',
         compression=_dict_text(lines),
         # dwconv has chosen a number of blocks, and Once for Both has met its budget in the search
         budget='' if method in ('dwconv', 'ofb') else f' --target-macs {target} --divisor 8')

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shlex
 from pathlib import Path
 
 import pytest
@@ -77,15 +78,18 @@ def test_a_search_by_once_for_both_steers_to_its_target(run_tool, user_config):
     assert 0 < float(one_hot.norm()) < float(budget.norm())
 
 
-def test_from_a_users_config_to_a_retrained_subnet(run_tool, user_config):
+@pytest.mark.parametrize('out', [None, 'my search.py'])
+def test_from_a_users_config_to_a_retrained_subnet(run_tool, user_config, out):
     """All steps that the written files name, in their order."""
-    run_tool('init', user_config, '--target-macs', '80%')
-    search = 'kcr-search_vit'
+    run_tool('init', user_config, '--target-macs', '80%', *(('--out', out) if out else ()))
+    search = out[:-3] if out else 'kcr-search_vit'
     run_tool('search', f'{search}.py')
     run_tool('slim', f'{search}.py', f'work_dirs/{search}/epoch_2.pth', '--target-macs', '80%')
     sizes = json.loads(Path(f'work_dirs/{search}/slim/structure.json').read_text())['macs']
     assert sizes['subnet'] <= 0.8 * sizes['dense']
-    run_tool('init', user_config, '--stage', 'retrain')
+    *_, step = (line for line in Path(f'{search}.py').read_text().splitlines() if 'retrain' in line)
+    assert shlex.split(step)[1:4] == ['mmkcr', 'init', str(user_config)]
+    run_tool('init', *shlex.split(step)[3:])
     run_tool('train', 'kcr-retrain_vit.py')
     run_tool('test', 'kcr-retrain_vit.py', 'work_dirs/kcr-retrain_vit/epoch_2.pth')
     model = build_model(load_config('kcr-retrain_vit.py'))
@@ -188,7 +192,7 @@ def test_paths_are_relative_to_the_file(run_tool, user_config):
     # its commands are for the folder that the user is in
     lines = Path('deep/er/mine.py').read_text().splitlines()
     assert '#   mmkcr search deep/er/mine.py' in lines
-    assert f'#   mmkcr init {user_config} --method kcr --stage retrain' in lines
+    assert f'#   mmkcr init {user_config} --method kcr --stage retrain --search mine' in lines
     assert "_base_ = ['../../vit.py', " in Path('deep/er/mine.py').read_text()
     assert build_model(load_config('deep/er/mine.py')).gates()
 
@@ -243,3 +247,10 @@ def test_a_config_of_classes_cannot_be_a_base(refused, tmp_path):
     path.write_text('from torch.optim import SGD\n' + USER.format(data='.').replace(
         "type='AdamW'", 'type=SGD'))
     assert f"found `{path}` in MMEngine's pure Python style: write it as" in refused('init', path)
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--out', 'k.txt'], 'a `.py` file to write a config to, found `k.txt`'),
+    (['--search', 'x'], "a `search` with the stage 'retrain', found it with 'search'")])
+def test_files_that_no_command_would_read(refused, user_config, words, message):
+    assert message in refused('init', Path(user_config).resolve(), *words)
