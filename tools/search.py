@@ -34,13 +34,13 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                         'whose order of units the gates begin with')
     args = parser.parse_args(argv)
     config = load_config(args.config)
-    if backbone_config(config).get('structure') is not None:
-        raise ValueError(f'expected a backbone with `gates` to search on, found a subnet in '
-                         f'`{args.config}`: search on the config of its dense network')
     if not has_gates(config.get('model')):
-        raise ValueError(f'expected a backbone with `gates` to search on, found none in '
-                         f'`{args.config}`: `mmkcr init {args.config} --stage search` writes a '
-                         'config with them')
+        wanted = 'expected a backbone with `gates` to search on, found'
+        if config.get('model') and backbone_config(config).get('structure') is not None:
+            raise ValueError(f'{wanted} a subnet in `{args.config}`: search on the config of its '
+                             'dense network')
+        raise ValueError(f'{wanted} none in `{args.config}`: `mmkcr init {args.config} --stage '
+                         'search` writes a config with them')
     if args.init is not None:
         read = load_config(args.config, compressed=False)
         key = 'model.scores' if read.get('compression') is None else 'compression.scores'

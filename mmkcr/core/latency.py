@@ -53,7 +53,7 @@ class LatencyTable:
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f'expected a table of latencies at `{path}`, found none: '
-                                    'tools/benchmarks/latency_table.py measures one')
+                                    '`mmkcr latency-table` measures one')
         try:
             table = cls(**json.loads(Path(path).read_text()))
             if table.format_version == 1:

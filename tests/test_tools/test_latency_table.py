@@ -78,7 +78,7 @@ def test_without_a_file_the_conditions_find_the_table(tool, run_tool, refused, d
     target = ('--target-latency', '9ms', '--runtime', 'eager', '--threads', 1, '--batch', 1)
     said = refused(tool, *given, *target)
     command = shlex.split(re.search('found none: `(.*)` measures it', said)[1])
-    assert command[:2] == ['python', f'tools/{TOOL}.py']
+    assert command[:2] == ['mmkcr', 'latency-table']
     monkeypatch.chdir(tmp_path)
     run_tool(TOOL, *command[2:], '--repeats', 1)
     paths = list(tmp_path.glob('work_dirs/latency_tables/*_eager_threads1_batch1_*.json'))
