@@ -12,9 +12,7 @@ _HOMES = dict(
     fold_masks='mask_folding', inferencer='inference', list_models='inference',
     model_config='inference', register_models='inference', slim='slimming')
 
-__all__ = ['CompressOptions', 'CompressResult', 'compress', 'compress_budgets', 'count_macs',
-           'fold_masks', 'inferencer', 'list_models', 'macs_report', 'model_config',
-           'register_models', 'slim']
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

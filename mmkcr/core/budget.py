@@ -97,10 +97,10 @@ def solve_budget(scores: Mapping[str, Tensor],
             smallest subnet or above that of the dense one; the message gives
             the reachable range.
     """
-    min_sizes = min_sizes or {}
-    # a group's units have one score, so a stable order has them side by side
     if divisor < 1:  # of a negative one the least common multiple is positive
         raise ValueError(f'expected a `divisor` of at least 1, found {divisor}')
+    min_sizes = min_sizes or {}
+    # a group's units have one score, so a stable order has them side by side
     steps = {site: math.lcm(divisor, (groups or {}).get(site, 1)) for site in scores}
     scores = {site: score.detach().double().cpu() for site, score in scores.items()}
     order = {site: torch.sort(score, descending=True, stable=True)

@@ -15,7 +15,6 @@ Examples:
 
 import contextlib
 import sys
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any, List, Optional, Sequence, Tuple
@@ -146,7 +145,7 @@ def titles(models: Sequence[Any], shape: Tuple[int, int, int], runtime: Optional
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(sys.stderr):
         timing = measure_pair(*backbones, torch.randn(1, *shape), repeats, runtime=runtime,
-                              threads=1, clock=time.process_time)
+                              threads=1)
     milliseconds = 1e3 * median(timing.dense), 1e3 * median(timing.slim)
     return [f'{found[0]}, {milliseconds[0]:.1f} ms',
             f'{found[1]}, {milliseconds[1]:.1f} ms ({timing.ratio:.0%})']

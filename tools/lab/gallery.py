@@ -1,7 +1,6 @@
 """The pictures of the gallery: one of every method, and what compress does, on the digits."""
 
 import copy
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -92,8 +91,7 @@ def compressed(classifier: Classifier, folder: Path) -> List[Picture]:
                           task_outputs, held_out=subject.batches[:1], logits=True, progress=False,
                           profiles=profiles)
         profiles = result.profiles
-        timing = measure_pair(subject.model, result.model, pixels, PAIRS, 5, 'onnxruntime', 1,
-                              clock=time.process_time)
+        timing = measure_pair(subject.model, result.model, pixels, PAIRS, 5, 'onnxruntime', 1)
         found.append((result, timing, subject.metrics(result.model)[TOP1]))
     dense = subject.metrics(subject.model)[TOP1]
     half = found[TARGETS.index(0.5)][0]

@@ -233,8 +233,7 @@ def times(config: Config, options: Options) -> Dict[str, Any]:
     sides = [side.backbone if part == 'backbone' else side for side in (dense, model)]
     torch.set_num_threads(1)
     timing = measure_pair(*sides, torch.randn(1, *shape), max(options.repeats, 1), 3,
-                          options.runtime if options.repeats else 'eager', 1,
-                          clock=time.process_time)
+                          options.runtime if options.repeats else 'eager', 1)
     found = dict(part=part, input_shape=list(shape), macs=timing.macs_slim,
                  dense_macs=timing.macs_dense)
     if options.repeats:
