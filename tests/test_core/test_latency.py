@@ -168,7 +168,7 @@ def test_files(tmp_path):
     table = table_of(MACS, runtime='openvino')
     table.save(tmp_path / 't.json')
     assert LatencyTable.load(tmp_path / 't.json') == table
-    with pytest.raises(FileNotFoundError, match='a table of latencies at .*, found none: `mmkcr latency-table'):
+    with pytest.raises(FileNotFoundError, match='found none: `mmkcr latency-table`'):
         LatencyTable.load(tmp_path / 'none.json')
     entry = dict(machine={}, settings={})
     for content in (b'{', b'{"a": 1}', b'[]', b'\xff', *(json.dumps(found).encode() for found in (

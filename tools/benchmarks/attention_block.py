@@ -1,15 +1,12 @@
-"""Depthwise convolution in the place of attention: one block, and whole ViTs at 336 px.
+"""Depthwise convolution in the place of attention: one block.
 
-The block's table has MACs, parameters, latency and memory of every mode and size (the paper's
-table 1, whose G count two for a multiply-accumulate). The backbones' table has ViTs with 0, 1/4,
-1/2 and 2/3 of the blocks replaced, each measured in turns with the dense one, whose attention is
-fused (scaled_dot_product_attention); mhsa-naive is attention that stores its map. Kernels and
-ensembled weights are computed once before, as an exporter folds them. The file is written after
-each measurement.
+MACs, parameters, latency and memory of every mode and size (the paper's table 1, whose G count two
+for a multiply-accumulate). The attention is fused (scaled_dot_product_attention); mhsa-naive is
+attention that stores its map. Kernels and ensembled weights are computed once before, as an
+exporter folds them. The file is written after each measurement. latency.py times whole networks.
 
 Examples:
-  python tools/benchmarks/attention_block.py --backbones base --repeats 5
-  python tools/benchmarks/attention_block.py --sizes --backbones large --runtime openvino
+  python tools/benchmarks/attention_block.py --sizes base --repeats 5
   python tools/benchmarks/attention_block.py --device cuda --dtype fp16 --runtime compiled
 """
 
@@ -24,16 +21,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.attention_profile import MODES, SIZES, profile_backbone, profile_block
-from lab.operator_times import PROFILES, operator_table
+from lab.attention_profile import MODES, SIZES, profile_block
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.latency import AMP_DTYPES, RUNTIMES
+from mmkcr.apis.latency import AMP_DTYPES
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
-from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.visualization import format_table
-
-SHARES = (0., 1 / 4, 1 / 2, 2 / 3)
 
 
 def make_parser() -> Parser:
@@ -41,31 +34,20 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('--modes', nargs='+', choices=MODES, default=list(MODES),
                         help='of the block (all)')
-    parser.add_argument('--sizes', nargs='*', choices=sorted(SIZES), default=['base', 'large'],
-                        help='of the block (%(default)s)')
+    parser.add_argument('--sizes', nargs='+', choices=sorted(SIZES), default=['base', 'large'],
+                        help='(%(default)s)')
     parser.add_argument('--grid', type=int, nargs='+', default=[24], metavar='N',
                         help='sides of the square token grids of the block (%(default)s: 576 '
                         'tokens, 336 px with patches of 14)')
-    parser.add_argument('--backbones', nargs='*', choices=('base', 'large'), default=[],
-                        help='whole ViTs to measure (none)')
-    parser.add_argument('--operators', nargs='+', choices=MODES[2:], default=['dwconv'],
-                        help='of the replaced blocks of whole ViTs (%(default)s)')
-    parser.add_argument('--shares', type=float, nargs='+', default=list(SHARES),
-                        help='of the blocks (0, 1/4, 1/2, 2/3)')
-    parser.add_argument('--depth', type=int, metavar='N',
-                        help='blocks of whole ViTs (12 or 24 as they are)')
-    parser.add_argument('--image', type=int, default=336, help='side of the image (%(default)s)')
     parser.add_argument('--batch-size', type=int, default=1, help='(%(default)s)')
     parser.add_argument('--threads', type=int, help="of the CPU; default: torch's own choice")
     parser.add_argument('--device', default='cpu', help='cpu or cuda (%(default)s)')
     parser.add_argument('--dtype', choices=sorted(AMP_DTYPES), help='of weights; default: fp32')
-    parser.add_argument('--runtime', choices=RUNTIMES, default='eager',
-                        help='those of ONNX files are for whole ViTs only (%(default)s)')
+    parser.add_argument('--runtime', choices=('eager', 'compiled'), default='eager',
+                        help='(%(default)s)')
     parser.add_argument('--clock', choices=('wall', 'cpu'), default='wall',
                         help='cpu: time of the process, for --threads 1 on a busy machine '
                         '(%(default)s)')
-    parser.add_argument('--profile', action='store_true', help='print the time of every kind of '
-                        f'operator of whole ViTs too, in {" and ".join(PROFILES)}')
     parser.add_argument('--repeats', type=int, default=10, help='(%(default)s)')
     parser.add_argument('--warmup', type=int, default=3, help='calls before (%(default)s)')
     parser.add_argument('--out', metavar='FILE', help='(%(default)s)',
@@ -82,68 +64,32 @@ def block_table(rows: List[Dict[str, Any]]) -> str:
           f'{row["seconds"] * 1e3:.2f}', f'{row["memory"] / 1e6:.2f}') for row in rows])
 
 
-def backbone_table(rows: List[Dict[str, Any]]) -> str:
-    """One line a share of the blocks."""
-    return format_table(
-        ('ViT', 'operator', 'replaced', 'MACs (G)', 'ms', 'dense ms', 'time ratio', 'quartiles'),
-        [(row['size'], row['operator'], f'{len(row["blocks"])} of {row["depth"]}',
-          f'{row["macs"]["slim"] / 1e9:.2f}', f'{row["seconds"]["slim"] * 1e3:.1f}',
-          f'{row["seconds"]["dense"] * 1e3:.1f}', f'{row["ratio"]:.3f}',
-          '{:.3f} to {:.3f}'.format(*row['ratio_quartiles'])) for row in rows])
-
-
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()
-    if min(args.batch_size, args.repeats, *args.grid, args.depth or 1) < 1 or args.warmup < 0:
+    if min(args.batch_size, args.repeats, *args.grid) < 1 or args.warmup < 0:
         raise ValueError('expected a batch size, repeats and grid of at least 1 and no negative '
                          f'warm-up, found {args.batch_size}, {args.repeats}, {args.grid} and '
                          f'{args.warmup}')
-    if not all(0 <= share <= 1 for share in args.shares):
-        raise ValueError(f'expected `--shares` within 0 and 1, found {args.shares}')
     if args.clock == 'cpu' and (args.threads != 1 or args.device != 'cpu'):
         raise ValueError('expected `--threads 1` on the CPU for `--clock cpu`, found '
                          f'threads {args.threads} on {args.device}')
-    if args.sizes and args.runtime in PACKAGES:
-        raise ValueError('expected no `--sizes` of single blocks for a runtime of ONNX files, '
-                         f'found {" ".join(args.sizes)} for `{args.runtime}`')
-    if args.profile and (args.runtime not in PROFILES or args.device != 'cpu'):
-        raise ValueError(f'expected a runtime of {list(PROFILES)} on the CPU for `--profile`, '
-                         f'found `{args.runtime}` on {args.device}')
-    if args.profile and not args.backbones:
-        raise ValueError('expected whole ViTs (`--backbones`) for `--profile`, found none')
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     common = dict(batch_size=args.batch_size, device=args.device, dtype=args.dtype,
                   runtime=args.runtime, repeats=args.repeats, warmup=args.warmup,
                   clock=time.process_time if args.clock == 'cpu' else time.perf_counter)
-    blocks, backbones = [], []
-
-    def write() -> None:
-        result = dict(arguments=vars(args), machine=machine_info(), blocks=blocks,
-                      backbones=backbones)
-        with atomic_write(Path(args.out)) as path:
-            path.write_text(json.dumps(result, indent=1) + '\n')
-
+    blocks = []
     # written after each: a call that is stopped leaves what it has measured
     for size, side, mode in product(args.sizes, args.grid, args.modes):
         blocks.append(profile_block(mode, size, (side, side), **common))
-        write()
-    if blocks:
-        print(block_table(blocks), flush=True)
-    for size, operator, share in product(args.backbones, args.operators, args.shares):
-        backbones.append(profile_backbone(size, share, args.image, operator=operator,
-                                          threads=args.threads, depth=args.depth,
-                                          profile=args.profile, **common))
-        write()
-    if backbones:
-        print(backbone_table(backbones))
-    for row in backbones if args.profile else ():
-        print(operator_table(*row['operators'], f'{row["size"]}, {row["operator"]} in '
-                             f'{len(row["blocks"])} of {row["depth"]}: {args.runtime}'))
+        with atomic_write(Path(args.out)) as path:
+            path.write_text(json.dumps(dict(arguments=vars(args), machine=machine_info(),
+                                            blocks=blocks), indent=1) + '\n')
+    print(block_table(blocks))
 
 
 if __name__ == '__main__':

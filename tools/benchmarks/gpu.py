@@ -18,6 +18,7 @@ Examples:
 
 import contextlib
 import csv
+import functools
 import gc
 import itertools
 import json
@@ -31,7 +32,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from lab.attention_profile import MODES, profile_backbone, profile_block
+from lab.attention_profile import MODES, profile_block, replaced_pair
 from mmkcr.apis.cli import Parser, command, quiet_hosts, sentence
 from mmkcr.apis.machine import machine_info
 from mmkcr.apis.shipped import load_tool, shipped_root
@@ -121,16 +122,17 @@ class Networks:
         self.short, self.tool = short, load_tool('benchmarks/latency')
         self._last: Tuple[str, Any] = ('', None)
 
-    def pair(self, name: str) -> Any:
-        """The pair of a name of the command line."""
+    def pair(self, name: str, build: Callable[[str], Any]) -> Any:
+        """The pair of a name, built where it is not the last one."""
         if self._last[0] != name:
             self._last = ('', None)
             gc.collect()
             with contextlib.redirect_stdout(sys.stderr):
-                self._last = (name, self._built(name))
+                self._last = (name, build(name))
         return self._last[1]
 
-    def _built(self, name: str) -> Any:
+    def of_name(self, name: str) -> Any:
+        """The pair of a name of the command line."""
         config, _, target = name.partition('=')
         if target:
             return self.tool.make_pair(self.tool.make_parser().parse_args([config]), target)
@@ -143,15 +145,21 @@ class Networks:
                        for given in ({}, dict(structure=str(path))))
         return self.tool.Pair((name, 'structure'), dense, slim, input_shape(structure))
 
-    def row(self, name: str, runtime: str, dtype: str, batch: int, device: str,
-            repeats: int) -> Values:
+    def replaced(self, name: str, size: str, share: float, image: int) -> Any:
+        """A ViT with a share of its blocks replaced, beside the dense one."""
+        dense, slim = replaced_pair(size, share, image, depth=3 if self.short else None)
+        return self.tool.Pair((f'ViT {size}', name), dense, slim, (3, image, image))
+
+    def row(self, name: str, runtime: str, dtype: str, batch: int, device: str, repeats: int,
+            build: Optional[Callable[[str], Any]] = None) -> Values:
         """Time dense and slim in turns."""
         given = ['x', '--part', 'model' if '=' in name else 'backbone', '--device', device,
                  '--repeats', str(repeats), '--warmup', '1' if self.short else '3',
                  *(['--amp', dtype] if dtype != 'fp32' else [])]
         threads = 1 if device == 'cpu' else torch.get_num_threads()
-        row, _ = self.tool.measure(self.pair(name), self.tool.make_parser().parse_args(given),
-                                   runtime, batch, threads)
+        row, _ = self.tool.measure(self.pair(name, build or self.of_name),
+                                   self.tool.make_parser().parse_args(given), runtime, batch,
+                                   threads)
         torch._dynamo.reset()
         return {key: value for key, value in row.items() if key not in ('runtime', 'batch', 'amp')}
 
@@ -221,14 +229,16 @@ def block_jobs(args: Any, runtime: str) -> Iterator[Job]:
 
 def backbone_jobs(args: Any, runtime: str) -> Iterator[Job]:
     """Whole ViTs with blocks of operators."""
+    networks = Networks(args.short)
     sizes, images = (('base', ), (112, )) if args.short else (('large', 'base'), (336, 518))
-    for size, image, dtype, share in itertools.product(
-            sizes, images, ['fp32'] if args.short else DTYPES,
-            (0.5, 0.25, 2 / 3)[:1 if args.short else 3]):
+    shares = (0.5, 0.25, 2 / 3)[:1 if args.short else 3]
+    for size, image, share, dtype in itertools.product(
+            sizes, images, shares, ['fp32'] if args.short else DTYPES):
         key = dict(size=size, image=image, dtype=dtype, runtime=runtime, share=round(share, 3))
-        yield Job('backbone', key, lambda key=key, share=share: [_plain(profile_backbone(
-            key['size'], share, key['image'], device=args.device, dtype=_amp(key['dtype']),
-            runtime=key['runtime'], repeats=args.repeats, depth=3 if args.short else None))])
+        build = functools.partial(networks.replaced, size=size, share=share, image=image)
+        yield Job('backbone', key, lambda key=key, build=build: [networks.row(
+            'depthwise heads in {share} of the blocks of {size} at {image} px'.format(**key),
+            key['runtime'], key['dtype'], 1, args.device, args.repeats, build)])
 
 
 def refit_jobs(args: Any) -> Iterator[Job]:

@@ -1,8 +1,8 @@
-"""The profile of one attention block, and of whole ViTs with some blocks replaced."""
+"""The profile of one attention block, and whole ViTs with some blocks replaced."""
 
 import statistics
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from mmpretrain.models.utils import MultiheadAttention
@@ -11,12 +11,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmkcr.apis.latency import AMP_DTYPES, measure_pair, torch_call
+from mmkcr.apis.latency import AMP_DTYPES, torch_call
 from mmkcr.core import count_forward_macs, count_params
 from mmkcr.models.backbones import DWConvVisionTransformer
 from mmkcr.models.layers import OperatorAttention, TokenGrid
 from .model_zoo import uninitialized
-from .operator_times import exported, operator_times
 
 Clock = Callable[[], float]
 #: Width and heads of the sizes.
@@ -131,67 +130,30 @@ def replaced_blocks(size: str, depth: int, share: float) -> List[int]:
     return list(range(1, depth - 1))[:count]
 
 
-def profile_backbone(size: str, share: float, image: int = 336, patch_size: int = 14,
-                     batch_size: int = 1, device: str = 'cpu', dtype: Optional[str] = None,
-                     runtime: str = 'eager', repeats: int = 5, warmup: int = 1,
-                     operator: str = 'dwconv', threads: Optional[int] = None,
-                     clock: Clock = time.perf_counter,
-                     depth: Optional[int] = None, profile: bool = False) -> Dict[str, Any]:
-    """A ViT with a share of its blocks replaced, in turns with the dense one (SDPA).
+def replaced_pair(size: str, share: float, image: int = 336, patch_size: int = 14,
+                  depth: Optional[int] = None) -> Tuple[nn.Module, nn.Module]:
+    """A dense ViT, and the same with a share of its blocks replaced, with random weights.
 
     Args:
         size (str): ``'base'`` or ``'large'``.
         share (float): Of the blocks.
         image (int): Height and width. Defaults to 336.
         patch_size (int): Defaults to 14.
-        batch_size (int): See :func:`profile_block`.
-        device (str): As there.
-        dtype (str, optional): As there.
-        runtime (str): See :func:`~mmkcr.apis.latency.measure_pair`. Defaults to ``'eager'``.
-        repeats (int): Pairs. Defaults to 5.
-        warmup (int): Pairs before. Defaults to 1.
-        operator (str): Of the replaced blocks. Defaults to ``'dwconv'``.
-        threads (int, optional): See :func:`~mmkcr.apis.latency.measure_pair`.
-        clock (Callable): Seconds. Defaults to the wall clock.
         depth (int, optional): Blocks. Defaults to those of the size.
-        profile (bool): Also take the seconds by kind of operator, in a runtime of ONNX files.
-            Defaults to False.
-
-    Returns:
-        dict: Of :meth:`~mmkcr.apis.latency.PairTiming.to_dict`, with the blocks and, with
-        ``profile``, the operators of both sides.
     """
     arch = dict(DWConvVisionTransformer.arch_zoo[size])
     arguments = dict(arch=dict(arch, num_layers=depth or arch['num_layers']), img_size=image,
-                     patch_size=patch_size, with_cls_token=False, out_type='featmap',
-                     operator=operator)
+                     patch_size=patch_size, with_cls_token=False, out_type='featmap')
     with uninitialized():
         dense, slim = (DWConvVisionTransformer(**arguments) for _ in range(2))
     for parameter in (*dense.parameters(), *slim.parameters()):
-        torch.nn.init.normal_(parameter, std=0.02)
+        nn.init.normal_(parameter, std=0.02)
     blocks = replaced_blocks(size, len(slim.layers), share)
     heads = SIZES[size][1]
     slim.slice_to(slim.structure_for({
         site: torch.arange(0 if index in blocks else heads)
         for index, site in enumerate(slim.sites())}))
-    kind = AMP_DTYPES[dtype] if dtype else torch.float32
-    for model in (dense, slim):
-        model.train(False)
-        model.to(device, kind)
-        for module in model.modules():
-            if isinstance(module, OperatorAttention):
-                module.fold()
-    images = torch.randn(batch_size, 3, image, image, device=device).to(kind)
-    row = dict(size=size, depth=len(slim.layers), replaced=share, image=image,
-               patch_size=patch_size, blocks=blocks, operator=operator)
-
-    def times(*sides: Any) -> Dict[str, Any]:
-        return measure_pair(*sides, images, repeats, warmup, runtime, threads,
-                            clock=clock).to_dict()
-
-    if not profile:
-        return {**row, **times(dense, slim)}
-    with exported((dense, slim), runtime, images.shape) as files:
-        operators = operator_times(files, runtime, threads or torch.get_num_threads(),
-                                   images.numpy(), repeats, warmup)
-        return {**row, **times(*files), 'operators': operators}
+    for module in slim.modules():
+        if isinstance(module, OperatorAttention):
+            module.train(False).fold()
+    return dense, slim
