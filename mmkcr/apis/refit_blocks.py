@@ -27,6 +27,7 @@ from mmkcr.models.replay import (
     added_last,
     block_rows,
     caught,
+    norms_behind,
     rows_in,
     rows_out,
 )
@@ -63,6 +64,8 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
     runs = [ResumableForward(model, own.host, batches, forward)
             for model, own in ((dense, whole), (subnet, space))]
     refits = settings.refit != 'none'
+    norms = norms_behind(runs[0], dict.fromkeys(
+        path for name in names for path in _to_refit(space.sites[name]))) if refits else {}
     outputs: Dict[str, Tensor] = {}  # kept outputs of layers, in the dense layers' numbering
     try:
         for block in shown(list(blocks), 'Refit of blocks', settings):
@@ -75,7 +78,7 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 for site in sites:
                     outputs.update(_outputs_left(site, kept[site]))
                     site.slice_to(kept[site])
-                done.load_block(block, _refitted(sites))
+                done.load_block(block, _refitted(sites, norms))
                 continue
             if refits:  # from here on runs cost no more than this block
                 runs[0].enter(block, _with_targets(sites))
@@ -88,7 +91,7 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 site.slice_to(kept[site])
                 if isinstance(site, Embedding):
                     if refits:
-                        _refit_stream(runs, site, outputs, settings)
+                        _refit_stream(runs, site, outputs, settings, norms)
                     continue
                 if isinstance(site, HeadOperatorSite) and settings.refit == 'least-squares':
                     _fit_kernels(runs, site, kept[site], settings)
@@ -96,15 +99,16 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                     together = [reader.path for reader in readers(site)]
                     # lost outputs depend on what was just refitted, so they come one by one after
                     for paths in (together, *([path] for path in site.lost_outputs())):
-                        _refit(runs, {path: outputs.get(path) for path in paths}, settings, block)
+                        _refit(runs, {path: outputs.get(path) for path in paths}, settings, norms,
+                               block)
             if refits and done is not None:
-                done.save_block(block, _refitted(sites))
+                done.save_block(block, _refitted(sites, norms))
         # last, readers of a narrower stream behind the backbone: all before them is final now
         outside = dict.fromkeys(path for name in names for path in space.sites[name].outside)
         for run in runs if outside else ():
             run.close()  # they may read any block's outputs
         for path in outside if refits else ():
-            _refit(runs, {path: None}, settings)
+            _refit(runs, {path: None}, settings, norms)
     finally:
         for run in runs:
             run.close()
@@ -127,18 +131,25 @@ def _outputs_left(site: HostSite, kept: Tensor) -> Dict[str, Tensor]:
             isinstance(axis.module, (nn.Linear, nn.Conv2d))}
 
 
+def _to_refit(site: HostSite) -> List[str]:
+    """Paths of the layers of a site that are refitted."""
+    if isinstance(site, Embedding):
+        return list(dict.fromkeys((*_stream_layers(site), *site.outside)))
+    return [*(reader.path for reader in readers(site)), *site.lost_outputs()]
+
+
 def _with_targets(sites: Sequence[HostSite]) -> List[str]:
     """The layers of a block that are refitted to outputs of the dense network's layers."""
-    return list(dict.fromkeys(
-        path for site in sites if not isinstance(site, Embedding)
-        for path in (*(reader.path for reader in readers(site)), *site.lost_outputs())))
+    return list(dict.fromkeys(path for site in sites if not isinstance(site, Embedding)
+                              for path in _to_refit(site)))
 
 
-def _refitted(sites: Sequence[HostSite]) -> Dict[str, nn.Module]:
-    """The layers that get new weights, by path."""
+def _refitted(sites: Sequence[HostSite], norms: Mapping[str, str]) -> Dict[str, nn.Module]:
+    """The layers that get new weights, and the norms that take their means, by path."""
     paths = [path for site in sites
              for path in (*(reader.path for reader in readers(site)), *site.lost_outputs(),
                           *site.fitted()) if path not in site.outside]
+    paths += [norms[path] for path in paths if path in norms]
     return {path: sites[0].host.get_submodule(path) for path in paths}
 
 
@@ -168,12 +179,10 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
 
 
 def _refit_stream(runs: Sequence[ResumableForward], site: Embedding, outputs: Mapping[str, Tensor],
-                  settings: CompressOptions) -> None:
+                  settings: CompressOptions, norms: Mapping[str, str]) -> None:
     """Refit all readers and writers of a narrower stream, layer by layer."""
     paths = {module: path for path, module in site.host.named_modules()}
-    # layers with the stream on either side; norms and tables need no refit
-    own = {paths[axis.module] for axis in site.axes() if axis.name == 'weight' and
-           isinstance(axis.module, (nn.Linear, nn.Conv2d))}
+    own = _stream_layers(site)
     normed = [f'{paths[owner]}.' for owner, _, _ in site.view.norms(site.host) if paths[owner]]
     blocks: Dict[str, List[str]] = {}
     for path in paths.values():  # not what embeds: its inputs have not changed
@@ -187,9 +196,16 @@ def _refit_stream(runs: Sequence[ResumableForward], site: Embedding, outputs: Ma
         runs[0].enter(block, layers)
         runs[1].enter(block)
         for path in layers:
-            _refit(runs, {path: outputs.get(path)}, settings, block)
+            _refit(runs, {path: outputs.get(path)}, settings, norms, block)
     for run in runs:
         run.close()
+
+
+def _stream_layers(site: Embedding) -> List[str]:
+    """Paths of the layers with the stream on either side; norms and tables need no refit."""
+    paths = {module: path for path, module in site.host.named_modules()}
+    return [paths[axis.module] for axis in site.axes() if axis.name == 'weight' and
+            isinstance(axis.module, (nn.Linear, nn.Conv2d))]
 
 
 def _refit_queries(run: ResumableForward, site: RotaryPairs, kept: Tensor,
@@ -227,12 +243,14 @@ def _fit_kernels(runs: Sequence[ResumableForward], site: HeadOperatorSite, kept:
 
 
 def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],
-           settings: CompressOptions, block: Optional[str] = None) -> None:
+           settings: CompressOptions, norms: Mapping[str, str],
+           block: Optional[str] = None) -> None:
     """Refit some layers, by path, from one pass of the dense and the slim network.
 
     A layer is fitted to the outputs of the dense network's layer, or to those that are left. If
     its outputs are the last term of its block's sum, it is fitted so that the *block's* output
-    matches the dense network's: then it also corrects errors of earlier blocks.
+    matches the dense network's: then it also corrects errors of earlier blocks. What a layer has no
+    bias for is taken by the batch norm behind it (``norms``).
     """
     old, new = ({path: run.module(path) for path in layers} for run in runs)
     scale = None
@@ -266,7 +284,7 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
                 rows, wanted = rows[chosen.to(rows.device)], wanted[chosen.to(rows.device)]
             moments[path].add(rows, wanted)
     for path, layer in new.items():
-        before = weight_matrix(layer)
+        before, norm = weight_matrix(layer), norms.get(path)
         if settings.refit == 'mean':
             # a control: old weights, and the bias that matches the means
             weight = before.double()
@@ -274,8 +292,8 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
         else:
             # the ridge pulls to the old weights, so the fit is never worse than these
             weight, bias = refit_output(moments[path], before, settings.rho,
-                                        biased=layer.bias is not None)
-        set_weights(layer, weight, bias)
+                                        biased=layer.bias is not None or norm is not None)
+        set_weights(layer, weight, bias, None if norm is None else runs[1].module(norm))
 
 
 Rows = Dict[str, Tensor]

@@ -1,10 +1,12 @@
 """Running a network repeatedly over the same images, each time from a later block on."""
 
+from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .calibration import Forward, flat_tensors, input_rows, output_rows
 
@@ -406,6 +408,47 @@ def rows_out(layer: nn.Module, calls: Calls) -> Tensor:
 def block_rows(layer: nn.Module, out: Any) -> Tensor:
     """A block's output as rows, in the layout of one of its layers' outputs."""
     return output_rows(layer, flat_tensors(out)[0])
+
+
+def norms_behind(run: ResumableForward, layers: Iterable[str]) -> Dict[str, str]:
+    """Batch norms that take the outputs of layers without a bias, by the layer's path.
+
+    The mean of such a norm can take what the layer has no bias for. It is found by experiment, with
+    one batch: the norm's input *is* the layer's output, and neither is called again.
+
+    Args:
+        run (ResumableForward): The network, in evaluation mode.
+        layers (Iterable[str]): Paths of layers, see :meth:`ResumableForward.module`.
+    """
+    bare = {path: layer for path in layers if (layer := run.module(path)).bias is None}
+    inside = {module: path for path, module in run.host.named_modules()}
+    norms = {inside.get(module, f'/{path}'): module for path, module in run.model.named_modules()
+             if isinstance(module, _BatchNorm) and module.running_mean is not None}
+    if not (bare and norms):
+        return {}
+    calls: Counter = Counter()
+    last, found = [None, None], {}  # path of the layer that was called last, and its output
+
+    def layer_ran(path: str, out: Tensor) -> None:
+        calls[path] += 1
+        last[:] = path, out
+
+    def norm_runs(path: str, x: Tensor) -> None:
+        calls[path] += 1
+        if x is last[1]:
+            found[last[0]] = path
+
+    with ExitStack() as stack:
+        for path, layer in bare.items():
+            stack.callback(layer.register_forward_hook(
+                lambda _, __, out, path=path: layer_ran(path, out)).remove)
+        for path, norm in norms.items():
+            stack.callback(norm.register_forward_pre_hook(
+                lambda _, args, path=path: norm_runs(path, args[0])).remove)
+        run.run(0)
+    # not across the host's border: what is refitted is stored by the host's paths
+    return {path: norm for path, norm in found.items() if calls[path] == calls[norm] == 1 and
+            path.startswith('/') == norm.startswith('/')}
 
 
 def added_last(run: ResumableForward, block: str, path: str) -> Optional[Tensor]:

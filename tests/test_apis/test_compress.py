@@ -842,6 +842,45 @@ def test_a_constant_unit_is_kept_where_no_bias_can_take_its_place():
         assert all((0 in site.kept) != bias for site in found.structure.sites.values())
 
 
+def test_the_norm_behind_a_convolution_without_a_bias_takes_the_means(tmp_path, monkeypatch):
+    """Units that are constant cost nothing; a killed call ends as an unbroken one."""
+
+    def build():
+        model, images, _ = family('EfficientViT')
+        bare = []
+        for module in model.modules():
+            if hasattr(module, 'inverted_conv'):
+                bare.append(module.point_conv.conv.bias is None)
+                depth = module.depth_conv
+                last = depth.bn if depth.with_norm else depth.conv
+                units = len(last.weight)
+                last.weight.data[units // 4:] = 0
+                last.bias.data[units // 4:] = 1 + torch.rand(units * 3 // 4)
+        assert any(bare)
+        return model.double(), images.double()
+
+    model, images = build()
+    options = dict(OPTIONS, input_shape=images.shape[1:], uniform=True, rho=1e-10)
+    space = searched(copied := copy.deepcopy(model), ['mlp_hidden'])
+    target = int(macs_model(copied, space, options['input_shape'], None)(
+        {name: total // 4 for name, total in space.totals().items()}))
+    unbroken = compress(model, images, target, ['mlp_hidden'], **options)
+    first, *_ = unbroken.structure.sites.values()
+    assert first.kept == list(range(first.total // 4))  # no constant unit stands for a bias
+    for found, expected in zip(outputs(unbroken.model, images), outputs(model, images)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+
+    load, blocks = CompressProgress.load_block, []
+    monkeypatch.setattr(CompressProgress, 'load_block', lambda self, block, layers: (
+        blocks.append(block), load(self, block, layers)))
+    for _ in range(2):  # the second call finds all blocks done
+        done = CompressProgress(tmp_path / 'progress', dict(target=target))
+        again = compress(build()[0], images, target, ['mlp_hidden'], done=done, **options)
+    assert len(blocks) == len(unbroken.structure.sites)
+    for name, value in unbroken.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+
+
 @pytest.mark.parametrize('padding', [dict(padding=1), dict(padding=1, padding_mode='reflect'),
                                      dict(padding=1, padding_mode='circular'),
                                      dict(padding='same')])
