@@ -8,7 +8,7 @@ from torch import Tensor
 from mmkcr.core import CostModel
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.core.budget import allowed_sizes
-from mmkcr.core.latency import useful_sizes
+from mmkcr.core.cost import useful_sizes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.embedding import Embedding
@@ -71,14 +71,14 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
     if settings.uniform:
         return uniform_sizes(offered, macs, target)
     losses = {name: profiles[name].losses for name in offered}
-    best = _shared(offered, losses, macs, target)
+    best = shared_sizes(offered, losses, macs, target)
     streams = [name for name, site in space.sites.items() if isinstance(site, Embedding)]
     if streams:
         found = [best]
         for widths in _widths(streams, offered, losses, macs, target):
             fixed = {**offered, **{name: [width] for name, width in widths.items()}}
             # the rest is shared out anew, now also filling the budget
-            found.append(_shared(fixed, losses, macs, target))
+            found.append(shared_sizes(fixed, losses, macs, target))
         best = min(found, key=lambda sizes: _lost(sizes, losses))
     return best
 
@@ -129,26 +129,32 @@ def _widths(streams: Sequence[str], offered: Mapping[str, List[int]], losses: Ma
 def _chosen(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
             losses: Mapping[str, Tensor], macs: CostModel, target: int) -> Dict[str, int]:
     """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest."""
-    curves = {}
+    curves, now = {}, int(macs(sizes))
+    left = target - now  # the sum of changes that the budget allows
     for name, options in offered.items():
         costs = [int(macs({**sizes, name: size})) for size in options]
         # a smaller size that costs no less is useless (latency is not monotone)
         useful = useful_sizes(costs)
         options, costs = ([values[place] for place in useful] for values in (options, costs))
         curves[name] = Curve(options, losses[name][options].tolist(),
-                             # above the cheapest size: the budget loses the sum of these
                              [cost - costs[0] for cost in costs])
-    floor = macs({name: curve.sizes[0] for name, curve in curves.items()})
-    return allocate(curves, max(target - floor, 0))
+        left += now - costs[0]
+    # linear around the given sizes, not around the cheapest, where sites in one product save less
+    return allocate(curves, max(left, 0))
 
 
-def _shared(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor], macs: CostModel,
+def shared_sizes(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor], macs: CostModel,
             target: int) -> Dict[str, int]:
     """Sizes on offer with the least sum of losses within a budget that can be met.
 
     The costs of a site are taken at the other sites' sizes of the previous round, until nothing
     changes.
     """
+    full = {name: options[-1] for name, options in offered.items()}
+    # steps from one size to the next would stop at one that is slower than the sizes around it
+    offered = {name: [options[place] for place in useful_sizes(
+        [int(macs({**full, name: size})) for size in options])]
+        for name, options in offered.items()}
     sizes = {name: options[-1] for name, options in offered.items()}
     best, least = uniform_sizes(offered, macs, target), math.inf
     # rounds may alternate between two solutions: the best one seen is kept
@@ -161,7 +167,7 @@ def _shared(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor], macs
         lost = _lost(chosen, losses)
         if lost >= least and chosen == sizes:
             break
-        if lost < least:
+        if lost < least and macs(chosen) <= target:
             best, least = chosen, lost
         sizes = chosen
     return best

@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .cost import CostModel, Target, check_range
+from .cost import CostModel, Target, check_range, speaking, useful_sizes
 
 
 def parse_target(target: Target, dense: int) -> int:
@@ -80,7 +80,8 @@ def solve_budget(scores: Mapping[str, Tensor],
         scores (Mapping[str, Tensor]): Score of every unit by site, shape (total,)
             each. Units of higher score are kept first.
         macs (Callable): MACs of the subnet from the sizes of its sites, such as
-            :class:`~mmkcr.core.macs.MacsModel`. It must not fall when a size grows.
+            :class:`~mmkcr.core.macs.MacsModel`. Where it falls as a size grows, such as time, the
+            smaller size is not offered.
         target (int, optional): Most MACs. ``None`` keeps the units of positive
             score, rounded to the nearest allowed size.
         divisor (int): Sizes are multiples of it, or full. Defaults to 1.
@@ -111,6 +112,11 @@ def solve_budget(scores: Mapping[str, Tensor],
     else:
         allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), steps[site])
                    for site, score in scores.items()}
+        if not speaking(macs).rises:  # a size that costs no less than a larger one is useless
+            full = {site: sizes[-1] for site, sizes in allowed.items()}
+            allowed = {site: [sizes[place] for place in useful_sizes(
+                [macs({**full, site: size}) for size in sizes])]
+                for site, sizes in allowed.items()}
         entering = [group for site, sizes in allowed.items()
                     for group in _groups(site, order[site].values, sizes)]
         # keys do not rise within a site, and ties go by rank: a site's groups stay in their order

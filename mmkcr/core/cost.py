@@ -179,3 +179,16 @@ def check_range(cost: Any, target: float, lowest: float, highest: float,
                   f'{highest / dense:.1%} of the dense network)') if dense else ''
         raise ValueError(f'expected {what} within the reachable {words.range_said(lowest, highest)}'
                          f', found {words.said(target)}{shares}')
+
+
+def useful_sizes(costs: Sequence[int]) -> List[int]:
+    """Positions of the sizes that cost less than every larger size.
+
+    A size just below the full one may cost more than the full one, because only it needs a
+    selection of channels.
+
+    Args:
+        costs (Sequence[int]): Costs at ascending sizes.
+    """
+    return [place for place, cost in enumerate(costs)
+            if all(cost < other for other in costs[place + 1:])]

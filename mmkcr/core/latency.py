@@ -254,16 +254,3 @@ def interpolate(sizes: Sequence[int], values: Sequence[float], size: Cost) -> Co
     place = min(max(bisect.bisect_left(sizes, where), 1), len(sizes) - 1)
     (low, high), (start, end) = sizes[place - 1:place + 1], values[place - 1:place + 1]
     return start + (end - start) * ((size - low) / (high - low))
-
-
-def useful_sizes(costs: Sequence[int]) -> List[int]:
-    """Positions of the sizes that cost less than every larger size.
-
-    A size just below the full one may cost more than the full one, because only it needs a
-    selection of channels.
-
-    Args:
-        costs (Sequence[int]): Costs at ascending sizes.
-    """
-    return [place for place, cost in enumerate(costs)
-            if all(cost < other for other in costs[place + 1:])]

@@ -129,10 +129,15 @@ class _Search:
         self.logits = {site: np.asarray(scores[site], float) for site in options}
         means = {site: sizes.mean() for site, sizes in self.sizes.items()}
         base = macs(means)
-        # marginal cost of a unit at mean sizes, as a share of the MACs there
-        self.cost = {site: (macs({**means, site: mean + 1}) - base) / base
-                     for site, mean in means.items()}
-        self.order = sorted(options, key=lambda site: -self.cost[site] * np.ptp(self.sizes[site]))
+        # what each option costs beside mean sizes, as a share of the cost there
+        if speaking(macs).rises:  # by the marginal cost of a unit
+            self.costs = {site: (macs({**means, site: mean + 1}) - base) / base * self.sizes[site]
+                          for site, mean in means.items()}
+        else:  # time has plateaus: a slope somewhere says nothing of the options
+            self.costs = {site: np.asarray([macs({**means, site: size}) / base - 1
+                                            for size in self.integers[site]]) for site in options}
+        self.means, self.base = means, base
+        self.order = sorted(options, key=lambda site: -np.ptp(self.costs[site]))
 
     def run(self, chosen: Dict[str, int], rest: List[str]) -> Optional[Dict[str, int]]:
         """A choice in the window that completes a partial one, or None if there is none."""
@@ -159,21 +164,28 @@ class _Search:
         return self.macs({**fixed, **{site: self.ends[site][1] for site in rest}}) >= self.low
 
     def _tilted(self, chosen: Mapping[str, int], rest: Sequence[str]) -> Dict[str, np.ndarray]:
-        """Probabilities of the open sites that put the expected MACs into the window's middle."""
+        """Probabilities of the open sites that put the expected cost into the window's middle."""
         fixed, target = self._fixed(chosen), (self.low + self.high) / 2
         low, high = -1e4, 1e4  # bisection for lambda: MACs fall as it grows
         for _ in range(40):
             middle = (low + high) / 2
             probs = {site: self._softmax(site, middle) for site in rest}
-            expected = {site: float(prob @ self.sizes[site]) for site, prob in probs.items()}
-            if self.macs({**fixed, **expected}) > target:
+            if self._expected(fixed, probs) > target:
                 low = middle
             else:
                 high = middle
         return probs
 
+    def _expected(self, fixed: Mapping[str, int], probs: Mapping[str, np.ndarray]) -> float:
+        if speaking(self.macs).rises:
+            return self.macs({**fixed, **{site: float(prob @ self.sizes[site])
+                                          for site, prob in probs.items()}})
+        given = self.macs({**self.means, **fixed})
+        return given + self.base * sum(float(prob @ self.costs[site])
+                                       for site, prob in probs.items())
+
     def _softmax(self, site: str, tilt: float) -> np.ndarray:
-        logits = self.logits[site] - tilt * self.cost[site] * self.sizes[site]
+        logits = self.logits[site] - tilt * self.costs[site]
         exps = np.exp(logits - logits.max())
         return exps / exps.sum()
 

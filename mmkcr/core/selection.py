@@ -1,10 +1,11 @@
 """The units that the gates of a supernet keep, with a budget or without."""
 
+import math
 from typing import Dict, Mapping, Optional
 
 from torch import Tensor
 
-from .budget import solve_budget
+from .budget import allowed_sizes, solve_budget
 from .cost import CostModel
 from .gate import BaseGate
 from .options import choose_options
@@ -78,8 +79,11 @@ def _select_both(free: Gates, given: Gates, macs: CostModel, target: Optional[in
     """
     kept = _select_options(given, macs, None)
     if target is not None:
-        smallest, largest = ({site: size(gate) for site, gate in free.items()}
-                             for size in (lambda gate: gate.min_size, lambda gate: gate.total))
+        # as `solve_budget` has them
+        offered = {site: allowed_sizes(gate.total, gate.min_size, math.lcm(divisor, gate.group))
+                   for site, gate in free.items()}
+        smallest, largest = ({site: sizes[place] for site, sizes in offered.items()}
+                             for place in (0, -1))
         sizes = {site: len(units) for site, units in kept.items()}
         # out of reach of the free sites alone: other options are needed
         if not macs({**sizes, **smallest}) <= target <= macs({**sizes, **largest}):

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.core import parse_target, solve_budget
+from mmkcr.core import CostModel, parse_target, solve_budget
+from mmkcr.core.selection import select_units
+from mmkcr.models.gates import BiMaskGate, GumbelChannelGate
 
 COSTS = {'a': 7, 'b': 3, 'c': 11}
 FIXED = 100
@@ -113,6 +115,25 @@ def test_groups_enter_whole(seed, divisor, where, wanted):
     assert torch.equal(blocks - blocks[:, :1], torch.arange(4).expand(len(blocks), 4))
     assert not (blocks[:, 0] % 4).any()
     assert target is None or macs(sizes_of(kept)) <= target
+
+
+def test_free_sites_beside_options_begin_at_the_divisor():
+    """A reachable target was refused where the least size is no multiple of the divisor."""
+
+    class Sum(CostModel):
+        dense = 2280
+
+        def __call__(self, sizes):
+            return 10 * sum({**dict(free=128, options=100), **sizes}.values())
+
+    options = BiMaskGate(100, start=0.25, step=0.125, init='uniform')
+    options.alpha.data[0, -1] = 5  # all of them
+    gates = dict(free=GumbelChannelGate(128, 2., min_size=8), options=options)
+    for target in (1090, 1100, 1150, 1200, 1320):
+        kept = sizes_of(select_units(gates, Sum(), target, 32))
+        assert Sum()(kept) <= target and kept['free'] % 32 == 0
+    with pytest.raises(ValueError, match='within the reachable 5.7e-07G'):
+        select_units(gates, Sum(), 560, 32)
 
 
 def test_divisor_below_one():

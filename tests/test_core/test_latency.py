@@ -8,9 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.core import LatencyModel, LatencyTable, MacsModel, can_meet, choose_options
+from mmkcr.apis.share_out import shared_sizes
+from mmkcr.core import (
+    LatencyModel,
+    LatencyTable,
+    MacsModel,
+    can_meet,
+    choose_options,
+    solve_budget,
+)
 from mmkcr.core.allocation import Curve, allocate
-from mmkcr.core.latency import interpolate, useful_sizes
+from mmkcr.core.cost import useful_sizes
+from mmkcr.core.latency import interpolate
 from mmkcr.models import KCRVisionTransformer
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import task_forward
@@ -182,3 +191,75 @@ def test_files(tmp_path):
 def test_the_whole_is_never_negative():
     table = table_of(MACS, {'8': -9_000_000})
     assert LatencyModel(MACS, table)(dict.fromkeys(MACS.sites, 1)) == 1
+
+
+def bumpy(kinds, changes, layers=2, width=64):
+    """Time with plateaus and bumps: sizes that are no multiple of 32 take as long as the next."""
+    arch = dict(embed_dims=width, num_layers=layers, num_heads=2, feedforward_channels=width)
+    model = KCRVisionTransformer(arch=arch, img_size=16, patch_size=8)
+    space = SearchSpace.of_dense(model, list(kinds))
+    macs = MacsModel(model, space.host, space.sites, task_forward(model, SHAPE))
+    changes = {str(size): change * 1000 for size, change in changes.items()}
+    return LatencyModel(macs, LatencyTable({}, {}, DENSE, [
+        dict(sites=list(macs.sites), total=width, measured=[], changes=changes)]))
+
+
+def test_time_with_bumps_is_shared_out_nearly_as_by_enumeration():
+    """Sites of one product, whose savings do not add up."""
+    cost = bumpy(('mlp_hidden', 'mlp_channels'), {
+        8: -1700, 16: -1400, 24: -900, 32: -1000, 40: -100, 48: -50, 56: 100})
+    sizes, generator = range(8, 65, 8), torch.Generator().manual_seed(0)
+    offered = {name: list(sizes) for name in cost.macs.sites}
+    every = [dict(zip(offered, chosen)) for chosen in itertools.product(*offered.values())]
+    costs = [cost(chosen) for chosen in every]
+    found, best = [], []
+    for _ in range(20):
+        losses = {name: torch.cat([torch.rand(64, generator=generator).sort(descending=True)[0] *
+                                   torch.rand(1, generator=generator), torch.zeros(1)])
+                  for name in offered}
+        target = int(min(costs) + (DENSE - min(costs)) * float(
+            0.1 + 0.9 * torch.rand(1, generator=generator)))
+
+        def lost(chosen, losses=losses):
+            return sum(float(losses[name][size]) for name, size in chosen.items())
+
+        chosen = shared_sizes(offered, losses, cost, target)
+        assert cost(chosen) <= target
+        found.append(lost(chosen))
+        best.append(min(lost(other) for other, value in zip(every, costs) if value <= target))
+    assert sum(best) <= sum(found) < 1.05 * sum(best)  # 1.4 times where bumps stop the solver
+
+
+def test_sizes_that_save_no_time_are_not_taken():
+    """Full size is faster than one below it that needs a selection."""
+    cost = bumpy(('mlp_channels', ), {8: -200, 16: -160, 24: -120, 32: -80, 40: -40, 48: 0,
+                                      56: 40}, layers=4)
+    scores = {name: torch.arange(64.) for name in cost.macs.sites}
+
+    def sizes(target):
+        kept = solve_budget(scores, cost, int(target * DENSE), 8)
+        return sorted(len(units) for units in kept.values())
+
+    assert sizes(1.) == [64] * 4 and sizes(0.996) == [40, 64, 64, 64]
+    assert sizes(0.992) == [40, 40, 64, 64]
+
+
+@pytest.mark.parametrize('changes', [
+    {8: -400, 16: -400, 24: -200, 32: -200, 40: -200, 48: 0, 56: 0},  # flat at the mean size
+    {8: -400, 16: -300, 24: -200, 32: -200, 40: -190, 48: -210, 56: -100}])  # and nearly flat
+@pytest.mark.parametrize('target', [0.9, 0.93, 0.96])
+def test_options_on_plateaus_of_time(changes, target):
+    """Nearly as likely as the likeliest by enumeration; equal sites that like large sizes."""
+    cost = bumpy(('mlp_channels', ), {size: 2 * change for size, change in changes.items()},
+                 layers=4)
+    options = {name: list(range(8, 65, 8)) for name in cost.macs.sites}
+    scores = {name: torch.linspace(0, 2, 8).tolist() for name in options}
+    high = int(target * DENSE)
+
+    def likelihood(places):
+        return sum(map(scores[next(iter(scores))].__getitem__, places))
+
+    window = [places for places in itertools.product(range(8), repeat=4) if 0.97 * high < cost({
+        name: options[name][place] for name, place in zip(options, places)}) <= high]
+    chosen = choose_options(options, scores, cost, int(0.97 * high) + 1, high)
+    assert likelihood(chosen.values()) > max(map(likelihood, window)) - 0.6

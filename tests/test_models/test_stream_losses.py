@@ -5,7 +5,7 @@ import torch
 from mmpretrain.models import SwinTransformer, VisionTransformer
 
 from mmkcr.apis.compression import macs_model
-from mmkcr.apis.share_out import _lost, _shared, share_out, size_options
+from mmkcr.apis.share_out import _lost, share_out, shared_sizes, size_options
 from mmkcr.apis.site_profiles import CompressOptions, SiteProfile
 from mmkcr.functional.pivots import UnitOrder
 from mmkcr.models.search_space import SearchSpace
@@ -98,4 +98,4 @@ def test_no_width_is_better_than_the_one_that_is_shared_out(seed):
     for width in offered[stream]:
         fixed = {**offered, stream: [width]}
         if macs({name: options[0] for name, options in fixed.items()}) <= target:
-            assert _lost(found, losses) <= _lost(_shared(fixed, losses, macs, target), losses)
+            assert _lost(found, losses) <= _lost(shared_sizes(fixed, losses, macs, target), losses)

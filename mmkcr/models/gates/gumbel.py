@@ -88,7 +88,9 @@ class GumbelChannelGate(BaseGate):
         share = above / spread
         density = torch.exp(-share.square() / 2) / math.sqrt(2 * math.pi)
         # E[max(N, m)] = m + (mu - m) Phi(z) + sigma phi(z) with z = (mu - m) / sigma
-        return self.group * (least + above * torch.special.ndtr(share) + spread * density)
+        expected = self.group * (least + above * torch.special.ndtr(share) + spread * density)
+        # a normal N has no upper end; where only one size is left, nothing is to be had
+        return expected.clamp(max=self.total)
 
     def entropy(self) -> Tensor:
         r"""Mean binary entropy of :math:`\sigma(\alpha)`, in nats."""

@@ -81,7 +81,8 @@ class MaskPrice(nn.Module):
                     raise ValueError('expected masks outside of gradient checkpointing '
                                      '(`with_cp=False`) for `MaskPrice`, whose price would have no '
                                      f'gradient, found `{name}` inside of it')
-                self._seen[name] = (theta, foldable_macs(mask, args[0])[0])
+                # of all windows, whose number differs from layer to layer
+                self._seen[name] = (theta, foldable_macs(mask, args[0])[0] * len(args[0]))
 
             stack.callback(masks[name].register_forward_hook(hook).remove)
 

@@ -164,3 +164,14 @@ def test_gradients_and_entropy():
 def test_bad_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
         GumbelChannelGate(**kwargs)
+
+
+@pytest.mark.parametrize('alpha', [-6., 0., 2., 6.])
+def test_the_only_size_has_no_price(alpha):
+    """One head, or as few channels as `min_size` asks for."""
+    for total, group in ((1, 1), (8, 1), (16, 16)):
+        only = GumbelChannelGate(total, alpha, min_size=total, group=group)
+        size = only.expected_size()
+        assert float(size) == pytest.approx(total)
+        force, = torch.autograd.grad(size, only.alpha)
+        assert float(force.abs().max()) < 1e-6

@@ -100,6 +100,30 @@ def test_foldable_macs_are_what_the_layers_lose(backbone, width):
         assert foldable_macs(mask, x) == (rows + rest, rows)
 
 
+def test_layers_weigh_what_all_windows_of_an_image_save():
+    torch.manual_seed(0)
+    model = MODELS.build(dict(
+        type='mmkcr.RegularizedModel',
+        architecture=dict(
+            type='ImageClassifier', neck=dict(type='GlobalAveragePooling'),
+            backbone=dict(
+                type='mmkcr.Searchable', sites=['qk_mask'], backbone=dict(
+                    type='mmpretrain.SwinTransformer', img_size=112, patch_size=4,
+                    window_size=7, out_indices=(2, ),
+                    arch=dict(embed_dims=16, depths=[1, 1, 1], num_heads=[1, 2, 4]))),
+            head=dict(type='LinearClsHead', num_classes=4, in_channels=64, topk=(1, ))),
+        regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=1.)))).eval()
+    images, samples = batch(2, 112)
+    found = thetas(model, images)
+    assert [len(x) for _, x, _ in found.values()] == [2 * 16, 2 * 4, 2 * 1]
+    shut = [foldable_macs(mask, x)[0] * len(x) for mask, x, _ in found.values()]
+    assert shut[0] > shut[1] > shut[2]  # 16, 4 and 1 windows
+    opened = [float(torch.sigmoid(channels_last(mask, theta)).square().mean(0).sqrt().mean())
+              for mask, _, theta in found.values()]
+    expected = sum(a * b for a, b in zip(shut, opened)) / sum(shut)
+    assert float(model(images, samples, mode='loss')['loss_mask']) == pytest.approx(expected, 1e-5)
+
+
 def test_a_channel_pays_while_any_position_is_open():
     """Half of the positions open costs more than half: shutting all of few channels is cheaper."""
     price = MODELS.build(dict(type='mmkcr.MaskPrice', weight=1.))
