@@ -13,7 +13,7 @@ import operator
 import random
 from collections import deque
 from functools import lru_cache
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -72,6 +72,20 @@ class DrawnIndex(int):
         return DrawnIndex, (int(self), self.seed)
 
 
+class DrawnIndices(tuple):
+    """The same for a sampler whose indices are tuples, such as a video and a frame of it."""
+
+    seed: int
+
+    def __new__(cls, values: Iterable, seed: int) -> 'DrawnIndices':
+        index = super().__new__(cls, values)
+        index.seed = seed
+        return index
+
+    def __reduce__(self) -> Tuple:
+        return DrawnIndices, (tuple(self), self.seed)
+
+
 # The three classes below are templates. `_extend` copies their methods into a subclass of one
 # object's class. There `_host(self)` does what `super()` does in ordinary classes, which would
 # look for the template among the bases.
@@ -82,7 +96,7 @@ def _host(extended: Any) -> Any:
 
 
 class _NumberedSampler:
-    """A sampler that yields :class:`DrawnIndex`.
+    """A sampler that yields :class:`DrawnIndex`, or :class:`DrawnIndices`.
 
     The number of a sample is its position among the draws of all ranks (ranks
     interleave, as in ``DefaultSampler`` and ``InfiniteSampler``). So one
@@ -98,7 +112,8 @@ class _NumberedSampler:
         seed_everything(derive_seed(*key))
         for count, index in enumerate(_host(self).__iter__()):
             seed = derive_seed(*key, count * world_size + rank)
-            yield DrawnIndex(operator.index(index), seed)
+            yield DrawnIndices(index, seed) if isinstance(index, tuple) else \
+                DrawnIndex(operator.index(index), seed)
 
     def set_epoch(self, epoch: int) -> None:
         self._draw = epoch
@@ -130,10 +145,10 @@ class _SeededDataset:
 
     __getitems__ = None  # PyTorch's batched access would load without seeding
 
-    def __getitem__(self, index: int) -> Any:
-        if isinstance(index, DrawnIndex):
+    def __getitem__(self, index: Union[int, tuple]) -> Any:
+        if isinstance(index, (DrawnIndex, DrawnIndices)):
             seed_everything(index.seed, devices=False)
-            index = int(index)
+            index = int(index) if isinstance(index, DrawnIndex) else tuple(index)
         return _host(self).__getitem__(index)
 
 

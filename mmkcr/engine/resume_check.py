@@ -1,5 +1,6 @@
 """Differences between a resumed run's config and the one in its checkpoint."""
 
+import re
 from typing import Any, Dict, Iterator, List, Mapping, Tuple
 
 from mmengine.config import Config
@@ -13,8 +14,10 @@ _COMPARED = ('model', 'data_preprocessor', 'train_cfg', 'optim_wrapper', 'param_
 _FREE = ('init_cfg', 'pretrained', 'structure', 'with_cp', 'num_workers', 'persistent_workers',
          'pin_memory', 'prefetch_factor', 'data_root', 'data_prefix', 'ann_file', 'collate_fn',
          'val_begin', 'val_interval', 'dynamic_intervals')
-#: Parts that are read from the checkpoint, whatever the config says.
-_RESTORED = ('optim_wrapper', 'param_scheduler', 'randomness')
+#: Values that are read from the checkpoint, whatever the config says. Settings around an optimizer,
+#: such as clipping, and schedulers that only one config has are not.
+_RESTORED = re.compile(r'(optim_wrapper\.(.*\.)?optimizer\.|param_scheduler\.|randomness\.seed$)'
+                       r'(?!.*\btype$)')
 _MISSING = object()
 
 
@@ -48,7 +51,7 @@ def config_changes(text: str, config: Config, path: str) -> Tuple[List[str], Lis
         line = f'`{key}` was {_shown(old)} and is {_shown(new)}'
         if _is_essential(key):
             refused.append(line)
-        elif key.split('.')[0] in _RESTORED:
+        elif _RESTORED.match(key) and _MISSING not in (old, new):
             named.append(f"{line}: the checkpoint's is used")
         else:
             named.append(f'{line}: the run does not go on as it would have')

@@ -62,3 +62,18 @@ def test_what_is_named(key, value, line):
 def test_code_is_not_run_to_compare():
     with pytest.raises(ValueError, match='plain values in the checkpoint `x.pth`'):
         config_changes('import os\nmodel = os.getcwd()', Config(BEFORE), 'x.pth')
+
+
+@pytest.mark.parametrize('key, value, end', [
+    ('optim_wrapper__weights__optimizer__lr', 1., "the checkpoint's is used"),
+    ('param_scheduler', [dict(type='CosineAnnealingLR', T_max=9)], "the checkpoint's is used"),
+    ('randomness__seed', 4, "the checkpoint's is used"),
+    ('randomness__deterministic', True, 'the run does not go on as it would have'),
+    ('optim_wrapper__weights__clip_grad', dict(max_norm=1.), 'the run does not go on as it would '
+     'have'),
+    ('optim_wrapper__weights__optimizer__type', 'SGD', 'the run does not go on as it would have'),
+    ('param_scheduler', [*BEFORE['param_scheduler'], dict(type='ConstantLR')],
+     'the run does not go on as it would have')])
+def test_only_what_the_checkpoint_holds_is_said_to_be_its(key, value, end):
+    refused, named = changes(**{key: value})
+    assert not refused and named and all(line.endswith(end) for line in named)

@@ -54,6 +54,11 @@ class CheckpointGuardHook(Hook):
         """
         path = str(runner._load_from or runner.work_dir)
         if runner._resume:
+            if 'optimizer' not in checkpoint:  # MMEngine would begin it anew without a word
+                raise ValueError(f'expected the state of the optimizer in `{path}` to resume from, '
+                                 'found none, as in a file of the best weights or of a published '
+                                 'network: resume from another checkpoint of the run, or begin '
+                                 'from these weights (`load_from` without `--resume`)')
             self._compare_configs(runner, checkpoint, path)
         load = load_task if self.complete else load_run if runner._resume else load_start
         load(runner.model, weights_of(checkpoint, path), path)

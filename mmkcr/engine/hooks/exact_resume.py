@@ -12,6 +12,7 @@ from mmengine.dist import (
 )
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
+from mmengine.optim import OptimWrapperDict
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
 
@@ -206,6 +207,11 @@ class ExactResumeHook(Hook):
                 f'{loop.epoch * len(loop.dataloader)} at the start of epoch {loop.epoch + 1}, '
                 f'found {loop.iter} in the checkpoint, which was written within an epoch or with '
                 'another batch size.', 'current', level=30)
+            # what is past counts as epochs of today's length, for all that looks at both counters
+            loop._iter = loop.epoch * len(loop.dataloader)
+            wrapper = runner.optim_wrapper
+            for part in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]:
+                part.initialize_count_status(runner.model, loop.iter, loop.max_iters)
         return 0
 
 

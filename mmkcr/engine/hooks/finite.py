@@ -42,10 +42,14 @@ class FiniteHook(Hook):
         self._skipped = 0
         self._scales: List[float] = []
         self._ignored: Set[str] = set()
+        self._stepped = False
+        self._handles: List[Any] = []
 
     def before_train(self, runner: Runner) -> None:
         """Record buffers that are not finite by design, and whether steps may be skipped."""
         self._skipped, self._scales = 0, _scales(runner)
+        for part in _scaled(runner):  # a scaler that skips a step does not call the optimizer
+            self._handles.append(part.optimizer.register_step_post_hook(self._note))
         model = unwrap(runner.model)
         self._ignored = {name for name, value in model.named_buffers() if not _finite(value)}
         if hasattr(model, 'steps_may_be_skipped'):
@@ -62,8 +66,10 @@ class FiniteHook(Hook):
                  if 'loss' in name and not _finite(value)}
         scales, before = _scales(runner), self._scales
         self._scales = scales
-        # a scaler that skips a step lowers its scale
-        skipped = any(now < then for now, then in zip(scales, before))
+        stepped, self._stepped = self._stepped, False
+        # a scaler that skips a step lowers its scale, unless the scale is a constant
+        skipped = any(now < then for now, then in zip(scales, before)) or (
+            bool(scales) and _steps(runner) and not stepped)
         if skipped or found:
             self._skipped += 1
         elif _steps(runner):  # an iteration that only accumulates gradients proves nothing
@@ -78,6 +84,14 @@ class FiniteHook(Hook):
         if self._skipped > self.patience:
             raise NonFiniteError(f'expected finite gradients at iteration {step}, found none in '
                                  f'{self._skipped} iterations: the loss scale is {min(scales):g}')
+
+    def after_train(self, runner: Runner) -> None:
+        """Stop looking at the optimizers."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _note(self, *_: Any) -> None:
+        self._stepped = True
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: Dict[str, Any]) -> None:
         """Check everything that is to be saved.

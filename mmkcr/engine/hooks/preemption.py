@@ -48,7 +48,10 @@ class PreemptionHook(Hook):
         # Python allows handlers in the main thread only
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in self.signals}
-        for loader in train_loaders(runner).values():
+        loaders = list(train_loaders(runner).values())
+        if runner.val_loop is not None:  # its workers may wait while training runs
+            loaders.append(runner.val_loop.dataloader)
+        for loader in loaders:
             keep_workers(loader, self.signals)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[Any] = None,

@@ -114,11 +114,13 @@ def batch_norm_across_processes(x: Tensor, running_mean: Optional[Tensor],
     # statistics in fp32, as the fused kernels have it
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     out, mean, var, count = _Normalise.apply(wide, eps)
+    if count == 0:  # no process has anything
+        running_mean = running_var = None
     with torch.no_grad():
         if running_mean is not None:
             running_mean.lerp_(mean.to(running_mean), momentum)
         if running_var is not None:  # unbiased, as PyTorch has it
-            running_var.lerp_((var * count / (count - 1)).to(running_var), momentum)
+            running_var.lerp_((var * count / (count - 1).clamp(min=1)).to(running_var), momentum)
     shape = (1, -1, *(1 for _ in x.shape[2:]))
     if weight is not None:
         out = out * weight.to(out).view(shape)
@@ -134,17 +136,20 @@ class _Normalise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, eps: float) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
         dims = [0, *range(2, x.ndim)]
         # one message for means, variances and count
+        # a process may have nothing, such as no regions of interest: then all are 0
         own = torch.cat([x.mean(dims), x.var(dims, unbiased=False),
-                         x.new_tensor([x.numel() / x.shape[1]])])  # (2C + 1,)
+                         x.new_tensor([x.numel() / x.shape[1]])]) if x.numel() else \
+            x.new_zeros(2 * x.shape[1] + 1)  # (2C + 1,)
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, own)
         parts = torch.stack(parts)  # (processes, 2C + 1)
         means, variances = parts[:, :-1].chunk(2, 1)  # (processes, C) each
         counts = parts[:, -1:]
         count = counts.sum()
-        mean = (means * counts).sum(0) / count
+        several = count.clamp(min=1)
+        mean = (means * counts).sum(0) / several
         # within the processes' batches and between them (Chan et al.)
-        var = ((variances + (means - mean).square()) * counts).sum(0) / count
+        var = ((variances + (means - mean).square()) * counts).sum(0) / several
         shape = (1, -1, *(1 for _ in x.shape[2:]))
         scale = (var + eps).rsqrt().view(shape)
         out = (x - mean.view(shape)) * scale
@@ -160,5 +165,5 @@ class _Normalise(torch.autograd.Function):
         sums = torch.stack([grad.sum(dims), (grad * out).sum(dims)])  # (2, C)
         dist.all_reduce(sums)
         # dx = scale (g - mean(g) - y mean(g y)), the means over the batches of all processes
-        first, second = (sums / count).view(2, *scale.shape)
+        first, second = (sums / count.clamp(min=1)).view(2, *scale.shape)
         return (grad - first - out * second) * scale, None

@@ -22,7 +22,8 @@ def run(layer, batch, size):
     for step in range(3):
         x = batch[step].clone().requires_grad_()
         out = layer(x)
-        weight = torch.arange(out[0].numel(), dtype=out.dtype).view(out[0].shape).sin()
+        shape = out.shape[1:]
+        weight = torch.arange(shape.numel(), dtype=out.dtype).view(shape).sin()
         layer.zero_grad()
         ((out * weight).square().sum() / size).backward()
         seen.update({f'out{step}': out.detach(), f'grad{step}': x.grad})
@@ -37,6 +38,7 @@ def cases():
             ('maps', nn.BatchNorm2d(4), (6, 4, 3, 5)), ('vectors', nn.BatchNorm1d(4), (6, 4)),
             ('plain', nn.BatchNorm2d(4, affine=False, momentum=None), (6, 4, 2, 2)),
             ('no_statistics', nn.BatchNorm2d(4, track_running_stats=False), (6, 4, 2, 2)),
+            ('nothing', nn.BatchNorm2d(4), (6, 4, 3, 5)),
             ('subclass', Doubled(4, eps=1e-2, momentum=0.3), (6, 4, 3, 5))):
         for parameter in layer.parameters():
             nn.init.normal_(parameter, 1, 0.3, generator=generator)
@@ -48,8 +50,8 @@ if __name__ == '__main__':
     rank, found = torch.distributed.get_rank(), {}
     for name, layer, batch in cases():
         handles = synchronize(layer)
-        # four images here, two there
-        found[name] = run(layer, batch[:, :4] if rank == 0 else batch[:, 4:], 6)
+        here = 6 if name == 'nothing' else 4  # the others there
+        found[name] = run(layer, batch[:, :here] if rank == 0 else batch[:, here:], 6)
         for handle in handles:
             handle.remove()
         assert not F.batch_norm.__dict__ and not layer._forward_hooks

@@ -61,7 +61,7 @@ def both(run_jobs, tmp_path_factory):
 
 def test_outputs_gradients_and_statistics(both):
     whole, first, second = both
-    assert len(whole) == 5
+    assert len(whole) == 6
     for case, values in whole.items():
         for name, value in values.items():
             one, two = first[case][name], second[case][name]

@@ -1,0 +1,174 @@
+"""What happens to runs: other batch sizes, signals with a validation's workers, best weights."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from mmdet.datasets import BaseVideoDataset
+from mmengine.config import Config
+from mmengine.evaluator import BaseMetric
+from mmengine.hooks import Hook
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import Dataset
+
+from mmkcr.engine.reproducible import make_reproducible
+
+
+class Numbers(Dataset):
+    metainfo = {}
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return dict(inputs=torch.ones(4) * index)
+
+
+class Toy(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, inputs, mode='tensor'):
+        out = self.layer(inputs)
+        return dict(loss=out.square().mean() * 1e-3) if mode == 'loss' else list(out)
+
+
+class Count(BaseMetric):
+    def process(self, data_batch, data_samples):
+        self.results.append(1)
+
+    def compute_metrics(self, results):
+        return dict(count=len(results))
+
+
+class Seen(Hook):
+    """Batches of every epoch, and when it was validated."""
+
+    def before_train(self, runner):
+        self.epochs, self.validated = {}, {}
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.epochs[runner.epoch] = self.epochs.get(runner.epoch, 0) + 1
+
+    def after_val_epoch(self, runner, metrics=None):
+        self.validated[runner.epoch] = runner.iter
+
+
+def runner_of(folder, epochs, batch_size=2, resume=False, hooks=(), workers=0, **options):
+    def loader(count, size):
+        return dict(batch_size=size, num_workers=workers, persistent_workers=workers > 0,
+                    dataset=Numbers(count), collate_fn=dict(type='default_collate'),
+                    sampler=dict(type='DefaultSampler', shuffle=True))
+
+    seen, options = Seen(), {**dict(
+        train_cfg=dict(by_epoch=True, max_epochs=epochs, val_interval=1), val_cfg=dict(),
+        optim_wrapper=dict(optimizer=dict(type='SGD', lr=0.01)), param_scheduler=None), **options}
+    runner = Runner(
+        Toy(), str(folder), loader(20, batch_size), loader(4, 2), resume=resume,
+        val_evaluator=[Count()], custom_hooks=[dict(type='mmkcr.ExactResumeHook'), seen, *hooks],
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1)),
+        randomness=dict(seed=0), log_level='WARNING', default_scope='mmengine',
+        experiment_name=f'toy-{os.urandom(4).hex()}', cfg=Config(), **options)
+    return runner, seen
+
+
+@pytest.mark.parametrize('accumulated', [1, 2])
+def test_epochs_behind_a_change_of_the_batch_size_are_whole(accumulated, tmp_path):
+    """The run that is resumed with other batches, and the one that is resumed from it."""
+    wrapper = dict(optimizer=dict(type='SGD', lr=0.01), accumulative_counts=accumulated)
+    runner_of(tmp_path, 2, optim_wrapper=wrapper)[0].train()
+    for epochs, expected in ((3, {2: 5}), (6, {3: 5, 4: 5, 5: 5})):
+        runner, seen = runner_of(tmp_path, epochs, 4, resume=True, optim_wrapper=wrapper)
+        runner.train()
+        assert seen.epochs == expected and runner.iter == 5 * epochs
+        assert {epoch: at for epoch, at in seen.validated.items() if epoch - 1 in expected} == {
+            epoch + 1: 5 * (epoch + 1) for epoch in expected}
+
+
+class Told(Hook):
+    """A batch system: the signal goes to every process of the job."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def signal(self):
+        own = os.getpid()
+        children = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(own)], capture_output=True,
+                                  text=True).stdout.split()
+        # from another process: workers obey their own parent
+        subprocess.run(['sh', '-c', f'kill -TERM {" ".join(children)} {own} 2> /dev/null'])
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if self.where == 'train' and runner.iter == 13:
+            self.signal()
+
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if self.where == 'val' and batch_idx == 0:
+            self.signal()
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='`ps` of Linux')
+@pytest.mark.parametrize('where', ['train', 'val'])
+def test_workers_of_a_validation_outlive_a_signal_too(where, tmp_path):
+    runner, _ = runner_of(tmp_path, 3, workers=1, hooks=[Told(where)])
+    with pytest.raises(SystemExit) as stop:
+        runner.train()
+    assert stop.value.code == 143 and (tmp_path / 'preempted.pth').is_file()
+
+
+def test_best_weights_are_no_state_to_resume_from(tmp_path):
+    """MMEngine would begin optimizer and schedules anew without a word."""
+    runner, _ = runner_of(tmp_path, 1)
+    runner.train()
+    state = torch.load(tmp_path / 'epoch_1.pth', weights_only=False)
+    torch.save({key: value for key, value in state.items() if key != 'optimizer'},
+               tmp_path / 'best.pth')
+    again, _ = runner_of(tmp_path, 2, resume=True, load_from=str(tmp_path / 'best.pth'),
+                         hooks=[dict(type='mmkcr.CheckpointGuardHook')])
+    with pytest.raises(ValueError, match='the state of the optimizer in `.*best.pth` to resume'):
+        again.train()
+
+
+class Videos(BaseVideoDataset):
+    METAINFO = {}
+
+    def __init__(self):
+        self._fully_initialized, self.test_mode, self.serialize_data = True, False, False
+
+    def full_init(self):
+        pass
+
+    def __len__(self):
+        return 3
+
+    def get_len_per_video(self, index):
+        return 4
+
+    def __getitem__(self, index):
+        video, frame = index
+        return dict(video=video, frame=frame, drawn=torch.rand(()))
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_indices_that_are_tuples_have_seeds_too(workers):
+    """Frames of videos, as mmdet's trackers sample them."""
+    def drawn():
+        loader = Runner.build_dataloader(dict(
+            batch_size=2, num_workers=workers, dataset=Videos(),
+            sampler=dict(type='mmdet.TrackImgSampler', seed=0),
+            collate_fn=dict(type='default_collate')))
+        make_reproducible(loader, 0, 'train')
+        loader.sampler.set_epoch(1)
+        return [{key: value.tolist() for key, value in batch.items()} for batch in loader]
+
+    first, again = drawn(), drawn()
+    assert first == again and len(first) == 6
+    assert len({value for batch in first for value in batch['drawn']}) == 12
