@@ -294,7 +294,7 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
     backbone = backbone if isinstance(backbone, nn.Module) else model
     host = backbone if scope == 'backbone' else model
     # the model or its backbone may be searchable already
-    for known in (getattr(part, 'search_space', None) for part in (host, backbone)):
+    for known in (getattr(part, 'search_space', None) for part in (model, host, backbone)):
         if known is not None and known.state_name() != 'dense':
             raise ValueError(f'expected a dense model to compress, found a {known.state_name()}')
     check_kinds(sites or ())
@@ -407,21 +407,21 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
     Raises:
         ValueError: A module that does not take an image of this shape.
     """
-    if hasattr(model, 'data_preprocessor'):
-        counted = counted_part(model, part)
-        return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
-    run = task_forward(model, input_shape)
+    task = hasattr(model, 'data_preprocessor')
+    counted = counted_part(model, part) if task else model
+    run = task_forward(counted, input_shape)
 
     def on_an_image() -> Any:
         try:
             return run()
         except Exception as error:  # of whatever module it is
             reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-            raise ValueError(f'expected `{type(model).__name__}` to run on one image of zeros of '
-                             f'`input_shape` {tuple(input_shape)}, to count its MACs, found '
+            size = ' (`--shape` of the commands)' if task else ''
+            raise ValueError(f'expected `{type(counted).__name__}` to run on one image of zeros of '
+                             f'`input_shape` {tuple(input_shape)}{size}, to count its MACs, found '
                              f'that it raised {reason}') from error
 
-    return MacsModel(model, space.host, space.sites, on_an_image)
+    return MacsModel(counted, space.host, space.sites, on_an_image)
 
 
 @torch.no_grad()

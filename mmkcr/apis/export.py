@@ -17,6 +17,7 @@ from mmpretrain.models.utils import ShiftWindowMSA
 from torch import Tensor, nn
 
 from mmkcr.core import atomic_write, eval_mode
+from mmkcr.core.macs import without_fast_path
 from mmkcr.core.sites import holders
 from mmkcr.deploy.onnx_graph import (
     count_operators,
@@ -236,7 +237,7 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
     traced = (traced[0], *_rounded_up(traced[1:], multiple))
     names = {0: 'batch', 2: 'height', 3: 'width'} if dynamic else {0: 'batch'}
     images = torch.zeros(2, *traced)
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), quiet(), without_fast_path():
         outputs = prepared(images)
         count = 1 if isinstance(outputs, Tensor) else len(outputs)
         outputs = ['output'] if count == 1 else [f'output{i}' for i in range(count)]

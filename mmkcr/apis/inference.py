@@ -1,5 +1,6 @@
 """The host libraries' inferencers on models of this package, by name or config."""
 
+import logging
 from copy import deepcopy
 from fnmatch import fnmatch
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, Dict, List, Optional, Union
 
 import mmengine
 from mmengine.config import Config
+from mmengine.logging import print_log
 
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.safe_load import read_checkpoint
@@ -74,7 +76,8 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
     Args:
         model (str | Path | Config): See :func:`model_config`.
         weights (str, optional): Checkpoint. Defaults to None: the one in the package
-            (``mmkcr zoo`` lists the models with weights), otherwise random weights.
+            (``mmkcr zoo`` lists the models with weights), or the config's ``load_from`` if there
+            is such a file, otherwise random weights, with a warning.
         structure (str, optional): Structure file. Defaults to None: that of
             the config.
         device (str): Where it runs. Defaults to ``'cpu'``.
@@ -101,6 +104,11 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
                          f'`default_scope = {scope!r}`')
     if weights is None and not isinstance(model, Config):
         weights = model_index().get(str(model), {}).get('Weights')
+    if weights is None and config.get('load_from') and Path(config.load_from).is_file():
+        weights = config.load_from  # as of a config that `compress` or `slim` wrote
+    if weights is None:
+        print_log('No `weights` are given, so the network has random ones.', 'current',
+                  logging.WARNING)
     # a file that cannot be read is refused here, in one sentence
     checkpoint = None if weights is None else read_checkpoint(weights)
     if scope == 'mmpretrain':

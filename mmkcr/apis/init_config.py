@@ -169,7 +169,7 @@ def _host(cfg: Config, config: Union[str, Path]) -> nn.Module:
     """
     model = cfg.get('model') or {}
     if cfg.get('compression') is not None or 'architecture' in model or \
-            {'gates', 'structure'} & set(model.get('backbone') or ()):
+            {'gates', 'structure'} & {*model, *(model.get('backbone') or ())}:
         raise ValueError(f'expected the config of a dense model, found `{config}` with a '
                          'compression, a search wrapper, `gates` or a `structure` in it already')
     if 'backbone' not in model:

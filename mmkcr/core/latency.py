@@ -141,8 +141,10 @@ class LatencyModel(CostModel):
         for name, site in self.sites.items():
             if name not in self.curves or self.curves[name][0] != site.total:
                 found = f'{self.curves[name][0]} units' if name in self.curves else 'none'
+                kinds = dict.fromkeys(site.rpartition('.')[2] for site in self.sites)
                 raise ValueError(f'expected site `{name}` of {site.total} units in the table of '
-                                 f'latencies, found {found}')
+                                 f'latencies, found {found}: measure one with '
+                                 f'`--sites {" ".join(kinds)}`')
         self.full = {name: site.total for name, site in self.sites.items()}
         # sites with a product that another site lies along too
         self.shared = {name for name in self.sites if any(

@@ -123,12 +123,18 @@ def _in_products() -> Iterator[None]:
     The counter does not know every device's fused attention, nor the fast path of
     ``nn.MultiheadAttention``, but it knows matrix products.
     """
+    with without_fast_path(), sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Within the block ``nn.MultiheadAttention`` is no single operator, which few others know."""
     fast = torch.backends.mha
     before = fast.get_fastpath_enabled()
     fast.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
+        yield
     finally:
         fast.set_fastpath_enabled(before)
 

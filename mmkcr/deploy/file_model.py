@@ -2,17 +2,23 @@
 
 import copy
 import inspect
+import logging
+import math
 from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 import torch
+from mmengine.logging import print_log
 from mmpretrain.models import MultiTaskHead
 from torch import Tensor, nn
 
 from mmkcr.models.utils import find_task, is_detector
 from .runtimes import open_onnx
 from .tensor_model import TensorModel
+
+#: Largest relative difference of outputs that int8 may explain.
+MOST = 0.5
 
 
 def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxruntime',
@@ -31,7 +37,8 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
 
     Raises:
         ValueError: The task model's later stages need more than what its file gives; when it runs,
-            images of a size that the file does not take, or outputs of other shapes.
+            images of a size that the file does not take, or outputs of other shapes or far from
+            those of the network.
     """
     task = find_task(model)
     _check(task)
@@ -67,6 +74,16 @@ def _compare(network: nn.Module, path: Union[str, Path], images: Tensor,
     if found != own:
         raise ValueError(f'expected a file with outputs of shape {own}, as this network has, found '
                          f'`{path}` with {found}')
+    # of shared shapes: a file of an earlier subnet, or of another network of the same task
+    rest = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(outputs, expected))
+    whole = sum(float(out.double().square().sum()) for out in expected)
+    off = math.sqrt(rest / max(whole, 1e-30))
+    if off > MOST:
+        raise ValueError(f'expected a file of this network, found that the outputs of `{path}` are '
+                         f'{off:.0%} off those of the checkpoint')
+    note = '' if off < 0.01 else ': more than rounding, as of int8 or of another network'
+    print_log(f'The outputs of `{path}` are {off:.2%} off those of the checkpoint{note}.',
+              'current', logging.WARNING if note else logging.INFO)
 
 
 def _check(task: nn.Module) -> None:

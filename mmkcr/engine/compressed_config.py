@@ -306,6 +306,10 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
         architecture=[cosine])
     # arguments that the bilevel loops share with the hosts' loops
     kept = ('max_epochs', 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals')
+    unknown = set(config.train_cfg) - {*kept, 'type', 'by_epoch'}
+    if unknown:
+        raise ValueError(f'expected the keys {["type", "by_epoch", *kept]} in `train_cfg` of a '
+                         f'search in two levels, found {sorted(unknown)}')
     config.train_cfg = ConfigDict(
         type='mmkcr.BilevelTrainLoop' if by_epoch else 'mmkcr.IterBilevelTrainLoop',
         architecture_fraction=settings.fraction, split_seed=settings.split_seed,

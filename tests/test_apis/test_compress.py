@@ -956,3 +956,15 @@ def test_inference_mode_around_it_changes_nothing():
         found = compress(vit(), IMAGES, '80%', **options).model
     assert all(torch.equal(value, expected[key]) for key, value in found.state_dict().items())
     assert not any(parameter.is_inference() for parameter in found.parameters())
+
+
+def test_a_task_model_that_does_not_take_the_image_says_which_option_is_missing():
+    """A config that names no size has 224."""
+    model = ImageClassifier(
+        backbone=dict(type='VisionTransformer', arch=ARCH, img_size=32, patch_size=8,
+                      out_type='cls_token', interpolate_mode='none'),
+        head=dict(type='LinearClsHead', num_classes=4, in_channels=32))
+    with pytest.raises(ValueError, match=r'to run on one image of zeros of `input_shape` '
+                                         r'\(3, 64, 64\) \(`--shape` of the commands\), to count'):
+        compress(model, torch.randn(2, 3, 64, 64), '60%', ['mlp_hidden'],
+                 input_shape=(3, 64, 64), progress=False)

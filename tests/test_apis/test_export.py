@@ -319,3 +319,23 @@ def test_traceable_norms_of_mean_squares_are_those_of_the_host(layer, dtype):
     for scale in (1., 1e-3, 1e-7):
         x = scale * torch.randn(2, 4, 5, 6, dtype=dtype)
         torch.testing.assert_close(found(x), layer(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_of_torch_with_its_fast_path(tmp_path):
+    """It is one operator in evaluation, which ONNX does not have."""
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.norm = nn.Conv2d(3, 16, 8, 8), nn.LayerNorm(16)
+            self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, images):
+            tokens = self.norm(self.embed(images).flatten(2).transpose(1, 2))
+            return self.attn(tokens, tokens, tokens, need_weights=False)[0]
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    result = export_onnx(Block().eval(), tmp_path / 'model.onnx', (3, 32, 32))
+    assert max(result.errors.values()) < 1e-5
+    assert torch.backends.mha.get_fastpath_enabled() == before

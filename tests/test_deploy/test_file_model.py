@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmengine.logging import MMLogger
 from mmengine.structures import PixelData
 
 from mmkcr.apis.build import build_model, load_config
@@ -130,3 +131,32 @@ def test_models_of_several_heads_are_refused():
                            f'run by a file, found `{type(model).__name__}` with several heads in '
                            f'`{head}`'):
             run_by_file(model, 'no.onnx')
+
+
+def test_files_of_another_network_are_refused_and_of_a_near_one_named(tmp_path, caplog):
+    """Such as the file of an earlier subnet in the same folder: its shapes are the same."""
+    pytest.importorskip('onnxruntime')
+    model, shape = of_config('classifier', 0)
+    path = export_onnx(model, tmp_path / 'model.onnx', shape).path
+    images = torch.randn(2, *shape)
+    logger = MMLogger.get_current_instance()
+    logger.addHandler(caplog.handler)
+    try:
+        for name, share in (('same', 0.), ('near', 0.02), ('other', 10.)):
+            other, _ = of_config('classifier', 0)
+            generator = torch.Generator().manual_seed(1)
+            for parameter in other.parameters():
+                parameter.data *= 1 + share * torch.randn(parameter.shape, generator=generator)
+            run_by_file(other, path)
+            caplog.clear()
+            if name == 'other':
+                with pytest.raises(ValueError, match='expected a file of this network, found that '
+                                                     'the outputs of .* are .*% off'):
+                    other.extract_feat(images)
+                continue
+            other.extract_feat(images)
+            line, = (record for record in caplog.records if 'off those of' in record.getMessage())
+            assert ('another network' in line.getMessage()) == (name == 'near')
+            assert (line.levelname == 'WARNING') == (name == 'near')
+    finally:
+        logger.removeHandler(caplog.handler)

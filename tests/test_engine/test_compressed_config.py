@@ -61,6 +61,13 @@ def test_what_begins_at_a_share_has_at_least_the_last_epoch(config, unit, length
         assert switch.get('by_epoch', True) == (unit == 'max_epochs')
 
 
+def test_keys_that_the_loop_does_not_know_are_refused(config):
+    """They were dropped, so that a mistyped `max_epochs` trained the config's number."""
+    config.train_cfg.max_epoch = 1
+    with pytest.raises(ValueError, match=r"in `train_cfg` .*, found \['max_epoch'\]"):
+        compressed_config(config)
+
+
 def test_optimizers_that_are_split_stay(config):
     split = dict(constructor='mmkcr.SearchOptimWrapperConstructor',
                  weights=dict(optimizer=dict(type='SGD', lr=0.1)),

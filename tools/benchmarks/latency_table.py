@@ -33,7 +33,8 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('config', help='of a dense model or a search')
     parser.add_argument('--sites', nargs='+', metavar='KIND',
-                        help='default: those of the backbone, as of tools/compress.py')
+                        help='default: those of a search of the backbone, else those that '
+                        'tools/compress.py would take')
     parser.add_argument('--runtime', choices=RUNTIMES, default='onnxruntime', help='(%(default)s)')
     parser.add_argument('--threads', type=int, default=1, help='(%(default)s)')
     parser.add_argument('--batch-size', '--batch', type=int, default=1, help='(%(default)s)')

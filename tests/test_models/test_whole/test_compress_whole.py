@@ -14,6 +14,7 @@ from mmkcr.apis.build import build_model, dense_config, load_config, load_weight
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.apis.compression import agreement, compress, macs_model, searched
 from mmkcr.apis.count import count_macs, count_parts
+from mmkcr.apis.init_config import init_config
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models.sites import find_sites
 from mmkcr.models.whole import HeldBatches, _chosen, whole_outputs
@@ -140,6 +141,13 @@ def test_files_of_a_whole_model(tmp_path):
     assert count_macs(build_model(dense), SHAPE) == written['macs']['subnet']
     with pytest.raises(ValueError, match='expected a checkpoint of the'):
         load_weights(model, tmp_path / 'dense.pth')
+    # it is no dense model, of which more could be cut
+    with pytest.raises(ValueError, match='expected a dense model to compress, found a subnet'):
+        compress_files(tmp_path / 'slim/config.py', tmp_path / 'slim/subnet.pth', '80%', images=3,
+                       calibration=str(images), batch_size=1, out=tmp_path / 'again', shape=SHAPE,
+                       **FAST)
+    with pytest.raises(ValueError, match='expected the config of a dense model'):
+        init_config(tmp_path / 'slim/config.py', 'kcr')
 
 
 def test_a_head_without_an_adapter_is_named():
