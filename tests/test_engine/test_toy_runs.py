@@ -93,6 +93,19 @@ def test_epochs_behind_a_change_of_the_batch_size_are_whole(accumulated, tmp_pat
             epoch + 1: 5 * (epoch + 1) for epoch in expected}
 
 
+@pytest.mark.parametrize('by_epoch', [True, False])
+def test_a_set_that_is_smaller_than_a_batch_is_refused(by_epoch, tmp_path):
+    """The host trains nothing, or ends in a `StopIteration` without a word."""
+    loop = dict(max_epochs=2) if by_epoch else dict(max_iters=4)
+    runner, _ = runner_of(tmp_path, 2, train_cfg=dict(by_epoch=by_epoch, val_interval=1, **loop))
+    loader = dict(batch_size=32, num_workers=0, drop_last=True, dataset=Numbers(20),
+                  collate_fn=dict(type='default_collate'),
+                  sampler=dict(type='DefaultSampler'))
+    runner._train_dataloader = loader
+    with pytest.raises(ValueError, match='at least one batch of 32 images in .*, found 20 images'):
+        runner.train()
+
+
 class Told(Hook):
     """A batch system: the signal goes to every process of the job."""
 

@@ -142,6 +142,12 @@ class ExactResumeHook(Hook):
         self._seed = seeds[0]
         resumed_seeds = self._resumed.get('sampler_seeds', {})
         for name, loader in train_loaders(runner).items():
+            batches = loader.batch_sampler
+            # the host would train nothing, or end in a bare StopIteration
+            if hasattr(batches, '__len__') and len(batches) == 0:
+                raise ValueError(f'expected at least one batch of {batches.batch_size} images in '
+                                 f'`{name}`, found {len(loader.dataset)} images, of which '
+                                 '`drop_last` leaves none')
             make_reproducible(loader, self._seed, name)
             if resumed_seeds.get(name) is not None:
                 # without `randomness` the host draws a new seed for every start
