@@ -293,7 +293,12 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
             # the ridge pulls to the old weights, so the fit is never worse than these
             weight, bias = refit_output(moments[path], before, settings.rho,
                                         biased=layer.bias is not None or norm is not None)
-        set_weights(layer, weight, bias, None if norm is None else runs[1].module(norm))
+        set_weights(layer, weight, bias)
+        if norm is not None:
+            # it subtracts its mean. From the dense norm's, as a layer with several sites is
+            # refitted again, each time with a bias of its own
+            mean = _columns(runs[0].module(norm).running_mean[None], layers[path])[0]
+            runs[1].module(norm).running_mean.copy_(mean - bias.view(len(mean), -1).mean(1))
 
 
 Rows = Dict[str, Tensor]

@@ -17,9 +17,6 @@ from mmkcr.models.utils import find_task, is_detector
 from .runtimes import open_onnx
 from .tensor_model import TensorModel
 
-#: Largest relative difference of outputs that int8 may explain.
-MOST = 0.5
-
 
 def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxruntime',
                 threads: Optional[int] = None) -> None:
@@ -37,8 +34,7 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
 
     Raises:
         ValueError: The task model's later stages need more than what its file gives; when it runs,
-            images of a size that the file does not take, or outputs of other shapes or far from
-            those of the network.
+            images of a size that the file does not take, or outputs of other shapes.
     """
     task = find_task(model)
     _check(task)
@@ -78,9 +74,6 @@ def _compare(network: nn.Module, path: Union[str, Path], images: Tensor,
     rest = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(outputs, expected))
     whole = sum(float(out.double().square().sum()) for out in expected)
     off = math.sqrt(rest / max(whole, 1e-30))
-    if off > MOST:
-        raise ValueError(f'expected a file of this network, found that the outputs of `{path}` are '
-                         f'{off:.0%} off those of the checkpoint')
     note = '' if off < 0.01 else ': more than rounding, as of int8 or of another network'
     print_log(f'The outputs of `{path}` are {off:.2%} off those of the checkpoint{note}.',
               'current', logging.WARNING if note else logging.INFO)

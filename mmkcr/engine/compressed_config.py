@@ -306,7 +306,7 @@ def _set_loop(config: Config, settings: ConfigDict) -> None:
         architecture=[cosine])
     # arguments that the bilevel loops share with the hosts' loops
     kept = ('max_epochs', 'max_iters', 'val_begin', 'val_interval', 'dynamic_intervals')
-    unknown = set(config.train_cfg) - {*kept, 'type', 'by_epoch'}
+    unknown = set(config.train_cfg) - {*kept, 'type', 'by_epoch', '_scope_'}
     if unknown:
         raise ValueError(f'expected the keys {["type", "by_epoch", *kept]} in `train_cfg` of a '
                          f'search in two levels, found {sorted(unknown)}')

@@ -105,23 +105,19 @@ def weight_matrix(layer: nn.Module) -> Tensor:
     return weight.flatten(1).T if isinstance(layer, nn.ConvTranspose2d) else weight.flatten(1)
 
 
-def set_weights(layer: nn.Module, matrix: Tensor, bias: Tensor,
-                norm: Optional[nn.Module] = None) -> None:
+def set_weights(layer: nn.Module, matrix: Tensor, bias: Tensor) -> None:
     """Give a layer another matrix, see :func:`weight_matrix`, and another bias.
 
     Args:
         layer (nn.Module): A linear layer or convolution.
         matrix (Tensor): Of its weight.
-        bias (Tensor): For a layer without one, what ``norm`` takes; without a norm it is lost.
-        norm (nn.Module, optional): The batch norm behind a layer without a bias.
+        bias (Tensor): Lost if the layer has none.
     """
     transposed = isinstance(layer, nn.ConvTranspose2d)
     layer.weight.data.copy_((matrix.T if transposed else matrix).reshape(layer.weight.shape))
     # matrix rows of a transposed convolution are (out, taps), but its bias is one per channel
     if layer.bias is not None:
         layer.bias.data.copy_(bias.view(len(layer.bias), -1).mean(1))
-    elif norm is not None:  # it subtracts its mean
-        norm.running_mean.sub_(bias.view(len(norm.running_mean), -1).mean(1))
 
 
 def input_rows(layer: nn.Module, x: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def test_the_signal_is_given_back(run_jobs, tmp_path):
     before, hook = signal.getsignal(signal.SIGTERM), PreemptionHook()
 
     class Runner:
-        train_loop, work_dir = None, str(tmp_path)
+        train_loop, val_loop, work_dir = None, None, str(tmp_path)
 
     Runner.train_loop = Runner
     hook.before_train(Runner)
