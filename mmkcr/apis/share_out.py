@@ -8,7 +8,7 @@ from torch import Tensor
 from mmkcr.core import CostModel
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.core.budget import allowed_sizes
-from mmkcr.core.cost import useful_sizes
+from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.embedding import Embedding
@@ -150,11 +150,8 @@ def shared_sizes(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor],
     The costs of a site are taken at the other sites' sizes of the previous round, until nothing
     changes.
     """
-    full = {name: options[-1] for name, options in offered.items()}
     # steps from one size to the next would stop at one that is slower than the sizes around it
-    offered = {name: [options[place] for place in useful_sizes(
-        [int(macs({**full, name: size})) for size in options])]
-        for name, options in offered.items()}
+    offered = useful_options(macs, offered)
     sizes = {name: options[-1] for name, options in offered.items()}
     best, least = uniform_sizes(offered, macs, target), math.inf
     # rounds may alternate between two solutions: the best one seen is kept

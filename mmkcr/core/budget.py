@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .cost import CostModel, Target, check_range, speaking, useful_sizes
+from .cost import CostModel, Target, check_range, speaking, useful_options
 
 
 def parse_target(target: Target, dense: int) -> int:
@@ -113,10 +113,7 @@ def solve_budget(scores: Mapping[str, Tensor],
         allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), steps[site])
                    for site, score in scores.items()}
         if not speaking(macs).rises:  # a size that costs no less than a larger one is useless
-            full = {site: sizes[-1] for site, sizes in allowed.items()}
-            allowed = {site: [sizes[place] for place in useful_sizes(
-                [macs({**full, site: size}) for size in sizes])]
-                for site, sizes in allowed.items()}
+            allowed = useful_options(macs, allowed)
         entering = [group for site, sizes in allowed.items()
                     for group in _groups(site, order[site].values, sizes)]
         # keys do not rise within a site, and ties go by rank: a site's groups stay in their order

@@ -192,3 +192,15 @@ def useful_sizes(costs: Sequence[int]) -> List[int]:
     """
     return [place for place, cost in enumerate(costs)
             if all(cost < other for other in costs[place + 1:])]
+
+
+def useful_options(cost: Callable, options: Mapping[str, Sequence[int]]) -> Dict[str, List[int]]:
+    """The :func:`useful_sizes` of every site while the others have their largest size.
+
+    Args:
+        cost (CostModel | Callable): Cost of the sizes of all sites.
+        options (Mapping[str, Sequence[int]]): Sizes on offer by site, ascending.
+    """
+    full = {site: sizes[-1] for site, sizes in options.items()}
+    return {site: [sizes[place] for place in useful_sizes(
+        [int(cost({**full, site: size})) for size in sizes])] for site, sizes in options.items()}

@@ -13,7 +13,7 @@ import operator
 import random
 from collections import deque
 from functools import lru_cache
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -52,38 +52,37 @@ def seed_everything(seed: int, devices: bool = True) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-class DrawnIndex(int):
+class _Drawn:
     """The index of a sample together with the seed of this one draw of it.
 
     Args:
-        value (int): The index.
+        value (int | tuple): The index.
         seed (int): Seed for loading the sample, see :func:`derive_seed`.
     """
 
     seed: int
+    plain: type
 
-    def __new__(cls, value: int, seed: int) -> 'DrawnIndex':
+    def __new__(cls, value: Any, seed: int) -> '_Drawn':
         index = super().__new__(cls, value)
         index.seed = seed
         return index
 
     def __reduce__(self) -> Tuple:
         # sent to workers by pickle, which would call `__new__` without the seed
-        return DrawnIndex, (int(self), self.seed)
+        return type(self), (self.plain(self), self.seed)
 
 
-class DrawnIndices(tuple):
-    """The same for a sampler whose indices are tuples, such as a video and a frame of it."""
+class DrawnIndex(_Drawn, int):
+    """An index that is a number."""
 
-    seed: int
+    plain = int
 
-    def __new__(cls, values: Iterable, seed: int) -> 'DrawnIndices':
-        index = super().__new__(cls, values)
-        index.seed = seed
-        return index
 
-    def __reduce__(self) -> Tuple:
-        return DrawnIndices, (tuple(self), self.seed)
+class DrawnIndices(_Drawn, tuple):
+    """An index that is a tuple, such as a video and a frame of it."""
+
+    plain = tuple
 
 
 # The three classes below are templates. `_extend` copies their methods into a subclass of one
@@ -146,9 +145,9 @@ class _SeededDataset:
     __getitems__ = None  # PyTorch's batched access would load without seeding
 
     def __getitem__(self, index: Union[int, tuple]) -> Any:
-        if isinstance(index, (DrawnIndex, DrawnIndices)):
+        if isinstance(index, _Drawn):
             seed_everything(index.seed, devices=False)
-            index = int(index) if isinstance(index, DrawnIndex) else tuple(index)
+            index = index.plain(index)
         return _host(self).__getitem__(index)
 
 

@@ -106,17 +106,11 @@ def weight_matrix(layer: nn.Module) -> Tensor:
 
 
 def set_weights(layer: nn.Module, matrix: Tensor, bias: Tensor) -> None:
-    """Give a layer another matrix, see :func:`weight_matrix`, and another bias.
-
-    Args:
-        layer (nn.Module): A linear layer or convolution.
-        matrix (Tensor): Of its weight.
-        bias (Tensor): Lost if the layer has none.
-    """
+    """Give a layer another matrix, see :func:`weight_matrix`, and another bias if it has one."""
     transposed = isinstance(layer, nn.ConvTranspose2d)
     layer.weight.data.copy_((matrix.T if transposed else matrix).reshape(layer.weight.shape))
-    # matrix rows of a transposed convolution are (out, taps), but its bias is one per channel
     if layer.bias is not None:
+        # matrix rows of a transposed convolution are (out, taps), but its bias is one per channel
         layer.bias.data.copy_(bias.view(len(layer.bias), -1).mean(1))
 
 
