@@ -28,6 +28,9 @@ def make_parser() -> Parser:
     parser.add_argument('--target-macs', default='70%', metavar='TARGET',
                         help='MACs that a search aims at: 12.6G, 450M, 0.7 or 70%% of the dense '
                         'model (%(default)s)')
+    parser.add_argument('--part', choices=('model', 'backbone'),
+                        help='what the target is about (backbone of a detector or segmentor, else '
+                        'model)')
     parser.add_argument('--out', metavar='FILE', help='file to write (<method>-<stage>_<name>.py)')
     parser.add_argument('--search', metavar='NAME', help='of the search that a retraining follows '
                         '(<method>-search_<name>)')
@@ -41,7 +44,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     quiet_hosts()
     result = init_config(args.config, args.method, args.stage, args.target_macs, args.out,
-                         args.force, args.search)
+                         args.force, args.search, args.part)
     print(result.text, end='')
     print(f'Wrote {result.path}')
 

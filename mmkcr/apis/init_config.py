@@ -8,11 +8,12 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Union
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.core import atomic_write
+from mmkcr.core import atomic_write, select_units
 from mmkcr.engine.compressed_config import run_length
 from mmkcr.models.building import is_pure_python
 from mmkcr.models.sites import find_sites, why_not
-from .build import build_model, read_config, run_folder
+from mmkcr.models.utils import is_dense_task
+from .build import build_model, default_shape, load_config, read_config, run_folder
 from .compression import DEFAULT_SITES, default_kinds
 
 METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
@@ -54,10 +55,12 @@ class InitResult(NamedTuple):
 
 def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'search',
                 target: str = '70%', out: Union[str, Path, None] = None,
-                force: bool = False, search: Optional[str] = None) -> InitResult:
+                force: bool = False, search: Optional[str] = None,
+                part: Optional[str] = None) -> InitResult:
     """Write a config that adds a method to a host's config.
 
-    The host is built once, with random weights, to check that it has the layers of the method.
+    The host is built with random weights, to check that it has the layers of the method and that
+    they can meet the target.
 
     Args:
         config (str | Path): Config of an ordinary task model: a file or ``library::path``.
@@ -70,12 +73,15 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         force (bool): Overwrite an existing file. Defaults to False.
         search (str, optional): Name of the search that a retraining follows, that of its config.
             Defaults to None: the name without ``out``.
+        part (str, optional): What the target is about: ``'model'`` or ``'backbone'``. Defaults to
+            None: the backbone of a detector or segmentor, else the model.
 
     Raises:
         FileExistsError: The file exists.
         FileNotFoundError: There is no such config.
         ValueError: It is not the config of an ordinary task model, its backbone does not have
-            the layers of the method, or ``out`` is no ``.py`` file. Nothing is written then.
+            the layers of the method or cannot meet the target, or ``out`` is no ``.py`` file.
+            Nothing is written then.
     """
     if method not in METHODS or stage not in STAGES:
         raise ValueError(f'expected a method of {METHODS} and a stage of {STAGES}, found '
@@ -86,7 +92,8 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
                          "MMEngine's pure Python style: write it as an ordinary one by `python -c "
                          '"from mmkcr.apis.build import load_config; '
                          f'load_config(\'{config}\').dump(\'plain_{stem}.py\')"`')
-    host = _host(cfg, config)
+    model = _dense_model(cfg, config)
+    host = model.backbone
     name = Path(out).stem if out else _name(method, stage, stem)
     path = Path(out) if out else Path(f'{name}.py')
     if path.suffix != '.py':
@@ -117,6 +124,8 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
             lines.update(gates=dict(count=max(1, len(find_sites(host, kinds)) // 2)))
         else:
             lines.update(target=target)
+            if (part or ('backbone' if is_dense_task(model) else 'model')) == 'backbone':
+                lines.update(part='backbone')
         template = _RETRAIN if stage == 'retrain' else _SEARCH
     length, by_epoch = run_length(cfg)
     text = template.format(
@@ -135,7 +144,20 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
             text += f'{key} = {value!r}\n'
     with atomic_write(path) as temporary:
         temporary.write_text(text)
+        if 'target' in lines:
+            _check_target(load_config(temporary))
     return InitResult(path, text)
+
+
+def _check_target(config: Config) -> None:
+    """Refuse a target that the gates of a search cannot meet.
+
+    Raises:
+        ValueError: The message gives the reachable range.
+    """
+    search = build_model(config)
+    cost = search.price.cost_model(search.macs_model(default_shape(config, search)))
+    select_units(search.gates(), cost, cost.parse_target(search.price.target))
 
 
 def _name(method: str, stage: str, stem: str) -> str:
@@ -161,8 +183,8 @@ def _dict_text(content: Dict[str, Any]) -> str:
     return line if len(line) < 80 else 'dict(\n    ' + ',\n    '.join(entries) + ')'
 
 
-def _host(cfg: Config, config: Union[str, Path]) -> nn.Module:
-    """The dense backbone of an ordinary task model.
+def _dense_model(cfg: Config, config: Union[str, Path]) -> nn.Module:
+    """An ordinary task model.
 
     Raises:
         ValueError: The config has ``compression``, gates or a structure already, or no backbone.
@@ -175,7 +197,7 @@ def _host(cfg: Config, config: Union[str, Path]) -> nn.Module:
     if 'backbone' not in model:
         raise ValueError(f'expected a `model` with a `backbone` in `{config}`, found the keys '
                          f'{sorted(model or cfg.keys())}')
-    return build_model(cfg).backbone
+    return build_model(cfg)
 
 
 def _does_not_fit(host: nn.Module, method: str, kinds: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ model = dict(
     backbone=dict(
         type='VisionTransformer', img_size=32, patch_size=8, out_type='avg_featmap',
         with_cls_token=False,
-        arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)),
+        arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=256)),
     head=dict(type='LinearClsHead', num_classes=10, in_channels=32, topk=(1, )))
 data = dict(
     batch_size=32, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=True),
@@ -60,6 +60,7 @@ def test_a_search_on_the_hosts_own_config(run_tool, host):
     assert len(lines) == 2  # what a user would have to write
     config = load_config(written)
     assert config.model.price.target == '60%' and config.default_scope == host
+    assert config.model.price.get('part') == (None if host == 'mmpretrain' else 'backbone')
     model = build_model(config)
     assert type(model) is SearchModel and model.gates()
     assert type(model.architecture).__module__.split('.')[0] == host
@@ -144,7 +145,7 @@ def test_the_run_of_the_host_is_left_alone(run_tool, user_config):
 @pytest.mark.parametrize('method', METHODS)
 @pytest.mark.parametrize('stage', ['search', 'retrain'])
 def test_every_method_writes_both_stages(run_tool, user_config, method, stage):
-    run_tool('init', user_config, '--method', method, '--stage', stage)
+    run_tool('init', user_config, '--method', method, '--stage', stage, '--target-macs', '60%')
     text = Path(f'{method}-{stage}_vit.py').read_text()
     assert f"'mmkcr::_base_/methods/{method}_{stage}.py'" in text
     if stage == 'search':
@@ -179,7 +180,7 @@ def test_a_config_that_has_imports_of_its_own(run_tool, user_config, stage):
     ('dwconv', 'dwconv/segmentation/dwconv-fcn_vit-octo_dense_1xb8_digit-scenes.py')])
 def test_a_backbone_of_the_method_keeps_its_kinds(run_tool, tmp_path, monkeypatch, method, path):
     monkeypatch.chdir(tmp_path)
-    run_tool('init', f'mmkcr::{path}', '--method', method)
+    run_tool('init', f'mmkcr::{path}', '--method', method, '--target-macs', '90%')
     written, = Path().glob('*.py')
     config = load_config(written)
     inner = config.model.architecture.backbone
@@ -215,6 +216,20 @@ def test_a_backbone_that_does_not_fit(refused, tmp_path):
     assert line.endswith('take `--method kcr` or `--method ofb` or `--stage compress`')
     line = refused('init', 'mmpretrain::resnet/resnet18_8xb32_in1k.py')
     assert 'found `ResNet` (`mlp_channels`: ' in line and 'take' not in line
+
+
+@pytest.mark.parametrize('method', ['kcr', 'dcs', 'ofb'])
+def test_a_target_that_the_search_would_refuse(refused, user_config, method):
+    line = refused('init', Path(user_config).resolve(), '--method', method, '--target-macs', '2%')
+    assert 'the reachable ' in line and not list(Path().glob('*-search_*.py'))
+
+
+def test_a_target_of_the_whole_segmentor(refused, run_tool):
+    """Most MACs of UPerNet are not of its backbone."""
+    assert '(reachable: 9' in refused('init', HOSTS['mmseg'], '--part', 'model')
+    run_tool('init', HOSTS['mmseg'], '--part', 'model', '--target-macs', '97%')
+    written, = Path().glob('*.py')
+    assert load_config(written).model.price.get('part') is None
 
 
 def test_a_config_that_has_a_method_already(refused, search_config):
