@@ -346,18 +346,33 @@ def onnx_macs(path: Union[str, Path],
         input_shape (Sequence[int], optional): (C, H, W) of the image. A file of dynamic size
             records the MACs at one size only. Defaults to None: that one.
     """
-    import onnx
-    graph = onnx.load(path, load_external_data=False)
-    found = {entry.key: entry.value for entry in graph.metadata_props}
+    found, _ = _recorded(path)
     if f'{_META}.macs' not in found:
         return None
-    if input_shape is not None:
-        # files from before the shape was recorded: that of the input, 0 where it is dynamic
-        size = graph.graph.input[0].type.tensor_type.shape.dim[1:]
-        own = _written([side.dim_value for side in size])
-        if found.get(f'{_META}.input_shape', own) != _written(input_shape):
-            return None
+    if input_shape is not None and onnx_shape(path) != tuple(input_shape):
+        return None
     return int(found[f'{_META}.macs'])
+
+
+def onnx_shape(path: Union[str, Path]) -> Optional[Tuple[int, ...]]:
+    """(C, H, W) of the image that an exported file was made for; None where it does not say.
+
+    Args:
+        path (str | Path): The ONNX file.
+    """
+    found, sizes = _recorded(path)
+    if f'{_META}.input_shape' in found:
+        return tuple(map(int, found[f'{_META}.input_shape'].split('x')))
+    # files of others, or from before the shape was recorded: that of the input, if it is fixed
+    return sizes if all(sizes) else None
+
+
+def _recorded(path: Union[str, Path]) -> Tuple[Dict[str, str], Tuple[int, ...]]:
+    """A file's metadata, and its input's sizes behind the batch, 0 where they are dynamic."""
+    import onnx
+    content = onnx.load(path, load_external_data=False)
+    return ({entry.key: entry.value for entry in content.metadata_props},
+            tuple(side.dim_value for side in content.graph.input[0].type.tensor_type.shape.dim[1:]))
 
 
 def _written(shape: Sequence[int]) -> str:

@@ -96,17 +96,18 @@ def test_structure_and_config_give_the_same_pair(run_tool, search_config, checkp
     for name in ('dense', 'deploy'):
         run_tool('deployment/export_onnx', tmp_path / f'{name}.py', '--out',
                  tmp_path / f'{name}.onnx', '--repeats', 0)
-    run_tool(TOOL, tmp_path / 'dense.onnx', tmp_path / 'deploy.onnx', '--shape', 32,
-             '--runtime', 'onnxruntime', *FAST)
+    run_tool(TOOL, tmp_path / 'dense.onnx', tmp_path / 'deploy.onnx', '--runtime',
+             'onnxruntime', *FAST)
     written = read_json(structure)['macs']
     rows = read_rows()
+    assert {row['height'] for row in rows} == {'32'}  # the files': no `--shape` is needed
     assert len(rows) == 3 and {row['macs_ratio'] for row in rows} == {
         f'{written["subnet"] / written["dense"]:.4g}'}
 
 
 @pytest.mark.parametrize('args, message', [
     ((), 'expected a second side, `--target-macs` or a `structure`'),
-    (('x.onnx', ), 'expected two ONNX files and `--shape`'),
+    (('x.onnx', ), 'expected another ONNX file beside `x.onnx`, found `'),
     (('none.py', ), 'config file at'),
     (('x.py', '--target-macs', '80%'), 'expected a second side or `--target-macs`'),
     (('x.py', '--sites', 'heads'), 'expected `--sites` with `--target-macs`, found it without'),

@@ -14,7 +14,7 @@ line of a CSV file that is named by hardware and versions.
 
 Examples:
     python tools/benchmarks/latency.py DENSE_CONFIG SLIM_CONFIG --runtime onnxruntime openvino
-    python tools/benchmarks/latency.py dense.onnx slim.onnx --shape 224 --runtime openvino
+    python tools/benchmarks/latency.py dense.onnx slim.onnx --runtime openvino
     python tools/benchmarks/latency.py mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py \\
         --target-macs 90% 70% 50% --sites mlp_hidden --runtime onnxruntime
 
@@ -50,7 +50,7 @@ from mmkcr.apis.build import (
 )
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compression import DEFAULT_SITES
-from mmkcr.apis.export import export_onnx
+from mmkcr.apis.export import export_onnx, onnx_shape
 from mmkcr.apis.latency import (
     AMP_DTYPES,
     RUNTIMES,
@@ -102,7 +102,8 @@ def make_parser() -> Parser:
     parser.add_argument('--batch-size', type=int, nargs='+', default=[1], help='(%(default)s)')
     parser.add_argument('--threads', type=int, nargs='+', default=[1], help='(%(default)s)')
     parser.add_argument('--shape', type=int, nargs='+', metavar='N',
-                        help="height and width, or one number for both; default: the config's")
+                        help='height and width, or one number for both; default: that of the '
+                        'config or of the files')
     parser.add_argument('--amp', choices=sorted(AMP_DTYPES), help='autocast on both sides')
     parser.add_argument('--device', default='cpu', help='cpu, cuda, cuda:1 (%(default)s)')
     parser.add_argument('--repeats', type=int, default=20, help='pairs (%(default)s)')
@@ -170,11 +171,11 @@ def make_pair(args: Any, target: Optional[str]) -> Pair:
                          f'{target!r}')
     onnx = [name for name in (args.dense, args.slim) if str(name).endswith('.onnx')]
     if onnx:
-        if len(onnx) != 2 or not args.shape:
-            raise ValueError('expected two ONNX files and `--shape`, found '
-                             f'{len(onnx)} and {args.shape}')
-        return Pair(tuple(Path(name).stem for name in onnx), *map(Path, onnx),
-                    image_shape(args.shape))
+        if len(onnx) != 2:
+            raise ValueError(f'expected another ONNX file beside `{onnx[0]}`, found '
+                             f'`{args.slim if args.slim != onnx[0] else args.dense}`')
+        shape = image_shape(args.shape) if args.shape else shape_of_files(onnx)
+        return Pair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
     config = read_config(args.dense, args.cfg_options)
     if args.slim:
         options = {**(args.cfg_options or {}), **(args.slim_options or {})}
@@ -204,6 +205,20 @@ def make_pair(args: Any, target: Optional[str]) -> Pair:
 def shape_of(args: Any, config: Config, model: nn.Module) -> Tuple[int, int, int]:
     """The image's shape."""
     return image_shape(args.shape) if args.shape else default_shape(config, model)
+
+
+def shape_of_files(files: Sequence[str]) -> Tuple[int, int, int]:
+    """The image's shape that ONNX files agree on.
+
+    Raises:
+        ValueError: They do not say it, or differ.
+    """
+    shapes = {onnx_shape(file) for file in files}
+    shape = shapes.pop()
+    if shapes or shape is None:
+        raise ValueError('expected `--shape` for ONNX files that do not agree on the size of the '
+                         f'image, or do not say it, found none for {", ".join(map(str, files))}')
+    return shape
 
 
 def label(name: str) -> str:

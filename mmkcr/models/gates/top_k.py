@@ -26,12 +26,14 @@ def relaxed_top_k(logits: Tensor, count: int, temperature: float) -> Tensor:
         k-hot vector of the k largest logits. At a high temperature single entries can exceed 1.
     """
     weights = torch.zeros_like(logits)
-    tiny = torch.finfo(logits.dtype).tiny
+    below_1 = 1 - torch.finfo(logits.dtype).eps / 2  # its log1p has a finite gradient
     for _ in range(count):
         chosen = torch.softmax(logits / temperature, 0)
         weights = weights + chosen
-        # a sure choice has the probability 1: the clamp keeps its logit finite
-        logits = logits + torch.log((1 - chosen).clamp_min(tiny))
+        # a sure choice, of probability 1, is out of the next ones: with a finite logit one that is
+        # far above the others would be chosen again
+        logits = torch.where(chosen < 1, logits + torch.log1p(-chosen.clamp_max(below_1)),
+                             -torch.inf)
     return weights
 
 

@@ -58,6 +58,13 @@ def group(totals=(4, 4, 4), **kwargs):
     return torch.nn.ModuleList(gates[:-1])
 
 
+def test_no_unit_is_chosen_twice_however_far_it_is_ahead():
+    logits = torch.tensor([200., 0., -1.], requires_grad=True)
+    weights = relaxed_top_k(logits, 2, 1.)
+    assert torch.allclose(weights, torch.cat([torch.ones(1), logits[1:].softmax(0)]))
+    assert torch.isfinite(torch.autograd.grad(weights[1], logits)[0]).all()
+
+
 @pytest.mark.parametrize('blockwise', [True, False])
 def test_eval_mask_score_and_selection_agree(blockwise):
     gates = group(count=2 if blockwise else 5, blockwise=blockwise).eval()
