@@ -171,7 +171,8 @@ def test_with_masks(runner: Runner) -> Dict[str, Any]:
     Returns:
         dict: Metrics of the first test, ``masks/open``, ``masks/always`` and ``masks/never`` in
         percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and the
-        metrics of the second test as ``<name>_open``.
+        metrics of the second test as ``<name>_open``. Images that fill up the last batch of
+        several processes count twice in the shares.
 
     Raises:
         ValueError: The model has no masks.

@@ -29,7 +29,7 @@ class ClassSubset:
     Raises:
         ValueError: The number of classes is not within 1 and the data set's, or no sample is
             of a class that was drawn.
-        TypeError: A sample has more than one label.
+        TypeError: A sample has more than one label, or the data set is of another sort.
     """
 
     def __init__(self, dataset: Union[BaseDataset, Dict[str, Any]], num_classes: int = 100,
@@ -38,6 +38,9 @@ class ClassSubset:
             raise ValueError(f'expected `num_classes` of a class subset to be at least 1, found '
                              f'`{num_classes}`')
         self.dataset = DATASETS.build(dataset) if isinstance(dataset, dict) else dataset
+        if not isinstance(self.dataset, BaseDataset):
+            raise TypeError('expected a `BaseDataset` to take classes from, found a '
+                            f'`{type(self.dataset).__name__}`')
         self.num_classes = num_classes
         self.seed = seed
         self._fully_initialized = False
@@ -89,7 +92,16 @@ class ClassSubset:
         return [self.get_data_info(idx)['gt_label']]
 
     def __getitem__(self, idx: int) -> Any:
-        return self.dataset.pipeline(self.get_data_info(idx))
+        for _ in range(self.dataset.max_refetch + 1):
+            sample = self.dataset.pipeline(self.get_data_info(idx))
+            if sample is not None or self.dataset.test_mode:
+                return sample
+            idx = self._rand_another()  # as MMEngine does where the transforms reject a sample
+        raise ValueError(f'expected transforms that accept one of {self.dataset.max_refetch + 1} '
+                         f'samples of `{type(self.dataset).__name__}`, found all rejected')
+
+    def _rand_another(self) -> int:
+        return np.random.randint(len(self))
 
     def __len__(self) -> int:
         self.full_init()

@@ -68,9 +68,14 @@ def pipeline_config(node: Any) -> List[Mapping[str, Any]]:
                  if dataset.get('pipeline')), [])
 
 
+def _elsewhere(dataset: Mapping[str, Any]) -> bool:
+    """Whether a backend maps paths that look local to a store."""
+    return (dataset.get('backend_args') or {}).get('backend', 'local') not in ('local', 'disk')
+
+
 def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
     root = dataset.get('data_root')
-    if not isinstance(root, str) or '://' in root or _downloads(dataset):
+    if not isinstance(root, str) or '://' in root or _downloads(dataset) or _elsewhere(dataset):
         return
     for folder in (Path(root).expanduser() / below for below in ('', *_folders_below(dataset))):
         if not folder.is_dir():
@@ -81,7 +86,9 @@ def _check_folders(dataset: Mapping[str, Any], loader: str) -> None:
 def _check_coco_file(dataset: Mapping[str, Any], loader: str) -> None:
     """Refuse annotations without categories, without parsing hundreds of megabytes."""
     file, root = dataset.get('ann_file'), str(dataset.get('data_root') or '')
-    if 'Coco' not in str(dataset.get('type')) or not isinstance(file, str) or '://' in root + file:
+    kind = str(dataset.get('type'))
+    if 'Coco' not in kind or 'Caption' in kind or not isinstance(file, str) or \
+            '://' in root + file or _elsewhere(dataset):
         return
     path = Path(root).expanduser() / file
     if not path.is_file():

@@ -1,6 +1,6 @@
 """One side of one fold of a cross-validation on a share of a training set."""
 
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Dict, Tuple, Union
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -43,7 +43,8 @@ def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
                              f'be drawn, found {len(labels)} samples ({error})') from error
     chosen.sort()
     # scikit-learn only warns, and some held-out side would lack the class
-    rarest = np.unique(labels[chosen], return_counts=True)[1].min()
+    names, numbers = np.unique(labels, return_inverse=True)
+    rarest = np.bincount(numbers[chosen], minlength=len(names)).min(initial=len(labels))
     if rarest < folds:
         raise ValueError(f'expected at least {folds} samples of every class for {folds} folds, '
                          f'found a class with {rarest} in {fraction:.0%} of the training set')
@@ -107,7 +108,3 @@ class FoldPart(DatasetPart):
 
     def full_init(self) -> None:
         """Do nothing: the data set is ready."""
-
-    def get_subset(self, indices: List[int]) -> DatasetPart:
-        """Some of the samples of this side."""
-        return DatasetPart(self, indices)

@@ -46,7 +46,7 @@ def watch_labels(dataset: Any, num_classes: int) -> None:
 
     Args:
         dataset (Dataset): Its ``pipeline``, or those inside wrappers and joined sets, are
-            extended in place if they are a ``Compose``.
+            extended in place if they are a ``Compose`` or the list of a set that mixes images.
         num_classes (int): Number of classes.
     """
     if not hasattr(dataset, 'pipeline'):
@@ -54,7 +54,13 @@ def watch_labels(dataset: Any, num_classes: int) -> None:
         for child in getattr(dataset, 'datasets', () if inner is None else (inner, )):
             watch_labels(child, num_classes)
         return
-    transforms = getattr(getattr(dataset, 'pipeline', None), 'transforms', None)
+    transforms = getattr(dataset.pipeline, 'transforms', dataset.pipeline)
     if not isinstance(transforms, list) or any(isinstance(t, CheckSegLabels) for t in transforms):
         return
-    transforms.append(CheckSegLabels(num_classes, getattr(dataset, 'ignore_index', 255)))
+    inner = dataset
+    while not hasattr(inner, 'ignore_index') and (hasattr(inner, 'dataset')
+                                                  or hasattr(inner, 'datasets')):
+        inner = inner.dataset if hasattr(inner, 'dataset') else inner.datasets[0]
+    transforms.append(CheckSegLabels(num_classes, getattr(inner, 'ignore_index', 255)))
+    if isinstance(getattr(dataset, 'pipeline_types', None), list):  # `MultiImageMixDataset`
+        dataset.pipeline_types.append(CheckSegLabels.__name__)

@@ -1,7 +1,7 @@
 """A part of a data set's samples."""
 
 import copy
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 from mmengine.dataset import ClassBalancedDataset, ConcatDataset, RepeatDataset
@@ -12,7 +12,8 @@ class DatasetPart(Dataset):
     """Some samples of a dataset, which is shared and not copied.
 
     Every other attribute (``metainfo``, ``pipeline`` ...) is that of the whole
-    dataset. If the dataset mixes images, as mosaics do, these all come from the part.
+    dataset. If the dataset mixes images, as mosaics do, these all come from the part, and so does
+    the sample that is drawn in place of one that the transforms reject.
 
     Args:
         dataset (Dataset): The whole, map-style.
@@ -26,19 +27,55 @@ class DatasetPart(Dataset):
         _refuse_mixing_inside(dataset)
         self.dataset = dataset
         self.indices = list(indices)
+        self._cached: Dict[Tuple[int, int], List] = {}  # images that transforms keep, to mix them
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
-        if not mixes_images(self.dataset):
-            return self.dataset[self.indices[index]]
+        found, place = _find(self, index)
+        if not mixes_images(found):
+            return self._read(found, place)
+        whole, indices = self.dataset, self.indices
+        while isinstance(whole, DatasetPart):  # of a part of a part, too, partners are its own
+            whole, indices = whole.dataset, [whole.indices[place] for place in indices]
         # a view of the whole that finds partners in this part; its transforms, and what hooks set
         # on the whole, stay shared
-        view, inner = copy.copy(self.dataset), copy.copy(self)
-        inner.dataset = view.dataset
+        view, inner = copy.copy(whole), copy.copy(self)
+        inner.dataset, inner.indices = view.dataset, indices
         view.dataset, view.num_samples = inner, len(self)
         return view[index]
+
+    def _read(self, dataset: Dataset, place: int) -> Any:
+        if not hasattr(dataset, '_rand_another'):  # it does not replace what is rejected
+            return dataset[place]
+        dataset.full_init()  # else every view would read the annotations
+        view = copy.copy(dataset)
+        view._rand_another = lambda: self._another(dataset)
+        steps = getattr(getattr(view, 'pipeline', None), 'transforms', None) or []
+        if any(hasattr(step, 'results_cache') for step in steps):  # mmdet's CachedMosaic
+            view.pipeline = copy.copy(view.pipeline)
+            view.pipeline.transforms = [self._with_own_cache(step, (id(dataset), number))
+                                        for number, step in enumerate(steps)]
+        return view[place]
+
+    def _another(self, dataset: Dataset) -> int:
+        """Draw a sample of this part that the same set reads."""
+        while True:
+            found, place = _find(self, np.random.randint(len(self)))
+            if found is dataset:
+                return place
+
+    def _with_own_cache(self, step: Any, key: Tuple[int, int]) -> Any:
+        if not hasattr(step, 'results_cache'):
+            return step
+        step = copy.copy(step)  # its other settings, which hooks may have changed, are as they are
+        step.results_cache = self._cached.setdefault(key, [])
+        return step
+
+    def get_subset(self, indices: Sequence[int]) -> 'DatasetPart':
+        """Some of the samples of this part."""
+        return DatasetPart(self, indices)
 
     def get_data_info(self, index: int) -> Dict:
         """Annotation of a sample, for batch samplers and class samplers.
@@ -71,13 +108,28 @@ class DatasetPart(Dataset):
 
     def __getattr__(self, name: str) -> Any:
         # before `__init__` and while unpickling there is no `dataset`: this would recurse
-        if name.startswith('__') or name in ('dataset', 'datasets'):
+        if name.startswith('__') or name in ('dataset', 'datasets', 'get_subset_'):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def __deepcopy__(self, memo: Dict) -> 'DatasetPart':
         # a config that holds it is copied by `Runner.build_dataloader`
-        return copy.copy(self)
+        copied = copy.copy(self)
+        copied._cached = {}
+        return copied
+
+
+def _find(dataset: Dataset, place: int) -> Tuple[Dataset, int]:
+    """The set that reads a sample, inside of parts and of what repeats or joins sets, and where."""
+    while isinstance(dataset, (RepeatDataset, ClassBalancedDataset, ConcatDataset, DatasetPart)):
+        if isinstance(dataset, DatasetPart):
+            dataset, place = dataset.dataset, dataset.indices[place]
+        elif isinstance(dataset, ConcatDataset):
+            child, place = dataset._get_ori_dataset_idx(place)
+            dataset = dataset.datasets[child]
+        else:
+            dataset, place = dataset.dataset, dataset._get_ori_dataset_idx(place)
+    return dataset, place
 
 
 def mixes_images(dataset: Dataset) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 import torch
@@ -81,7 +82,10 @@ class LabelAnswer(BaseTransform):
             raise ValueError('expected answers to the questions of a VQA set, found none to '
                              f'question {results.get("question_id")}: give its `ann_file`')
         given = [given] if isinstance(given, str) else given
-        weights = results.get('gt_answer_weight') or [1.] * len(given)
+        weights = results.get('gt_answer_weight')
+        if not weights:  # answers as they were given, perhaps several times
+            counted = Counter(given)
+            given, weights = list(counted), list(counted.values())
         # of equally frequent answers the first: -place is larger
         known = [(weight, -place) for place, weight in enumerate(weights)
                  if given[place] in self._labels]

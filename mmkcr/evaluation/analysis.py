@@ -170,7 +170,7 @@ def plot_bounds(rows: Sequence[Mapping[str, Any]], path: Union[str, Path],
                                   color=color, label=f'KCR bounds of the training set, {label}')
         for split, label, color in (('train', 'training images', SERIES[1]),
                                     ('val', 'validation images', SERIES[2])):
-            if found[split]:
+            if found[split] and all('squared_error' in row for row in found[split]):
                 left.plot([step_of(row)[1] for row in found[split]],
                           [row['squared_error'] for row in found[split]], '.-', color=color,
                           label=f'squared error, {label}')

@@ -185,7 +185,7 @@ class HeadStatistics:
             dict[str, Tensor]: Shape (H,), fp64.
 
         Raises:
-            ValueError: Another reduction, or no image with the grid.
+            ValueError: Another reduction, no image with the grid, or maps that are not finite.
         """
         if reduction not in REDUCTIONS:
             raise ValueError(f'expected a reduction among {REDUCTIONS}, found {reduction!r}')
@@ -198,6 +198,9 @@ class HeadStatistics:
             over = dict(sum=1., mean=float(moments.mean[0].numel()), relative=moments.mean.sum(
                 (1, 2)))[reduction]
             scores[name] = (sums / over).cpu()
+            if not torch.isfinite(scores[name]).all():
+                raise ValueError(f'expected attention maps that are finite, found others in '
+                                 f'`{name}`: its scores are {scores[name].tolist()}')
         return scores
 
 

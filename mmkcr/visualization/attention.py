@@ -54,7 +54,7 @@ def guess_grid(positions: int, ratio: float = 1.) -> Tuple[int, int]:
     Raises:
         ValueError: No grid of that ratio with at most two extra tokens.
     """
-    for extra in range(3):
+    for extra in range(min(3, positions)):
         width = round(((positions - extra) / ratio)**0.5)
         height = round(width * ratio)
         if width and height * width == positions - extra:

@@ -90,8 +90,9 @@ def plot_metric_over_time(dense: Mapping[str, Tuple[float, float]],
             line = sorted([*points, dense[name]])
             colour = SERIES[1 + number % (len(SERIES) - 1)]
             axes.plot(*zip(*line), '-', color=colour, linewidth=1, alpha=0.6)
-            axes.errorbar(*zip(*points), yerr=step or None, fmt='o', capsize=2, color=colour,
-                          label=name)
+            if points:
+                axes.errorbar(*zip(*points), yerr=step or None, fmt='o', capsize=2, color=colour,
+                              label=name)
             axes.plot(*dense[name], 's', color=DENSE, markersize=8,
                       label='dense' if number == 0 else None)
             for text, point in zip(labels, points):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mmengine.config import Config
-from mmengine.dataset import BaseDataset
+from mmengine.dataset import BaseDataset, RepeatDataset
 from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 from PIL import Image
@@ -133,6 +133,18 @@ def test_search_set_on_imagenet(tmp_path):
     batch = next(iter(parts[0]))
     assert batch['inputs'][0].shape == (3, 224, 224)
     assert 0 <= batch['data_samples'][0].gt_label.item() < cfg.data_preprocessor.num_classes == 100
+
+
+def test_another_sample_takes_the_place_of_a_rejected_one():
+    whole = numbers(3, [0, 1, 2] * 4, pipeline=[
+        lambda info: None if info['number'] < 6 else info['number']])
+    subset = ClassSubset(whole, 2)
+    assert {subset[i] for _ in range(20) for i in range(len(subset))} == {
+        i for i in range(6, 12) if i % 3 in subset.source_classes}
+    with pytest.raises(ValueError, match='that accept one of 1001 samples .* found all rejected'):
+        ClassSubset(numbers(2, [0, 1], pipeline=[lambda info: None]), 2)[0]
+    with pytest.raises(TypeError, match='expected a `BaseDataset` .* found a `RepeatDataset`'):
+        ClassSubset(RepeatDataset(whole, 2), 2)
 
 
 def test_other_transforms_reach_the_wrapped_data_set():

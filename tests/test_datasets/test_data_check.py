@@ -80,6 +80,12 @@ def test_what_is_passed_over(tmp_path):
     joined = dict(dataset=dict(type='ConcatDataset', datasets=[dict(data_root=str(tmp_path))]))
     check_data_folders(dict(train_dataloader=remote, val_dataloader=None))
     check_data_folders(dict(train_dataloader=made_up, val_dataloader=joined))
+    mapped = dict(type='CocoDataset', data_root='none/', ann_file='a.json', backend_args=dict(
+        backend='petrel', path_mapping={'none/': 's3://bucket/'}))
+    check_data_folders(dict(val_dataloader=dict(dataset=mapped)))
+    (tmp_path / 'captions.json').write_text('{"annotations": []}')  # without categories
+    check_data_folders(dict(val_dataloader=dict(dataset=dict(
+        type='CocoCaptionDataset', data_root=str(tmp_path), ann_file='captions.json'))))
     joined['dataset']['datasets'].append(dict(data_root=str(tmp_path / 'none')))
     with pytest.raises(FileNotFoundError, match='none'):
         check_data_folders(dict(val_dataloader=joined))

@@ -54,6 +54,11 @@ def test_refusals(args, message):
         fold_indices(np.repeat([0, 1], 20), *args)
 
 
+def test_a_class_that_the_share_leaves_out_is_refused():
+    with pytest.raises(ValueError, match='found a class with 0 in 10% of the training set'):
+        fold_indices(np.repeat([0, 1, 2], [100, 100, 3]), 0.1, 2, 0, 0)
+
+
 class Labelled:
     """The interface of a classification data set, without images."""
 

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from mmengine.dataset import Compose
+from mmengine.dataset import BaseDataset, Compose, ConcatDataset
 from mmengine.structures import PixelData
+from mmseg.datasets import MultiImageMixDataset
+from mmseg.registry import TRANSFORMS
 from mmseg.structures import SegDataSample
 
 from mmkcr.datasets.label_check import CheckSegLabels, watch_labels
@@ -30,6 +32,22 @@ def test_labels(labels, wrong):
 def test_other_samples_pass():
     for results in (dict(inputs=1), dict(data_samples=[1]), dict(data_samples=SegDataSample())):
         assert CheckSegLabels(2)(results) is results
+
+
+def test_masks_of_a_set_that_mixes_images():
+    class Set(BaseDataset):
+        METAINFO, ignore_index = dict(classes=('a', )), 254
+
+        def load_data_list(self):
+            return [dict(label=254), dict(label=7)]
+
+    TRANSFORMS.register_module(name='Packed', module=lambda: lambda info: packed(info['label']),
+                               force=True)
+    mixed = MultiImageMixDataset(ConcatDataset([Set(), Set()]), [dict(type='Packed')])
+    watch_labels(mixed, 2), watch_labels(mixed, 2)
+    assert mixed[0] is not None and len(mixed.pipeline) == len(mixed.pipeline_types) == 2
+    with pytest.raises(ValueError, match='labels below 2, .* found 7'):
+        mixed[1]
 
 
 def test_a_data_set_is_watched_once_and_through_wrappers():

@@ -58,6 +58,7 @@ def test_the_best_known_answer_is_the_label():
         return label(dict(gt_answer=answers, gt_answer_weight=weights))['gt_label']
     assert of('no') == 1 and of(['maybe', '2', 'yes'], [.6, .1, .3]) == 0
     assert of(['2', 'no'], [.5, .5]) == 2, 'the first of equal ones'
+    assert of(['yes', 'no', 'no']) == 1, 'answers without weights are counted'
     assert label(dict(gt_answer=['maybe'])) is None
 
 

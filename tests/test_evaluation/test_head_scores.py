@@ -1,5 +1,6 @@
 """Welford's score of attention heads against two passes, over processes, and in memory."""
 
+import copy
 import json
 import multiprocessing
 import socket
@@ -124,6 +125,13 @@ def test_score_of_a_network_against_all_maps_at_once(backbone, batch):
             torch.testing.assert_close(other[name] * divisor, found[name], rtol=1e-5, atol=0)
     with pytest.raises(ValueError, match="found 'max'"):
         scores_of(backbone, images, batch, 'max')
+
+
+def test_maps_that_are_not_finite_are_refused(backbone):
+    backbone = copy.deepcopy(backbone)
+    backbone.layers[0].attn.qkv.bias.data[0] = float('nan')
+    with pytest.raises(ValueError, match='maps that are finite, found others in `layers.0.attn'):
+        scores_of(backbone, torch.randn(3, 3, 32, 32), 3)
 
 
 def test_memory_does_not_grow_with_the_images(backbone):

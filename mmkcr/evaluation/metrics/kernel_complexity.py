@@ -35,7 +35,7 @@ def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray
         np.ndarray: Booleans of the same length.
     """
     with np.errstate(over='ignore'):
-        z = np.asarray(indices, dtype=np.uint64) + np.uint64(1 + (seed << 32))
+        z = np.asarray(indices, dtype=np.uint64) + np.uint64((1 + (seed << 32)) % 2**64)
         z = z * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

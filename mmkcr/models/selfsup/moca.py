@@ -72,7 +72,8 @@ class MOCA(BaseSelfSupervisor):
                              f'`{name}`, found {early_layer}')
         # visible tokens are always decoded, so no smaller share is possible
         if len(mask_ratios) != len(decoded) or not all(
-                0 < 1 - ratio <= share <= 1 for ratio, share in zip(mask_ratios, decoded)):
+                0 < 1 - ratio <= share + 1e-9 and share <= 1
+                for ratio, share in zip(mask_ratios, decoded)):
             raise ValueError('expected as many `decoded` as `mask_ratios` of MOCA, each at least '
                              'the share that is not masked, found '
                              f'{tuple(decoded)} for {tuple(mask_ratios)}')

@@ -236,6 +236,11 @@ def test_bad_configs(changes, message):
         MODELS.build(config(**changes))
 
 
+def test_shares_that_only_rounding_tells_apart():
+    """1 - 0.7 is 0.30000000000000004."""
+    MODELS.build(config(mask_ratios=(0.7, 0.5), decoded=(0.3, 0.5)))
+
+
 def test_bad_batches():
     model = MODELS.build(config())
     with pytest.raises(ValueError, match='two views of every image .* found one image'):
