@@ -41,6 +41,9 @@ compression = {compression}
 """
 
 
+_TEMPLATES = dict(search=_SEARCH, retrain=_RETRAIN, compress=_COMPRESS)
+
+
 class InitResult(NamedTuple):
     """The written file.
 
@@ -93,7 +96,6 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
                          '"from mmkcr.apis.build import load_config; '
                          f'load_config(\'{config}\').dump(\'plain_{stem}.py\')"`')
     model = _dense_model(cfg, config)
-    host = model.backbone
     name = Path(out).stem if out else _name(method, stage, stem)
     path = Path(out) if out else Path(f'{name}.py')
     if path.suffix != '.py':
@@ -103,32 +105,15 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
     if path.exists() and not force:
         raise FileExistsError(f'expected no file at `{path}`, found one (`--force` overwrites)')
     base = f'mmkcr::_base_/methods/{method}_{stage}.py'
-    lines: Dict[str, Any] = {}
     if stage == 'compress':
-        kinds = default_kinds(host)
-        if not kinds:
-            raise ValueError(_does_not_fit(host, 'compress', DEFAULT_SITES))
-        lines = dict(sites=kinds, **_files(f'{run_folder(cfg, config)}/compress'))
-        template = _COMPRESS
+        lines = _compress_lines(model.backbone, run_folder(cfg, config))
     else:
         kinds = read_config(base).compression.sites
-        # a backbone of the method itself has its kinds already
-        own = getattr(getattr(host, 'search_space', None), 'method', None) == method
-        if not own and any(why_not(host, kind) for kind in kinds):
-            raise ValueError(_does_not_fit(host, method, kinds))
-        search = search or _name(method, 'search', stem)
-        lines.update(dict(sites='own') if own else {})
-        if stage == 'retrain':
-            lines.update(_files(f'work_dirs/{search}/slim'))
-        elif method == 'dwconv':  # its budget is a number of blocks
-            lines.update(gates=dict(count=max(1, len(find_sites(host, kinds)) // 2)))
-        else:
-            lines.update(target=target)
-            if (part or ('backbone' if is_dense_task(model) else 'model')) == 'backbone':
-                lines.update(part='backbone')
-        template = _RETRAIN if stage == 'retrain' else _SEARCH
+        lines = _own_sites(model.backbone, method, kinds)
+        lines.update(_files(f"work_dirs/{search or _name(method, 'search', stem)}/slim")
+                     if stage == 'retrain' else _search_lines(model, method, kinds, target, part))
     length, by_epoch = run_length(cfg)
-    text = template.format(
+    text = _TEMPLATES[stage].format(
         method=method, given=config, config=_from(path, config), base=base, target=target,
         file=shlex.quote(str(path)), name=shlex.quote(name),
         searched=f' --search {shlex.quote(name)}' if out else '',
@@ -147,6 +132,32 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
         if 'target' in lines:
             _check_target(load_config(temporary))
     return InitResult(path, text)
+
+
+def _compress_lines(backbone: nn.Module, folder: Path) -> Dict[str, Any]:
+    """The `compression` of a fine-tuning of what `compress` left."""
+    kinds = default_kinds(backbone)
+    if not kinds:
+        raise ValueError(_does_not_fit(backbone, 'compress', DEFAULT_SITES))
+    return dict(sites=kinds, **_files(f'{folder}/compress'))
+
+
+def _own_sites(backbone: nn.Module, method: str, kinds: Sequence[str]) -> Dict[str, Any]:
+    """Empty where a backbone takes a method's kinds of site; one of the method has them already."""
+    if getattr(getattr(backbone, 'search_space', None), 'method', None) == method:
+        return dict(sites='own')
+    if any(why_not(backbone, kind) for kind in kinds):
+        raise ValueError(_does_not_fit(backbone, method, kinds))
+    return {}
+
+
+def _search_lines(model: nn.Module, method: str, kinds: Sequence[str], target: str,
+                  part: Optional[str]) -> Dict[str, Any]:
+    """The budget of a search: half of the blocks, or a target."""
+    if method == 'dwconv':
+        return dict(gates=dict(count=max(1, len(find_sites(model.backbone, kinds)) // 2)))
+    part = part or ('backbone' if is_dense_task(model) else 'model')
+    return dict(target=target, **(dict(part=part) if part == 'backbone' else {}))
 
 
 def _check_target(config: Config) -> None:
