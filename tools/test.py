@@ -182,6 +182,13 @@ def test_with_masks(runner: Runner) -> Dict[str, Any]:
     metrics = dict(runner.test())
     metrics.update({f'masks/{key}': value for key, value in hook.watch.means().items()})
     layers = hook.watch.table()
+    # predictions and pictures are of the network itself
+    evaluator = runner.test_evaluator
+    evaluator.metrics = [one for one in evaluator.metrics if not isinstance(one, DumpResults)]
+    for drawing in runner.hooks:
+        for switch in ('enable', 'draw'):  # of mmpretrain's hook, and of mmdet's and mmseg's
+            if hasattr(drawing, switch):
+                setattr(drawing, switch, False)
     with masks_held_open(runner.model):
         metrics.update({f'{key}_open': value for key, value in runner.test_loop.run().items()})
     for name, value in metrics.items():

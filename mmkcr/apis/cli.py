@@ -173,7 +173,8 @@ def reader_is_gone() -> bool:
 def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
     """Decorate ``main(argv=None)``: a user's mistake prints one line and exits with status 1.
 
-    With ``--debug`` or ``MMKCR_DEBUG=1`` the traceback is shown instead.
+    An interrupt of a command prints one word and exits with status 130. With ``--debug`` or
+    ``MMKCR_DEBUG=1`` the traceback is shown instead.
 
     Args:
         main (Callable): Takes the arguments, None for those of the process.
@@ -194,6 +195,11 @@ def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
             # the interpreter flushes once more at exit, which must not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)  # as other commands end before `| head`
+        except KeyboardInterrupt:
+            if debug or argv is not None:  # then it is the caller's
+                raise
+            print('interrupted', file=sys.stderr)
+            sys.exit(128 + signal.SIGINT)
         except (*USER_ERRORS, RuntimeError, AssertionError) as error:
             if debug or isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)) \
                     or isinstance(error, AssertionError) and not refused_by_host(error):

@@ -254,7 +254,11 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     # the config in place of the class name, so that the structure alone builds the backbone
     structure.backbone['backbone'] = task.searched
     structure.provenance = dict(task.provenance, **structure.provenance, target=str(target),
-                                agreement=result.agreement)
+                                agreement=result.agreement, asked=dict(
+                                    cost=cost if latency is None else 'latency', sites=sites,
+                                    scope=scope, part=part, **{
+                                        key: settings[key] for key in ('divisor', 'uniform', 'rho')
+                                        if key in settings}))
     write_subnet(result.model, structure, task.meta, folder)
     write_config(task, structure.backbone, STRUCTURE, WEIGHTS)
     write_sensitivity(result.profiles, folder)

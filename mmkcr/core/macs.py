@@ -50,7 +50,7 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     sampling; nor does a product of sparse tensors or in an operator of another library.
 
     Args:
-        model (nn.Module): Its mode is restored afterwards.
+        model (nn.Module): Its modules' attributes and buffers are restored afterwards.
         forward (Callable): Runs ``model`` once.
 
     Returns:
@@ -60,6 +60,8 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     # the counter's module tracker fails if a module is called with a parameter that needs gradients
     for parameter in trained:
         parameter.requires_grad_(False)
+    # modules may keep what they derive from the size, such as tables of rotary positions: of zeros
+    kept = [(module, dict(module.__dict__), dict(module._buffers)) for module in model.modules()]
     counter = FlopCounterMode(display=False)
     call, products = _Call(model, forward), _ShapesOnly(model, counter)
     try:
@@ -67,6 +69,10 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
             call()
     finally:
         products.close()
+        for module, attributes, buffers in kept:
+            for current, before in ((module.__dict__, attributes), (module._buffers, buffers)):
+                current.clear()
+                current.update(before)
         for parameter in trained:
             parameter.requires_grad_(True)
     # two FLOPs per MAC
@@ -140,7 +146,7 @@ def without_fast_path() -> Iterator[None]:
 
 
 class _ShapesOnly(TorchDispatchMode):
-    """Replaces results of large products by zeros, and counts products by running module.
+    """Replaces results of products by zeros, and counts products by running module.
 
     Args:
         model (nn.Module): The counts are by its modules.

@@ -10,6 +10,7 @@ from typing import Any, Dict, Optional, Tuple, Type
 import torch
 import torch.nn.functional as F
 from mmcv.cnn.bricks.transformer import AdaptivePadding
+from mmpretrain.models.backbones.mixmim import MixMIMBlock
 from mmpretrain.models.backbones.mobilevit import MobileVitBlock
 from mmpretrain.models.utils import ShiftWindowMSA
 from torch import Tensor, nn
@@ -55,6 +56,12 @@ class TraceableShiftWindowMSA(ShiftWindowMSA):
 
     window_reverse = staticmethod(window_reverse)
     get_attn_mask = staticmethod(attention_mask)
+
+
+class TraceableMixMIMBlock(MixMIMBlock):
+    """MixMIM's windows, whose batch a trace would freeze."""
+
+    window_reverse = staticmethod(window_reverse)
 
 
 class HostWindows:
@@ -166,6 +173,7 @@ class TraceableRMSNorm(MeanSquares, nn.RMSNorm):
 #: Replacements of host layers, by exact class.
 TRACEABLE: Dict[Type[nn.Module], Type[nn.Module]] = {
     ShiftWindowMSA: TraceableShiftWindowMSA,
+    MixMIMBlock: TraceableMixMIMBlock,
     nn.AdaptiveAvgPool2d: TraceableAveragePool,
     nn.RMSNorm: TraceableRMSNorm,
     nn.Unfold: TileUnfold,

@@ -6,10 +6,13 @@ convolutions, the runtimes fuse activations.
 
 import copy
 from collections import Counter
+from functools import partial
 from typing import Dict, Optional, Set, Tuple
 
 import torch
+import torch.nn.functional as F
 from mmcv.cnn import Linear
+from mmpretrain.models.utils.attention import scaled_dot_product_attention_pyimpl
 from torch import Tensor, nn
 
 from mmkcr.core import Unsupported
@@ -72,6 +75,11 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
     for module in view.modules():
         if isinstance(module, OperatorAttention):
             module.fold()
+        product = getattr(module, 'scaled_dot_product_attention', None)
+        if isinstance(product, partial) and product.func is scaled_dot_product_attention_pyimpl:
+            # the host's version divides by its scale, and traces a dropout that OpenVINO refuses
+            module.scaled_dot_product_attention = partial(F.scaled_dot_product_attention,
+                                                          scale=1 / product.keywords['scale'])
     if form is None:
         permute_streams(view)
         if runtime in FILL_BELOW:

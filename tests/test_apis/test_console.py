@@ -116,6 +116,22 @@ def test_a_pipe_that_closes_is_no_error(code):
     assert (process.returncode, err) == (141, '')
 
 
+@pytest.mark.parametrize('words, status, told', [
+    ('None', 130, 'interrupted\n'), ('[]', 1, 'KeyboardInterrupt\n')], ids=['command', 'call'])
+def test_an_interrupt_is_one_word(words, status, told):
+    code = f"""
+from mmkcr.apis.cli import command
+@command
+def main(argv=None):
+    raise KeyboardInterrupt
+main({words})
+"""
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=REPO)
+    # an interrupt that nothing catches ends Python by its signal
+    assert done.returncode in (status, -2) and done.stderr.endswith(told)
+    assert ('Traceback' in done.stderr) == (words == '[]')
+
+
 def test_another_broken_pipe_is_an_error(capfd):
     """Only standard output is meant: that of a worker process is a failure."""
     @command

@@ -15,12 +15,14 @@ from mmpretrain.models import ImageClassifier
 from mmpretrain.models.utils import ShiftWindowMSA
 from torch import nn
 
+from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import export, slim
 from mmkcr.apis.export import ExportMismatch, compare_onnx, export_onnx
 from mmkcr.deploy.layers import MASKED, attention_mask, traceable, window_reverse
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
+from mmkcr.models.search_space import SearchSpace
 
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
 VIT = dict(arch=dict(embed_dims=24, num_layers=2, num_heads=2, feedforward_channels=48),
@@ -339,3 +341,42 @@ def test_a_layer_of_torch_with_its_fast_path(tmp_path):
     result = export_onnx(Block().eval(), tmp_path / 'model.onnx', (3, 32, 32))
     assert max(result.errors.values()) < 1e-5
     assert torch.backends.mha.get_fastpath_enabled() == before
+
+
+def silent_first(family, kinds):
+    """The subnet without the first unit of every site, and the dense network."""
+    dense = randomise(FAMILIES[family].build())
+    space = SearchSpace.of_dense(copy.deepcopy(dense), kinds)
+    space.slice_to(space.structure_for({
+        name: torch.arange(1, total) for name, total in space.totals().items()}))
+    return space.host, dense
+
+
+@pytest.mark.parametrize('family, kinds', [
+    ('SVT', ['heads']), ('MixMIM', ['heads']), ('EVA-02', ['heads'])])
+def test_files_of_subnets_and_dense_networks(family, kinds, tmp_path):
+    """At other batches and sizes than the traced one; the network is not changed."""
+    for model in silent_first(family, kinds):
+        model.eval()
+        size = FAMILIES[family].size
+        images = torch.randn(2, 3, size, size)
+        with torch.no_grad():
+            before = model(images)[0]
+            export_onnx(model, tmp_path / 'net.onnx', (3, size, size), family != 'MixMIM')
+            assert torch.equal(model(images)[0], before)
+
+
+def test_heads_with_a_scale_of_their_own_run_in_openvino(tmp_path):
+    """The host's product for them traces a dropout in training mode."""
+    pytest.importorskip('openvino')
+    model = randomise(FAMILIES['T2T-ViT'].build())
+    export_onnx(model, tmp_path / 'net.onnx', (3, 64, 64), False, runtime='openvino')
+
+
+def test_embedding_of_fused_window_attention(tmp_path):
+    torch.manual_seed(0)
+    model = KCRSwinTransformer(**SWIN, out_indices=(1, ), fused_attention=True)
+    space = SearchSpace.of_dense(model, ['embedding'])
+    space.slice_to(space.structure_for({
+        name: torch.arange(total // 2) for name, total in space.totals().items()}))
+    export_onnx(space.host, tmp_path / 'net.onnx', (3, 56, 56))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mmpretrain.models import MobileViT, SwinTransformer, VisionTransformer
 from torch import nn
 
+from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import count_macs, macs_report
 from mmkcr.core import MacsModel, count_forward_macs, count_params
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer, Searchable
@@ -363,3 +364,18 @@ def test_missing_and_unreached_sites_are_refused():
     model = KCRVisionTransformer(**VIT, gates=ANY_SIZE)
     with pytest.raises(ValueError, match='site `layers.0.ffn.mlp_channels` was not'):
         MacsModel(model, model, model.search_space.gated_sites(), lambda: None)
+
+
+def test_counting_leaves_what_modules_keep():
+    """EVA-02 keeps tables of rotary positions, which are of zeros where products are."""
+    model = randomise(FAMILIES['EVA-02'].build())
+    model.eval()
+    small, large = torch.randn(1, 3, 64, 64), torch.randn(1, 3, 96, 96)
+    with torch.no_grad():
+        expected = [model(x)[0] for x in (large, small)]
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        count_macs(model, (3, 96, 96))
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        for x, out in zip((large, small), expected):
+            torch.testing.assert_close(model(x)[0], out, rtol=0, atol=0)
+    assert not model.training and all(value.requires_grad for value in model.parameters())

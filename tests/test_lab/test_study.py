@@ -169,6 +169,19 @@ def test_refusals(tmp_path, changes, message):
         Study(write(tmp_path / 'bad.yml', **changes))
 
 
+def test_stages_whose_files_are_read_are_kept(tmp_path):
+    stages = dict(
+        dense=dict(train=DENSE), other=dict(train=DENSE), scores=dict(call='a:b', config=DENSE),
+        learned=dict(train=DENSE, options={'a.scores': '{stages}/scores/scores.json'}),
+        made=dict(call='a:b', config=DENSE, start='learned', arguments=dict(weights='dense')))
+    rows = dict(made=dict(config=DENSE, weights='made'), other=dict(config=DENSE, weights='other'))
+    path = write(tmp_path / 'study.yml', stages=stages, rows=rows)
+    assert list(Study(path, ['made']).stages) == ['dense', 'scores', 'learned', 'made']
+    stages['made']['arguments']['weights'] = 'late'
+    with pytest.raises(ValueError, match='`arguments.weights` of stage `made` .* found `late`'):
+        Study(write(tmp_path / 'bad.yml', stages=stages, rows=rows))
+
+
 FILES = sorted(p for p in (REPO / 'configs').rglob('*.yml') if p.name != 'metafile.yml')
 
 

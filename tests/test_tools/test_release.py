@@ -34,8 +34,9 @@ def work_dirs(load_tool, small_digits, tmp_path_factory):
     (run / '20260101_000000/vis_data/scalars.json').write_text(
         ''.join(json.dumps(row) + '\n' for row in rows))
     load_tool('compress').main([str(run / f'{DENSE}.py'), str(run / 'epoch_2.pth'),
-                                '--target-macs', '60%', '--images', '16', '--out',
-                                str(folder / 'slim')])
+                                '--target-params', '60%', '--images', '16', '--sites',
+                                'mlp_hidden', '--divisor', '4', '--uniform',
+                                '--out', str(folder / 'slim')])
     return run, folder / 'slim'
 
 
@@ -71,7 +72,9 @@ def test_assets_are_whole_and_can_be_moved(run_tool, work_dirs, tmp_path):
     # the row: what the log says last, sizes, a command and the times of both sides
     assert rows[0]['metrics'] == {'accuracy/top1': 34.} and rows[1]['metrics'] == {}
     assert rows[0]['command'] == f'mmkcr train configs/kcr/digits/{DENSE}.py'
-    assert '--target-macs 60% --images 16 --seed 0' in rows[1]['command']
+    assert rows[1]['command'].endswith(
+        ' CHECKPOINT --target-params 60% --sites mlp_hidden --divisor 4 --uniform '
+        '--images 16 --seed 0')
     structure = Structure.load(release / 'half.json')
     assert rows[1]['macs'] == structure.macs['subnet'] and rows[1]['dense_macs'] == rows[0]['macs']
     assert all(row['ms'] > 0 and row['ratio'] > 0 for row in rows)

@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+import mmengine
 import pytest
 import torch
 from mmengine.registry import init_default_scope
@@ -263,6 +264,7 @@ def test_masks_forced_open(within, tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(QKMask, 'binarize', seen)
+    plain, with_masks = tmp_path / 'plain.pkl', tmp_path / 'masks.pkl'
     printed = run('test', deploy, tmp_path / 'constant.pth', *args)
     found = json.loads(out.read_text())
     assert {key: found[f'masks/{key}'] for key in ('open', 'always', 'never')} == dict(
@@ -278,6 +280,13 @@ def test_masks_forced_open(within, tmp_path, monkeypatch):
     half = len(shares) // 2
     assert half and shares == [0.75] * half + [1.] * half
     assert {'accuracy/top1', 'accuracy/top1_open'} <= found.keys()
+    # predictions are those of the network itself
+    for file, words in ((plain, ()), (with_masks, ('--masks', ))):
+        run('test', deploy, tmp_path / 'constant.pth', '--work-dir', tmp_path, '--out', file,
+            '--out-item', 'pred', *words, *HELD_OUT)
+    one, two = ([sample['pred_score'] for sample in mmengine.load(file)]
+                for file in (plain, with_masks))
+    assert len(one) == len(two) and all(map(torch.equal, one, two))
 
 
 def test_slim_folds_a_retrained_network(within, tmp_path):

@@ -64,6 +64,9 @@ def run_jobs(jobs: Mapping[str, Job], processes: int = 2) -> List[Dict[str, Any]
                     if any(f.done() and f.exception() for f in futures):
                         break
                 _show(news, display)
+                for future in futures:  # a failure first, as earlier jobs may run for hours
+                    if future.done():
+                        future.result()
                 return [future.result() for future in futures if not future.cancel()]
             except BaseException:
                 for process in list(pool._processes.values()):

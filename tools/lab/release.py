@@ -7,7 +7,7 @@ import time
 from numbers import Real
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from mmengine.config import Config
@@ -28,6 +28,7 @@ from mmkcr.apis.latency import measure_pair
 from mmkcr.apis.launch import latest_checkpoint
 from mmkcr.apis.machine import machine_info
 from mmkcr.apis.publish import publish
+from mmkcr.apis.site_profiles import CompressOptions
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
 from mmkcr.core import Structure, atomic_write
 from mmkcr.models.utils import find_task
@@ -108,11 +109,24 @@ def _compressed(folder: Path, name: str) -> Trained:
     source, macs = structure.provenance, structure.macs
     stem = Path(source['config'].split('::')[-1]).stem
     config = source['config'] if '::' in source['config'] else _shipped(stem)
-    command = (f'mmkcr compress {config} CHECKPOINT --target-macs '
-               f'{source.get("target", macs["subnet"])} --images '
-               f'{source["calibration"]["images"]} --seed {source["calibration"]["seed"]}')
+    asked = source.get('asked') or {}
+    words = ['mmkcr', 'compress', config, 'CHECKPOINT', f'--target-{asked.get("cost", "macs")}',
+             source.get('target', macs['subnet']), *_options(asked),
+             '--images', source['calibration']['images'], '--seed', source['calibration']['seed']]
+    command = ' '.join(map(str, words))
     return Trained(name or f'{stem}_compress-{macs["subnet"] / macs["dense"]:.0%}'.rstrip('%'),
                    folder / CONFIG, folder / WEIGHTS, None, {}, command, _data(stem))
+
+
+def _options(asked: Mapping[str, Any]) -> List[Any]:
+    """Options of `mmkcr compress`, but for those of its defaults."""
+    words: List[Any] = []
+    for key, value in asked.items():
+        default = 'backbone' if key == 'scope' else getattr(CompressOptions, key, None)
+        if key != 'cost' and value != default:
+            listed = value if isinstance(value, (list, tuple)) else [value]
+            words += [f'--{key}', *(() if value is True else listed)]
+    return words
 
 
 def last_metrics(folder: Path) -> Dict[str, float]:

@@ -22,16 +22,18 @@ A stage is run once a network and seed, whatever number of rows read it. ``start
 earlier stage to begin with: its weights, and the structure that it wrote or started from itself;
 ``from_scratch: true`` takes the structure alone. ``overrides`` are config entries by path, as of
 ``tools/cross_validate.py``; ``options`` of a training are set before ``compression`` is read, as
-``--cfg-options`` are. ``{stages}`` in options and arguments is the folder of the stages.
+``--cfg-options`` are. ``{stages}`` in options and arguments is the folder of the stages, and the
+argument ``weights`` the name of one.
 
 A ``call`` stage runs a function that takes a :class:`Call`; it may write ``structure.json`` and
 ``subnet.pth`` into its folder, which then is a start as a slimming is.
 """
 
 import importlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from mmengine.config import Config
 
@@ -48,6 +50,7 @@ MEASURES = dict(kernel='lab.measures:kernel_measure',
 _KINDS = dict(train={'options', 'overrides', 'start', 'from_scratch'}, slim={'target', 'divisor'},
               call={'config', 'overrides', 'start', 'arguments'})
 _ROW = {'label', 'config', 'weights', 'overrides'}
+_PLACE = re.compile(r'\{stages\}/([^/]+)')
 _STUDY = {'title', 'configs', 'nets', 'input_shape', 'stages', 'rows', 'measures', 'columns'}
 
 
@@ -153,20 +156,37 @@ class Study:
         needed = {row['weights'] for row in self.rows.values()}
         for name in reversed(list(self.stages)):  # a stage begins with earlier ones
             if name in needed:
-                needed |= {self.stages[name].get(key) for key in ('start', 'slim')}
+                needed |= self.reads(name)
         self.stages = {name: stage for name, stage in self.stages.items() if name in needed}
 
-    def _check_references(self, where: str, entry: Mapping, known: Sequence[str]) -> None:
-        for key in ('start', 'slim', 'weights'):
-            if key in entry and entry[key] not in known:
+    def reads(self, name: str) -> Set[str]:
+        """Stages that a stage begins with, or whose files its options or arguments name."""
+        stage = self.stages[name]
+        found = {value for _, value in _references(stage)}
+        for values in (stage.get('options') or {}, stage.get('arguments') or {}):
+            for value in filter(lambda value: isinstance(value, str), values.values()):
+                found |= set(_PLACE.findall(value))
+        return found
+
+    @staticmethod
+    def _check_references(where: str, entry: Mapping, known: Sequence[str]) -> None:
+        for key, value in _references(entry):
+            if value not in known:
                 raise ValueError(f'expected `{key}` of {where} among the stages {list(known)} '
-                                 f'before it, found `{entry[key]}`')
+                                 f'before it, found `{value}`')
 
     def _measure(self, name: str) -> Measure:
         if name not in MEASURES:
             raise ValueError(f'expected measures among {sorted(MEASURES)}, found `{name}` in '
                              f'{self.path}')
         return import_function(MEASURES[name])
+
+
+def _references(entry: Mapping[str, Any]) -> List[Tuple[str, str]]:
+    """Keys of a stage or row that name a stage, with its name."""
+    found = [(key, entry[key]) for key in ('start', 'slim', 'weights') if entry.get(key)]
+    weights = (entry.get('arguments') or {}).get('weights')
+    return [*found, ('arguments.weights', weights)] if weights else found
 
 
 def import_function(name: str) -> Callable:

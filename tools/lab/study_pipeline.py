@@ -121,6 +121,10 @@ class StudyPipeline(StagedPipeline):
         arguments = self._placed(stage.get('arguments'))
         inputs = dict(call=stage['call'], config=config.to_dict(), arguments=arguments,
                       start=start and start.digests())
+        others = {other: self.results[other] for other in sorted(
+            self.study.reads(name) - {stage.get('start')})}
+        if others:
+            inputs.update(reads=others)
         return self.stage(name, inputs, lambda folder: import_function(stage['call'])(
             Call(config, start, folder, self.seed, arguments)))
 

@@ -22,6 +22,7 @@ from mmkcr.models.layers.sized_attention import (
     SizedGroupedAttention,
     SizedHuggingFaceAttention,
     SizedHuggingFaceRotaryAttention,
+    SizedMixMIMAttention,
     SizedMultiheadAttention,
     SizedReducedAttention,
     SizedRotaryAttention,
@@ -155,8 +156,10 @@ def sam_attention(module: nn.Module) -> Dict[str, Any]:
                    'mmseg.models.backbones.swin.WindowMSA')
 def window_msa(module: nn.Module) -> Dict[str, Any]:
     """``WindowMSA`` of Swin in the three hosts, with a table of positions per head."""
+    # MixMIM's has a mask of its own in pre-training
+    sized = SizedMixMIMAttention if _is(module, 'MixMIMWindowAttention') else SizedWindowMSA
     return dict(_fused(module, module.embed_dims // module.num_heads),
-                resize=partial(_exchange, SizedWindowMSA), extra=partial(_along, (), _TABLE))
+                resize=partial(_exchange, sized), extra=partial(_along, (), _TABLE))
 
 
 @attention_adapter(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention')

@@ -166,8 +166,10 @@ class SwinStream(StreamView):
         stage = host.stages[self.number]
         host.num_features[self.number] = stage.embed_dims = units
         for block in stage.blocks:
-            if type(block.attn.w_msa) is WindowMSA:  # its heads fill the width of its input
-                block.attn.w_msa = take_over(SizedWindowMSA, block.attn.w_msa)
+            layer = block.attn.w_msa
+            # the heads of mmpretrain's fill the width of its input
+            if isinstance(layer, WindowMSA) and not isinstance(layer, SizedWindowMSA):
+                block.attn.w_msa = take_over(SizedWindowMSA, layer)
             block.attn.w_msa.embed_dims = block.ffn.embed_dims = units
         if stage.downsample is not None:
             stage.downsample.in_channels = units

@@ -101,6 +101,7 @@ class EfficientViT(BaseBackbone):
         self.stem = self._stem(in_channels)
         plain = stages - arch.get('attention_stages', 2)
         self.stages = ModuleList(self._stage(i, attention=i >= plain) for i in range(stages))
+        self._freeze()  # now, as what runs in several processes asks before `train`
 
     @classmethod
     def _arch(cls, arch: Union[str, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -160,13 +161,15 @@ class EfficientViT(BaseBackbone):
             outs[index] = x
         return tuple(outs[index] for index in sorted(self.out_indices))
 
+    def _freeze(self) -> None:
+        for part in [self.stem, *self.stages][:self.frozen_stages + 1]:
+            torch.nn.Module.train(part, False)
+            part.requires_grad_(False)
+
     def train(self, mode: bool = True) -> 'EfficientViT':
         """Set the mode of all parts that are not frozen."""
         super().train(mode)
-        frozen = [self.stem, *self.stages][:self.frozen_stages + 1]
-        for part in frozen:
-            torch.nn.Module.train(part, False)
-            part.requires_grad_(False)
+        self._freeze()
         if mode and self.norm_eval:
             for module in self.modules():
                 if isinstance(module, _BatchNorm):

@@ -64,11 +64,18 @@ class RegisterVisionTransformer(VisionTransformer):
         self.patch_embed.register_forward_hook(self.grid.record)
         if num_registers:
             self.register_tokens = nn.Parameter(
-                torch.empty(1, num_registers, self.embed_dims).normal_(std=1e-6))
+                torch.empty(1, num_registers, self.embed_dims).normal_(std=1e-6),
+                requires_grad=self.frozen_stages <= 0)  # as the host's tokens
             self.drop_after_pos.register_forward_hook(self._insert_registers)
         if with_cp:
             for index, layer in enumerate(self.layers):
                 self.layers[index] = take_over(CheckpointedEncoderLayer, layer, grid=self.grid)
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> Tuple[int, int]:
+        """Like the host, with register tokens in the first layer, as the class token."""
+        first = f'{prefix}register_tokens'
+        return super().get_layer_depth(f'{prefix}cls_token' if param_name == first else param_name,
+                                       prefix)
 
     def _insert_registers(self, module: nn.Module, inputs: tuple, x: Tensor) -> Tensor:
         # behind the class token, and after the position embedding, which has no entry for registers

@@ -91,6 +91,24 @@ class SizedWindowMSA(SizedAttention, WindowMSA):
         return self._attend(x, mask=mask)
 
 
+class SizedMixMIMAttention(SizedWindowMSA):
+    """mmpretrain's ``MixMIMWindowAttention``."""
+
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        """Attend within windows, and in pre-training among the tokens of one of two mixed images.
+
+        Args:
+            x (Tensor): Tokens, (B, N, C).
+            mask (Tensor, optional): 1 for tokens of the one image and 0 for those of the other,
+                with B N elements.
+        """
+        if mask is None:
+            return self._attend(x)
+        first = mask.reshape(x.shape[0], 1, 1, x.shape[1])
+        alike = first * first.transpose(2, 3) + (1 - first) * (1 - first).transpose(2, 3)
+        return self._attend(x, (alike - 1) * (65500 if alike.dtype == torch.float16 else 1e30))
+
+
 class _Cosine(SizedAttention):
     """Swin V2: cosine attention with a learned temperature; an MLP gives the position bias."""
 
@@ -312,7 +330,8 @@ class SizedGroupedAttention(SizedAttention, LocallyGroupedSelfAttention):
             # real tokens and padding do not attend to each other
             mask = -1000. * (mask[:, :, None] != mask[:, None, :]).to(x.dtype)
         windows = self._mix(self._windows(x), mask=mask)
-        windows = windows.view(len(x), x.shape[1] // side, -1, side, side, windows.shape[-1])
+        # `x.shape`, not `len`, which exporters freeze
+        windows = windows.view(x.shape[0], x.shape[1] // side, -1, side, side, windows.shape[-1])
         # (B, rows of windows, columns, side, side, H d): back to a map
         out = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, height, width, H d)
         # projected as in the host, without padding and in the order of the map

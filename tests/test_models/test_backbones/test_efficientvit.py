@@ -108,6 +108,9 @@ def test_quadratic_branch_and_eps_are_options(size):
 
 def test_out_indices_frozen_stages_and_norm_eval():
     model = EfficientViT(arch='b0', out_indices=(3, 0, -2), frozen_stages=2, norm_eval=True)
+    # before `train`: a wrapper for several processes asks then
+    assert not any(part.weight.requires_grad for part in model.stages[1].modules()
+                   if isinstance(part, nn.Conv2d))
     model.train()
     shapes = [tuple(out.shape) for out in model(torch.randn(1, 3, 65, 96))]
     assert shapes == [(1, 16, 17, 24), (1, 64, 5, 6), (1, 128, 3, 3)]

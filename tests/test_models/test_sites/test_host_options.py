@@ -16,7 +16,7 @@ from timm.models.swin_transformer_v2 import WindowAttention
 from torch import nn
 
 from lab.kind_coverage import GATES, Family, _mm, law_error
-from mmkcr.models import Searchable
+from mmkcr.models import DWConvVisionTransformer, Searchable
 from mmkcr.models.adapters import attention_views, stream_views
 from mmkcr.models.layers.sized_attention import SizedWindowAttentionV2
 from mmkcr.models.search_space import SearchSpace
@@ -57,6 +57,16 @@ def half_of_the_patches(model, images):
 MASKED_SWIN = _mm('mmpretrain', 'SimMIMSwinTransformer', other=None, arch=dict(
     embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=64, out_indices=[1],
     pad_small_map=True)._replace(forward=half_of_the_patches)
+
+
+def of_two_mixed_images(model, images):
+    torch.manual_seed(0)  # the mask is drawn
+    return list(model(images)[:1])
+
+
+MIXED = _mm('mmpretrain', 'MixMIMPretrainTransformer', other=None, arch=dict(
+    embed_dims=16, depths=[1, 1, 1, 1], num_heads=[2, 2, 4, 4]), img_size=128, size=128,
+    window_size=[4, 4, 4, 4])._replace(forward=of_two_mixed_images)
 REGISTERS = _mm('mmkcr', 'DWConvVisionTransformer', other=None, arch=ARCH, img_size=64,
                 patch_size=16, num_registers=3, out_type='raw')
 
@@ -67,6 +77,7 @@ REGISTERS = _mm('mmkcr', 'DWConvVisionTransformer', other=None, arch=ARCH, img_s
     pytest.param(vit('MaskFeatViT')._replace(forward=half_of_the_patches), 'embedding',
                  id='mask-token'),
     pytest.param(MASKED_SWIN, 'embedding', id='mask-token-of-swin'),
+    pytest.param(MIXED, 'heads', id='two-mixed-images'),
     pytest.param(REGISTERS, 'embedding', id='registers'),
     pytest.param(swin(norm_cfg=None), 'embedding', id='no-output-norms'),
     pytest.param(swin(out_indices=(1, 0)), 'embedding', id='outputs-of-swin-in-another-order'),
@@ -251,3 +262,14 @@ def test_subclasses_of_attention_layers():
     rope, windows = (attention_views(nn.Sequential(layer))[0] for layer in (
         OwnRope(16, 2), OwnWindows(16, (4, 4), 2)))
     assert rope.rotary is not None and windows.resize.args == (SizedWindowAttentionV2, )
+
+
+def test_register_tokens_are_those_of_the_first_layer():
+    host = REGISTERS.build()
+    assert host.get_layer_depth('backbone.register_tokens', 'backbone.') == (0, 4)
+    assert host.get_layer_depth('head.register_tokens', 'backbone.') == (3, 4)
+    for stages in (0, 1, 2):
+        frozen = DWConvVisionTransformer(arch=ARCH, img_size=64, patch_size=16, num_registers=3,
+                                         frozen_stages=stages)
+        assert frozen.register_tokens.requires_grad == frozen.cls_token.requires_grad \
+            == (stages == 0)
