@@ -23,12 +23,12 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mmkcr.apis.arguments import add_targets, chosen_target
 from mmkcr.apis.build import image_shape, load_config
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress_files import (
     CONFIG,
     CompressFiles,
@@ -113,8 +113,7 @@ def make_parser() -> Parser:
     parser.add_argument('--int8', choices=sorted(QUANTIZERS), metavar='RUNTIME',
                         help='also write dense and slim ONNX files in fp32 and int8 for '
                         f'{" or ".join(sorted(QUANTIZERS))}, and compare them')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+    add_options_argument(parser)
     add_trust_argument(parser)
     return parser
 

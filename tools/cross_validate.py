@@ -17,13 +17,13 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 from lab.cross_validate import Score, best, cross_validate
 from lab.folds import Deal
 from lab.grids import PRESETS, parse_grid, preset_grid
 from mmkcr.apis.build import load_config, run_folder
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
 
@@ -45,8 +45,7 @@ def make_parser() -> Parser:
     parser.add_argument('--work-dir', metavar='DIR',
                         help='folder of results and runs (work_dirs/<config name>/'
                         'cross_validation)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+    add_options_argument(parser)
     return parser
 
 

@@ -14,9 +14,7 @@ Examples:
 
 from typing import Optional, Sequence
 
-from mmengine.config import DictAction
-
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.publish import publish
 
 
@@ -31,8 +29,7 @@ def make_parser() -> Parser:
                         help="of a checkpoint with EMA, the optimizer's weights")
     parser.add_argument('--half', action='store_true',
                         help='store matrices in 16 bits: half the size')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+    add_options_argument(parser)
     add_trust_argument(parser)
     return parser
 

@@ -18,11 +18,9 @@ Examples:
 
 from typing import Optional, Sequence
 
-from mmengine.config import DictAction
-
 from mmkcr.apis.arguments import add_targets, chosen_target
 from mmkcr.apis.build import image_shape
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.count import part_rows
 from mmkcr.apis.latency_table import add_table_arguments, chosen_table
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
@@ -56,8 +54,7 @@ def make_parser() -> Parser:
                         help='folder to write to (work_dirs/<config name>/slim)')
     parser.add_argument('--online-weights', action='store_true',
                         help="of a checkpoint with EMA, the optimizer's weights")
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+    add_options_argument(parser)
     add_trust_argument(parser)
     return parser
 

@@ -11,6 +11,8 @@ import sys
 import warnings
 from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Sequence
 
+from mmengine.config import DictAction
+
 from mmkcr.apis.arguments import check_arguments
 from mmkcr.safe_load import trust_checkpoints
 
@@ -110,6 +112,17 @@ def _as_mmkcr(text: str) -> str:
         return f'mmkcr {names[match[2]]}' if match[2] in names else match[0]
 
     return re.sub(r'(python )?tools/([\w/]+)\.py', name_of, text)
+
+
+def add_options_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that overwrites entries of the config, as the hosts' commands have it.
+
+    Args:
+        parser (ArgumentParser): Parser of a command that reads a config.
+    """
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
+                        help='entries of the config to overwrite: key=value, lists as '
+                        'key="[a,b]" or key=a,b')
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:

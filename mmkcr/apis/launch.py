@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Iterator, List, Optional, Sequence
 
 import torch
-from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.config import Config, ConfigDict
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger, print_log
 from mmengine.registry import RUNNERS
@@ -17,7 +17,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.apis.build import drop_idle_workers, run_folder
-from mmkcr.apis.cli import Parser, add_trust_argument
+from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument
 from mmkcr.apis.processes import is_first_process, join_processes
 from mmkcr.compat import UnreadableImageError
 from mmkcr.core import NonFiniteError, atomic_write, locked
@@ -43,9 +43,7 @@ def add_common_arguments(parser: Parser) -> None:
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
     parser.add_argument('--no-pin-memory', action='store_true',
                         help='do not pin the memory of batches')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value, lists as '
-                        'key="[a,b]" or key=a,b')
+    add_options_argument(parser)
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
                         help='job launcher (%(default)s)')
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0,

@@ -15,11 +15,10 @@ import sys
 from typing import Dict, Optional, Sequence
 
 import torch
-from mmengine.config import DictAction
 
 from mmkcr.apis import macs_report
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, command, quiet_hosts
 from mmkcr.apis.count import counted_proposals
 from mmkcr.core import MacsReport, count_params
 from mmkcr.models.utils import find_task, macs_by_part, most_proposals
@@ -36,8 +35,7 @@ def make_parser() -> Parser:
     parser.add_argument('--by-module', type=int, nargs='?', const=2, metavar='DEPTH',
                         help='one row a module, down to this depth of the path (default 2)')
     parser.add_argument('--json', action='store_true', help='print JSON instead of tables')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+    add_options_argument(parser)
     return parser
 
 

@@ -15,14 +15,14 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmkcr.apis.budgets import compress_budgets
 from mmkcr.apis.build import build_model, default_shape, load_config, load_weights
 from mmkcr.apis.calibration_data import calibration_images
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
@@ -51,8 +51,7 @@ def make_parser() -> Parser:
     parser.add_argument('--seed', type=int, default=0, help='of all that is drawn (%(default)s)')
     parser.add_argument('--out', default='work_dirs/kc_correlation',
                         help='folder of the results (%(default)s)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+    add_options_argument(parser)
     add_trust_argument(parser)
     return parser
 

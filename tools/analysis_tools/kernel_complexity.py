@@ -14,10 +14,8 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from mmengine.config import DictAction
-
 from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.cli import Parser, add_trust_argument, command
+from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command
 from mmkcr.core.io import atomic_write
 from mmkcr.evaluation.analysis import (
     kernel_statistics,
@@ -49,8 +47,7 @@ def parse_args(argv: Optional[Sequence[str]]):
     parser.add_argument('--device', default='cpu', help='device (default: %(default)s)')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/kernel_complexity'),
                         help='path of the results without suffix (default: %(default)s)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite, key=value')
+    add_options_argument(parser)
     add_trust_argument(parser)
     return parser.parse_args(argv)
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
 
 import torch
-from mmengine.config import DictAction
 from mmengine.dist import init_dist, is_distributed, is_main_process
 from mmengine.registry import init_default_scope
 
@@ -43,7 +42,7 @@ from mmkcr.apis.build import (
     load_weights,
     run_folder,
 )
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.processes import join_processes
 from mmkcr.apis.slim_files import provenance
 from mmkcr.core import Structure, atomic_write
@@ -96,8 +95,7 @@ def make_parser() -> Parser:
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu', help='(%(default)s)')
     parser.add_argument('--launcher', choices=('none', 'pytorch', 'slurm', 'mpi'), default='none',
                         help='job launcher (%(default)s)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+    add_options_argument(parser)
     add_trust_argument(parser)
     return parser
 

@@ -14,13 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from mmengine.config import DictAction
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.compress_study import ANYWHERE, VARIANTS, Subject, study
 from mmkcr.apis.build import load_config
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compression import check_kinds
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
@@ -48,8 +46,7 @@ def make_parser() -> Parser:
     parser.add_argument('--part', choices=('model', 'backbone'),
                         help='whose MACs (backbone of a detector or segmentor, else model)')
     parser.add_argument('--out', help='folder (work_dirs/benchmarks/compress_<config name>)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+    add_options_argument(parser)
     add_trust_argument(parser)
     return parser
 

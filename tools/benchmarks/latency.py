@@ -48,7 +48,7 @@ from mmkcr.apis.build import (
     load_config,
     recorded_config,
 )
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compression import DEFAULT_SITES
 from mmkcr.apis.export import export_onnx, onnx_shape
 from mmkcr.apis.latency import (
@@ -114,8 +114,7 @@ def make_parser() -> Parser:
                         f'operator too, in {" and ".join(PROFILES)}')
     parser.add_argument('--out', default='work_dirs/benchmarks', metavar='DIR',
                         help='where the CSV file is (%(default)s)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the configs to overwrite: key=value')
+    add_options_argument(parser)
     parser.add_argument('--slim-options', nargs='+', action=DictAction,
                         help='the same, of the slim side only')
     add_trust_argument(parser)

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 import torch
-from mmengine.config import DictAction
 
 from mmkcr.apis.build import build_model, default_shape, dense_config, image_shape, load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, command, quiet_hosts
 from mmkcr.apis.latency import RUNTIMES
 from mmkcr.apis.latency_table import TableSettings, measure_table, table_path
 from mmkcr.core import load_table
@@ -47,8 +46,7 @@ def make_parser() -> Parser:
     parser.add_argument('--out', metavar='FILE',
                         help='(work_dirs/latency_tables/<config name>_<runtime>_threads<N>_'
                         'batch<N>_<hardware>.json, where --target-latency looks for it)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+    add_options_argument(parser)
     return parser
 
 

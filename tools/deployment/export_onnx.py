@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 from mmkcr.apis.build import (
     backbone_config,
@@ -35,7 +35,7 @@ from mmkcr.apis.build import (
     load_weights,
     run_folder,
 )
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.end_to_end import EndToEnd, export_end_to_end
 from mmkcr.apis.export import ExportReport, export_onnx
 from mmkcr.apis.latency import PairTiming, measure_pair
@@ -74,8 +74,7 @@ def make_parser() -> Parser:
                         help='pairs to time against the dense network; 0: none (%(default)s)')
     parser.add_argument('--threads', type=int, default=1,
                         help='of the timing (%(default)s: by the CPU clock, else the wall clock)')
-    parser.add_argument('--cfg-options', nargs='+', action=DictAction,
-                        help='entries of the config to overwrite: key=value')
+    add_options_argument(parser)
     add_trust_argument(parser)
     return parser
 

@@ -80,15 +80,19 @@ class SizedAttention(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
 
-class SizedWindowMSA(SizedAttention, WindowMSA):
-    """mmpretrain's ``WindowMSA``."""
-
-    def _weights(self, scores: Tensor) -> Tensor:
-        return self.softmax(scores)  # a module, which an analysis may hook
+class _Windows(SizedAttention):
+    """Attention within windows, with a mask where they were shifted."""
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """Attend within windows; see :class:`SizedAttention`."""
         return self._attend(x, mask=mask)
+
+
+class SizedWindowMSA(_Windows, WindowMSA):
+    """mmpretrain's ``WindowMSA``."""
+
+    def _weights(self, scores: Tensor) -> Tensor:
+        return self.softmax(scores)  # a module, which an analysis may hook
 
 
 class SizedMixMIMAttention(SizedWindowMSA):
@@ -109,7 +113,7 @@ class SizedMixMIMAttention(SizedWindowMSA):
         return self._attend(x, (alike - 1) * (65500 if alike.dtype == torch.float16 else 1e30))
 
 
-class _Cosine(SizedAttention):
+class _Cosine(_Windows):
     """Swin V2: cosine attention with a learned temperature; an MLP gives the position bias."""
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
@@ -125,17 +129,9 @@ class _Cosine(SizedAttention):
 class SizedWindowMSAV2(_Cosine, WindowMSAV2):
     """mmpretrain's ``WindowMSAV2``."""
 
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
-        """Attend within windows; see :class:`SizedAttention`."""
-        return self._attend(x, mask=mask)
-
 
 class SizedWindowAttentionV2(_Cosine):
     """timm's window attention of Swin V2."""
-
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
-        """Attend within windows; see :class:`SizedAttention`."""
-        return self._attend(x, mask=mask)
 
 
 class SizedBEiTAttention(SizedAttention, BEiTAttention):
