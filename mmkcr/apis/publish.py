@@ -15,7 +15,9 @@ from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import find_task
 from mmkcr.safe_load import is_address, read_checkpoint
 from .build import build_model, load_config, load_weights
-from .slim_files import checkpoint_bytes, provenance, relative
+from .compress_files import CONFIG
+from .finetune import FINETUNE
+from .slim_files import checkpoint_bytes, provenance, relative, subnet_name
 
 
 class Published(NamedTuple):
@@ -52,7 +54,8 @@ def publish(config: Union[str, Path],
         checkpoint (str | Path): Its checkpoint.
         out (str | Path, optional): Folder. Defaults to that of the checkpoint, or the current one
             if that is an address.
-        name (str, optional): Defaults to that of the config.
+        name (str, optional): Defaults to that of the config; of a folder that ``compress`` wrote,
+            to that of the dense network's config with the share of the MACs.
         online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
         options (dict, optional): Config entries to overwrite.
         half (bool): Store weights with at least two dimensions in 16 bits; the model that loads
@@ -69,9 +72,10 @@ def publish(config: Union[str, Path],
     model = build_model(cfg)
     task = find_task(model)
     content = load_weights(model, checkpoint, online)
+    structure = _structure(task, config)
     meta = dict(
         model=type(task).__name__,
-        structure=_structure(task, config),
+        structure=structure and structure.to_dict(),
         params=count_params(task),
         dataset_meta=_plain((content.get('meta') or {}).get('dataset_meta')),
         config=relative(config),
@@ -81,14 +85,21 @@ def publish(config: Union[str, Path],
     buffer = io.BytesIO()
     torch.save(dict(state_dict=state, meta=meta), buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    name = name or _name(Path(config), structure)
     beside = Path() if is_address(checkpoint) else Path(checkpoint).parent
-    path = Path(out or beside) / f'{name or Path(config).stem}-{digest[:8]}.pth'
+    path = Path(out or beside) / f'{name}-{digest[:8]}.pth'
     with atomic_write(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
         # read back before the rename: a file that does not load is never published
         load_task(model, weights_of(read_checkpoint(temporary), str(path)), str(path))
     return Published(path, meta, dict(checkpoint=checkpoint_bytes(checkpoint, content),
                                       published=path.stat().st_size))
+
+
+def _name(config: Path, structure: Optional[Structure]) -> str:
+    # `compress` writes files of these names for every network
+    common = structure is not None and config.name in (CONFIG, FINETUNE)
+    return (subnet_name(structure) if common else None) or config.stem
 
 
 def _stored(value: Tensor, half: bool) -> Tensor:
@@ -98,8 +109,8 @@ def _stored(value: Tensor, half: bool) -> Tensor:
     return value.clone().contiguous()
 
 
-def _structure(task: nn.Module, config: Union[str, Path]) -> Optional[Dict[str, Any]]:
-    """The structure of the backbone as JSON types, or None for a dense one."""
+def _structure(task: nn.Module, config: Union[str, Path]) -> Optional[Structure]:
+    """The structure of the backbone, or None for a dense one."""
     found: List[Structure] = []
     for module in task.modules():
         space = getattr(module, 'search_space', None)
@@ -108,7 +119,7 @@ def _structure(task: nn.Module, config: Union[str, Path]) -> Optional[Dict[str, 
                 raise ValueError(f'expected the config of a deployment or retraining, found '
                                  f'`{config}` of a search: slim its checkpoint first')
             found += [space.structure] if space.structure is not None else []
-    return found[0].to_dict() if found else None
+    return found[0] if found else None
 
 
 def _plain(value: Any) -> Any:

@@ -203,6 +203,21 @@ def relative(path: Union[str, Path]) -> str:
     return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else full.name
 
 
+def subnet_name(structure: Structure) -> Optional[str]:
+    """Name of a subnet for others: its dense network's config and its share of the MACs.
+
+    Args:
+        structure (Structure): With the provenance that `slim` and `compress` write, else the name
+            is None.
+    """
+    source, macs = structure.provenance.get('config'), structure.macs
+    if source is None or not {'subnet', 'dense'} <= set(macs):
+        return None
+    method = (structure.method or 'slim').partition(':')[0]
+    return (f'{Path(source.split("::")[-1]).stem}_{method}-'
+            f'{100 * macs["subnet"] / macs["dense"]:.0f}')
+
+
 def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any],
                  folder: Path) -> None:
     """Write ``structure.json`` and ``subnet.pth``, or neither.

@@ -280,6 +280,8 @@ def test_the_config_and_the_address_of_a_run_elsewhere(run_tool, data, tmp_path,
     assert (written.launcher, written.resume) == ('none', False)
     found = Structure.load(tmp_path / 'slim/structure.json').provenance
     assert found['checkpoint'] == 'dense.pth' and found['checkpoint_sha256'] is None
+    run_tool('publish', 'slim/config.py', 'slim/subnet.pth')
+    assert len(list(tmp_path.glob('slim/dumped_compress-60-????????.pth'))) == 1
     printed = run_tool('publish', 'dumped.py', address('dense.pth'))
     assert len(list(tmp_path.glob('dumped-????????.pth'))) == 1 and 'MB of' in printed
 

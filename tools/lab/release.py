@@ -29,7 +29,7 @@ from mmkcr.apis.launch import latest_checkpoint
 from mmkcr.apis.machine import machine_info
 from mmkcr.apis.publish import publish
 from mmkcr.apis.site_profiles import CompressOptions
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, subnet_name
 from mmkcr.core import Structure, atomic_write
 from mmkcr.models.utils import find_task
 
@@ -114,7 +114,7 @@ def _compressed(folder: Path, name: str) -> Trained:
              source.get('target', macs['subnet']), *_options(asked),
              '--images', source['calibration']['images'], '--seed', source['calibration']['seed']]
     command = ' '.join(map(str, words))
-    return Trained(name or f'{stem}_compress-{macs["subnet"] / macs["dense"]:.0%}'.rstrip('%'),
+    return Trained(name or subnet_name(structure),
                    folder / CONFIG, folder / WEIGHTS, None, {}, command, _data(stem))
 
 
