@@ -137,7 +137,7 @@ def test_a_budget_that_no_narrower_network_meets_is_refused():
 
 
 SCENES = ('random', 'weight', 'refit', 'refit-all', 'narrow', 'kcr-warm', 'kcr-warm-plain',
-          'ofb-plain')
+          'ofb-plain', 'random-late')
 #: Networks of dense tasks: their task, and how many batches they are trained for.
 DENSE = {'upernet-mini': ('scenes', 450), 'mask-rcnn-mini': ('boxes', 300)}
 
@@ -179,7 +179,8 @@ def test_dense_tasks_train_for_the_same_number_of_batches(net):
     results = {}
     for name, stage in content['stages'].items():
         if 'train' in stage:
-            config = load_config(CONFIGS / stage['train'].replace('{net}', net))
+            config = load_config(CONFIGS / stage['train'].replace('{net}', net),
+                                 stage.get('options'))
             train = config.train_cfg
             schedulers = config.param_scheduler
             for part in schedulers.values() if isinstance(schedulers, dict) else [schedulers]:
@@ -212,6 +213,8 @@ def test_all_methods_train_for_the_same_number_of_batches():
     lengths = {stage.get('options', {}).get('train_cfg.max_epochs')
                for name, stage in content['stages'].items() if name.endswith('-search')}
     assert lengths == {None, 5, 8, 15, 16, 24}
+    assert content['stages']['70-random-late-cut']['start'] == 'more'
+    assert content['stages']['more']['options'] == content['stages']['70-refit-late']['options']
     results['70-random']['batches'] += 1
     with pytest.raises(ValueError, match='expected the same number of batches'):
         equal_batches(content, results)

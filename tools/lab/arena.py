@@ -175,6 +175,18 @@ def _variant(name: str, label: str = '') -> Method:
     return _cut(label or VARIANTS[name].label, variant=name)
 
 
+def _late(label: str, variant: str) -> Method:
+    """Cut when a search would end, after as many batches of the dense network, and fine-tune.
+
+    So it has as few batches after the cut as Once for Both.
+    """
+    method = _cut(label, variant=variant)
+    stages = {name: dict(stage, start='more') if stage.get('start') == 'start' else
+              dict(stage, options='RETRAINING') for name, stage in method.stages.items()}
+    more = dict(train='start_{net}.py', start='start', options='RETRAINING')
+    return method._replace(stages=dict(more=more, **stages))
+
+
 def _searched(label: str, search: str, retrain: str, deploy: str, name: str = '{method}',
               target: str = 'model.price.target', search_with: Mapping[str, Any] = {},  # noqa: B006
               retrain_with: Mapping[str, Any] = {}, start: str = '',  # noqa: B006
@@ -320,6 +332,8 @@ _KCR_RATE, _OFB_RATE = 'compression.architecture.lr', 'optim_wrapper.architectur
 #: the refit, masks that start half open, or that are priced.
 _TRIALS: Mapping[str, Method] = {
     'random-refit': _variant('random_refit'),
+    'random-late': _late('random units, cut as late as by a search', 'random'),
+    'refit-late': _late('closed-form refit, cut as late as by a search', 'refit'),
     'random-width': _cut('random units, width of heads', variant='random', sites=list(_WIDTH)),
     'refit-stream': _refit('stream too', *_SITES, 'embedding'),
     'refit-all': _refit('width of heads, stream', *_WIDTH, 'embedding'),
@@ -567,12 +581,14 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
 
         def own(text: str, name: str = name) -> str:
             text = text.replace('{method}', name)
-            return text if text in ('start', 'scores', '') else f'{at}-{text}'
+            return text if text in ('start', 'more', 'scores', '') else f'{at}-{text}'
 
+        retraining = _retraining(net) if name.endswith('-late') else {}
         narrow = narrow_overrides(config, macs) if name == 'narrow' else {}
         classifier = _classifier(narrow.get('model.backbone.arch', {}))
         for stage, content in method.stages.items():
-            content = _filled(content, dict(MACS=macs, NARROW=narrow, CLASSIFIER=classifier))
+            content = _filled(content, dict(MACS=macs, NARROW=narrow, CLASSIFIER=classifier,
+                                            RETRAINING=retraining))
             content.update({key: own(content[key]) for key in ('start', 'slim') if key in content})
             stages[own(stage)] = content
         row = dict(config=method.deploy, label=method.label,
@@ -589,6 +605,14 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
     return dict(title=f'{TASKS[task].title}, {at} % of the MACs', configs=str(CONFIGS), nets=[net],
                 input_shape=list(default_shape(config, model)), stages=stages, rows=rows,
                 measures=['masks', 'backbone' if is_dense_task(model) else 'kernel'])
+
+
+def _retraining(net: str) -> Dict[str, Any]:
+    """Length and schedule of the retraining after Once for Both, which is as long as its search."""
+    config = load_config(CONFIGS / f'ofb-retrain_{net}.py').to_dict()
+    length = {f'train_cfg.{key}': value for key, value in config['train_cfg'].items()
+              if key.startswith('max_')}
+    return dict(length, param_scheduler=config['param_scheduler'])
 
 
 def _from_scratch(stages: Mapping[str, Any]) -> Dict[str, Any]:
