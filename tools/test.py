@@ -186,9 +186,9 @@ def test_with_masks(runner: Runner) -> Dict[str, Any]:
     evaluator = runner.test_evaluator
     evaluator.metrics = [one for one in evaluator.metrics if not isinstance(one, DumpResults)]
     for drawing in runner.hooks:
-        for switch in ('enable', 'draw'):  # of mmpretrain's hook, and of mmdet's and mmseg's
-            if hasattr(drawing, switch):
-                setattr(drawing, switch, False)
+        if type(drawing).__name__.endswith('VisualizationHook'):
+            # of mmpretrain's, and of mmdet's and mmseg's
+            drawing.enable = drawing.draw = False
     with masks_held_open(runner.model):
         metrics.update({f'{key}_open': value for key, value in runner.test_loop.run().items()})
     for name, value in metrics.items():

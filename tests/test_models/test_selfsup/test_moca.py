@@ -238,7 +238,8 @@ def test_bad_configs(changes, message):
 
 def test_shares_that_only_rounding_tells_apart():
     """1 - 0.7 is 0.30000000000000004."""
-    MODELS.build(config(mask_ratios=(0.7, 0.5), decoded=(0.3, 0.5)))
+    model = MODELS.build(config(mask_ratios=(0.7, 0.5), decoded=(0.3, 0.5)))
+    assert model.decoded == (0.3, 0.5)
 
 
 def test_bad_batches():
