@@ -19,8 +19,10 @@ import time
 from pathlib import Path
 from typing import Optional, Sequence
 
-from lab.arena import MAIN, METHODS, TASKS, arena_study, equal_batches, write_study_file
+from lab.arena import arena_study, equal_batches, write_study_file
+from lab.arena_methods import MAIN, METHODS
 from lab.arena_report import read_rows, summarise, table, write_report
+from lab.arena_tasks import TASKS
 from lab.run_settings import check_factor
 from lab.stages import RECORD
 from lab.study import Study, StudyOptions

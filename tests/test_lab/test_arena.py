@@ -15,9 +15,6 @@ from scipy import stats
 
 from lab import arena_report
 from lab.arena import (
-    CONFIGS,
-    METHODS,
-    TASKS,
     arena_study,
     cut,
     equal_batches,
@@ -25,7 +22,9 @@ from lab.arena import (
     stages_of,
     write_study_file,
 )
+from lab.arena_methods import CONFIGS, METHODS
 from lab.arena_report import Interval, paired_interval, read_rows, summarise, table, write_report
+from lab.arena_tasks import TASKS
 from lab.stages import RECORD
 from lab.study import Call, Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
@@ -137,7 +136,8 @@ def test_a_budget_that_no_narrower_network_meets_is_refused():
 
 
 SCENES = ('random', 'weight', 'refit', 'refit-all', 'narrow', 'kcr-warm', 'kcr-warm-plain',
-          'ofb-plain', 'random-late')
+          'ofb-plain', 'random-late', 'kcr-short', 'kcr-long', 'kcr-fast', 'kcr-refit',
+          'ofb-plain-short', 'ofb-plain-long', 'ofb-plain-fast', 'ofb-plain-data')
 #: Networks of dense tasks: their task, and how many batches they are trained for.
 DENSE = {'upernet-mini': ('scenes', 450), 'mask-rcnn-mini': ('boxes', 300)}
 
@@ -173,6 +173,26 @@ def test_budgets_of_dense_tasks_are_of_the_backbone(budget, net):
          if not name.startswith('norm')}  # a dense task has one more, before its heads
 
 
+@pytest.mark.parametrize('net, task', [(NET, 'digits-300'), *(
+    (net, task) for net, (task, _) in DENSE.items())])
+def test_trials_change_what_they_name(net, task):
+    """Wherever the config has it: the optimizer of the gates, the gates and their scores."""
+    ofb = 'ofb-plain'
+    stages = arena_study(net, 0.5, ['kcr-fast', 'kcr-data', f'{ofb}-fast', f'{ofb}-uniform',
+                                    f'{ofb}-data'], task)['stages']
+
+    def searched(name):
+        stage = stages[f'50-{name}-search']
+        return load_config(CONFIGS / stage['train'].replace('{net}', net), stage['options'])
+
+    assert searched('kcr-fast').optim_wrapper.architecture.optimizer.lr == 0.25
+    assert searched(f'{ofb}-fast').optim_wrapper.architecture.lr == 0.5
+    gates = searched(f'{ofb}-uniform').model.architecture
+    assert gates.get('backbone', gates).gates.init == 'uniform'
+    assert searched('kcr-data').model.scores == searched(f'{ofb}-data').model.scores == \
+        '{stages}/scores/sensitivity.json'
+
+
 @pytest.mark.parametrize('net', DENSE)
 def test_dense_tasks_train_for_the_same_number_of_batches(net):
     content = arena_study(net, 0.5, SCENES, DENSE[net][0])
@@ -185,12 +205,21 @@ def test_dense_tasks_train_for_the_same_number_of_batches(net):
             schedulers = config.param_scheduler
             for part in schedulers.values() if isinstance(schedulers, dict) else [schedulers]:
                 assert part[-1].end == train.get('max_iters', train.get('max_epochs')), name
+            cooling = [hook['until'] for hook in config.get('custom_hooks') or ()
+                       if hook['type'] == 'mmkcr.TemperatureDecayHook']
             bilevel = train.get('type') == 'mmkcr.IterBilevelTrainLoop'
+            assert cooling == [train.get('max_iters')] * bilevel, name  # of the trial's length
             results[name] = dict(batches=train.max_iters * (2 if bilevel else 1)) \
                 if 'max_iters' in train else dict(batches=0)
         else:
             results[name] = {}
     assert equal_batches(content, results) == DENSE[net][1]
+    batches = {name: entry['batches'] for name, entry in results.items() if entry}
+    for method in ('kcr', 'ofb-plain'):
+        short, usual, long = (batches[f'50-{method}-{trial}-search']
+                              for trial in ('short', 'fast', 'long'))
+        assert short == pytest.approx(usual / 2, abs=1), method
+        assert long == pytest.approx(usual * 1.5, abs=1), method
 
 
 def test_all_methods_train_for_the_same_number_of_batches():
@@ -212,7 +241,7 @@ def test_all_methods_train_for_the_same_number_of_batches():
     assert equal_batches(content, results) == 720
     lengths = {stage.get('options', {}).get('train_cfg.max_epochs')
                for name, stage in content['stages'].items() if name.endswith('-search')}
-    assert lengths == {None, 5, 8, 15, 16, 24}
+    assert lengths == {None, 5, 8, 15, 24}
     assert content['stages']['70-random-late-cut']['start'] == 'more'
     assert content['stages']['more']['options'] == content['stages']['70-refit-late']['options']
     results['70-random']['batches'] += 1

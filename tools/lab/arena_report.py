@@ -11,9 +11,11 @@ from mmkcr.core import atomic_write
 from mmkcr.visualization import format_table
 from mmkcr.visualization.figures import saved_figure
 from mmkcr.visualization.palette import SERIES
-from .arena import METHODS, RANDOM, REFIT
+from .arena_methods import METHODS
 from .stages import RECORD
 
+#: What differences are to, and what a method has to be above to lead.
+RANDOM, REFIT = 'random', 'refit'
 METRIC = 'accuracy/top1'
 #: Their names in tables.
 NAMES = {METRIC: 'top-1 (%)', 'mIoU': 'mIoU (%)', 'coco/bbox_mAP': 'box AP (%)'}
@@ -81,7 +83,7 @@ def read_rows(folder: Path, budgets: Sequence[float], methods: Sequence[str],
     Args:
         folder (Path): Of the network, with a folder a seed.
         budgets (Sequence[float]): Shares of the dense MACs.
-        methods (Sequence[str]): Of :data:`~lab.arena.METHODS`.
+        methods (Sequence[str]): Of :data:`~lab.arena_methods.METHODS`.
         seeds (Sequence[int]): Of the runs.
         metric (str): Key of :data:`NAMES`. Defaults to top-1.
 
