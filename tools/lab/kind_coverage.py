@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Structure
+from mmkcr.models.calibration import flat_tensors
 from mmkcr.models.searchable import Searchable
 from mmkcr.models.sites import KINDS, QKMaskSite, why_not
 
@@ -256,17 +257,11 @@ def run(family: Family, model: nn.Module, images: Tensor) -> List[Tensor]:
         if family.forward is not None:
             return family.forward(model, images)
         out = model(images)
-    return _flat(out)
+    return flat_tensors(out)
 
 
 def _cast(module: nn.Module, args: Tuple) -> Tuple:
     return (args[0].to(module.weight.dtype), *args[1:])
-
-
-def _flat(out: Any) -> List[Tensor]:
-    if isinstance(out, Tensor):
-        return [out]
-    return [tensor for part in out for tensor in _flat(part)]
 
 
 def law_error(family: Family, kinds: Sequence[Any], seed: int = 0,

@@ -88,10 +88,16 @@ class InformationBottleneckMetric(BaseMetric):
 
         Args:
             results (list): Results of all ranks, in the order of the data set.
+
+        Raises:
+            ValueError: There are none, or the inputs are not of one size.
         """
+        if not results:
+            raise ValueError('expected at least one data sample, found `0` in '
+                             'InformationBottleneckMetric')
         features, labels, inputs = zip(*results)
         log_phi = self._log_phi(torch.stack(features))
-        log_inputs = self._log_phi(torch.stack(inputs)) if self.inputs else None
+        log_inputs = self._log_phi(_stacked(inputs)) if self.inputs else None
         sums = InformationAccumulator(self.num_classes, self.num_classes,
                                       self.num_classes if self.inputs else 0)
         labels = torch.tensor(labels)
@@ -103,7 +109,7 @@ class InformationBottleneckMetric(BaseMetric):
 
     def _points(self, data_batch: dict) -> Tensor:
         images = data_batch['inputs']
-        images = (images if isinstance(images, Tensor) else torch.stack(list(images))).float()
+        images = (images if isinstance(images, Tensor) else _stacked(images)).float()
         if self.mean is not None:
             images = images - self.mean.to(images)
         if self.std is not None:
@@ -113,3 +119,13 @@ class InformationBottleneckMetric(BaseMetric):
     def _log_phi(self, points: Tensor) -> Tensor:
         centroids = fit_clusters(points, self.num_classes, self.seed, self.normalize)
         return log_assignments(points, centroids, self.beta, self.normalize)
+
+
+def _stacked(inputs: Sequence[Tensor]) -> Tensor:
+    """Images, or what is left of them, in one tensor."""
+    shapes = sorted({tuple(image.shape) for image in inputs})
+    if len(shapes) > 1:
+        raise ValueError('expected images of one size for the clusters of the inputs, found '
+                         f'{shapes[0]} and {shapes[1]}: inputs=False leaves these out of '
+                         'InformationBottleneckMetric')
+    return torch.stack(list(inputs))

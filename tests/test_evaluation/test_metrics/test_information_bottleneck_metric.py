@@ -63,3 +63,23 @@ def test_features_that_name_the_class_tell_log_c():
 def test_a_missing_feature_is_one_sentence():
     with pytest.raises(ValueError, match='the field `features` .* add `FeatureTapHook`'):
         InformationBottleneckMetric(3, inputs=False).process(None, [dict(gt_label=1)])
+
+
+def test_an_empty_set_is_one_sentence():
+    with pytest.raises(ValueError, match='expected at least one data sample, found `0`'):
+        InformationBottleneckMetric(3).evaluate(0)
+
+
+@pytest.mark.parametrize('batch', [1, 2])
+def test_images_of_several_sizes_are_one_sentence(batch):
+    """Within a batch, and over batches."""
+    features, labels, _ = samples(4)
+    images = [torch.zeros(3, 4, 4 + place % 2) for place in range(4)]
+    metric = InformationBottleneckMetric(3)
+    with pytest.raises(ValueError, match=r'expected images of one size .*, found \(.*\) and '
+                       r'\(.*\): inputs=False'):
+        for start in range(0, 4, batch):
+            part = slice(start, start + batch)
+            metric.process(dict(inputs=images[part]), [
+                dict(features=f, gt_label=label) for f, label in zip(features[part], labels[part])])
+        metric.evaluate(4)
