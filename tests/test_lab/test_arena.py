@@ -136,7 +136,7 @@ def test_a_budget_that_no_narrower_network_meets_is_refused():
 
 
 SCENES = ('random', 'weight', 'refit', 'refit-all', 'narrow', 'kcr-warm', 'kcr-warm-plain',
-          'ofb-plain', 'random-late', 'kcr-short', 'kcr-long', 'kcr-fast', 'kcr-refit',
+          'ofb-plain', 'random-late', 'dcs-warm', 'dcs-short', 'kcr-short', 'kcr-long', 'kcr-fast', 'kcr-refit',
           'ofb-plain-short', 'ofb-plain-long', 'ofb-plain-fast', 'ofb-plain-data')
 #: Networks of dense tasks: their task, and how many batches they are trained for.
 DENSE = {'upernet-mini': ('scenes', 450), 'mask-rcnn-mini': ('boxes', 300)}
@@ -195,7 +195,7 @@ def test_trials_change_what_they_name(net, task):
 
 @pytest.mark.parametrize('net', DENSE)
 def test_dense_tasks_train_for_the_same_number_of_batches(net):
-    content = arena_study(net, 0.5, SCENES, DENSE[net][0])
+    content = arena_study(net, 0.6, SCENES, DENSE[net][0])
     results = {}
     for name, stage in content['stages'].items():
         if 'train' in stage:
@@ -216,7 +216,7 @@ def test_dense_tasks_train_for_the_same_number_of_batches(net):
     assert equal_batches(content, results) == DENSE[net][1]
     batches = {name: entry['batches'] for name, entry in results.items() if entry}
     for method in ('kcr', 'ofb-plain'):
-        short, usual, long = (batches[f'50-{method}-{trial}-search']
+        short, usual, long = (batches[f'60-{method}-{trial}-search']
                               for trial in ('short', 'fast', 'long'))
         assert short == pytest.approx(usual / 2, abs=1), method
         assert long == pytest.approx(usual * 1.5, abs=1), method
