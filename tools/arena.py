@@ -10,7 +10,7 @@ A second call goes on with what is not finished; with --report it only reads wha
 
 Examples:
     python tools/arena.py --task digits-300 --budgets 0.7 0.5 0.3 --seeds 0 1 2
-    python tools/arena.py --task digits-300 --report
+    python tools/arena.py --task digits-300 --report --to dense narrow
     python tools/arena.py --task scenes --methods random refit kcr-warm ofb-plain
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from lab.arena import arena_study, equal_batches, write_study_file
-from lab.arena_methods import MAIN, METHODS
+from lab.arena_methods import METHODS, main_methods
 from lab.arena_report import read_rows, summarise, table, write_report
 from lab.arena_tasks import TASKS
 from lab.run_settings import check_factor
@@ -36,16 +36,18 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('--task', choices=list(TASKS), default='digits-300', help='(%(default)s)')
     parser.add_argument('--net', help="network of tools/lab/arena_stages (the task's)")
-    parser.add_argument('--budgets', type=float, nargs='+', default=[0.7, 0.5, 0.3],
+    parser.add_argument('--budgets', type=float, nargs='+', default=[0.7, 0.6, 0.5, 0.4, 0.3],
                         metavar='SHARE', help='of the dense MACs (%(default)s)')
     parser.add_argument('--methods', nargs='+', choices=list(METHODS),
-                        default=list(MAIN), help='(%(default)s)')
+                        help='(those of the table in docs/arena.md)')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2, 3, 4], metavar='N',
                         help='of data, weights and units (%(default)s)')
     parser.add_argument('--epochs-factor', type=float, default=1., metavar='X',
                         help='stretch all schedules (%(default)s)')
     parser.add_argument('--work-dir', help='folder for everything that is written '
                         '(work_dirs/arena/<task>)')
+    parser.add_argument('--to', nargs='+', choices=['dense', *METHODS], default=[],
+                        metavar='METHOD', help='more methods that differences are to, or `dense`')
     parser.add_argument('--report', action='store_true', help='run nothing, read what is finished')
     return parser
 
@@ -57,6 +59,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     check_factor(args.epochs_factor, '--epochs-factor')
     quiet_hosts()
     args.net = args.net or TASKS[args.task].net
+    args.methods = args.methods or main_methods(args.net)
     folder = Path(args.work_dir or f'work_dirs/arena/{args.task}')
     if args.report and not any((folder / args.net).rglob(RECORD)):
         raise FileNotFoundError(f'expected finished networks below `{folder / args.net}`, found '
@@ -90,8 +93,9 @@ def _run(folder: Path, content: dict, args: object, seed: int, budget: float) ->
 
 def _report(folder: Path, args: object) -> str:
     task = TASKS[args.task]
-    rows = read_rows(folder / args.net, args.budgets, args.methods, args.seeds, task.metric)
-    summary, title = summarise(rows), f'{task.title}; {args.net}'
+    methods = [*args.methods, *(name for name in args.to if name not in (*args.methods, 'dense'))]
+    rows = read_rows(folder / args.net, args.budgets, methods, args.seeds, task.metric)
+    summary, title = summarise(rows, args.to), f'{task.title}; {args.net}'
     write_report(folder, summary, rows, title, task.metric, arguments=vars(args))
     return table(summary, title, metric=task.metric)
 

@@ -22,7 +22,7 @@ from lab.arena import (
     stages_of,
     write_study_file,
 )
-from lab.arena_methods import CONFIGS, METHODS
+from lab.arena_methods import CONFIGS, METHODS, main_methods
 from lab.arena_report import Interval, paired_interval, read_rows, summarise, table, write_report
 from lab.arena_tasks import TASKS
 from lab.stages import RECORD
@@ -117,6 +117,28 @@ def test_verdicts_follow_the_intervals(monkeypatch):
     assert '| 0.0233 ± 0.0153 | -0.0167 ± 0.0143 |' in text and '| 0.0400 ± 0.0100 |  |' in text
 
 
+def test_differences_are_to_any_method_that_one_asks_for():
+    def row(method, budget, *after):
+        return dict(budget=budget, method=method, macs={0: 5}, after=dict(enumerate(after)),
+                    before={}, masks={}, kc={})
+
+    rows = [row('dense', 1., 90., 92., 94.), row('random', 0.5, 80., 81., 82.),
+            row('random-width', 0.5, 83., 85., 87.), row('ofb', 0.5, 84., 85., 89.),
+            row('ofb', 0.3, 70., 71., 72.)]
+    summary = summarise(rows, ['dense', 'random-width'])
+    assert 'to dense' not in table(summarise(rows))
+    found = {(entry['method'], entry['budget']): entry['to'] for entry in summary}
+    assert found['ofb', 0.5]['dense'] == paired_interval(rows[3]['after'], rows[0]['after'])
+    assert found['ofb', 0.5]['random-width'] == paired_interval(rows[3]['after'],
+                                                                rows[2]['after'])
+    assert found['ofb', 0.3]['random-width'] is None  # not run at that budget
+    assert found['ofb', 0.3]['dense'].mean == -21.
+    assert found['dense', 1.] == {'dense': None, 'random-width': None}
+    text = table(summary, markdown=True)
+    assert '| to dense | to random units, width of heads |' in text
+    assert '| -6.00 ± 2.48 | +1.00 ± 2.48 |' in text  # 84, 85, 89 to 90, 92, 94 and 83, 85, 87
+
+
 @pytest.mark.parametrize('budget', [0.8, 0.7, 0.5, 0.3])
 def test_the_narrower_network_is_within_the_budget_and_near_it(budget):
     config = load_config(CONFIGS / f'dense_{NET}.py')
@@ -135,9 +157,29 @@ def test_a_budget_that_no_narrower_network_meets_is_refused():
         arena_study('nothing', 0.5, ['random'], 'digits-300')
 
 
+@pytest.mark.parametrize('net, task, there, absent', [
+    (NET, 'digits-300', ('kcr', 'dcs', 'dcs-warm', 'ofb'), ('torch-pruning', )),
+    ('upernet-mini', 'scenes', ('narrow', 'kcr-warm-plain', 'dcs-warm', 'ofb-plain'),
+     ('kcr', 'ofb')),
+    ('mask-rcnn-mini', 'boxes', ('narrow', 'dcs-warm', 'ofb-plain'), ('dcs', 'ofb')),
+    ('timm-vit-nano', 'digits-300', ('torch-pruning', 'refit'), ('kcr-warm', 'ofb'))])
+def test_methods_are_those_that_the_network_has_configs_for(net, task, there, absent):
+    found = main_methods(net)
+    assert {'random', 'refit', *there} <= set(found) and not set(absent) & set(found)
+    content = arena_study(net, 0.7, found, task)
+    for stage in content['stages'].values():
+        for key in ('train', 'config'):
+            assert key not in stage or (CONFIGS / stage[key].replace('{net}', net)).is_file()
+    absent = [name for name in absent if name in ('kcr', 'dcs', 'ofb', 'kcr-warm')]
+    for name in absent:
+        with pytest.raises(ValueError, match=f'that {net} has configs for, found {name!r} without'):
+            arena_study(net, 0.7, ['random', name], task)
+
+
 SCENES = ('random', 'weight', 'refit', 'refit-all', 'narrow', 'kcr-warm', 'kcr-warm-plain',
-          'ofb-plain', 'random-late', 'dcs-warm', 'dcs-short', 'kcr-short', 'kcr-long', 'kcr-fast', 'kcr-refit',
-          'ofb-plain-short', 'ofb-plain-long', 'ofb-plain-fast', 'ofb-plain-data')
+          'ofb-plain', 'random-late', 'dcs-warm', 'dcs-short', 'kcr-short', 'kcr-long',
+          'kcr-fast', 'kcr-refit', 'ofb-plain-short', 'ofb-plain-long', 'ofb-plain-fast',
+          'ofb-plain-data')
 #: Networks of dense tasks: their task, and how many batches they are trained for.
 DENSE = {'upernet-mini': ('scenes', 450), 'mask-rcnn-mini': ('boxes', 300)}
 
@@ -317,7 +359,7 @@ def test_the_report_reads_what_is_finished(result, folder, monkeypatch):
     assert [row['method'] for row in rows] == ['random', 'refit-width', 'kcr']
     top1 = result['rows']['50-kcr']['metrics'][arena_report.METRIC]
     assert rows[-1]['after'] == {0: top1}
-    write_report(folder, summarise(rows), rows, 'A title', note=1)
+    write_report(folder, summarise(rows, ['dense']), rows, 'A title', note=1)
     written = json.loads((folder / 'summary.json').read_text())
     assert written['note'] == 1 and written['summary'][-1]['after'] == pytest.approx(top1)
     assert 'A title' in (folder / 'table.txt').read_text()

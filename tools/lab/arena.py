@@ -50,6 +50,7 @@ from .arena_methods import (
     SITES,
     late_options,
     length_options,
+    missing_configs,
     placed_options,
 )
 from .arena_tasks import TASKS
@@ -243,6 +244,11 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
     file = CONFIGS / f'dense_{net}.py'
     if not file.is_file():
         raise ValueError(f'expected a network of {CONFIGS} as `--net`, found {net!r}')
+    for name in methods:
+        missing = missing_configs(net, name)
+        if missing:
+            raise ValueError(f'expected methods that {net} has configs for, found {name!r} without '
+                             f'`{missing[0]}`')
     config, at = load_config(file), f'{round(100 * budget)}'
     macs = int(budget * _macs(config))
     stages: Dict[str, Any] = dict(backbone=dict(train=BACKBONE),

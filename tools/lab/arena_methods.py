@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 from mmengine.config import Config
 
@@ -207,6 +207,7 @@ _MAIN: Mapping[str, Method] = {
     'weight': _variant('weight'),
     'variance': _variant('variance'),
     'refit': _variant('refit', 'closed-form refit'),
+    'random-width': _cut('random units, width of heads', variant='random', sites=list(_WIDTH)),
     'refit-width': _refit('width of heads', *_WIDTH),
     'kcr': _searched('KCR', 'kcr-search', 'kcr-retrain', 'tune'),
     'kcr-plain': _searched('KCR without its term', 'kcr-search', 'kcr-retrain', 'tune',
@@ -219,6 +220,8 @@ _MAIN: Mapping[str, Method] = {
     'dcs': _searched('DCS', **_DCS),
     'dcs-plain': _searched('DCS without IB', **_DCS,
                            retrain_with={'model.regularizers.ib.weight': 0.}),
+    'dcs-warm': _searched('DCS from the dense network, no IB', 'dcs-warm', 'dcs-short',
+                          'dcs-deploy', start='start', least=0.6),
     'ofb': _searched('OFB', 'ofb-search', **_OFB),
     'ofb-plain': _searched('OFB without PMIM', 'ofb-plain', **_OFB),
 }
@@ -235,7 +238,6 @@ _TRIALS: Mapping[str, Method] = {
     'random-refit': _variant('random_refit'),
     'random-late': _late('random units, cut as late as by a search', 'random'),
     'refit-late': _late('closed-form refit, cut as late as by a search', 'refit'),
-    'random-width': _cut('random units, width of heads', variant='random', sites=list(_WIDTH)),
     'refit-stream': _refit('stream too', *SITES, 'embedding'),
     'refit-all': _refit('width of heads, stream', *_WIDTH, 'embedding'),
     'kcr-short': _kcr_trial('search half as long', 0.5),
@@ -249,8 +251,6 @@ _TRIALS: Mapping[str, Method] = {
                            retrain_with=_LIGHT_KCR),
     'kcr-data': _from_refit(False),
     'kcr-refit': _from_refit(True),
-    'dcs-warm': _searched('DCS from the dense network, no IB', 'dcs-warm', 'dcs-short',
-                          'dcs-deploy', start='start', least=0.6),
     'dcs-short': _dcs_trial('search half as long', 0.5),
     'dcs-long': _dcs_trial('search half as long again', 1.5),
     'dcs-slow': _dcs_trial("a fifth of the gates' rate", RATE=1e-2),
@@ -275,8 +275,31 @@ _OTHERS: Mapping[str, Method] = {
 }
 #: In the order of the table.
 METHODS: Mapping[str, Method] = {**_MAIN, **_TRIALS, **_OTHERS}
-#: Those of the table that the docs show.
-MAIN = tuple(_MAIN)
+
+
+def main_methods(net: str) -> List[str]:
+    """Methods of the docs' table of a network: those that it has configs for.
+
+    Args:
+        net (str): Of ``tools/lab/arena_stages``.
+    """
+    names = (*_MAIN, *_OTHERS) if net.startswith('timm-') else tuple(_MAIN)
+    # timm's networks have no `arch` that a narrower one could be made of
+    return [name for name in names if not missing_configs(net, name)
+            and (name != 'narrow' or not net.startswith('timm-'))]
+
+
+def missing_configs(net: str, name: str) -> List[str]:
+    """Configs that a method needs and a network has not.
+
+    Args:
+        net (str): Of ``tools/lab/arena_stages``.
+        name (str): Of :data:`METHODS`.
+    """
+    method = METHODS[name]
+    files = [stage['train'] for stage in method.stages.values() if 'train' in stage]
+    return [file.name for file in (_file(net, train) for train in (*files, method.deploy))
+            if not file.is_file() and file.name != BACKBONE.replace('{net}', net)]
 
 
 def _file(net: str, train: str) -> Path:

@@ -125,7 +125,8 @@ def _result(path: Path) -> Optional[Dict[str, Any]]:
     return json.loads(path.read_text()).get('result') if path.is_file() else None
 
 
-def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
+def summarise(rows: Sequence[Mapping[str, Any]],
+              others: Sequence[str] = ()) -> List[Dict[str, Any]]:
     """Means, paired differences and verdicts of the rows of :func:`read_rows`.
 
     A method *pays* if the interval of its difference to random units is above 0, and *leads* if
@@ -134,11 +135,14 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
 
     Args:
         rows (Sequence[dict]): Of one network.
+        others (Sequence[str]): Further methods that differences after retraining are to, or
+            ``'dense'``. Defaults to none.
 
     Returns:
         list[dict]: ``budget``, ``method``, ``label``, ``macs`` (mean share of the dense network),
         ``seeds``, mean and standard deviation of ``before`` and ``after``, and of both the
-        intervals to random and refit, and the verdict; ``kc`` and ``kc_std``, and ``kc_of_term``,
+        intervals to random and refit, and the verdict; ``to`` (the intervals to ``others``, by
+        their names); ``kc`` and ``kc_std``, and ``kc_of_term``,
         the interval to the same method without its regulariser; of methods with masks ``masks``,
         the mean shares of ``open`` entries and of ``always`` open channels in percent, and
         ``masks_bring``, the interval of ``after`` to the same networks with all masks forced open.
@@ -151,7 +155,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
         macs = statistics.fmean(row['macs'].values()) if row['macs'] else None
         entry: Dict[str, Any] = dict(
             budget=row['budget'], method=row['method'], seeds=sorted(row['after']),
-            label=METHODS[row['method']].label if row['method'] in METHODS else row['method'],
+            label=label(row['method']),
             macs=macs / whole if macs and whole else None)
         for key in ('before', 'after'):
             values = list(row[key].values())
@@ -163,6 +167,10 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
                     entry[f'{key}_to_{other}'] = paired_interval(row[key], same[other][key])
             entry[f'{key}_verdict'] = _verdict(entry[f'{key}_to_{RANDOM}'],
                                                entry[f'{key}_to_{REFIT}'])
+        beside = {**same, 'dense': dense}
+        entry['to'] = {other: paired_interval(row['after'], beside[other]['after'])
+                       if beside.get(other) and other != row['method'] else None
+                       for other in others}
         kc, plain = row['kc'], same.get(f'{row["method"]}-plain')
         entry['kc'] = statistics.fmean(kc.values()) if kc else None
         entry['kc_std'] = statistics.stdev(kc.values()) if len(kc) > 1 else None
@@ -174,6 +182,11 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
             row['after'], {seed: found['forced'] for seed, found in masks.items()})
         summary.append(entry)
     return summary
+
+
+def label(method: str) -> str:
+    """Name of a method, or of the dense network, in tables."""
+    return METHODS[method].label if method in METHODS else method
 
 
 def _verdict(to_random: Optional[Interval], to_refit: Optional[Interval]) -> str:
@@ -193,6 +206,8 @@ def table(summary: Sequence[Mapping[str, Any]], title: str = '', markdown: bool 
     masked = any(row['masks'] for row in summary)
     if masked:
         columns += ['masks open (%)', 'always open (%)', 'to all forced open']
+    others = list(summary[0]['to']) if summary else []
+    columns += [f'to {label(other)}' for other in others]
     measured = any(row['kc'] is not None for row in summary)
     if measured:
         columns += ['KC', 'KC to no term']
@@ -209,6 +224,7 @@ def table(summary: Sequence[Mapping[str, Any]], title: str = '', markdown: bool 
             shares = [f'{row["masks"][key]:.1f}' if row['masks'] else ''
                       for key in ('open', 'always')]
             cells[-1] += [*shares, _text(row['masks_bring'])]
+        cells[-1] += [_text(row['to'][other]) for other in others]
         if measured:
             cells[-1] += [_cell(row, 'kc', 4), _text(row['kc_of_term'], 4)]
     if not markdown:
@@ -238,9 +254,10 @@ def plot(summary: Sequence[Mapping[str, Any]], path: Path, title: str = '',
                 own = [row for row in summary if row['method'] == name and row[key] is not None
                        and row['macs'] is not None]
                 if own:
+                    again = number // len(SERIES)  # colours are used again
                     axes.plot([100 * row['macs'] for row in own], [row[key] for row in own],
-                              '--' if name.endswith('plain') else '-',
-                              marker='os^vD'[number // len(SERIES) % 5], markersize=4,
+                              '--' if name.endswith('plain') else ('-', '-.', ':')[again % 3],
+                              marker='os^vD'[again % 5], markersize=4,
                               color=f'C{number}', label=own[0]['label'])
             dense = [row['after'] for row in summary if row['method'] == 'dense']
             if dense and dense[0] is not None:
@@ -266,8 +283,7 @@ def write_report(folder: Path, summary: Sequence[Mapping[str, Any]],
         metric (str): Key of :data:`NAMES`. Defaults to top-1.
         **more: Further entries of the summary.
     """
-    entries = [{key: value._asdict() if isinstance(value, Interval) else value
-                for key, value in entry.items()} for entry in summary]
+    entries = [_plain(entry) for entry in summary]
     content = dict(title=title, machine=machine_info(), summary=entries, rows=list(rows), **more)
     texts = {'summary.json': json.dumps(content, indent=1),
              'table.txt': table(summary, title, metric=metric),
@@ -276,3 +292,10 @@ def write_report(folder: Path, summary: Sequence[Mapping[str, Any]],
         with atomic_write(folder / name) as temporary:
             temporary.write_text(text + '\n')
     plot(summary, folder / 'accuracy_over_macs.png', title, metric)
+
+
+def _plain(value: Any) -> Any:
+    """With dicts in the place of intervals."""
+    if isinstance(value, Interval):
+        return value._asdict()
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
