@@ -18,6 +18,7 @@ number() {  # NAME VALUE
 }
 
 # torchrun, by the interpreter that has torch. Several nodes by NNODES, NODE_RANK, MASTER_ADDR, PORT.
+# GRACE (120) is how many seconds the processes have to save once they are told to end.
 by_torchrun() {  # PROCESSES SCRIPT ARGUMENTS...
     local processes=$1 script=$2 name
     number PROCESSES "$processes"
@@ -32,6 +33,9 @@ by_torchrun() {  # PROCESSES SCRIPT ARGUMENTS...
     number PORT "${PORT:=29500}"
     [ "$NODE_RANK" -lt "$NNODES" ] ||
         refuse "expected NODE_RANK below NNODES=$NNODES, found \`$NODE_RANK\`"
+    number GRACE "${GRACE:=120}"
+    # a run that is told to end saves first: torchrun kills it after 30 seconds otherwise
+    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$GRACE}"
     exec python -m torch.distributed.run \
         --nnodes="$NNODES" \
         --node_rank="$NODE_RANK" \
@@ -66,6 +70,12 @@ by_sbatch() {  # PARTITION JOB_NAME LOG_FOLDER SCRIPT ARGUMENTS...
     command -v sbatch > /dev/null || refuse "expected Slurm's \`sbatch\` on the PATH, found none"
     resources "$1" "$2"
     number GRACE "${GRACE:=120}"
+    local word
+    for word in "${@:5}"; do
+        [[ $word != --resume && $word != --resume=* ]] ||
+            refuse "expected no --resume with REQUEUE=1, whose every start resumes, found \`$word\`;\
+ to begin from a checkpoint: --cfg-options load_from=CHECKPOINT"
+    done
     mkdir -p "$3"
     exec sbatch "${RESOURCES[@]}" --requeue --open-mode=append --output="$3/slurm-%j.out" \
         --signal="TERM@$GRACE" $SRUN_ARGS "$TOOLS/requeue.sh" "$TOOLS/$4" "${@:5}" --resume

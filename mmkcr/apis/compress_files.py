@@ -13,12 +13,12 @@ from torch import nn
 from mmkcr.core import atomic_write, remove_stale
 from mmkcr.deploy.int8 import require_quantizer
 from mmkcr.engine.compressed_config import scoped, with_import
+from mmkcr.models.two_stage import most_proposals
 from mmkcr.models.utils import (
     deciding_scores,
     find_task,
     is_dense_task,
     is_detector,
-    most_proposals,
     tensor_outputs,
 )
 from mmkcr.models.whole import IMAGES_WITH_REGIONS
@@ -36,7 +36,7 @@ from .build import (
 from .calibration_data import calibration_images
 from .compress_progress import CompressProgress, kept_profiles
 from .compression import CompressResult, compress
-from .count import Parts, count_parts, counted_proposals
+from .count import Parts, counted_proposals, known_parts
 from .finetune import without_initial_weights
 from .int8 import DeployedFile, deploy_int8
 from .latency_table import check_prediction, usable_table
@@ -282,9 +282,9 @@ def both_parts(task: CompressTask, subnet: nn.Module) -> Parts:
     """
     if not is_dense_task(task.model):
         return {}
-    slim = count_parts(subnet, task.input_shape)
-    return {part: (macs, slim.get(part, 0))
-            for part, macs in count_parts(task.model, task.input_shape).items()}
+    slim = known_parts(subnet, task.input_shape)
+    whole = known_parts(task.model, task.input_shape) if slim else {}
+    return {part: (macs, slim.get(part, 0)) for part, macs in whole.items()}
 
 
 def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folder: Path,

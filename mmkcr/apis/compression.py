@@ -409,19 +409,7 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
     """
     task = hasattr(model, 'data_preprocessor')
     counted = counted_part(model, part) if task else model
-    run = task_forward(counted, input_shape)
-
-    def on_an_image() -> Any:
-        try:
-            return run()
-        except Exception as error:  # of whatever module it is
-            reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-            size = ' (`--shape` of the commands)' if task else ''
-            raise ValueError(f'expected `{type(counted).__name__}` to run on one image of zeros of '
-                             f'`input_shape` {tuple(input_shape)}{size}, to count its MACs, found '
-                             f'that it raised {reason}') from error
-
-    return MacsModel(counted, space.host, space.sites, on_an_image)
+    return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
 
 
 @torch.no_grad()

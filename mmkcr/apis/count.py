@@ -1,17 +1,18 @@
 """MACs and parameters of any model of the three task families."""
 
+import warnings
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from torch import nn
 
 from mmkcr.core import MacsReport, Structure, count_forward_macs
+from mmkcr.models.two_stage import MASKS, most_proposals
 from mmkcr.models.utils import (
     backbone_macs,
     counted_part,
     find_task,
     is_dense_task,
     macs_by_part,
-    most_proposals,
     search_space,
     task_forward,
 )
@@ -30,7 +31,8 @@ def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) ->
         MacsReport: In total, by module and by operator.
 
     Raises:
-        ValueError: ``input_shape`` is not three positive integers.
+        ValueError: ``input_shape`` is not three positive integers, or the model does not run on
+            such an image.
     """
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise ValueError(f'expected an input shape (C, H, W), found {tuple(input_shape)}')
@@ -59,6 +61,19 @@ def count_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
     return macs_by_part(macs_report(model, input_shape), model)
 
 
+def known_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
+    """As :func:`count_parts`, but empty, with a warning, if the whole model cannot be counted.
+
+    Some detectors do not run without labels (Sparse R-CNN), and some segmentors not as tensors
+    (PointRend). Their backbones may be compressed all the same.
+    """
+    try:
+        return count_parts(model, input_shape)
+    except ValueError as error:
+        warnings.warn(f'MACs by part are not counted: {error}', stacklevel=2)
+        return {}
+
+
 def part_rows(parts: Parts) -> List[Tuple[str, ...]]:
     """Rows of a table, G MACs: part, dense, slim, share; the whole model last."""
     whole = tuple(sum(side) for side in zip(*parts.values()))
@@ -75,7 +90,7 @@ def counted_proposals(model: nn.Module) -> Optional[str]:
     count = most_proposals(find_task(model))
     return None if count is None else (
         f'The second stage is counted for {count} proposals (`test_cfg.rpn.max_per_img`), its '
-        f'masks for {min(count, 100)}.')
+        f'masks for {min(count, MASKS)}.')
 
 
 def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[str]) -> None:

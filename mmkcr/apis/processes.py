@@ -39,6 +39,8 @@ def join_processes(config: Config) -> None:
         if int(variables['LOCAL_RANK']) >= torch.cuda.device_count():
             raise ValueError('expected a GPU for each process of a node, found '
                              f'{torch.cuda.device_count()} for process {variables["LOCAL_RANK"]}')
+        # the Runner wraps the model for this GPU, but joins MPI's processes without setting it
+        os.environ['LOCAL_RANK'] = variables['LOCAL_RANK']
         return
     os.environ.update(variables)
     torch.distributed.init_process_group('gloo')
@@ -64,8 +66,10 @@ def _launched(launcher: str) -> Dict[str, str]:
     names = _VARIABLES[launcher]
     for name in names:
         if not os.environ.get(name):
+            by = 'to be set by you' if (launcher, name) == ('mpi', 'MASTER_ADDR') else \
+                f'set by {_STARTED_BY[launcher]}'
             raise ValueError(f'expected the environment variable `{name}` for `--launcher '
-                             f'{launcher}` (set by {_STARTED_BY[launcher]}), found it unset')
+                             f'{launcher}` ({by}), found it unset')
     found = {ours: os.environ[name] for ours, name in zip(_VARIABLES['pytorch'], names[:3])}
     for name, value in zip(names, found.values()):
         if not value.isdigit():

@@ -25,7 +25,7 @@ from .build import (
     state_bytes,
 )
 from .calibration_data import calibration_images
-from .count import Parts, count_parts, counted_proposals
+from .count import Parts, counted_proposals, known_parts
 from .latency_table import check_prediction, usable_table
 from .mask_folding import fold_masks as fold
 from .slimming import slim
@@ -151,10 +151,10 @@ def slim_files(config: Union[str, Path],
 def _parts(supernet: nn.Module, subnet: nn.Module, structure: Structure) -> Parts:
     """MACs by part, dense and slim; they differ only in the backbone, unless all is searched."""
     shape = structure.macs['input_shape']
-    found = count_parts(subnet, shape)
-    if search_space(subnet).host is subnet:
+    found = known_parts(subnet, shape)
+    if found and search_space(subnet).host is subnet:
         return {part: (macs, found.get(part, 0))
-                for part, macs in count_parts(supernet, shape).items()}
+                for part, macs in known_parts(supernet, shape).items()}
     lost = structure.macs['dense'] - structure.macs['subnet']
     return {part: (macs + lost * (part == 'backbone'), macs) for part, macs in found.items()}
 

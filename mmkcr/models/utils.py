@@ -3,7 +3,7 @@
 import inspect
 import random
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mmkcr.core import MacsReport, count_forward_macs
 from mmkcr.core.added import added_layers
 from .search_space import SearchSpace
+from .two_stage import most_proposals, two_stage_outputs
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -141,8 +142,25 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
         Callable: Runs the model on a batch of one, in the model's precision and on its device. A
         task model runs with its head, but without losses or post-processing. A backbone for masked
         image modelling sees the whole image. A two-stage detector runs on :func:`most_proposals`
-        proposals, independent of what its weights would propose.
+        proposals, independent of what its weights would propose. It raises a ValueError where the
+        model does not run on one image of this shape, or not without labels.
     """
+    run = _forward_of_zeros(model, input_shape)
+
+    def checked() -> Any:
+        try:
+            return run()
+        except Exception as error:  # of whatever module it is
+            reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+            size = ' (`--shape` of the commands)' if isinstance(model, BaseModel) else ''
+            raise ValueError(f'expected `{type(find_task(model)).__name__}` to run on one image of '
+                             f'zeros of `input_shape` {tuple(input_shape)}{size}, to count its '
+                             f'MACs, found that it raised {reason}') from error
+
+    return checked
+
+
+def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], Any]:
     inputs = next(model.parameters()).new_zeros(1, *input_shape)
     if not isinstance(model, BaseModel):
         whole = dict(mask=None) if 'mask' in inspect.signature(model.forward).parameters else {}
@@ -154,7 +172,7 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
         side = min(input_shape[-2:]) / 2
         # only the number of proposals counts, not where they are
         boxes = inputs.new_tensor([0., 0., side, side]).expand(proposals, 4)
-        return lambda: two_stage_outputs(task, inputs, samples, [boxes])
+        return lambda: two_stage_outputs(task, inputs, samples, [[boxes]])
     return lambda: tensor_outputs(model, inputs, samples)
 
 
@@ -192,42 +210,6 @@ def deciding_scores(task: nn.Module, outputs: Any) -> Any:
     """
     summed = isinstance(getattr(task, 'head', None), ConformerHead)
     return sum(outputs) if summed else outputs
-
-
-def most_proposals(task: nn.Module) -> Optional[int]:
-    """Maximum number of proposals per image that a detector's second stage takes.
-
-    Args:
-        task (nn.Module): A task model.
-
-    Returns:
-        int, optional: ``test_cfg.rpn.max_per_img``, 1000 in mmdet's configs. None if no region
-        proposal network feeds a second stage.
-    """
-    known = {cls.__name__ for cls in type(getattr(task, 'rpn_head', None)).__mro__}
-    if 'RPNHead' not in known or getattr(task, 'roi_head', None) is None:
-        return None
-    return int(task.rpn_head.test_cfg['max_per_img'])
-
-
-def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
-                      boxes: Sequence[Tensor]) -> Tuple[Any, Any]:
-    """Run both stages of a detector on given proposals.
-
-    Args:
-        task (nn.Module): Two-stage detector of mmdet.
-        inputs (Tensor): Images (N, 3, H, W).
-        samples (Sequence): Data samples of the images.
-        boxes (Sequence[Tensor]): Proposals of every image, (P, 4) each: x1, y1, x2, y2 in pixels.
-
-    Returns:
-        tuple: Outputs of the region proposal network, and of the heads on regions. Masks are those
-        of the first 100 proposals, as in mmdet.
-    """
-    from mmengine.structures import InstanceData
-    features = task.extract_feat(inputs)
-    proposals = [InstanceData(bboxes=found) for found in boxes]
-    return task.rpn_head(features), task.roi_head.forward(features, proposals, samples)
 
 
 def macs_by_part(report: MacsReport, model: nn.Module) -> Dict[str, int]:

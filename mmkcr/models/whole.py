@@ -13,10 +13,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import torch
 from torch import Tensor, nn
 
-from .utils import is_detector, most_proposals, tensor_outputs, two_stage_outputs
+from .two_stage import MASKS, most_proposals, refined_boxes, two_stage_outputs
+from .utils import is_detector, tensor_outputs
 
-#: Maximum number of regions per batch: mmdet computes the masks of the first 100 of a batch.
-REGIONS = 100
 #: Maximum number of images in such a batch, so that each image has enough regions.
 IMAGES_WITH_REGIONS = 2
 
@@ -25,11 +24,12 @@ class Held(NamedTuple):
     """The dense network's choices for a batch.
 
     Args:
-        boxes (list[Tensor], optional): Proposals of every image, (P, 4), equally many.
+        boxes (list[list[Tensor]], optional): Proposals by stage and image, (P, 4), equally many;
+            one stage, but for a cascade.
         scores (Tensor, optional): Scores of the places where queries may start, (N, places).
     """
 
-    boxes: Optional[List[Tensor]] = None
+    boxes: Optional[List[List[Tensor]]] = None
     scores: Optional[Tensor] = None
 
 
@@ -72,9 +72,10 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
     if most_proposals(dense) is not None:
         features = dense.extract_feat(images)
         found = dense.rpn_head.predict(features, samples, rescale=False)
-        # all images of a batch together stay within mmdet's 100
-        most = max(1, min(most_proposals(dense), REGIONS // len(images)))
-        return Held(boxes=[_chosen(one.bboxes, most, images) for one in found])
+        # all images of a batch together stay within mmdet's 100 masks
+        most = max(1, min(most_proposals(dense), MASKS // len(images)))
+        boxes = [_chosen(one.bboxes, most, images) for one in found]
+        return Held(boxes=refined_boxes(dense, features, boxes, samples))
     layer = _scoring_layer(dense)
     if layer is None:
         return Held()

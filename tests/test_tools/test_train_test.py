@@ -19,6 +19,7 @@ from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import DefaultScope
 from mmengine.visualization import Visualizer
 
+from mmkcr.apis.processes import join_processes
 from mmkcr.core import locked
 
 TOOLS = Path(__file__).parents[2] / 'tools'
@@ -451,11 +452,39 @@ def test_arguments_of_several_nodes(fake):
     assert words[-4:] == ['a b.py', '--resume', '--launcher', 'pytorch']
 
 
+@pytest.mark.parametrize(('given', 'seconds'), [
+    ({}, 120), (dict(GRACE='300'), 300), (dict(TORCH_ELASTIC_SHUTDOWN_TIMEOUT='9'), 9)])
+def test_processes_have_time_to_save(fake, tmp_path, given, seconds):
+    environment = fake('python')
+    (tmp_path / 'python').write_text('#!/bin/sh\necho $TORCH_ELASTIC_SHUTDOWN_TIMEOUT\n')
+    run = run_script('dist_train', 'a.py', '2', **environment, **given)
+    assert run.stdout.split() == [str(seconds)]
+
+
+def test_a_requeued_job_gives_its_tasks_their_processors(fake, tmp_path):
+    for given, count in ((dict(SLURM_CPUS_PER_TASK='5'), 5), ({}, 1)):
+        run = run_script('requeue', 'train.py', **fake('srun'), **given)
+        assert words_of(run)[0] == f'--cpus-per-task={count}'
+
+
+@pytest.mark.parametrize('resume', [['--resume'], ['--resume', 'a.pth'], ['--resume=a.pth']])
+def test_a_requeued_job_has_no_resume_of_its_own(fake, tmp_path, resume):
+    run = run_script('slurm_train', 'debug', 'name', 'a.py', str(tmp_path / 'work'), *resume,
+                     **fake('sbatch'), REQUEUE='1')
+    (line, ) = run.stderr.splitlines()
+    assert run.returncode == 2 and f'found `{resume[0]}`' in line and 'load_from=' in line
+    assert not (tmp_path / 'work').exists()
+    run = run_script('slurm_train', 'debug', 'name', 'a.py', str(tmp_path / 'work'), '--amp',
+                     **fake('sbatch'), REQUEUE='1')
+    assert words_of(run)[-2:] == ['--amp', '--resume']
+
+
 @pytest.mark.parametrize(('script', 'environment', 'message'), [
     ('dist_train', dict(NNODES='2'), 'NODE_RANK in the environment for NNODES=2, found it unset'),
     ('dist_test', dict(NNODES='2', NODE_RANK='1'), 'expected MASTER_ADDR in the environment'),
     ('dist_train', dict(NNODES='2', NODE_RANK='2', MASTER_ADDR='a'), 'below NNODES=2, found `2`'),
     ('dist_train', dict(PORT='http'), 'a whole number as PORT, found `http`'),
+    ('dist_train', dict(GRACE='soon'), 'a whole number as GRACE, found `soon`'),
     ('slurm_train', dict(GPUS='two'), 'a whole number as GPUS, found `two`'),
     ('slurm_test', dict(PATH='only dirname'), '`srun` on the PATH, found none')])
 def test_launcher_variables(fake, tmp_path, script, environment, message):
@@ -474,10 +503,33 @@ def test_launcher_variables(fake, tmp_path, script, environment, message):
     ('slurm', {}, '`SLURM_PROCID` for `--launcher slurm` (set by `srun`'),
     ('slurm', dict(SLURM_PROCID='0', SLURM_NTASKS='x', SLURM_LOCALID='0', SLURM_NODELIST='a'),
      'a whole number in the environment variable `SLURM_NTASKS`, found `x`'),
-    ('mpi', {}, '`OMPI_COMM_WORLD_RANK` for `--launcher mpi` (set by `mpirun`')])
+    ('mpi', {}, '`OMPI_COMM_WORLD_RANK` for `--launcher mpi` (set by `mpirun`'),
+    ('mpi', dict(OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_SIZE='1',
+                 OMPI_COMM_WORLD_LOCAL_RANK='0'), '`MASTER_ADDR` for `--launcher mpi` (to be set')])
 def test_launcher_without_its_variables(refused, config_path, monkeypatch, launcher, environment,
                                         message):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     line = refused('train', config_path, '--launcher', launcher)
     assert message in line and 'found' in line
+
+
+@pytest.mark.parametrize(('launcher', 'names'), [
+    ('pytorch', ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')),
+    ('slurm', ('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_LOCALID')),
+    ('mpi', ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_LOCAL_RANK'))])
+def test_a_process_has_the_gpu_of_its_place_on_the_node(monkeypatch, launcher, names):
+    """Of three, on nodes of two: the Runner wraps the model for `LOCAL_RANK`."""
+    monkeypatch.setenv('LOCAL_RANK', '0')  # what `--local_rank` leaves
+    for name, value in zip(names, '321'):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv('MASTER_ADDR', 'first')
+    monkeypatch.setenv('MASTER_PORT', '1')
+    monkeypatch.setenv('SLURM_NODELIST', 'first')
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    join_processes(Config(dict(launcher=launcher)))
+    assert os.environ['LOCAL_RANK'] == '1'
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
+    with pytest.raises(ValueError, match='a GPU for each process of a node, found 1'):
+        join_processes(Config(dict(launcher=launcher)))

@@ -21,7 +21,8 @@ from mmkcr.apis.build import build_model, default_shape, image_shape, load_confi
 from mmkcr.apis.cli import Parser, add_options_argument, command, quiet_hosts
 from mmkcr.apis.count import counted_proposals
 from mmkcr.core import MacsReport, count_params
-from mmkcr.models.utils import find_task, macs_by_part, most_proposals
+from mmkcr.models.two_stage import most_proposals
+from mmkcr.models.utils import find_task, macs_by_part
 from mmkcr.visualization import format_table
 
 

@@ -212,7 +212,7 @@ def _first_of_boxes(head: nn.Module, path: str) -> Reads:
 
 def _first_of_masks(head: nn.Module, path: str) -> Reads:
     mask_head(head)
-    return Reads(f'{path}.convs.0.conv')
+    return Reads(f'{path}.convs.0.conv' if len(head.convs) else f'{path}.upsample')
 
 
 def _resize_regions(module: nn.Module, channels: int) -> None:

@@ -29,7 +29,8 @@ def slim(model, target, found, **options):
                     held_out=found, **{**FAST, **options})
 
 
-@pytest.mark.parametrize('name', ['upernet', 'mask_rcnn', 'dino', 'mask2former'])
+@pytest.mark.parametrize('name', ['upernet', 'mask_rcnn', 'cascade', 'cascade_of_boxes', 'dino',
+                                  'mask2former'])
 def test_one_budget_for_the_whole_model(name):
     if name in DETECTORS:
         pytest.importorskip('mmcv.ops')

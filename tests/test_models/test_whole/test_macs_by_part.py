@@ -1,12 +1,18 @@
 """MACs of whole detectors and segmentors by part, against a naive count of every layer's calls."""
 
+import types
+
 import pytest
 import torch
+from mmengine.structures import InstanceData
 from torch import nn
 
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.count import count_parts, counted_proposals, part_rows
-from mmkcr.models.utils import most_proposals, task_forward
+from mmkcr.apis.compress_files import both_parts
+from mmkcr.apis.count import count_macs, count_parts, counted_proposals, part_rows
+from mmkcr.models.two_stage import most_proposals, refined_boxes, two_stage_outputs
+from mmkcr.models.utils import task_forward
+from .whole_models import SWIN, batches, build
 
 SHAPE = (3, 64, 64)
 CONFIGS = dict(
@@ -66,6 +72,76 @@ def test_the_second_stage_runs_on_the_stated_number(models):
             2 * 64 * 64 * 9 + 4 * 64 * 64 + 4 * 64 * head.num_classes)
     model.rpn_head.test_cfg['max_per_img'] = 50
     assert counted_proposals(models['upernet']) is None
+
+
+def test_every_stage_of_a_cascade_runs_on_the_stated_number():
+    pytest.importorskip('mmcv.ops')
+    model = build('cascade')
+    for count in (7, 130):
+        model.rpn_head.test_cfg['max_per_img'] = count
+        parts = count_parts(model, SHAPE)
+        assert f'{count} proposals' in counted_proposals(model)
+        assert f'masks for {min(count, 100)}.' in counted_proposals(model)
+        # two layers, and those of scores and of boxes for any class; four layers of 12 channels,
+        # one to twice the size, and the logits
+        assert parts['roi_head.bbox_head'] == 3 * count * (
+            16 * 7 * 7 * 24 + 24 * 24 + 24 * (3 + 1) + 24 * 4)
+        pixels = min(count, 100) * 14 * 14
+        assert parts['roi_head.mask_head'] == 3 * pixels * (
+            16 * 12 * 9 + 12 * 12 * 9 + 4 * 12 * 12 + 4 * 12 * 3)
+
+
+def test_stages_of_a_cascade_run_on_the_boxes_of_the_stage_before():
+    """Against mmdet's own forward: mean scores, boxes of the last stage, mean of the masks."""
+    pytest.importorskip('mmcv.ops')
+    torch.manual_seed(0)
+    model = build('cascade').double()
+    for head in model.roi_head.bbox_head:
+        torch.nn.init.normal_(head.fc_reg.weight, std=0.3)  # so that boxes move
+    found = batches(model, dtype=torch.float64)[0]
+    images, samples = found['inputs'], found['data_samples']
+    boxes = [torch.tensor([[4., 4., 30., 40.], [10., 0., 60., 20.], [0., 0., 64., 64.]]).double(),
+             torch.tensor([[8., 2., 50., 30.], [1., 9., 20., 60.], [5., 5., 15., 25.]]).double()]
+    with torch.no_grad():
+        features = model.extract_feat(images)
+        stages = refined_boxes(model, features, boxes, samples)
+        _, regions = two_stage_outputs(model, images, samples, stages)
+        scores, deltas, masks = model.roi_head.forward(
+            features, [InstanceData(bboxes=of_image) for of_image in boxes], samples)
+    assert len(stages) == 3 and not torch.allclose(stages[0][0], stages[2][0], atol=1.)
+    assert torch.allclose(sum(scores for scores, _ in regions[:3]) / 3, torch.cat(scores))
+    assert torch.allclose(regions[2][1], torch.cat(deltas))
+    assert torch.allclose(sum(found.sigmoid() for found in regions[3:]) / 3, torch.cat(masks))
+    single = build('mask_rcnn')
+    with torch.no_grad():
+        assert refined_boxes(single, (), boxes, samples) == [boxes]
+
+
+def sparse_rcnn():
+    """mmdet runs its heads with labels only."""
+    config = load_config('mmdet::sparse_rcnn/sparse-rcnn_r50_fpn_1x_coco.py')
+    config.model.backbone = SWIN
+    config.model.neck.update(in_channels=[16, 32], num_outs=2)
+    config.model.roi_head.update(num_stages=1, stage_loss_weights=[1],
+                                 bbox_head=config.model.roi_head.bbox_head[:1])
+    config.model.roi_head.bbox_roi_extractor.featmap_strides = [4, 8]
+    return build_model(config)
+
+
+def test_a_model_that_needs_labels_is_refused_in_one_sentence():
+    pytest.importorskip('mmcv.ops')
+    with pytest.raises(ValueError, match=r'expected `SparseRCNN` to run on one image of zeros .*, '
+                       r'to count its MACs, found that it raised \w+Error'):
+        count_parts(sparse_rcnn(), SHAPE)
+
+
+def test_backbones_of_such_models_are_compressed_all_the_same():
+    pytest.importorskip('mmcv.ops')
+    model = sparse_rcnn()
+    task = types.SimpleNamespace(model=model, input_shape=SHAPE)
+    with pytest.warns(UserWarning, match='MACs by part are not counted: expected `SparseRCNN`'):
+        assert both_parts(task, model) == {}
+    assert count_macs(model.backbone, SHAPE) > 0
 
 
 def test_rows_end_with_the_whole_model():

@@ -22,7 +22,8 @@ SHAPE = (3, 64, 64)
 #: Sites outside of the backbone, by part and kind.
 EXPECTED = dict(
     upernet=dict(channels=6), upernet_batch_norm=dict(channels=6), segformer=dict(channels=3),
-    mask_rcnn=dict(channels=8), pafpn=dict(channels=8), dino=dict(heads=6, mlp_hidden=4),
+    mask_rcnn=dict(channels=8), cascade=dict(channels=18), cascade_of_boxes=dict(channels=9),
+    short_masks=dict(channels=6), pafpn=dict(channels=8), dino=dict(heads=6, mlp_hidden=4),
     detr=dict(heads=6, mlp_hidden=5), mask2former=dict(channels=1, heads=6, mlp_hidden=4))
 
 

@@ -1,5 +1,7 @@
 """Small detectors and segmentors, and what they give for chosen proposals."""
 
+import copy
+
 import torch
 from mmengine.config import Config
 
@@ -44,6 +46,36 @@ def _mask_rcnn():
     head.mask_head.update(in_channels=16, conv_out_channels=12, num_classes=3)
     for config in (model.train_cfg.rpn_proposal, model.test_cfg.rpn):
         config.update(nms_pre=20, max_per_img=10)
+    return model
+
+
+def _cascade(masks=True):
+    """Three stages, each with heads of its own."""
+    model = _mask_rcnn()
+    head, stages = model.roi_head, 3
+    head.type = 'CascadeRoIHead'
+    head.update(num_stages=stages, stage_loss_weights=[1, 0.5, 0.25])
+    boxes = []
+    for stage in range(stages):
+        of_stage = copy.deepcopy(head.bbox_head)
+        of_stage.reg_class_agnostic = True
+        of_stage.bbox_coder.target_stds = [value / (stage + 1) for value in (0.1, 0.1, 0.2, 0.2)]
+        boxes.append(of_stage)
+    head.bbox_head = boxes
+    if not masks:
+        del head.mask_head, head.mask_roi_extractor
+    model.train_cfg.rcnn = [model.train_cfg.rcnn] * stages
+    return model
+
+
+def _cascade_of_boxes():
+    return _cascade(masks=False)
+
+
+def _short_masks():
+    """Masks without convolutions before they grow."""
+    model = _mask_rcnn()
+    model.roi_head.mask_head.num_convs = 0
     return model
 
 
@@ -102,7 +134,9 @@ def _mask2former():
 
 #: Configs of models by name.
 MODELS = dict(upernet=_upernet, upernet_batch_norm=_upernet_batch_norm, segformer=_segformer,
-              mask_rcnn=_mask_rcnn, pafpn=_pafpn, dino=_dino, detr=_detr, mask2former=_mask2former)
+              mask_rcnn=_mask_rcnn, cascade=_cascade, cascade_of_boxes=_cascade_of_boxes,
+              short_masks=_short_masks, pafpn=_pafpn, dino=_dino, detr=_detr,
+              mask2former=_mask2former)
 SEGMENTORS = ('upernet', 'upernet_batch_norm', 'segformer')
 DETECTORS = tuple(name for name in MODELS if name not in SEGMENTORS)
 
