@@ -38,8 +38,9 @@ def make_parser() -> Parser:
     parser.add_argument('--net', help="network of tools/lab/arena_stages (the task's)")
     parser.add_argument('--budgets', type=float, nargs='+', default=[0.7, 0.6, 0.5, 0.4, 0.3],
                         metavar='SHARE', help='of the dense MACs (%(default)s)')
-    parser.add_argument('--methods', nargs='+', choices=list(METHODS),
-                        help='(those of the table in docs/arena.md)')
+    parser.add_argument('--methods', nargs='+', choices=list(METHODS), metavar='METHOD',
+                        help='(those of the first table that the network has configs for) all: '
+                        f'{", ".join(METHODS)}')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2, 3, 4], metavar='N',
                         help='of data, weights and units (%(default)s)')
     parser.add_argument('--epochs-factor', type=float, default=1., metavar='X',
@@ -47,7 +48,8 @@ def make_parser() -> Parser:
     parser.add_argument('--work-dir', help='folder for everything that is written '
                         '(work_dirs/arena/<task>)')
     parser.add_argument('--to', nargs='+', choices=['dense', *METHODS], default=[],
-                        metavar='METHOD', help='more methods that differences are to, or `dense`')
+                        metavar='METHOD',
+                        help='more methods that differences are to, or `dense` (none)')
     parser.add_argument('--report', action='store_true', help='run nothing, read what is finished')
     return parser
 

