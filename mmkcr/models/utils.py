@@ -152,10 +152,9 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
             return run()
         except Exception as error:  # of whatever module it is
             reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-            size = ' (`--shape` of the commands)' if isinstance(model, BaseModel) else ''
             raise ValueError(f'expected `{type(find_task(model)).__name__}` to run on one image of '
-                             f'zeros of `input_shape` {tuple(input_shape)}{size}, to count its '
-                             f'MACs, found that it raised {reason}') from error
+                             f'zeros of `input_shape` {tuple(input_shape)} (`--shape` of the '
+                             f'commands), without labels, found that it raised {reason}') from error
 
     return checked
 

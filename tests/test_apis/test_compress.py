@@ -965,6 +965,6 @@ def test_a_task_model_that_does_not_take_the_image_says_which_option_is_missing(
                       out_type='cls_token', interpolate_mode='none'),
         head=dict(type='LinearClsHead', num_classes=4, in_channels=32))
     with pytest.raises(ValueError, match=r'to run on one image of zeros of `input_shape` '
-                                         r'\(3, 64, 64\) \(`--shape` of the commands\), to count'):
+                                         r'\(3, 64, 64\) \(`--shape` of the commands\), without'):
         compress(model, torch.randn(2, 3, 64, 64), '60%', ['mlp_hidden'],
                  input_shape=(3, 64, 64), progress=False)

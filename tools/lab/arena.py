@@ -1,9 +1,9 @@
 """The arena: ways to make a network smaller, at equal MACs and equal total training.
 
-Every method is a few stages of a study (:mod:`lab.study`; the methods are in
-:mod:`lab.arena_methods`) whose batches add up to those of the
-dense network's training. A batch is one forward and backward pass, whether it updates weights or
-gates. Methods share what they can: the dense network that is cut, and the search of DCS.
+Every method (:mod:`lab.arena_methods`) is a few stages of a study (:mod:`lab.study`) whose batches
+add up to those of the dense network's training. A batch is one forward and backward pass, whether
+it updates weights or gates. Methods share what they can: the dense network that is cut, and the
+search of DCS.
 
 A task is a folder of images with a training and a held-out part for every seed: the draw, the
 first weights, the calibration images and the random units all follow the seed, so that differences
@@ -13,15 +13,7 @@ backbone of a dense task.
 
 import copy
 from pathlib import Path
-from typing import (
-    Any,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import yaml
 from mmengine.config import Config

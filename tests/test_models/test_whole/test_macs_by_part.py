@@ -131,7 +131,7 @@ def sparse_rcnn():
 def test_a_model_that_needs_labels_is_refused_in_one_sentence():
     pytest.importorskip('mmcv.ops')
     with pytest.raises(ValueError, match=r'expected `SparseRCNN` to run on one image of zeros .*, '
-                       r'to count its MACs, found that it raised \w+Error'):
+                       r'without labels, found that it raised \w+Error'):
         count_parts(sparse_rcnn(), SHAPE)
 
 
