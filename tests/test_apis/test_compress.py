@@ -665,7 +665,7 @@ def test_a_backbone_without_an_adapter_is_told_which_have_one():
     (lambda: Broken(), f'LookupError: {"of its own " * 50}fault$')])
 def test_a_module_that_does_not_run_on_an_image(module, reason):
     """Its error is there, the whole text and the error itself; whose fault it is nobody knows."""
-    message = rf'` to run on .*\(3, 32, 32\), .* raised {reason}'
+    message = rf'` to run on .*\(3, 32, 32\) \(`--shape` of the commands\), .* raised {reason}'
     with pytest.raises(ValueError, match=message) as found:
         compress(module(), [IMAGES], 0.6, forward=lambda network, batch: network(batch, 1.),
                  **OPTIONS)
