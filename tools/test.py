@@ -32,6 +32,7 @@ from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.workers import no_workers_left
 from mmkcr.evaluation.masks import MaskWatch, masks_held_open
 from mmkcr.visualization import format_table
 
@@ -241,7 +242,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
         if args.onnx is not None:
             run_by_file(runner.model, args.onnx, args.runtime or 'onnxruntime')
-        metrics = test_with_masks(runner) if args.masks else runner.test()
+        with no_workers_left(runner):
+            metrics = test_with_masks(runner) if args.masks else runner.test()
     if args.out and not predictions and is_first_process(config.launcher):
         mmengine.dump(metrics, args.out)
     outside = check_expected(config, metrics) if args.check else ()

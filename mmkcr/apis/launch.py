@@ -23,6 +23,7 @@ from mmkcr.compat import UnreadableImageError
 from mmkcr.core import NonFiniteError, atomic_write, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.engine.hooks.refresh import RefreshHook
+from mmkcr.engine.workers import no_workers_left
 from mmkcr.models.losses import MacsPrice
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import unwrap
@@ -205,7 +206,8 @@ def start_training(config: Config) -> Runner:
         runner.register_hook(start)
         for name in ('CheckpointGuardHook', 'ClassCheckHook', 'FiniteHook'):
             runner.register_hook(dict(type=f'mmkcr.{name}'))
-        runner.train()
+        with no_workers_left(runner):
+            runner.train()
     return runner
 
 

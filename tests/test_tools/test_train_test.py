@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import pickle
 import re
@@ -93,6 +94,22 @@ def trained(tools, config_path, tmp_path):
     tools['train'].main([config_path, '--work-dir', str(tmp_path / 'run'), '--cfg-options',
                          'train_cfg.max_epochs=1'])
     return tmp_path / 'run'
+
+
+def test_no_worker_is_left(tools, config_path, tmp_path):
+    """A process that pins memory waits five seconds for each when it ends."""
+    before, run = set(multiprocessing.active_children()), tmp_path / 'run'
+    options = ['--cfg-options', 'train_cfg.max_epochs=1', *(
+        f'{name}_dataloader.{option}' for name in ('train', 'val', 'test')
+        for option in ('num_workers=1', 'persistent_workers=True'))]
+    tools['train'].main([config_path, '--work-dir', str(run), *options])
+    assert set(multiprocessing.active_children()) == before
+    tools['test'].main([config_path, str(run / 'epoch_1.pth'), *options])
+    assert set(multiprocessing.active_children()) == before
+    with pytest.raises(SystemExit):
+        tools['train'].main([config_path, '--work-dir', str(tmp_path / 'fails'), *options,
+                             'optim_wrapper.optimizer.lr=1e30'])
+    assert set(multiprocessing.active_children()) == before
 
 
 @pytest.fixture

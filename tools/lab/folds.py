@@ -10,6 +10,7 @@ from mmengine.runner import Runner, find_latest_checkpoint
 from mmengine.utils import ManagerMeta, ManagerMixin
 
 from mmkcr.apis.launch import one_run, set_dataloader_defaults
+from mmkcr.engine.workers import no_workers_left
 
 
 class Deal(NamedTuple):
@@ -76,7 +77,8 @@ def run_fold(config: Config, folder: Path) -> Dict[str, float]:
     with _fresh_instances(), one_run(config) as start:
         runner = Runner.from_cfg(config)
         runner.register_hook(start)
-        runner.train()
+        with no_workers_left(runner):
+            runner.train()
         scalars = runner.message_hub.log_scalars
         return {name[len('val/'):]: float(buffer.current()) for name, buffer in scalars.items()
                 if name.startswith('val/') and not name.endswith('time')}

@@ -1,0 +1,30 @@
+"""Processes that load data, and how they end."""
+
+from contextlib import contextmanager
+from typing import Iterator
+
+from mmengine.runner import Runner
+from mmengine.runner.base_loop import BaseLoop
+from torch.utils.data import DataLoader
+
+
+@contextmanager
+def no_workers_left(runner: Runner) -> Iterator[None]:
+    """End the workers of a run's loaders with the block, whatever ends it.
+
+    PyTorch tells persistent workers to end when the last reference to their iterator goes, but a
+    runner and its loops refer to each other. Python's collector breaks such circles too late for
+    that, and so does the end of a process that pins memory for a GPU: both wait five seconds for
+    each worker. The loaders start new ones when they are iterated again.
+
+    Args:
+        runner (Runner): Its loops run within the block.
+    """
+    try:
+        yield
+    finally:
+        loops = [value for value in vars(runner).values() if isinstance(value, BaseLoop)]
+        for loader in (value for loop in loops for value in vars(loop).values()):
+            if isinstance(loader, DataLoader) and loader._iterator is not None:
+                loader._iterator._shutdown_workers()
+                loader._iterator = None
