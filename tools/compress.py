@@ -79,8 +79,8 @@ def make_parser() -> Parser:
                         help='folder of an earlier compression of this checkpoint, with these '
                         'images and sites: its calibration is used (that in --out, if it fits)')
     parser.add_argument('--divisor', type=int, default=8,
-                        help='sizes are multiples of it, or full; any where there are fewer than '
-                        'four multiples (%(default)s)')
+                        help='sizes, in every head too, are multiples of it, or full; where there '
+                        'are fewer than four, more than 8 is halved, else any (%(default)s)')
     parser.add_argument('--uniform', action='store_true',
                         help='the same share of every site instead of the best allocation')
     parser.add_argument('--scope', choices=SCOPES, default='backbone',

@@ -20,8 +20,10 @@ FILLED = 0.97
 
 def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
     """Sizes that a site may have, ascending; for channels of heads, equally many in every head."""
-    total = site.total // site.rows
-    divisor = settings.divisor if total >= 4 * settings.divisor else 1
+    total, divisor = site.total // site.rows, settings.divisor
+    while total < 4 * divisor and divisor > 8 and divisor % 2 == 0:
+        divisor //= 2
+    divisor = divisor if total >= 4 * divisor else 1
     least = 0 if site.operators() else max(1, round(settings.min_share * total))
     sizes = allowed_sizes(total, least, divisor)
     return [size * site.rows for size in sizes]

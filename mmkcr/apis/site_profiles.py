@@ -61,8 +61,9 @@ class CompressOptions:
     """Options of a compression.
 
     Args:
-        divisor (int): Sizes of hidden layers and channels are multiples of it, or full. Defaults
-            to 8.
+        divisor (int): Sizes of hidden layers, channels and channels of a head are multiples of it,
+            or full. Where there are fewer than four multiples, a divisor above 8 is halved; else
+            any size is allowed. Defaults to 8.
         min_share (float): Minimum share of its units that a site keeps. Defaults to 0.05.
         uniform (bool): Use the same share for every site instead of the best allocation. Defaults
             to False.
