@@ -10,6 +10,7 @@ import pytest
 
 from mmkcr.core import Structure
 
+TIMED = ('inference', 'multiples', 'block', 'backbone')
 TOOL, ROOT = 'benchmarks/gpu', Path(__file__).parents[2]
 NETWORK = f'{ROOT}/configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py=60%'
 
@@ -49,8 +50,10 @@ def test_rows_without_failures(measure):
 
 
 def test_steps_searches_and_backbones(measure):
-    printed, folder = measure('--tables', 'step', 'search', 'backbone')
-    assert '4 rows are there, 0 failed now, 0 are left' in printed
+    printed, folder = measure('--tables', 'step', 'search', 'backbone', 'multiples')
+    assert '5 rows are there, 0 failed now, 0 are left' in printed
+    row, = rows_of(folder, 'multiples')
+    assert 0.5 < float(row['macs_ratio']) <= 0.6 and row['divisor'] == '8'
     steps = {row['term']: row for row in rows_of(folder, 'step')}
     assert set(steps) == {'kcr', 'ib'}
     for row in steps.values():
@@ -86,7 +89,7 @@ def test_every_job_of_the_short_form(load_tool):
         for table in tool.TABLES:
             found = [name for name in names if name.startswith(f'{table} ')]
             assert found
-            for runtime in tool.RUNTIMES if table in ('inference', 'block', 'backbone') else ():
+            for runtime in tool.RUNTIMES if table in TIMED else ():
                 assert any(f'runtime={runtime}' in name for name in found), (table, runtime)
     for structure in tool.structure_names():
         assert sum(f'network={structure} ' in name for name in names) == 2 * len(

@@ -1,11 +1,12 @@
 """All figures of one GPU: inference, training steps, searches, refits; row by row.
 
 Tables: `inference` (dense against slim in turns: every structure file of configs/structures, eager
-and compiled, fp32, bf16 and fp16, batch 1 to 256), `step` (what the KCR and IB terms add to a
-training step), `search` (steps of Once for Both while it slices), `block` and `backbone` (drop-in
-depthwise convolution) and `refit` (closed-form compression). The most telling rows come first; when
-the time is over, the rest is left, and the same command goes on. A row that fails is written with
-its error. Weights and images are random.
+and compiled, fp32, bf16 and fp16, batch 1 to 256), `multiples` (random hidden units and channels of
+heads at 60 % of the MACs, by what their numbers are multiples of), `step` (what the KCR and IB
+terms add to a training step), `search` (steps of Once for Both while it slices), `block` and
+`backbone` (drop-in depthwise convolution) and `refit` (closed-form compression). The most telling
+rows come first; when the time is over, the rest is left, and the same command goes on. A row that
+fails is written with its error. Weights and images are random.
 
 Writes rows.jsonl, and from it a CSV file a table and tables.md, into a folder that is named by
 hardware and versions. tools/benchmarks/gpu.sh goes on where an error took the process along.
@@ -40,7 +41,7 @@ from mmkcr.core import Structure, atomic_write
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.registry import MODELS
 
-TABLES = ('inference', 'step', 'search', 'block', 'backbone', 'refit')
+TABLES = ('inference', 'multiples', 'step', 'search', 'block', 'backbone', 'refit')
 RUNTIMES = ('eager', 'compiled')
 BATCHES, DTYPES = (1, 64, 256, 8), ('bf16', 'fp32', 'fp16')
 _SMALL = 'kcr-search_vit-small_8xb64_in1k-100'
@@ -79,7 +80,7 @@ def make_parser() -> Parser:
                         help='of the inference table: names in configs/structures, or CONFIG=60%% '
                         'for random units (all structures; one a method with --short)')
     parser.add_argument('--runtimes', nargs='+', choices=RUNTIMES, default=list(RUNTIMES),
-                        help='of inference, block and backbone (both)')
+                        help='of inference, multiples, block and backbone (both)')
     parser.add_argument('--minutes', type=float, default=18,
                         help='after which no row begins (%(default)g)')
     parser.add_argument('--repeats', type=int, help='pairs or runs a row (10; 2 with --short)')
@@ -145,6 +146,13 @@ class Networks:
                        for given in ({}, dict(structure=str(path))))
         return self.tool.Pair((name, 'structure'), dense, slim, input_shape(structure))
 
+    def random(self, name: str, config: str, divisor: int, group: int) -> Any:
+        """Random hidden units and head channels at 60 % of the MACs, beside the dense network."""
+        args = self.tool.make_parser().parse_args(
+            [config, '--part', 'backbone', '--divisor', str(divisor), '--group', str(group),
+             '--sites', 'mlp_hidden', 'head_channels'])
+        return self.tool.make_pair(args, '60%')
+
     def replaced(self, name: str, size: str, share: float, image: int) -> Any:
         """A ViT with a share of its blocks replaced, beside the dense one."""
         dense, slim = replaced_pair(size, share, image, depth=3 if self.short else None)
@@ -184,6 +192,25 @@ def inference_jobs(args: Any, runtime: str) -> Iterator[Job]:
             key = dict(network=name, runtime=runtime, dtype=dtype, batch=batch)
             yield Job('inference', key, lambda key=key: [networks.row(
                 key['network'], runtime, key['dtype'], key['batch'], args.device, args.repeats)])
+
+
+def multiples_jobs(args: Any, runtime: str) -> Iterator[Job]:
+    """Random units: sizes in multiples of 8 and 64, and of 8 and 16 in every head."""
+    networks = Networks(args.short)
+    configs = [f'mmpretrain::{name}_in1k.py' for name in (
+        ('deit/deit-tiny_4xb256', ) if args.short else
+        ('deit/deit-base_16xb64', 'swin_transformer/swin-tiny_16xb64',
+         'deit/deit-small_4xb256'))]
+    sizes = ((8, 1), ) if args.short else ((8, 1), (64, 1), (8, 8), (8, 16), (64, 16))
+    dtypes, batch = (('fp32', ), 1) if args.short else (('bf16', 'fp32'), 256)
+    for config, (divisor, group), dtype in itertools.product(
+            configs, sizes, dtypes[:1] if runtime == 'compiled' else dtypes):
+        key = dict(config=config, divisor=divisor, group=group, runtime=runtime, dtype=dtype,
+                   batch=batch)
+        build = functools.partial(networks.random, config=config, divisor=divisor, group=group)
+        yield Job('multiples', key, lambda key=key, build=build: [networks.row(
+            '{config}, multiples of {divisor}, groups of {group}'.format(**key), key['runtime'],
+            key['dtype'], key['batch'], args.device, args.repeats, build)])
 
 
 def step_jobs(args: Any) -> Iterator[Job]:
@@ -253,10 +280,11 @@ def refit_jobs(args: Any) -> Iterator[Job]:
 def all_jobs(args: Any) -> Iterator[Job]:
     """The chosen jobs in the order in which they run."""
     jobs = dict(step=step_jobs, search=search_jobs, refit=refit_jobs)
-    timed = dict(inference=inference_jobs, block=block_jobs, backbone=backbone_jobs)
-    order = [('inference', 'eager'), ('step', ''), ('search', ''), ('refit', ''),
-             ('block', 'eager'), ('backbone', 'eager'), ('inference', 'compiled'),
-             ('block', 'compiled'), ('backbone', 'compiled')]
+    timed = dict(inference=inference_jobs, multiples=multiples_jobs, block=block_jobs,
+                 backbone=backbone_jobs)
+    order = [('inference', 'eager'), ('multiples', 'eager'), ('step', ''), ('search', ''),
+             ('refit', ''), ('block', 'eager'), ('backbone', 'eager'), ('inference', 'compiled'),
+             ('multiples', 'compiled'), ('block', 'compiled'), ('backbone', 'compiled')]
     for table, runtime in order:
         if table in args.tables and not runtime:
             yield from jobs[table](args)
