@@ -16,7 +16,7 @@ from mmengine.evaluator import DumpResults
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmkcr.apis.build import load_config
+from mmkcr.apis.build import load_config, take_options
 from mmkcr.apis.cli import Parser, command
 from mmkcr.apis.expected import check_expected
 from mmkcr.apis.launch import (
@@ -89,7 +89,7 @@ def merge_args(config: Config, args: Any) -> Config:
     if args.show or args.show_dir is not None:
         show_predictions(config, args)
     if args.cfg_options is not None:
-        config.merge_from_dict(args.cfg_options)
+        take_options(config, args.cfg_options)
     if args.tta:
         # what goes around the model goes around that which `compression` stands for
         config = compressed_config(config)

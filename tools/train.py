@@ -10,7 +10,7 @@ from typing import Any, Optional, Sequence
 
 from mmengine.config import Config
 
-from mmkcr.apis.build import load_config
+from mmkcr.apis.build import load_config, take_options
 from mmkcr.apis.cli import Parser, command
 from mmkcr.apis.launch import (
     add_common_arguments,
@@ -65,7 +65,7 @@ def merge_args(config: Config, args: Any) -> Config:
                              'for `--auto-scale-lr`, found none')
         config.auto_scale_lr.enable = True
     if args.cfg_options is not None:
-        config.merge_from_dict(args.cfg_options)
+        take_options(config, args.cfg_options)
     if args.resume == 'auto':
         resume_latest(config)
     elif args.resume is not None:

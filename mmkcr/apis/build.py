@@ -1,12 +1,15 @@
 """Models from configs and checkpoints, for the commands: no data set, no runner."""
 
 import copy
+import difflib
 import hashlib
+import inspect
 from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple, Union
 
 import torch
 from mmengine.config import Config
+from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.apis.arguments import image_shape
@@ -34,13 +37,40 @@ def load_config(path: Union[str, Path], options: Optional[Mapping[str, Any]] = N
 
     Raises:
         FileNotFoundError: There is no such config.
-        ValueError: The file is no config.
+        ValueError: The file is no config, or see :func:`take_options`.
     """
     config = read_config(path)
     if options:
-        config.merge_from_dict(dict(options))
+        take_options(config, options)
         drop_idle_workers(config)
     return compressed_config(config) if compressed else config
+
+
+#: What a config may have although it has it not, beside a variable of any other name.
+_ENTRIES = {*inspect.signature(Runner.__init__).parameters, 'auto_scale_lr', 'compression',
+            'custom_imports', 'expected', 'find_unused_parameters', 'model_wrapper_cfg',
+            'runner_type', 'tta_model', 'tta_pipeline'}
+
+
+def take_options(config: Config, options: Mapping[str, Any]) -> None:
+    """Overwrite entries, as ``--cfg-options``.
+
+    MMEngine adds an entry that a config does not have, which nobody reads where it is a slip.
+
+    Args:
+        config (Config): Changed in place.
+        options (dict): Values by dotted path.
+
+    Raises:
+        ValueError: A path begins almost as an entry of the config does.
+    """
+    known = {*config, *_ENTRIES}
+    for first in {path.split('.')[0] for path in options} - known:
+        near = difflib.get_close_matches(first, sorted(known), 1, 0.8)
+        if near:
+            raise ValueError('expected an entry of the config in `--cfg-options`, found '
+                             f'`{first}`; did you mean `{near[0]}`?')
+    config.merge_from_dict(dict(options))
 
 
 def drop_idle_workers(config: Config) -> None:

@@ -20,6 +20,7 @@ from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import DefaultScope
 from mmengine.visualization import Visualizer
 
+from mmkcr.apis.build import load_config
 from mmkcr.apis.processes import join_processes
 from mmkcr.core import locked
 
@@ -144,6 +145,22 @@ def test_train_resume_test(tools, config_path, trained, tmp_path):
     assert len(right) == 12
     assert json.loads(metrics.read_text())['accuracy/top1'] == pytest.approx(
         100 * sum(right) / 12, abs=1e-4)
+
+
+@pytest.mark.parametrize('option, near', [
+    ('train_cgf.max_epochs=1', 'train_cfg'), ('modle.head.topk=1', 'model'),
+    ('loadfrom=a', 'load_from'),
+    ('optimwrapper.optimizer.lr=1', 'optim_wrapper')])
+def test_a_slip_in_an_option(config_path, refused, option, near):
+    """MMEngine would add an entry that nobody reads."""
+    line = refused('train', config_path, '--cfg-options', option)
+    assert f'found `{option.split(".")[0].split("=")[0]}`; did you mean `{near}`?' in line
+
+
+def test_options_that_a_config_does_not_have(config_path):
+    options = dict(load_from='a', my_root='b', auto_scale_lr=dict(enable=True))
+    config = load_config(config_path, options)
+    assert {name: config[name] for name in options} == options
 
 
 def test_resume_with_another_config(tools, config_path, trained, refused):

@@ -47,6 +47,7 @@ from mmkcr.apis.build import (
     image_shape,
     load_config,
     recorded_config,
+    take_options,
 )
 from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compression import DEFAULT_SITES
@@ -143,7 +144,7 @@ def read_config(name: str, options: Optional[Dict]) -> Config:
     """The config of a side that is no ONNX file."""
     if Path(name).suffix in ('.pth', '.pt', '.ckpt'):
         config = recorded_config(name)
-        config.merge_from_dict(options or {})
+        take_options(config, options or {})
         return config
     return load_config(name, options)
 
