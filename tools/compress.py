@@ -45,9 +45,11 @@ from mmkcr.apis.launch import check_file, latest_checkpoint, resume_latest, star
 from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
 from mmkcr.apis.refit_blocks import LEAST_PER_INPUT
 from mmkcr.apis.refit_structure import refit_files
+from mmkcr.apis.slim_files import WEIGHTS
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
+from mmkcr.engine.workers import no_workers_left
 from mmkcr.visualization import format_table
 
 
@@ -174,7 +176,7 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = (),
         print(format_table(('', *(entry.name for entry in own)), rows))
     if files.parts:
         print_parts(files.parts)
-    for said in (files.proposals, files.latency, profiles_note(files)):
+    for said in (files.proposals, files.latency, profiles_note(files), earlier_note(files.folder)):
         if said:
             print(said)
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
@@ -184,6 +186,14 @@ def profiles_note(files: Union[CompressFiles, OrderFiles]) -> str:
     """Where profiles of an earlier call were taken from, or ''."""
     return '' if files.reused is None else \
         f'Profiles of the sites are those of an earlier call, in {files.reused}.'
+
+
+def earlier_note(folder: Path) -> str:
+    """Which files of ``--int8`` beside the new network are of an earlier one, or ''."""
+    written = (folder / WEIGHTS).stat().st_mtime_ns
+    earlier = [path.name for path in sorted(folder.glob('slim_*.onnx'))
+               if path.stat().st_mtime_ns < written]
+    return f'Of an earlier network: {", ".join(earlier)}.' if earlier else ''
 
 
 def print_parts(parts: Parts, title: str = '') -> None:
@@ -229,7 +239,8 @@ def evaluate(config: Any, checkpoint: Optional[str], work_dir: str, onnx: Option
     runner = Runner.from_cfg(config)
     if onnx is not None:
         run_by_file(runner.model, onnx, runtime)
-    return runner.test()
+    with no_workers_left(runner):
+        return runner.test()
 
 
 def own_config(name: str, dense: Config, args: Any,

@@ -226,6 +226,16 @@ def test_files_in_int8_are_evaluated_too(run_tool, data, tmp_path, runtime):
     assert said == pytest.approx(tested(out / 'config.py', out / 'subnet.pth'), abs=0.3)
 
 
+def test_files_of_an_earlier_network_are_named(run_tool, data, tmp_path):
+    checkpoint, out = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth'), tmp_path / 's'
+    call = ['compress', DIGITS, checkpoint, '--images', 16, '--out', out, *data]
+    assert 'Of an earlier network' not in run_tool(*call, '--target-macs', '80%')
+    for name in ('slim_openvino.onnx', 'slim_openvino_int8.onnx', 'dense_openvino.onnx'):
+        (out / name).touch()
+    assert ('Of an earlier network: slim_openvino.onnx, slim_openvino_int8.onnx.\n'
+            in run_tool(*call, '--target-macs', '60%'))
+
+
 def test_files_that_take_other_images_do_not_cost_the_report(load_tool, data, tmp_path, capsys,
                                                              monkeypatch):
     """Files in int8 have one size, and mmdet's and mmseg's test images have several."""
