@@ -100,6 +100,8 @@ def measure(width: int, tokens: int, groups: int, keep: float, device: torch.dev
             clock: Callable[[], float]) -> Dict[str, Any]:
     """One width: seconds of every part, and the share of the output's variance that is lost."""
     torch.manual_seed(0)
+    if device.type == 'cuda':
+        torch.cuda.reset_peak_memory_stats(device)  # of earlier widths
     sample = min(tokens, max(2 * width, CHUNK))
     inputs = torch.randn(sample, max(1, width // 4), device=device)
     mix = torch.randn(width, inputs.shape[1], device=device) / inputs.shape[1]**0.5
