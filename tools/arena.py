@@ -43,10 +43,13 @@ def make_parser() -> Parser:
                         f'{", ".join(METHODS)}')
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2, 3, 4], metavar='N',
                         help='of data, weights and units (%(default)s)')
+    parser.add_argument('--train-slice', action='store_true',
+                        help='measure on a fifth of the training digits, which is then not trained '
+                        'on: to choose hyper-parameters without a look at the held-out images')
     parser.add_argument('--epochs-factor', type=float, default=1., metavar='X',
                         help='stretch all schedules (%(default)s)')
     parser.add_argument('--work-dir', help='folder for everything that is written '
-                        '(work_dirs/arena/<task>)')
+                        '(work_dirs/arena/<task>, with --train-slice <task>_slice)')
     parser.add_argument('--to', nargs='+', choices=['dense', *METHODS], default=[],
                         metavar='METHOD',
                         help='more methods that differences are to, or `dense` (none)')
@@ -62,7 +65,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     args.net = args.net or TASKS[args.task].net
     args.methods = args.methods or main_methods(args.net)
-    folder = Path(args.work_dir or f'work_dirs/arena/{args.task}')
+    folder = Path(args.work_dir or
+                  f'work_dirs/arena/{args.task}{"_slice" if args.train_slice else ""}')
     if args.report and not any((folder / args.net).rglob(RECORD)):
         raise FileNotFoundError(f'expected finished networks below `{folder / args.net}`, found '
                                 'none')
@@ -80,8 +84,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
 def _run(folder: Path, content: dict, args: object, seed: int, budget: float) -> None:
     """Run one seed and budget in this process."""
     began = time.perf_counter()
-    data = folder / 'data' / f'seed{seed}'
-    TASKS[args.task].write(data, seed)
+    data = folder / 'data' / f'{"slice" if args.train_slice else "seed"}{seed}'
+    TASKS[args.task].write(data, seed, args.train_slice)
     file = write_study_file(folder / f'study_{round(100 * budget)}.yml', content)
     options = StudyOptions(str(folder), str(data),
                            args.epochs_factor * TASKS[args.task].epochs_factor)
@@ -97,7 +101,10 @@ def _report(folder: Path, args: object) -> str:
     task = TASKS[args.task]
     methods = [*args.methods, *(name for name in args.to if name not in (*args.methods, 'dense'))]
     rows = read_rows(folder / args.net, args.budgets, methods, args.seeds, task.metric)
-    summary, title = summarise(rows, args.to), f'{task.title}; {args.net}'
+    title = f'{task.title}; {args.net}'
+    if args.train_slice:
+        title += '; on a fifth of the training digits, held out'
+    summary = summarise(rows, args.to)
     write_report(folder, summary, rows, title, task.metric, arguments=vars(args))
     return table(summary, title, metric=task.metric)
 

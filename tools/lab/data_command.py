@@ -17,9 +17,9 @@ def data_parser(description: str, options: type, out: str) -> Parser:
     parser = Parser(description)
     parser.add_argument('--out', default=out, metavar='DIR', help='folder to write (%(default)s)')
     for field in fields(options):
-        parser.add_argument('--' + field.name.replace('_', '-'), type=field.type,
-                            default=field.default,
-                            help=f'see {options.__name__} (%(default)s)')
+        kind = dict(action='store_true') if field.type is bool else dict(type=field.type)
+        parser.add_argument('--' + field.name.replace('_', '-'), default=field.default,
+                            help=f'see {options.__name__} (%(default)s)', **kind)
     return parser
 
 

@@ -1,7 +1,7 @@
 """The 1797 handwritten digits of scikit-learn, their split and their rendering."""
 
 from functools import lru_cache
-from typing import Dict, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -23,19 +23,41 @@ def source_digits() -> Tuple[np.ndarray, np.ndarray]:
     return digits.images.astype(np.uint8), digits.target
 
 
-def split_sources(val_ratio: float = 0.2, seed: int = 0) -> Dict[str, np.ndarray]:
+def split_sources(val_ratio: float = 0.2, seed: int = 0,
+                  train_slice: bool = False) -> Dict[str, np.ndarray]:
     """Split the source digits, stratified by class.
 
     Args:
         val_ratio (float): Share that is held out. Defaults to 0.2.
         seed (int): Seed of the draw. Defaults to 0.
+        train_slice (bool): See :func:`split_stratified`. Defaults to False.
 
     Returns:
         Dict[str, np.ndarray]: Ascending source indices of ``train`` and ``val``, disjoint.
     """
     labels = source_digits()[1]
-    train, val = train_test_split(
-        np.arange(len(labels)), test_size=val_ratio, random_state=seed, stratify=labels)
+    return split_stratified(labels, seed, train_slice, test_size=val_ratio)
+
+
+def split_stratified(labels: np.ndarray, seed: int, train_slice: bool = False,
+                     **sizes: Any) -> Dict[str, np.ndarray]:
+    """Split images into those to train on and those that are held out.
+
+    Args:
+        labels (np.ndarray): Of all images (n,); every part has its share of each.
+        seed (int): Seed of the draw.
+        train_slice (bool): A fifth of the images to train on takes the place of those that are
+            held out, which then are in no part: for choosing hyper-parameters. Defaults to False.
+        **sizes: ``train_size`` or ``test_size`` of scikit-learn's ``train_test_split``.
+
+    Returns:
+        Dict[str, np.ndarray]: Ascending indices of ``train`` and ``val``, disjoint.
+    """
+    train, val = train_test_split(np.arange(len(labels)), random_state=seed, stratify=labels,
+                                  **sizes)
+    if train_slice:
+        train, val = train_test_split(train, test_size=0.2, random_state=seed,
+                                      stratify=labels[train])
     return {'train': np.sort(train), 'val': np.sort(val)}
 
 
