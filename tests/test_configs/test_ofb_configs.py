@@ -276,10 +276,12 @@ def search_on_alpha(config, steps=8):
     return model, hook, float(losses['macs']) * 1e9
 
 
-@pytest.mark.parametrize('target', ['0.9G', '1.7G', '3.4G'])
-def test_the_target_steers_before_anything_is_forced(target, load, caplog):
-    """DeiT-S: the relaxed network meets its target, and no choice falls on an unlikely option."""
-    config = load('configs/ofb/search/ofb-search_deit-small_8xb128_in1k.py')
+@pytest.mark.parametrize('name, target', [
+    ('deit-small', '0.9G'), ('deit-small', '1.7G'), ('deit-small', '3.4G'), ('deit-base', '8.7G'),
+    ('swin-tiny', '3.1G'), ('resnet50', '1.6G')])
+def test_the_target_steers_before_anything_is_forced(name, target, load, caplog):
+    """The relaxed network meets its target, and hardly a choice falls on an unlikely option."""
+    config = load(f'configs/ofb/search/ofb-search_{name}_8xb128_in1k.py')
     config.model.price.target = target
     model, hook, expected = search_on_alpha(config)
     assert expected == pytest.approx(float(target[:-1]) * 1e9, rel=0.05)
