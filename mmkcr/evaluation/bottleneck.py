@@ -20,7 +20,7 @@ from mmkcr.functional.information import InformationAccumulator, log_assignments
 from mmkcr.models.losses import InformationBottleneckLoss
 from mmkcr.models.utils import unwrap
 from mmkcr.models.wrappers.regularized import labels_of
-from .features import feature_batches, share_of_rank, undisturbed
+from .features import draw_samples, feature_batches, share_of_rank, undisturbed
 
 
 def labelled_batches(model: nn.Module, loader: DataLoader,
@@ -170,9 +170,5 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
         loss = InformationBottleneckLoss(features.shape[1], num_classes,
                                          input_features=inputs.shape[1], **kwargs)
         loss.to(features.device)
-        number, n = SAMPLES_PER_CLUSTER * num_classes, len(loader.dataset)
-        drawn = None
-        if number < n:
-            generator = torch.Generator().manual_seed(seed)
-            drawn = torch.randperm(n, generator=generator)[:number].sort().values
+        drawn = draw_samples(len(loader.dataset), SAMPLES_PER_CLUSTER * num_classes, seed)
         return BottleneckPass(model, loss, loader.dataset, loader, layer).run(drawn, seed)

@@ -89,6 +89,23 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
     return view
 
 
+def draw_samples(total: int, number: int, seed: int) -> Optional[Tensor]:
+    """Draw samples of a data set without replacement.
+
+    Args:
+        total (int): Samples of the data set.
+        number (int): Samples to draw.
+        seed (int): Of the draw.
+
+    Returns:
+        Tensor, optional: Their indices, ascending, (number,); None if these are all.
+    """
+    if number >= total:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(total, generator=generator)[:number].sort().values
+
+
 def share_of_rank(dataset: Any, indices: Optional[Sequence[int]], like: DataLoader,
                   distributed: bool = True) -> DataLoader:
     """A sequential loader of this rank's share of some samples, without padding.

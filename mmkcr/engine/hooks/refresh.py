@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
-import torch
 from mmengine.dataset import Compose
 from mmengine.dist import broadcast
 from mmengine.runner import Runner
@@ -11,7 +10,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmkcr.engine.compressed_config import image_size
-from mmkcr.evaluation.features import find_pipeline, plain_pipeline, undisturbed, with_pipeline
+from mmkcr.evaluation.features import (
+    draw_samples,
+    find_pipeline,
+    plain_pipeline,
+    undisturbed,
+    with_pipeline,
+)
 from mmkcr.models.utils import find_task, is_self_supervised, unwrap
 from .scheduled import ScheduledHook
 from .warmup_switch import find_regularizer
@@ -120,11 +125,7 @@ class RefreshHook(ScheduledHook):
 
     def draw(self, number: int, step: int) -> Optional[Tensor]:
         """Draw samples for a step without replacement, ascending; None for all."""
-        n = len(self.dataset)
-        if number >= n:
-            return None
-        generator = torch.Generator().manual_seed(self.seed * 1000003 + step)
-        return torch.randperm(n, generator=generator)[:number].sort().values
+        return draw_samples(len(self.dataset), number, self.seed * 1000003 + step)
 
     def _samples(self, runner: Runner) -> Tuple[Any, DataLoader]:
         """The data set with test transforms, and the loader whose settings are used."""
