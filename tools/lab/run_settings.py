@@ -113,11 +113,10 @@ def prepare_run(config: Config, seed: int, epochs_factor: float = 1.,
 def hold_out_of_train(config: Config) -> None:
     """Measure on every fifth training image, which is then not trained on, in place.
 
-    For choosing hyper-parameters without a look at the held-out images; the
-    data are sorted by class. Scenes cannot be held out so, since several show the same digit:
-    there :func:`~lab.digit_sources.split_stratified` splits the digits before scenes are made. Of
-    a config that trains on some images only, such as those with
-    labels, the others of these are left.
+    For choosing hyper-parameters without a look at the held-out images; the data are sorted by
+    class. Scenes cannot be held out so, since several show the same digit: there
+    :func:`~lab.digit_sources.split_stratified` splits the digits before scenes are made. Of a
+    config that trains on some images only, such as those with labels, the others of these are left.
 
     Args:
         config (Config): On image folders; a pre-training need not have a validation set.
