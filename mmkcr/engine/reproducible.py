@@ -85,12 +85,13 @@ class DrawnIndices(_Drawn, tuple):
     plain = tuple
 
 
-# The three classes below are templates. `_extend` copies their methods into a subclass of one
-# object's class. There `_host(self)` does what `super()` does in ordinary classes, which would
-# look for the template among the bases.
+# The three classes below are templates. `extend_in_place` copies their methods into a subclass of
+# one object's class. There `host_of(self)` does what `super()` does in ordinary classes, which
+# would look for the template among the bases.
 
 
-def _host(extended: Any) -> Any:
+def host_of(extended: Any) -> Any:
+    """What ``super()`` is in the methods of a template of :func:`extend_in_place`."""
     return super(type(extended), extended)
 
 
@@ -109,15 +110,15 @@ class _NumberedSampler:
         key, (rank, world_size) = (*self._stream, self._draw), get_dist_info()
         # for samplers that shuffle by the global random state
         seed_everything(derive_seed(*key))
-        for count, index in enumerate(_host(self).__iter__()):
+        for count, index in enumerate(host_of(self).__iter__()):
             seed = derive_seed(*key, count * world_size + rank)
             yield DrawnIndices(index, seed) if isinstance(index, tuple) else \
                 DrawnIndex(operator.index(index), seed)
 
     def set_epoch(self, epoch: int) -> None:
         self._draw = epoch
-        if hasattr(_host(self), 'set_epoch'):
-            _host(self).set_epoch(epoch)
+        if hasattr(host_of(self), 'set_epoch'):
+            host_of(self).set_epoch(epoch)
 
 
 class _ContinuedBatchSampler:
@@ -135,7 +136,7 @@ class _ContinuedBatchSampler:
         rest, self._rest = self._rest, None
         if rest is None:
             vars(self).update(copy.deepcopy(self._fresh))
-            rest = _host(self).__iter__()
+            rest = host_of(self).__iter__()
         yield from rest
 
 
@@ -148,12 +149,12 @@ class _SeededDataset:
         if isinstance(index, _Drawn):
             seed_everything(index.seed, devices=False)
             index = index.plain(index)
-        return _host(self).__getitem__(index)
+        return host_of(self).__getitem__(index)
 
 
 def _reduce_extended(extended: Any, protocol: int) -> Tuple:
     """Pickle by the original class and the templates, as the subclass has no name."""
-    reduced = _host(extended).__reduce_ex__(max(protocol, 2))
+    reduced = host_of(extended).__reduce_ex__(max(protocol, 2))
     return (_new_extended, (type(extended).__base__, type(extended)._templates), *reduced[2:])
 
 
@@ -170,11 +171,15 @@ def _new_extended(base: type, templates: Tuple[type, ...]) -> Any:
     return object.__new__(_extended_class(base, templates))
 
 
-def _extend(target: Any, *templates: type) -> None:
+def extend_in_place(target: Any, *templates: type) -> None:
     """Extend one object's class in place, once.
 
     It is done in place because batch samplers, iterators and hooks hold references to the object.
     A subclass, because the hosts ask ``isinstance``: nothing else about the object changes.
+
+    Args:
+        target (Any): The object.
+        *templates (type): Classes whose methods it gets; there :func:`host_of` is ``super()``.
     """
     if '_templates' not in vars(type(target)):
         target.__class__ = _extended_class(type(target), templates)
@@ -215,9 +220,9 @@ def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
         raise TypeError('expected a map-style dataset for an exact resume, found the iterable '
                         f'`{type(loader.dataset).__name__}` in the {stream} loader')
     sampler = source_sampler(loader)
-    _extend(sampler, _NumberedSampler)
+    extend_in_place(sampler, _NumberedSampler)
     sampler._stream = (seed, stream)
-    _extend(loader.dataset, _SeededDataset)
+    extend_in_place(loader.dataset, _SeededDataset)
     if loader.batch_sampler is not None:
         _make_continuable(loader.batch_sampler)
 
@@ -225,7 +230,7 @@ def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
 def _make_continuable(batches: Sampler) -> None:
     """Extend a batch sampler, before its first pass."""
     if '_fresh' not in vars(batches):
-        _extend(batches, _ContinuedBatchSampler)
+        extend_in_place(batches, _ContinuedBatchSampler)
         batches._fresh = {name: copy.deepcopy(value) for name, value in vars(batches).items()
                           if isinstance(value, (list, dict, set, deque))}
 

@@ -3,6 +3,8 @@
 import os
 import signal
 import subprocess
+import threading
+import time
 from multiprocessing import active_children
 
 import pytest
@@ -15,6 +17,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import Dataset
+from torch.utils.data._utils.worker import _worker_loop
 
 from mmkcr.engine.reproducible import make_reproducible
 
@@ -127,13 +130,24 @@ class Told(Hook):
             self.signal()
 
 
+def loop_of_many_threads(*args):
+    """What libraries start in a forked worker, such as PyTorch its pool of threads."""
+    for _ in range(8):
+        threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+    _worker_loop(*args)
+
+
 @pytest.mark.skipif(not hasattr(signal, 'sigwaitinfo'), reason='workers cannot see senders')
 @pytest.mark.parametrize('where', ['train', 'val'])
-def test_workers_of_a_validation_outlive_a_signal_too(where, tmp_path):
+def test_workers_of_a_validation_outlive_a_signal_too(where, tmp_path, monkeypatch):
+    monkeypatch.setattr('torch.utils.data._utils.worker._worker_loop', loop_of_many_threads)
     runner, _ = runner_of(tmp_path, 3, workers=1, hooks=[Told(where)])
     with pytest.raises(SystemExit) as stop:
         runner.train()
     assert stop.value.code == 143 and (tmp_path / 'preempted.pth').is_file()
+    for loader in (runner.train_dataloader, runner.val_loop.dataloader):
+        if loader._iterator is not None:  # or the garbage collector waits for it, 5 s each
+            loader._iterator._shutdown_workers()
 
 
 def test_best_weights_are_no_state_to_resume_from(tmp_path):

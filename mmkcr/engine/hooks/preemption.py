@@ -5,7 +5,7 @@ import os.path as osp
 import signal
 import threading
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 import torch
 from mmengine.dist import all_reduce, barrier, is_main_process
@@ -13,7 +13,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from mmkcr.engine.reproducible import train_loaders
+from mmkcr.engine.reproducible import extend_in_place, host_of, train_loaders
 from mmkcr.registry import HOOKS
 from .atomic_checkpoint import BEFORE_CHECKPOINT, point_to
 
@@ -100,7 +100,7 @@ class _Loyal:
     """Starts a worker process that obeys signals only if they come from its own parent process.
 
     Args:
-        signals (Sequence[int]): The signals.
+        signals (Sequence[int]): The signals, blocked in every thread of the worker.
         start (Callable, optional): The loader's own ``worker_init_fn``.
     """
 
@@ -108,18 +108,35 @@ class _Loyal:
         self.signals, self.start = signals, start
 
     def __call__(self, worker: int) -> None:
-        if hasattr(signal, 'sigwaitinfo'):  # not on macOS
-            # blocked signals stay pending until the thread takes them, together with their sender
-            signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
-            threading.Thread(target=self._obey, daemon=True).start()
+        # a fork server gives its own mask, not that of the process that asked for a worker
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+        threading.Thread(target=self._obey, daemon=True).start()
         if self.start is not None:
             self.start(worker)
 
     def _obey(self) -> None:
+        # blocked signals stay pending until this thread takes them, together with their sender;
         # the loader terminates its workers by the same signal, and that one they must obey
         while signal.sigwaitinfo(self.signals).si_pid != os.getppid():
             pass
         os._exit(0)  # SystemExit would only end this thread
+
+
+class _ShieldedLoader:
+    """Template of a loader whose workers are born with signals blocked.
+
+    In ``worker_init_fn`` it is too late: a signal may have come, and PyTorch has started its pool
+    of threads anew before, any of which would take the signal and end the worker.
+    """
+
+    worker_init_fn: _Loyal
+
+    def __iter__(self) -> Iterator:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, self.worker_init_fn.signals)
+        try:
+            return host_of(self).__iter__()
+        finally:  # what came meanwhile is noted now
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
@@ -129,5 +146,8 @@ def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
         loader (DataLoader): Changed in place, before it is iterated.
         signals (Sequence[int]): The signals.
     """
+    if not hasattr(signal, 'sigwaitinfo'):  # macOS
+        return
     if not isinstance(loader.worker_init_fn, _Loyal):
         loader.worker_init_fn = _Loyal(signals, loader.worker_init_fn)
+        extend_in_place(loader, _ShieldedLoader)
