@@ -41,8 +41,10 @@ REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channe
 #: Default kinds of a call: they need no gather and lose least at the same MACs. Whole
 #: heads are used where their channels cannot be selected.
 DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
-#: Families named to whoever has a backbone without sites.
+#: Families named to whoever has a backbone without sites: those of the hosts and timm, of which
+#: others have adapters too, and all of ``transformers``.
 FAMILIES = ('ViT', 'Swin', 'PVT v2', 'MiT', 'ConvNeXt', 'LeViT', 'BEiT', 'EVA-02', 'DINOv2')
+HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA')
 #: The part that is compressed: the backbone, or the whole model with its neck and heads.
 SCOPES = ('backbone', 'model')
 
@@ -303,9 +305,9 @@ def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
         _check_parts(model, kinds)
     if not kinds:
         raise ValueError('expected a backbone with layers that can be compressed '
-                         f'({", ".join(FAMILIES)} and others of mmpretrain, mmdet, mmseg, timm and '
-                         f'transformers: docs/coverage.md), found `{type(host).__name__}`'
-                         f'{_reasons(host)}')
+                         f'({", ".join(FAMILIES)} and others of mmpretrain, mmdet, mmseg and timm; '
+                         f'{", ".join(HF_FAMILIES)} of transformers: docs/coverage.md), found '
+                         f'`{type(host).__name__}`{_reasons(host)}')
     space = SearchSpace.of_dense(host, [*masks, *kinds])
     if masks:
         space.put_masks()

@@ -211,11 +211,12 @@ def test_transformers_block_runs(tmp_path, monkeypatch):
 
 def test_families_of_the_refusal_are_in_the_table():
     """They are named to whoever compresses a backbone without an adapter."""
-    from mmkcr.apis.compression import FAMILIES
+    from mmkcr.apis.compression import FAMILIES, HF_FAMILIES
     table = (ROOT / 'docs/coverage.md').read_text()
     for name in FAMILIES:
-        row = rf'^\| (timm |HF )?{name}[ (][^|]*\|.*law holds'
+        row = rf'^\| (timm )?{name}[ (][^|]*\|.*law holds'
         assert re.search(row, table, re.MULTILINE), name
+    assert set(re.findall(r'^\| HF ([^ ]*).*law holds', table, re.MULTILINE)) == {*HF_FAMILIES}
 
 
 def test_slimming_block_runs(tmp_path, monkeypatch):
