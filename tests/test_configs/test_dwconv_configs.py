@@ -210,6 +210,12 @@ def test_studies_have_the_papers_rows(name, load):
     rows = {'dense', 'lowest', 'highest', 'random', 'one', 'dsp', 'dsp-again'}
     scattered = {'heads', 'dsp-heads', 'dsp-heads-again'} if 'scenes' in name else {'scattered'}
     assert rows | scattered <= set(study.rows)
+
+
+@pytest.mark.parametrize('name', sorted(
+    path.name for path in (ROOT / 'configs/dwconv').rglob('*-study_*.yml')))
+def test_stages_of_studies_override_entries_that_are_there(name, load):
+    study, = map(Study, (ROOT / 'configs/dwconv').rglob(name))
     for stage in study.stages.values():
         file = stage.get('train', stage.get('config'))
         if file is not None:
