@@ -125,8 +125,8 @@ class _Loyal:
 class _ShieldedLoader:
     """Template of a loader whose workers are born with signals blocked.
 
-    In ``worker_init_fn`` it is too late: a signal may have come, and PyTorch has started its pool
-    of threads anew before, any of which would take the signal and end the worker.
+    In ``worker_init_fn`` it is too late: a signal may have come, and PyTorch may have started its
+    pool of threads anew before, any of which would take the signal and end the worker.
     """
 
     worker_init_fn: _Loyal
