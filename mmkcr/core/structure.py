@@ -5,9 +5,9 @@ read, edited and diffed. A subnet is such a file and a plain state_dict.
 """
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple, Union
 
 import torch
 
@@ -344,27 +344,6 @@ class Structure:
         self._from_dict(self.to_dict(), 'the structure to save')
         with atomic_write(path) as temporary:
             temporary.write_text(self.dumps(), encoding='utf8')
-
-    def renamed(self, sites: Iterable[str]) -> 'Structure':
-        """The structure with today's site names, if its file was written by version 0.1.
-
-        Args:
-            sites (Iterable[str]): Names of the backbone's sites, ``<module path>.<kind>``. In
-                version 0.1 the names were the module paths.
-
-        Returns:
-            Structure: Itself if no name is the module path of exactly one site.
-        """
-        owners: Dict[str, List[str]] = {}  # site names by module path
-        for name in sites:
-            owners.setdefault(name.rpartition('.')[0], []).append(name)
-        known = {name for names in owners.values() for name in names}
-        new = {name: owners[name][0] for name in self.sites
-               if name not in known and len(owners.get(name, ())) == 1}
-        if not new:
-            return self
-        entries = {new.get(name, name): entry for name, entry in self.sites.items()}
-        return replace(self, sites=entries)
 
     def validate(self, widths: Mapping[str, int], backbone: Optional[str] = None) -> None:
         """Check that the structure belongs to a backbone.

@@ -103,29 +103,6 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] 
         update_init_info(backbone, f'loaded from {checkpoint}')
 
 
-def renamed_keys(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
-    """Rename the keys of version 0.1, whose sites had no kind in their names, to today's names.
-
-    In version 0.1 a gate was at ``layers.0.ffn.gate`` and the kept units at
-    ``layers.0.ffn.kept``. Now both are below ``layers.0.ffn.mlp_channels``, so that several kinds
-    of site can share a module.
-
-    Args:
-        space (SearchSpace): Search space of the backbone that loads.
-        state_dict (dict): Changed in place.
-        prefix (str): Prefix of the backbone's keys.
-    """
-    owners: Dict[str, List[str]] = {}
-    for name, site in space._sites.items():
-        owners.setdefault(site.path, []).append(name)
-    for path, names in owners.items():
-        start = f'{prefix}{path}.' if path else prefix
-        for key in [key for key in state_dict if key.startswith((f'{start}gate.', f'{start}kept'))]:
-            # version 0.1 had one site per module: with several, the owner of a bare key is unknown
-            if len(names) == 1:
-                state_dict[f'{prefix}{names[0]}.{key[len(start):]}'] = state_dict.pop(key)
-
-
 #: Where the weights of an order's rungs are in a state_dict: ``rungs.<rung>.<key>``.
 RUNGS = 'rungs.'
 #: Before the key of a layer behind the backbone, in the module that the backbone is part of.

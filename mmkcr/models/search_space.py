@@ -30,7 +30,6 @@ from .backbone_loading import (
     await_parent,
     check_state,
     inherit_dense,
-    renamed_keys,
     take_rungs,
 )
 from .head_choice import choose_heads, is_choice
@@ -244,7 +243,6 @@ class SearchSpace:
         if not gated:
             self.slice_to(structure)
             return
-        structure = structure.renamed(self.sites)
         if set(gated) == set(self.sites):
             raise ValueError('expected `gates` (supernet) or `structure` (subnet) of '
                              f'`{self.type_name}`, found both')
@@ -287,7 +285,6 @@ class SearchSpace:
             raise ValueError('expected a dense backbone or a supernet to slice, found a subnet of '
                              f'`{self.type_name}`')
         totals = self._totals_with(structure.masks)
-        structure = structure.renamed(totals)
         structure.validate(totals, self._accepted_types(structure))
         for name, entry in structure.sites.items():
             if name not in self._fixed:
@@ -515,7 +512,6 @@ class SearchSpace:
         """Adapt a state_dict to this network, and refuse one that would load only in part."""
         if self.host.search_space is not self:  # that of the host's own class, behind another one
             return
-        renamed_keys(self, state_dict, prefix)
         take_rungs(self, state_dict, prefix)
         if self.chosen:
             inherit_dense(self, state_dict, prefix)

@@ -196,7 +196,7 @@ def read_structure(path):
     assert {**structure.to_dict(), 'sites': 0} == {
         **dict(method='', macs={}, params={}, provenance={}), **said, 'sites': 0}
     model = MODELS.build(dict(copy.deepcopy(BACKBONE), structure=str(path)))
-    for name, size in structure.renamed(model.search_space.sites).sizes().items():
+    for name, size in structure.sizes().items():
         assert model.search_space.sites[name].present == size, name
 
 

@@ -166,17 +166,6 @@ def test_foreign_backbone_is_refused_by_site(widths, name):
         Structure.load(GOOD).validate(widths)
 
 
-def test_names_of_0_1_are_module_paths():
-    """Renamed where a module has one kind of site; a structure of today's is left as it is."""
-    today = Structure.load(GOOD)
-    old = dict(GOOD, sites={name.rpartition('.')[0]: site for name, site in GOOD['sites'].items()})
-    assert Structure.load(old).renamed(WIDTHS) == today
-    assert today.renamed(WIDTHS) is today
-    both = [*WIDTHS, 'layers.0.ffn.mlp_hidden']  # which of the two is meant, nobody knows
-    with pytest.raises(ValueError, match='site `layers.0.ffn` only in the structure'):
-        Structure.load(old).renamed(both).validate({**WIDTHS, 'layers.0.ffn.mlp_hidden': 48})
-
-
 def test_foreign_type():
     with pytest.raises(ValueError, match='for `KCRSwinTransformer`, found one for '
                        '`KCRVisionTransformer`'):

@@ -68,7 +68,7 @@ def show_structure(path: str, figure: Path) -> None:
     structure = Structure.load(path)
     check_types(structure.backbone, path)
     space = search_space(MODELS.build(dict(structure.backbone)))
-    sites, structure = space.sites, structure.renamed(space.sites)
+    sites = space.sites
     structure.validate(space.totals())
     groups = {name: site.groups for name, site in sites.items()}
     heads = head_widths(structure, groups)

@@ -23,7 +23,7 @@ from typing import (
     Union,
 )
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from mmkcr.core import Axis, Unsupported
 
@@ -342,18 +342,17 @@ def _mlp_view(host: nn.Module, path: str, local: Dict[str, Any]) -> MLPView:
     absolute = {key: _absolute(path, value) for key, value in local.items()
                 if key in ('inputs', 'output', 'between', 'hidden_norm', 'after', 'scales', 'norm')}
     view = dict(local, **absolute, path=_absolute(path, own) or path)
-    reads = () if 'norm' in local else local['inputs']
-    # an adapter's own `norm` or reason comes after, so it wins
-    return MLPView(**{**_norm_before(host, path, reads), **view})
+    before = {} if 'norm' in local else _norm_before(host, path)
+    # an adapter's own reason comes after, so it wins
+    return MLPView(**{**before, **view})
 
 
-def _norm_before(host: nn.Module, path: str, reads: Sequence[str]) -> Dict[str, str]:
+def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
     """The norm in front of an MLP, or why there is none.
 
     Args:
         host (nn.Module): The network.
         path (str): Path of the MLP.
-        reads (Sequence[str]): The layers inside that read the norm; empty if the adapter names it.
     """
     parent, _, name = path.rpartition('.')
     block = host.get_submodule(parent)
@@ -364,7 +363,7 @@ def _norm_before(host: nn.Module, path: str, reads: Sequence[str]) -> Dict[str, 
             return dict(why_no_channels=_NO_NORM_BEFORE[cls.__name__])
     for norm in _NORMS_BEFORE.get(name, ()):
         if norm in block._modules:
-            reason = reads and _why_not_alone(block, norm, name, reads)
+            reason = _why_not_alone(host, path, norm)
             return dict(why_no_channels=reason) if reason else dict(norm=_absolute(parent, norm))
     return dict(why_no_channels='no norm that only the MLP reads was found')
 
@@ -394,105 +393,19 @@ def shared_parameters(root: nn.Module) -> Set[int]:
     return {one for one, times in count.items() if times > 1}
 
 
-def _why_not_alone(block: nn.Module, norm: str, mlp: str, reads: Sequence[str]) -> str:
-    """Why a norm is not what an MLP's first layers alone read; '' also where that cannot be seen.
-
-    In blocks of the host libraries the names tell (:data:`_NORMS_BEFORE`). In others the norm of
-    that name may be anywhere, so the graph of the block's modules is looked at; and that of the MLP
-    if its class only inherits an adapter.
+def _why_not_alone(host: nn.Module, path: str, norm: str) -> str:
+    """Why a norm may not be what an MLP's first layers alone read; '' in blocks that are known.
 
     Args:
-        block (nn.Module): The block.
-        norm (str): Name of the norm in it.
-        mlp (str): Name of the MLP in it.
-        reads (Sequence[str]): The layers in the MLP that read its input.
+        host (nn.Module): The network.
+        path (str): Path of the MLP.
+        norm (str): Name of the norm in the MLP's block.
     """
-    module = block.get_submodule(mlp)
-    if not of_library(module) and qualified_names(module)[0] not in _MLPS:
-        reached, others, _ = _readers(module, '', reads)
-        if others or not reached:
-            return 'more than its first layers reads the input of the MLP'
-    if of_library(block):
-        return ''
-    reached, others, follows = _readers(block, norm, [mlp])
-    if reached and not others:
-        return ''
-    return f'the norm `{norm}` follows the MLP and mixes its channels' if follows else \
-        f'the norm `{norm}` is not read by the MLP alone'
-
-
-def _readers(block: nn.Module, source: str, readers: Sequence[str]) -> Tuple[bool, bool, bool]:
-    """Who reads the output of a module in a block.
-
-    Args:
-        block (nn.Module): The block.
-        source (str): Path of the module, or '' for the input of the block.
-        readers (Sequence[str]): Paths of some modules.
-
-    Returns:
-        tuple[bool, bool, bool]: Whether one of ``readers`` reads it, whether anything else does,
-        and whether it is computed from one of them. (True, False, False) if the forward cannot be
-        traced.
-    """
-    try:
-        graph = _Modules(readers).trace(block)
-    except Exception:  # of whatever forward: what runs depends on the input
-        return True, False, False
-    given = [node for node in graph.nodes if node.target == source] if source else \
-        list(graph.nodes)[:1]
-    found = {node for node in graph.nodes if node.op == 'call_module' and any(
-        f'{node.target}.'.startswith(f'{reader}.') for reader in readers)}
-    shapes: Set[fx.Node] = set()  # what depends on shapes alone
-    same, reached, others = set(given), False, False
-    for node in graph.nodes:
-        inputs = set(node.all_input_nodes)
-        if _asks_for_shape(node) or inputs and inputs <= shapes:
-            shapes.add(node)
-        elif not inputs & same:
-            continue
-        elif node in found:
-            reached = True
-        elif inputs <= same | shapes and node.op != 'output' and not _has_weights(block, node):
-            same.add(node)  # a dropout, a change of the shape
-        else:
-            others = True
-    before, left = set(), list(given)
-    while left:
-        node = left.pop()
-        before.add(node)
-        left += set(node.all_input_nodes) - before
-    return reached, others, bool(before & found)
-
-
-def _asks_for_shape(node: fx.Node) -> bool:
-    return node.target in ('size', 'dim') or \
-        node.target is getattr and node.args[1] in ('shape', 'ndim', 'dtype', 'device')
-
-
-def _has_weights(block: nn.Module, node: fx.Node) -> bool:
-    return node.op == 'call_module' and any(
-        True for _ in block.get_submodule(node.target).parameters())
-
-
-class _Modules(fx.Tracer):
-    """Traces a block, along the branches of conditions that hold.
-
-    Args:
-        paths (Sequence[str]): Modules to find; the tracer goes into those around them only.
-    """
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        super().__init__()
-        self.paths, self.asked = paths, 0
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Every other module is a node."""
-        return not any(path.startswith(f'{module_qualified_name}.') for path in self.paths)
-
-    def to_bool(self, obj: fx.Proxy) -> bool:
-        """Conditions on inputs are mostly assertions; a loop on one does not end."""
-        self.asked += 1
-        return super().to_bool(obj) if self.asked > 100 else True
+    module, block = host.get_submodule(path), host.get_submodule(path.rpartition('.')[0])
+    foreign = [one for one in (block, module)
+               if not of_library(one) and qualified_names(one)[0] not in _MLPS]
+    return '' if not foreign else (f'`{type(foreign[0]).__name__}` is no registered class: nothing '
+                                   f'says what reads `{norm}`')
 
 
 def _shortcut_reads_norm(block: nn.Module) -> bool:

@@ -12,10 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.cnn.bricks.transformer import FFN
+from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from torch import nn
 
 from mmkcr.apis import compress
 from mmkcr.models import Searchable
+from mmkcr.models.adapters import mlp_adapter
 from mmkcr.models.layers import Put, SlicedLayerNorm
 
 D, HIDDEN = 16, 24
@@ -33,6 +35,14 @@ class Block(nn.Module):
 
     def forward(self, x):
         return self.ffn(self.ln2(x), identity=x)
+
+
+@mlp_adapter(f'{__name__}.Block')
+def registered(block):
+    """A block of one's own says itself which norm its MLP reads."""
+    return [] if block.ffn.num_fcs > 2 else dict(
+        path='ffn', inputs=('ffn.layers.0.0', ), output='ffn.layers.1', after='ffn.dropout_layer',
+        scales=('ffn.gamma2', ), norm='ln2')
 
 
 def dense(dtype=torch.float64, **kwargs):
@@ -253,66 +263,14 @@ def test_refuses_other_modules(change, message):
 
 
 class OwnBlock(nn.Module):
-    """A block of one's own with the names that the hosts have, and any order of its modules."""
+    """A block of one's own with the names that the hosts have."""
 
-    def __init__(self, run):
+    def __init__(self):
         super().__init__()
-        self.norm2, self.ffn, self.scale = nn.LayerNorm(D), FFN(D, HIDDEN, add_identity=False), \
-            nn.Linear(D, D)
-        self.run = run
+        self.norm2, self.ffn = nn.LayerNorm(D), FFN(D, HIDDEN, add_identity=False)
 
-    def forward(self, x, size=None):
-        if size is not None:
-            assert x.shape[1] == size[0] * size[1], 'the number of tokens'
-        return self.run(self, x)
-
-
-def reshaped(block, x):
-    y = block.norm2(x)
-    batch, tokens, channels = y.shape
-    y = y.mT.reshape(batch, channels, tokens).permute(0, 2, 1)
-    return x + block.ffn(y).view(batch, tokens, -1)
-
-
-BEFORE = dict(plain=lambda block, x: x + block.ffn(block.norm2(x)), reshaped=reshaped,
-              twice=lambda block, x: BEFORE['plain'](block, BEFORE['plain'](block, x)))
-AFTER = dict(
-    inside=lambda block, x: x + block.norm2(block.ffn(x)),
-    outside=lambda block, x: block.norm2(x + block.ffn(x)),
-    depends=lambda block, x: x + block.norm2(block.ffn(-x if x.sum() > 0 else x)))
-SHARED = dict(
-    shortcut=lambda block, x: (lambda y: y + block.ffn(y))(block.norm2(x)),
-    layer=lambda block, x: (lambda y: x + block.scale(y) + block.ffn(y))(block.norm2(x)),
-    between=lambda block, x: x + block.ffn(block.scale(block.norm2(x))),
-    elsewhere=lambda block, x: block.norm2(x) + block.ffn(x))
-
-
-@pytest.mark.parametrize('name', BEFORE)
-def test_norms_before_mlps_in_blocks_of_ones_own(name):
-    torch.manual_seed(0)
-    host, x = nn.Sequential(OwnBlock(BEFORE[name])).double().eval(), torch.randn(2, 6, D).double()
-    kept = torch.arange(1, D, 2)
-    net = Searchable(copy.deepcopy(host), ['mlp_channels'], GATES).eval()
-    net.search_space.gates()['0.ffn.mlp_channels'].alpha.data.fill_(-1.)[kept] = 1.
-    space = Searchable(host, ['mlp_channels']).search_space
-    space.slice_to(space.structure_for({'0.ffn.mlp_channels': kept}))
-    with torch.no_grad():
-        torch.testing.assert_close(host(x), net(x))
-
-
-@pytest.mark.parametrize('name', [*AFTER, *SHARED])
-def test_other_norms_in_blocks_of_ones_own_are_refused(name):
-    class Net(nn.Sequential):
-        """Tokens of a map, and blocks."""
-
-    torch.manual_seed(0)
-    net = Net(nn.Conv2d(3, D, 4, 4), nn.Flatten(2), Swap(), OwnBlock({**AFTER, **SHARED}[name]))
-    reason = 'norm2` follows the MLP and mixes its channels' if name in AFTER else \
-        'norm2` is not read by the MLP alone'
-    images = torch.randn(4, 3, 16, 16)
-    with pytest.raises(ValueError, match=f'`Net` has, of .*found `mlp_channels` .*{reason}'):
-        compress(net, images, '90%', ['mlp_channels'], input_shape=(3, 16, 16))
-    compress(net, images, '90%', ['mlp_hidden'], input_shape=(3, 16, 16))
+    def forward(self, x):
+        return x + self.ffn(self.norm2(x))
 
 
 class OwnFFN(FFN):
@@ -322,13 +280,23 @@ class OwnFFN(FFN):
         return super().forward(x, identity=identity) + x
 
 
-def test_an_mlp_that_reads_its_input_twice_is_refused():
-    block = OwnBlock(BEFORE['plain'])
-    Searchable(block, ['mlp_channels'])
-    block.ffn = OwnFFN(D, HIDDEN, add_identity=False)
-    with pytest.raises(ValueError, match='more than its first layers reads the input of the MLP'):
-        Searchable(block, ['mlp_channels'])
-    Searchable(block, ['mlp_hidden'])
+def own_block(own):
+    class Net(nn.Sequential):
+        """Tokens of a map, and a block."""
+
+    torch.manual_seed(0)
+    block = OwnBlock() if own == 'OwnBlock' else TransformerEncoderLayer(D, 2, HIDDEN)
+    if own == 'OwnFFN':  # of an adapter's class, in a block of a library
+        block.ffn = OwnFFN(D, HIDDEN, add_identity=False)
+    return Net(nn.Conv2d(3, D, 4, 4), nn.Flatten(2), Swap(), block)
+
+
+@pytest.mark.parametrize('own', ['OwnBlock', 'OwnFFN'])
+def test_norms_in_classes_that_nobody_registered_are_refused(own):
+    images = torch.randn(4, 3, 16, 16)
+    with pytest.raises(ValueError, match=f'`mlp_channels` .`{own}` is no registered class'):
+        compress(own_block(own), images, '90%', ['mlp_channels'], input_shape=(3, 16, 16))
+    compress(own_block(own), images, '90%', ['mlp_hidden'], input_shape=(3, 16, 16))
 
 
 class Swap(nn.Module):
