@@ -1,0 +1,47 @@
+"""Results are data: one schema, a source for every row, and pages that say what the files say."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location('result_tables',
+                                              ROOT / 'tools/model_zoo/result_tables.py')
+tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tool)
+ROWS = tool.read_results()
+
+
+def test_every_row_says_where_it_comes_from():
+    ours = [row for row in ROWS if row['source'] == 'ours']
+    assert len(ours) > 4000 and all(row['command'] and row['commit'] for row in ours)
+    reported = [row for row in ROWS if row['source'] != 'ours']
+    assert len(reported) > 300 and all(row['source'] and not row['command'] for row in reported)
+    assert all(row['study'].startswith('reported/') for row in reported)
+    assert all(row['after'] or row['before'] or 'not run' in row['note'] for row in ROWS)
+
+
+def test_tables_of_the_pages_are_those_of_the_data():
+    tables = yaml.safe_load((tool.RESULTS / 'tables.yml').read_text())
+    pages = [path for path in tool.pages() if '<!-- results: ' in path.read_text()]
+    assert pages
+    for path in pages:
+        assert tool.render(path.read_text(), ROWS, tables) == path.read_text(), path
+
+
+def test_a_cell_is_one_row():
+    row = dict.fromkeys(tool.FIELDS, '') | dict(study='a', method='m', after='1')
+    table = dict(where=dict(study='a'), rows='method', columns='study', value='after', corner='')
+    assert '| m | 1 |' in tool.pivot([row, row], table)
+    with pytest.raises(ValueError, match='one value for `m` and `a`, found 1 and 2'):
+        tool.pivot([row, row | dict(after='2')], table)
+    with pytest.raises(ValueError, match='found none'):
+        tool.pivot([row], table | dict(where=dict(study='b')))
+
+
+def test_a_file_has_the_schema(tmp_path):
+    (tmp_path / 'a.csv').write_text('study,what\n')
+    with pytest.raises(ValueError, match='columns study, network.* in `a.csv`'):
+        tool.read_results(tmp_path)
