@@ -2,8 +2,8 @@
 
 Writes structure.json, subnet.pth and config.py, an ordinary config of the compressed model that
 train, test, inferencers and export take as it is; and sensitivity.json, what every site loses at
-every size. The folder keeps the calibration (.profiles), so another target needs no new one. With
---order, order.json and order.pth instead: the budget is chosen when the model is built.
+every size. The folder keeps the calibration (.profiles), so another target needs no new one.
+Several targets share one calibration and get a folder each, such as macs-60 for 60%.
 
 A call that was killed goes on where it was if it is repeated: behind the last refitted block, in
 --finetune from its latest checkpoint, and --evaluate compresses nothing again.
@@ -15,19 +15,20 @@ Examples:
     python tools/compress.py CONFIG CHECKPOINT --target-bytes 40MB        # or --target-params 12M
     python tools/compress.py CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
         --threads 1 --batch 1
-    python tools/compress.py CONFIG CHECKPOINT --order 80% 60% 45% 30%
+    python tools/compress.py CONFIG CHECKPOINT --target-macs 80% 60% 45% 30% --out slim
     python tools/compress.py CONFIG CHECKPOINT --structure searched/structure.json
 """
 
+import re
 from numbers import Real
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmkcr.apis.arguments import add_targets, chosen_target
-from mmkcr.apis.build import image_shape, load_config
+from mmkcr.apis.arguments import TARGETS, add_targets, chosen_target
+from mmkcr.apis.build import image_shape, load_config, run_folder
 from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress_files import (
     CONFIG,
@@ -38,11 +39,10 @@ from mmkcr.apis.compress_files import (
     dense_and_slim,
 )
 from mmkcr.apis.compression import DEFAULT_SITES, REFITTED, SCOPES
-from mmkcr.apis.count import Parts, part_rows
+from mmkcr.apis.count import part_rows
 from mmkcr.apis.finetune import shortened, write_finetune_config
 from mmkcr.apis.latency_table import add_table_arguments, chosen_table
 from mmkcr.apis.launch import check_file, latest_checkpoint, resume_latest, start_training
-from mmkcr.apis.order_files import ORDER, ORDER_WEIGHTS, OrderFiles, order_files
 from mmkcr.apis.refit_blocks import LEAST_PER_INPUT
 from mmkcr.apis.refit_structure import refit_files
 from mmkcr.apis.slim_files import WEIGHTS
@@ -59,11 +59,7 @@ def make_parser() -> Parser:
     parser.add_argument('config', help='config of a dense model, a file or library::path')
     parser.add_argument('checkpoint', help='its weights')
     target = parser.add_mutually_exclusive_group(required=True)
-    add_targets(target, '; of detectors and segmentors those of the backbone')
-    target.add_argument('--order', nargs='+', metavar='TARGET',
-                        help='most MACs of budgets that are refitted, all in one file; the config '
-                        'builds these and what is between: `target_macs` of its structure; for '
-                        '--scope backbone')
+    add_targets(target, '; of detectors and segmentors those of the backbone', several=True)
     target.add_argument('--structure', metavar='JSON',
                         help='structure.json of a search: what it keeps, with the weights of the '
                         'dense checkpoint, refitted; for --scope backbone')
@@ -87,8 +83,8 @@ def make_parser() -> Parser:
                         help='the same share of every site instead of the best allocation')
     parser.add_argument('--scope', choices=SCOPES, default='backbone',
                         help='what is made smaller: the backbone, or the whole detector or '
-                        'segmentor, with one target over all its MACs, not with --order or '
-                        '--structure (%(default)s)')
+                        'segmentor, with one target over all its MACs, not with --structure '
+                        '(%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'),
                         help='what the target is about (backbone of a detector or '
                         'segmentor, else model)')
@@ -175,17 +171,13 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = (),
                   if isinstance(value, Real))]
         print(format_table(('', *(entry.name for entry in own)), rows))
     if files.parts:
-        print_parts(files.parts)
-    for said in (files.proposals, files.latency, profiles_note(files), earlier_note(files.folder)):
+        print(format_table(('part', 'MACs (G)', 'slim', 'share'), part_rows(files.parts)))
+    reused = f'Profiles of the sites are those of an earlier call, in {files.reused}.' \
+        if files.reused else ''
+    for said in (files.proposals, files.latency, reused, earlier_note(files.folder)):
         if said:
             print(said)
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
-
-
-def profiles_note(files: Union[CompressFiles, OrderFiles]) -> str:
-    """Where profiles of an earlier call were taken from, or ''."""
-    return '' if files.reused is None else \
-        f'Profiles of the sites are those of an earlier call, in {files.reused}.'
 
 
 def earlier_note(folder: Path) -> str:
@@ -196,39 +188,17 @@ def earlier_note(folder: Path) -> str:
     return f'Of an earlier network: {", ".join(earlier)}.' if earlier else ''
 
 
-def print_parts(parts: Parts, title: str = '') -> None:
-    """Print the MACs of a detector or segmentor by part, and of the whole."""
-    print(format_table(('part', 'MACs (G)', 'slim', 'share'), part_rows(parts), title=title))
-
-
-def report_order(files: OrderFiles, metrics: Sequence[Dict[str, float]] = ()) -> None:
-    """Print the budgets side by side; ``metrics`` are those of the dense model and of each."""
-    order, results = files.result.order, files.result.results
-    values = [{name: f'{value:.4g}' for name, value in found.items() if isinstance(value, Real)}
-              for found in metrics] or [{}] * (len(results) + 1)
-    params = results[0].structure.params['dense']
-    rows = [('100.0%', f'{order.macs["dense"] / 1e9:.4g}', f'{params / 1e6:.4g}', '',
-             *values[0].values())]
-    for result, found in zip(results, values[1:]):
-        macs = result.structure.macs['subnet']
-        rows.append((f'{macs / order.macs["dense"]:.1%}', f'{macs / 1e9:.4g}',
-                     f'{result.structure.params["subnet"] / 1e6:.4g}',
-                     f'{result.agreement["error"]:.1%}', *found.values()))
-    print(format_table(('share', 'MACs (G)', 'parameters (M)', 'outputs differ by', *values[0]),
+def report_targets(finished: Sequence[CompressFiles]) -> None:
+    """Print the networks of several targets side by side."""
+    rows = []
+    for files in finished:
+        structure, agreement = files.result.structure, files.result.agreement
+        macs = structure.macs
+        rows.append((files.folder.name, f'{macs["subnet"] / macs["dense"]:.1%}',
+                     f'{macs["subnet"] / 1e9:.4g}', f'{structure.params["subnet"] / 1e6:.4g}',
+                     f'{agreement["error"]:.1%}'))
+    print(format_table(('folder', 'share', 'MACs (G)', 'parameters (M)', 'outputs differ by'),
                        rows))
-    for result, parts in zip(results, files.parts):
-        if parts:
-            macs = result.structure.macs
-            print_parts(parts, f'{macs["subnet"] / macs["dense"]:.1%} of the MACs of the '
-                        f'{macs.get("part", "model")}')
-    if files.proposals:
-        print(files.proposals)
-    print(f'{len(order.steps)} networks from {order.steps[-1].macs / 1e9:.4g} to '
-          f'{order.macs["dense"] / 1e9:.4g} G MACs of the {order.macs.get("part", "model")}: '
-          'choose by --cfg-options model.backbone.structure.target_macs=TARGET')
-    if files.reused is not None:
-        print(profiles_note(files))
-    print(f'Wrote {files.folder / CONFIG} with {ORDER} and {ORDER_WEIGHTS} beside it')
 
 
 def evaluate(config: Any, checkpoint: Optional[str], work_dir: str, onnx: Optional[Path] = None,
@@ -276,25 +246,52 @@ def task_of(args: Any) -> CompressTask:
         args.device, args.cfg_options)
 
 
-def order(args: Any) -> None:
-    """Compress for many budgets, write and print."""
-    for name in ('finetune', 'int8'):
-        if getattr(args, name) is not None:
-            raise ValueError(f'expected `--{name}` with one budget, found it with `--order`: start '
-                             'it from a compressed config')
-    files = order_files(task_of(args), args.order, args.sites, args.seed, args.profiles,
-                        later={}, divisor=args.divisor, uniform=args.uniform, rho=args.rho,
-                        memory=int(args.memory * 2**30))
-    metrics = []
+def compressed(args: Any, later: Mapping[str, Any]) -> Iterator[CompressFiles]:
+    """The networks of all targets, the smallest first: an unreachable target is refused first."""
+    cost, given = chosen_target(args)
+    table, out, profiles = chosen_table(args), args.out, args.profiles
+    cls = TARGETS['target_latency' if table else f'target_{cost}']
+    # of a network so large that shares and absolute numbers do not mix
+    targets = sorted(dict.fromkeys(given), key=lambda target: cls.read_target(target, 2**62))
+    for target in targets:
+        if len(targets) > 1:
+            folder = Path(args.out or run_folder(load_config(args.config, args.cfg_options),
+                                                 args.config) / 'compress')
+            out = folder / f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", target)}'
+        files = compress_files(
+            args.config, args.checkpoint, target, args.sites,
+            args.calibration, args.images, args.batch_size,
+            image_shape(args.shape) if args.shape else None, args.part, out, args.seed,
+            args.device, args.cfg_options, table, args.force_table,
+            args.int8, args.scope, cost, profiles=profiles, later=later, divisor=args.divisor,
+            uniform=args.uniform, rho=args.rho, memory=int(args.memory * 2**30))
+        profiles = profiles or files.folder  # one calibration serves all
+        yield files
+
+
+def finish(args: Any, dense: Config, files: CompressFiles,
+           metrics: List[Dict[str, float]]) -> None:
+    """Fine-tune, evaluate and report; ``metrics`` gets or has those of the dense model."""
+    tuned = [] if args.finetune is None else [finetune(dense, args, files)]
+    found: List[Dict[str, float]] = []
+    deployed: List[Dict[str, float]] = []
+    note = ''
     if args.evaluate:
         work_dir = str(files.folder / 'evaluate')
-        metrics = [evaluate(load_config(args.config, args.cfg_options), args.checkpoint, work_dir)]
-        for result in files.result.results:
-            chosen = {'model.backbone.structure.target_macs': result.structure.macs['subnet']}
-            metrics.append(evaluate(load_config(files.folder / CONFIG, chosen), None, work_dir))
-    report_order(files, metrics)
-    for progress in files.progress:  # a repeated call would go on from it
-        progress.remove()
+        if not metrics:
+            metrics.append(evaluate(dense, args.checkpoint, work_dir))
+        found = [*metrics, *(evaluate(load_config(files.folder / CONFIG), checkpoint, work_dir)
+                             for checkpoint in (None, *tuned))]
+        try:
+            deployed = [evaluate(*own_config(entry.name, dense, args, files), work_dir, entry.path,
+                                 args.int8) for entry in files.deployed]
+        except ValueError as error:  # they have one size, test images may have others
+            note = f'The files of `--int8` were not evaluated: {error}'
+    report(files, found, deployed)
+    if note:
+        print(note)
+    for checkpoint in tuned:
+        print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
 
 
 def check_given_structure(args: Any) -> None:
@@ -349,49 +346,22 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     check_file(args.checkpoint, 'a checkpoint')
     check_file(args.structure, 'a structure')
     check_later_steps(args)
-    cost, target = chosen_target(args)
-    table = chosen_table(args)
+    chosen_target(args)  # refuses what does not belong to a target
     if args.structure is not None:
         check_given_structure(args)
-    for name in ('order', 'structure'):
-        if getattr(args, name) is not None and args.scope != 'backbone':
-            raise ValueError(f'expected `--{name}` for a backbone, found `--scope {args.scope}`')
-    if args.order is not None:
-        order(args)
-        return
+        if args.scope != 'backbone':
+            raise ValueError('expected `--structure` for a backbone, found `--scope '
+                             f'{args.scope}`')
     # what follows, evaluation included, does not compress again if it is killed
     later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
-    if args.structure is not None:
-        files = refit_files(task_of(args), args.structure, later, seed=args.seed, rho=args.rho)
-    else:
-        files = compress_files(
-            args.config, args.checkpoint, target, args.sites,
-            args.calibration, args.images, args.batch_size,
-            image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
-            args.device, args.cfg_options, table, args.force_table,
-            args.int8, args.scope, cost, profiles=args.profiles, later=later, divisor=args.divisor,
-            uniform=args.uniform, rho=args.rho, memory=int(args.memory * 2**30))
-    dense, metrics, tuned = load_config(args.config, args.cfg_options), [], []
-    deployed: List[Dict[str, float]] = []
-    note = ''
-    if args.finetune is not None:
-        tuned = [finetune(dense, args, files)]
-    if args.evaluate:
-        work_dir = str(files.folder / 'evaluate')
-        metrics = [evaluate(dense, args.checkpoint, work_dir),
-                   *(evaluate(load_config(files.folder / CONFIG), checkpoint, work_dir)
-                     for checkpoint in (None, *tuned))]
-        try:
-            deployed = [evaluate(*own_config(entry.name, dense, args, files), work_dir, entry.path,
-                                 args.int8) for entry in files.deployed]
-        except ValueError as error:  # they have one size, test images may have others
-            note = f'The files of `--int8` were not evaluated: {error}'
-    report(files, metrics, deployed)
-    if note:
-        print(note)
-    for checkpoint in tuned:
-        print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
-    if files.progress is not None:  # a repeated call would go on from it
+    finished, metrics = [], []
+    for files in compressed(args, later) if args.structure is None else [
+            refit_files(task_of(args), args.structure, later, seed=args.seed, rho=args.rho)]:
+        finish(args, load_config(args.config, args.cfg_options), files, metrics)
+        finished.append(files)
+    if len(finished) > 1:
+        report_targets(finished)
+    for files in finished:  # until here a repeated call would go on from it
         files.progress.remove()
 
 

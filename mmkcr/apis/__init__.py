@@ -8,7 +8,7 @@ from typing import Any, List
 
 _HOMES = dict(
     CompressOptions='site_profiles', CompressResult='compression', compress='compression',
-    compress_budgets='budgets', count_macs='count', macs_report='count',
+    count_macs='count', macs_report='count',
     fold_masks='mask_folding', inferencer='inference', list_models='inference',
     model_config='inference', register_models='inference', slim='slimming')
 

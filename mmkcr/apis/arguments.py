@@ -3,7 +3,7 @@
 import tempfile
 from argparse import Action, Namespace
 from pathlib import Path
-from typing import Any, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Sequence, Tuple
 
 import torch
 
@@ -25,23 +25,25 @@ TARGETS = {f'target_{cls.name}': cls for cls in (*COUNTED.values(), LatencyModel
 _FOLDERS, _FILES = ('out', 'work_dir', 'show_dir'), ('FILE', )
 
 
-def add_targets(group: Any, most: str) -> None:
+def add_targets(group: Any, most: str, several: bool = False) -> None:
     """Add ``--target-macs`` and the targets of other costs.
 
     Args:
         group (ArgumentParser): A group of which one argument may be given.
         most (str): Help of the first, after the examples.
+        several (bool): Whether a cost may have several targets. Defaults to False.
     """
     for cls, example in zip(TARGETS.values(), ('12.6G', '12M', '40MB', '12ms')):
         more = dict(macs=most, latency=', of a table that was measured',
                     bytes=' (of the state_dict)').get(cls.name, '')
         group.add_argument(f'--target-{cls.name}', metavar='TARGET',
+                           nargs='+' if several else None,
                            help=f'most {cls.noun}: {example}, 0.6 or 60%% of the dense '
                            f"model's{more}")
 
 
-def chosen_target(args: Namespace) -> Tuple[str, Optional[str]]:
-    """The cost that a target was given for (see :func:`mmkcr.apis.slim`), and the target.
+def chosen_target(args: Namespace) -> Tuple[str, Any]:
+    """The cost that a target was given for (see :func:`mmkcr.apis.slim`), and the target(s).
 
     Args:
         args (Namespace): Arguments of :func:`add_targets` and

@@ -260,7 +260,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                                         key: settings[key] for key in ('divisor', 'uniform', 'rho')
                                         if key in settings}))
     write_subnet(result.model, structure, task.meta, folder)
-    write_config(task, structure.backbone, STRUCTURE, WEIGHTS)
+    write_config(task, structure.backbone)
     write_sensitivity(result.profiles, folder)
     said = '' if table is None else check_prediction(model, result.model,
                                                      structure.provenance['latency'])
@@ -307,8 +307,7 @@ def _about(input_shape: Sequence[int], part: Optional[str]) -> Dict[str, Any]:
     return dict(input_shape=list(input_shape), part=part)
 
 
-def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str, weights: str,
-                 **chosen: Any) -> None:
+def write_config(task: CompressTask, backbone: Mapping[str, Any]) -> None:
     """Write the given config with the subnet as backbone or model, to start from its weights.
 
     Files are named relative to the config, so the folder can be moved.
@@ -316,19 +315,15 @@ def write_config(task: CompressTask, backbone: Mapping[str, Any], structure: str
     Args:
         task (CompressTask): Its folder holds structure and weights.
         backbone (Mapping): Config of the backbone, or the whole model, without its structure.
-        structure (str): File of the structure, or of an order.
-        weights (str): File of the weights.
-        **chosen: The choice within an order, such as ``target_macs``.
     """
     # initial checkpoints of the dense model would be loaded over the subnet, or refused
     here, written = '{{ fileDirname }}', without_initial_weights(task.config)
-    named = f'{here}/{structure}'
-    slim = ConfigDict(backbone, structure=dict(order=named, **chosen) if chosen else named)
+    slim = ConfigDict(backbone, structure=f'{here}/{STRUCTURE}')
     if task.scope == 'model':
         written.model = slim
     else:
         written.model.backbone = slim
-    written.load_from = f'{here}/{weights}'
+    written.load_from = f'{here}/{WEIGHTS}'
     for key, value in (('resume', False), ('launcher', 'none')):  # of the dense model's run
         if key in written:
             written[key] = value

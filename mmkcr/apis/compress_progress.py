@@ -61,7 +61,7 @@ class CompressProgress:
             return None
         return {site: SiteProfile(UnitOrder(found['order'], found['errors'],
                                             tuple(found['groups'])), found['losses'],
-                                  found['rotated'], found['stream'])
+                                  found['rotated'])
                 for site, found in self._load(name).items()}
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile], begun: bool = False) -> None:
@@ -77,7 +77,7 @@ class CompressProgress:
         self._save(_BEGUN if begun else _PROFILES, {name: dict(
             order=found.order.order, errors=found.order.errors,
             groups=_together(found.order.groups),
-            losses=found.losses, rotated=found.rotated, stream=found.stream)
+            losses=found.losses, rotated=found.rotated)
             for name, found in profiles.items()})
         if not begun:
             (self.folder / _BEGUN).unlink(missing_ok=True)

@@ -20,7 +20,6 @@ from mmkcr.models.calibration import (
     set_weights,
     weight_matrix,
 )
-from mmkcr.models.head_rotation import take_weights
 from mmkcr.models.kernel_fit import KernelMoments
 from mmkcr.models.replay import (
     ResumableForward,
@@ -31,12 +30,9 @@ from mmkcr.models.replay import (
     rows_in,
     rows_out,
 )
-from mmkcr.models.rotary_refit import refitted_queries, turned_moments
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
-from mmkcr.models.sites.embedding import Embedding
 from mmkcr.models.sites.head_operator import HeadOperatorSite
-from mmkcr.models.sites.rotary_pairs import RotaryPairs
 from mmkcr.models.utils import search_space
 from .compress_progress import CompressProgress
 from .site_profiles import CompressOptions, shown
@@ -81,18 +77,13 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                 done.load_block(block, _refitted(sites, norms))
                 continue
             if refits:  # from here on runs cost no more than this block
-                runs[0].enter(block, _with_targets(sites))
+                runs[0].enter(block, list(dict.fromkeys(
+                    path for site in sites for path in _to_refit(site))))
                 runs[1].enter(block)
             for site in sites:
                 # before slicing: afterwards the axes no longer have the dense layers' entries
                 outputs.update(_outputs_left(site, kept[site]))
-                if isinstance(site, RotaryPairs) and settings.refit == 'least-squares':
-                    _refit_queries(runs[1], site, kept[site], settings)
                 site.slice_to(kept[site])
-                if isinstance(site, Embedding):
-                    if refits:
-                        _refit_stream(runs, site, outputs, settings, norms)
-                    continue
                 if isinstance(site, HeadOperatorSite) and settings.refit == 'least-squares':
                     _fit_kernels(runs, site, kept[site], settings)
                 if refits:
@@ -103,12 +94,6 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                                block)
             if refits and done is not None:
                 done.save_block(block, _refitted(sites, norms))
-        # last, readers of a narrower stream behind the backbone: all before them is final now
-        outside = dict.fromkeys(path for name in names for path in space.sites[name].outside)
-        for run in runs if outside else ():
-            run.close()  # they may read any block's outputs
-        for path in outside if refits else ():
-            _refit(runs, {path: None}, settings, norms)
     finally:
         for run in runs:
             run.close()
@@ -133,22 +118,14 @@ def _outputs_left(site: HostSite, kept: Tensor) -> Dict[str, Tensor]:
 
 def _to_refit(site: HostSite) -> List[str]:
     """Paths of the layers of a site that are refitted."""
-    if isinstance(site, Embedding):
-        return list(dict.fromkeys((*_stream_layers(site), *site.outside)))
     return [*(reader.path for reader in readers(site)), *site.lost_outputs()]
-
-
-def _with_targets(sites: Sequence[HostSite]) -> List[str]:
-    """The layers of a block that are refitted to outputs of the dense network's layers."""
-    return list(dict.fromkeys(path for site in sites if not isinstance(site, Embedding)
-                              for path in _to_refit(site)))
 
 
 def _refitted(sites: Sequence[HostSite], norms: Mapping[str, str]) -> Dict[str, nn.Module]:
     """The layers that get new weights, and the norms that take their means, by path."""
     paths = [path for site in sites
              for path in (*(reader.path for reader in readers(site)), *site.lost_outputs(),
-                          *site.fitted()) if path not in site.outside]
+                          *site.fitted())]
     paths += [norms[path] for path in paths if path in norms]
     return {path: sites[0].host.get_submodule(path) for path in paths}
 
@@ -178,48 +155,6 @@ def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches:
     return batches[:needed]
 
 
-def _refit_stream(runs: Sequence[ResumableForward], site: Embedding, outputs: Mapping[str, Tensor],
-                  settings: CompressOptions, norms: Mapping[str, str]) -> None:
-    """Refit all readers and writers of a narrower stream, layer by layer."""
-    paths = {module: path for path, module in site.host.named_modules()}
-    own = _stream_layers(site)
-    normed = [f'{paths[owner]}.' for owner, _, _ in site.view.norms(site.host) if paths[owner]]
-    blocks: Dict[str, List[str]] = {}
-    for path in paths.values():  # not what embeds: its inputs have not changed
-        if path in own and not f'{path}.'.startswith(f'{site.path}.'):
-            # the innermost module with norms that contains the layer is its block
-            block = max((name for name in normed if path.startswith(name)), key=len)
-            blocks.setdefault(block[:-1], []).append(path)
-    for run in runs:
-        run.close()
-    for block, layers in blocks.items():
-        runs[0].enter(block, layers)
-        runs[1].enter(block)
-        for path in layers:
-            _refit(runs, {path: outputs.get(path)}, settings, norms, block)
-    for run in runs:
-        run.close()
-
-
-def _stream_layers(site: Embedding) -> List[str]:
-    """Paths of the layers with the stream on either side; norms and tables need no refit."""
-    paths = {module: path for path, module in site.host.named_modules()}
-    return [paths[axis.module] for axis in site.axes() if axis.name == 'weight' and
-            isinstance(axis.module, (nn.Linear, nn.Conv2d))]
-
-
-def _refit_queries(run: ResumableForward, site: RotaryPairs, kept: Tensor,
-                   settings: CompressOptions) -> None:
-    """Refit the queries for the kept pairs, from one pass of the slim network."""
-    enough = settings.per_unit[1] * site.view.width
-    with turned_moments({site.name: site}, settings.rows) as found:
-        for batch in range(len(run.batches)):
-            if batch >= settings.least_batches[1] and found[site.name].key.count >= enough:
-                break
-            run.run(batch, site.owner.rotary)
-    take_weights(site.host, refitted_queries(site, found[site.name], kept, settings.rho))
-
-
 def _fit_kernels(runs: Sequence[ResumableForward], site: HeadOperatorSite, kept: Tensor,
                  settings: CompressOptions) -> None:
     """Fit kernels to the outputs of the dense network's heads, on the slim network's values."""
@@ -244,7 +179,7 @@ def _fit_kernels(runs: Sequence[ResumableForward], site: HeadOperatorSite, kept:
 
 def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],
            settings: CompressOptions, norms: Mapping[str, str],
-           block: Optional[str] = None) -> None:
+           block: str) -> None:
     """Refit some layers, by path, from one pass of the dense and the slim network.
 
     A layer is fitted to the outputs of the dense network's layer, or to those that are left. If
@@ -254,7 +189,7 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
     """
     old, new = ({path: run.module(path) for path in layers} for run in runs)
     scale = None
-    if block is not None and len(layers) == 1 and settings.refit in ('least-squares', 'readers'):
+    if len(layers) == 1 and settings.refit in ('least-squares', 'readers'):
         path, = old
         # None if the layer's outputs are not simply added: then it has targets of its own
         scale = added_last(runs[0], block, path)
@@ -338,8 +273,6 @@ def _towards_the_block(runs: Sequence[ResumableForward], batch: int, block: str,
     found = caught(runs[1], batch, {block: slim, path: layer}, slim)
     (args, out), = found[path]
     there = block_rows(layer, found[block][0][1])
-    narrow = wanted.shape[1] > there.shape[1]  # the stream has fewer channels, not only the layer
     # out enters the block's output with the factor `scale`: out + missing / scale repairs it
-    missing = _columns(wanted, left[path]) - there if narrow else \
-        _columns(wanted - there, left[path])
+    missing = _columns(wanted - there, left[path])
     return {path: input_rows(layer, args)}, {path: output_rows(layer, out) + missing / scale}

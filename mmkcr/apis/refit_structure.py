@@ -14,7 +14,6 @@ from mmkcr.models.calibration import Forward
 from mmkcr.models.kernel_fit import FITTED
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.stream_readers import find_outside
 from mmkcr.registry import MODELS
 from .build import state_bytes
 from .compress_files import (
@@ -38,7 +37,7 @@ from .compression import (
 from .count import counted_proposals, note_backbone_macs
 from .refit_blocks import refit_along
 from .site_profiles import CompressOptions
-from .slim_files import STRUCTURE, WEIGHTS, write_subnet
+from .slim_files import write_subnet
 
 
 def refit_structure(model: nn.Module,
@@ -82,9 +81,7 @@ def refit_structure(model: nn.Module,
     with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks
         torch.manual_seed(settings.seed)
         space = searched(subnet, kinds, masks=masks)
-    whole = searched(dense, kinds)
-    for own, network in ((whole, dense), (space, subnet)):
-        find_outside(own, network, batches, forward)
+    searched(dense, kinds)
     wanted.validate(space.totals())
     unknown = [site.operator for site in wanted.sites.values()
                if site.operator not in (None, *FITTED)]
@@ -138,7 +135,7 @@ def _rotated(structure: Structure) -> List[str]:
     # files of 0.2 do not say which: these kinds may be
     return structure.provenance.get('rotated', [
         name for name, site in structure.sites.items()
-        if name.endswith(('.head_channels', '.embedding')) and len(site.kept) < site.total])
+        if name.endswith('.head_channels') and len(site.kept) < site.total])
 
 
 def refit_files(task: CompressTask, structure: Union[str, Path],
@@ -173,7 +170,7 @@ def refit_files(task: CompressTask, structure: Union[str, Path],
     found.provenance = dict(task.provenance, structure=Path(structure).name,
                             agreement=result.agreement)
     write_subnet(result.model, found, task.meta, task.folder)
-    write_config(task, found.backbone, STRUCTURE, WEIGHTS)
+    write_config(task, found.backbone)
     if later is None:
         done.remove()
     sizes = dict(dense=state_bytes(task.model), subnet=state_bytes(result.model))

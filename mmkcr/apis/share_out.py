@@ -1,7 +1,7 @@
 """Sharing a budget among sites: how many units each keeps, for the least total loss."""
 
 import math
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
@@ -11,7 +11,6 @@ from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
-from mmkcr.models.sites.embedding import Embedding
 from .site_profiles import CompressOptions, SiteProfile
 
 #: Least share of a budget that an allocation uses if the sites' sizes allow it.
@@ -51,10 +50,6 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
               settings: CompressOptions) -> Dict[str, int]:
     """Find sizes of all sites with the least sum of losses within the budget.
 
-    Costs depend on each other where sites meet in one product. A residual stream is part of all
-    products: what is cheapest at full width is not cheapest at another width, and a fixed-point
-    iteration stays where it starts. So widths are tried, first coarsely, then near the best.
-
     Args:
         space (SearchSpace): Search space of the dense backbone.
         profiles (Mapping[str, SiteProfile]): By site.
@@ -73,59 +68,11 @@ def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
     if settings.uniform:
         return uniform_sizes(offered, macs, target)
     losses = {name: profiles[name].losses for name in offered}
-    best = shared_sizes(offered, losses, macs, target)
-    streams = [name for name, site in space.sites.items() if isinstance(site, Embedding)]
-    if streams:
-        found = [best]
-        for widths in _widths(streams, offered, losses, macs, target):
-            fixed = {**offered, **{name: [width] for name, width in widths.items()}}
-            # the rest is shared out anew, now also filling the budget
-            found.append(shared_sizes(fixed, losses, macs, target))
-        best = min(found, key=lambda sizes: _lost(sizes, losses))
-    return best
+    return shared_sizes(offered, losses, macs, target)
 
 
 def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
     return sum(float(losses[name][size]) for name, size in sizes.items())
-
-
-def _widths(streams: Sequence[str], offered: Mapping[str, List[int]], losses: Mapping[str, Tensor],
-            macs: CostModel, target: int) -> List[Dict[str, int]]:
-    """Candidate widths of streams: the best ones found, and the full ones.
-
-    It varies one stream at a time until no other width of any of them is better.
-    """
-    tried: Dict[Tuple[int, ...], float] = {}
-
-    def lost(widths: Mapping[str, int]) -> float:
-        """Loss at these widths with the best sizes of the rest, before the budget is filled up."""
-        key = tuple(widths.values())
-        if key not in tried:
-            fixed = {**offered, **{name: [width] for name, width in widths.items()}}
-            # even the smallest sizes of the rest may be too expensive
-            reached = macs({name: options[0] for name, options in fixed.items()}) <= target
-            tried[key] = _lost(_chosen(
-                {name: options[-1] for name, options in fixed.items()}, fixed, losses, macs,
-                target), losses) if reached else math.inf
-        return tried[key]
-
-    whole = {name: offered[name][-1] for name in streams}
-    best, before = dict(whole), None
-    while best != before:
-        before = dict(best)
-        for name in streams:
-            options = offered[name]
-            # coarse to fine: about 8 widths over the range, then halving steps around the best
-            step, places = -(-len(options) // 8), range(0, len(options))
-            near = [*places[::-step], 0]
-            while near:
-                best[name] = min((options[place] for place in near),
-                                 key=lambda width: lost({**best, name: width}))
-                place = options.index(best[name])
-                step = -(-step // 2) if step > 1 else 0
-                near = [place + side for side in (0, -step, step)
-                        if step and place + side in places]
-    return [widths for widths in (best, whole) if not math.isinf(lost(widths))]
 
 
 def _chosen(sizes: Mapping[str, int], offered: Mapping[str, List[int]],

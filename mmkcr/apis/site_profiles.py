@@ -13,7 +13,6 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    Union,
 )
 
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.functional.refit import refit
-from mmkcr.functional.stream import stream_basis, stream_losses
 from mmkcr.models.calibration import (
     Forward,
     ReaderMoments,
@@ -42,17 +40,13 @@ from mmkcr.models.head_rotation import (
     take_weights,
 )
 from mmkcr.models.kernel_fit import HeadKernels
-from mmkcr.models.rotary_refit import TurnedMoments, query_change, rotate_pairs, turned_moments
+from mmkcr.models.rotary import TurnedMoments, key_change, rotate_pairs, turned_moments
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.attention_width import AttentionWidth
 from mmkcr.models.sites.base import HostSite
-from mmkcr.models.sites.embedding import Embedding
 from mmkcr.models.sites.head_operator import HeadOperatorSite
 from mmkcr.models.sites.heads import HeadChannels
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
-from mmkcr.models.stream_losses import NarrowStream, stream_loss
-from mmkcr.models.stream_losses import turned as turned_stream
-from mmkcr.models.stream_rotation import normed_moments, turns
 from mmkcr.visualization.progress import shown as progress_bar
 
 
@@ -82,7 +76,7 @@ class CompressOptions:
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show a progress bar. Defaults to True.
         refit (str): How readers are refitted: ``'least-squares'``, or for controls ``'readers'``
-            (only they: kernels in place of heads, and queries, are not fitted),
+            (only they: kernels in place of heads are not fitted),
             ``'mean'`` (only the bias, from the means) or ``'none'``. Defaults to
             ``'least-squares'``.
         choose (Callable, optional): For controls: takes a site, the moments of its first reader
@@ -120,14 +114,11 @@ class SiteProfile:
             relative to the outputs, or in nats for class scores.
         rotated (dict[str, Tensor]): Weights, by path in the host, that the units refer to if these
             are not the network's own: see :mod:`mmkcr.models.head_rotation`. Defaults to none.
-        stream (Tensor, optional): Basis of a residual stream that the units refer to, (D, D), see
-            :mod:`mmkcr.models.stream_rotation`. Defaults to None: the network's own.
     """
 
     order: UnitOrder
     losses: Tensor
     rotated: Dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    stream: Optional[Tensor] = None
 
     def removed(self, count: int) -> float:
         """Share of the energy in the readers' outputs that is lost with the first units alone.
@@ -227,11 +218,8 @@ def _profile_group(dense: nn.Module, sites: Mapping[str, HostSite], batches: Seq
                isinstance(site, HeadOperatorSite)}
     projections = {f'{name}:{path}': layer for name, site in narrowed.items()
                    for path, layer in _rotated_layers(site).items()}
-    streams = {name: site for name, site in sites.items() if settings.choose is None and
-               isinstance(site, Embedding) and turns(dense, site, batches[0], forward)}
-    # one pass: orders, bases of heads, kernels and streams all use the same activations
+    # one pass: orders, bases of heads and kernels all use the same activations
     with ExitStack() as stack:
-        normed = stack.enter_context(normed_moments(streams, settings.rows))
         turned = stack.enter_context(turned_moments(pairs, settings.rows))
         for one in kernels.values():
             stack.enter_context(one)
@@ -248,8 +236,6 @@ def _profile_group(dense: nn.Module, sites: Mapping[str, HostSite], batches: Seq
     for name, site in sites.items():
         if name in kernels:
             profiles[name] = _of_kernels(name, site, kernels[name], found)
-        elif name in streams:
-            profiles[name] = _of_stream(name, site, normed[name].second_moment, found)
         elif name in rotations:
             profiles[name] = _by_rotation(name, site, found, rotations[name])
         else:
@@ -261,9 +247,8 @@ def _profile_group(dense: nn.Module, sites: Mapping[str, HostSite], batches: Seq
         with ExitStack() as stack:
             for one in kernels.values():
                 stack.enter_context(one)
-            _measure(dense, sites, profiles, inputs, {**turned, **kernels},
+            _measure(dense, sites, profiles, inputs, kernels,
                      batches[-settings.probe_batches:], forward, settings)
-        _measure_streams(dense, sites, profiles, batches, forward, settings)
     return profiles
 
 
@@ -274,15 +259,6 @@ def _of_kernels(name: str, site: HeadOperatorSite, kernels: HeadKernels,
     _check_reached(name, moments)
     units, losses = kernels.order(_sensitivity(moments))
     return SiteProfile(UnitOrder(units, losses, ()), losses)
-
-
-def _of_stream(name: str, site: Embedding, moment: Tensor,
-               found: Mapping[str, ReaderMoments]) -> SiteProfile:
-    """A stream in the basis of its directions; losses in the unit of its readers' outputs."""
-    losses = stream_losses(moment).cpu()
-    losses = _loss_of_all(name, site, found) * losses / losses[0].clamp(min=1e-30)
-    return SiteProfile(UnitOrder(torch.arange(site.total), losses, ()), losses,
-                       stream=stream_basis(moment))
 
 
 def _order_of_units(name: str, site: HostSite, found: Mapping[str, ReaderMoments],
@@ -409,7 +385,7 @@ _AT_ONCE = 2**30
 
 
 def _measure(dense: nn.Module, sites: Mapping[str, HostSite], profiles: Dict[str, SiteProfile],
-             inputs: Mapping[str, Moments], others: Mapping[str, Any],
+             inputs: Mapping[str, Moments], kernels: Mapping[str, HeadKernels],
              batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
     """Scale the sites' losses, in place, to the measured change of the outputs at some sizes.
 
@@ -417,8 +393,7 @@ def _measure(dense: nn.Module, sites: Mapping[str, HostSite], profiles: Dict[str
     """
     # a few sites at a time: one forward of the dense network serves all their changes
     waiting, places = list(sites), {
-        name: _probed(site) for name, site in sites.items()
-        if site.total > 1 and not isinstance(site, Embedding)}
+        name: _probed(site) for name, site in sites.items() if site.total > 1}
     while waiting:
         changes, size = {}, 0
         # at least one site, whatever its size
@@ -426,33 +401,13 @@ def _measure(dense: nn.Module, sites: Mapping[str, HostSite], profiles: Dict[str
             name = waiting.pop(0)
             if name in places:
                 changes[name] = _changes(sites[name], name, profiles[name].order,
-                                         places[name], inputs, others.get(name),
+                                         places[name], inputs, kernels.get(name),
                                          settings.rho)
                 size += sum(change.deltas.numel() * 4 for change in changes[name])
         found = output_changes(dense, shown(batches, 'Losses of sizes', settings), forward,
                                changes, settings.logits, settings.seed) if changes else {}
         for name, measured in found.items():
             _scale(profiles[name], places[name], measured)
-
-
-def _measure_streams(dense: nn.Module, sites: Mapping[str, HostSite],
-                     profiles: Mapping[str, SiteProfile], batches: Sequence[Any],
-                     forward: Forward, settings: CompressOptions) -> None:
-    """The same for residual streams, whose readers also see different norms."""
-    trials = [(name, size) for name, site in sites.items()
-              if isinstance(site, Embedding) and site.total > 1 for size in _probed(site)]
-    found: Dict[str, Dict[int, float]] = {}
-    for name, size in shown(trials, 'Losses of widths', settings) if trials else ():
-        site, profile = sites[name], profiles[name]
-        # units of a turned stream mean directions: the network is tried in that basis
-        with turned_stream(dense, site, profile.stream):
-            kept = profile.order.order[:size].sort().values
-            found.setdefault(name, {})[size] = stream_loss(
-                NarrowStream(dense, site, kept, forward), batches,
-                batches[-settings.probe_batches:], settings.logits, settings.rows,
-                settings.per_unit[0], settings.least_batches[0], settings.rho, settings.seed)
-    for name, losses in found.items():
-        _scale(profiles[name], list(losses), torch.tensor(list(losses.values())).double())
 
 
 def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
@@ -480,12 +435,12 @@ def _probed(site: HostSite) -> List[int]:
 
 
 def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
-             inputs: Mapping[str, Moments], other: Union[TurnedMoments, HeadKernels, None],
+             inputs: Mapping[str, Moments], kernels: Optional[HeadKernels],
              rho: float) -> List[WeightChange]:
     """Changes of the readers' weights by refits to some numbers of units."""
     kept = [order.order[:count].sort().values for count in counts]
-    if isinstance(other, HeadKernels):
-        return [other.change(kept)]
+    if kernels is not None:
+        return [kernels.change(kept)]
     changes = []
     for reader in readers(site):
         layer, moments = site.module(reader.path), inputs[f'{name}:{reader.path}']
@@ -503,7 +458,7 @@ def _changes(site: HostSite, name: str, order: UnitOrder, counts: Sequence[int],
     if isinstance(site, HeadChannels):
         changes.append(_narrower_keys(site, order, counts))
     if isinstance(site, RotaryPairs):
-        changes.append(query_change(site, other, kept, rho))
+        changes.append(key_change(site, kept))
     return changes
 
 

@@ -10,7 +10,6 @@ from .latency import LatencyModel, LatencyTable, load_table
 from .macs import MacsModel, MacsReport, count_forward_macs, count_params
 from .modes import eval_mode
 from .options import allowed_ratio_sizes, can_meet, choose_options
-from .order import Order
 from .selection import TOLERANCE, select_units
 from .sites import Cost, MaskPoint, Site, SiteHolder, UnitMask, Unsupported, block_of
 from .slicing import slice_parameter, take
@@ -20,7 +19,7 @@ from .weights import COUNTED, BytesModel, ParamsModel
 __all__ = [
     'Axis', 'BaseGate', 'BytesModel', 'COUNTED', 'Cost', 'CostModel', 'LatencyModel',
     'LatencyTable', 'MacsModel', 'MacsReport', 'MaskEntry', 'MaskPoint', 'NoisyGate',
-    'NonFiniteError', 'Order', 'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure',
+    'NonFiniteError', 'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure',
     'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'block_of',
     'can_meet', 'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
     'count_forward_macs', 'count_params', 'eval_mode', 'load_table', 'locked', 'parse_target',

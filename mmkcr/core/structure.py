@@ -282,6 +282,10 @@ class Structure:
         names = set(cls.__dataclass_fields__)
         required = {'format_version', 'backbone', 'sites'}
         found = set(data) if isinstance(data, Mapping) else set()
+        if found & {'order', 'orders'}:
+            raise ValueError(f'expected a structure of one network, found an order in {where}, '
+                             'which is no longer read: compress the dense checkpoint with the '
+                             'targets themselves (`mmkcr compress --target-macs 80% 60%`)')
         if not required <= found <= names:
             raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
                              f'{sorted(names - required)}), found {sorted(found)} in {where}')

@@ -14,8 +14,7 @@ may not.
 head's values. Hence values and output projection form one matrix product, whose rank is reduced.
 
 *Rotary positions* rotate pairs of channels, each pair by its own angles. Only a scaled rotation
-of each pair commutes with them. So whole pairs are selected, and each remaining pair is refitted
-with two numbers: least squares of the logits on ``q_p . k_p`` and ``q_p . J k_p``.
+of each pair commutes with them, so whole pairs are selected.
 
 Shapes: H heads of d channels, D channels of the stream, r new channels per head.
 """
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from .moments import Moments
 from .pivots import UnitOrder, pivot_order
-from .refit import refit, refit_output
+from .refit import refit_output
 
 ROTARY_LAYOUTS = ('half', 'interleaved')
 
@@ -145,7 +144,7 @@ def channels_of_pairs(pairs: Tensor, width: int, layout: str) -> Tensor:
 
 def rotary_logits(query_moment: Tensor, key_moment: Tensor,
                   layout: str = 'half') -> Tuple[Tensor, Tensor]:
-    """Second moments of the logits' parts, for :func:`pivot_order` and :func:`rotary_refit`.
+    """Second moments of the logits' parts, for :func:`pivot_order`.
 
     Every pair p has two parts, ``q_p . k_p`` and ``q_p . J k_p``, where J rotates by 90 degrees.
     The logit is the sum of the first parts over all pairs.
@@ -192,44 +191,6 @@ def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
     """
     moments, sums = rotary_logits(query_moment, key_moment, layout)
     return pivot_order(moments, sums, groups=2, rho=rho, **kwargs)
-
-
-def rotary_refit(query_moment: Tensor, key_moment: Tensor, kept: Tensor, layout: str = 'half',
-                 rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
-    """Matrix that the queries are multiplied by when only some rotary pairs are kept.
-
-    Args:
-        query_moment (Tensor): See :func:`rotary_logits`.
-        key_moment (Tensor): See :func:`rotary_logits`.
-        kept (Tensor): Indices of the kept pairs, ascending, (k,).
-        layout (str): See :func:`rotary_pairs`. Defaults to 'half'.
-        rho (float): Relative ridge. Defaults to 1e-3.
-
-    Returns:
-        tuple[Tensor, Tensor]: Channels of the kept pairs in the layout of the narrower head,
-        int64 (2 k,), to which the keys are sliced; and T (H, 2 k, d), fp64, for the queries, as
-        :func:`fold_heads` takes it.
-    """
-    width = query_moment.shape[-1]
-    pairs = rotary_pairs(width, layout).to(query_moment.device)[kept]
-    channels = channels_of_pairs(kept, width, layout)
-    moments, sums = rotary_logits(query_moment, key_moment, layout)
-    parts = torch.stack([2 * kept, 2 * kept + 1], 1).flatten()
-    logit = sums[0, :1]  # (1, d): the dense logit as a consumer of the parts
-    mixing = []
-    for moment in moments:
-        # the moments are not centred, so the mean is 0 and the new bias with it
-        shares, _ = refit(logit, None, moment, torch.zeros_like(moment[0]), parts, rho)
-        a, b = shares[0].view(-1, 2).T  # (k,) each: weights of q_p . k_p and of q_p . J k_p
-        # all goes into the queries, as J^T = -J: q . (a I + b J) k = (a I - b J) q . k
-        turned = torch.stack([torch.stack([a, b], 1), torch.stack([-b, a], 1)], 1)  # (k, 2, 2)
-        rows = torch.zeros(len(kept), 2, width).to(turned)
-        for side in range(2):  # column `side` of each 2 x 2 block lies at the pair's channel
-            rows.scatter_(2, pairs[:, None, side:side + 1].expand(-1, 2, 1),
-                          turned[:, :, side:side + 1])
-        # rows in the order of `channels_of_pairs`
-        mixing.append((rows.transpose(0, 1) if layout == 'half' else rows).flatten(0, 1))
-    return channels, torch.stack(mixing)
 
 
 def tap_moments(channels: int, kernel_size: int = 3, **kwargs: Any) -> Moments:

@@ -2,8 +2,6 @@
 
 import logging
 import re
-import weakref
-from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
@@ -11,7 +9,6 @@ from mmengine.logging import print_log
 from mmengine.model import PretrainedInit, update_init_info
 from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from mmkcr.core import check_finite_state
 from mmkcr.core.added import added_layers
@@ -103,41 +100,6 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] 
         update_init_info(backbone, f'loaded from {checkpoint}')
 
 
-#: Where the weights of an order's rungs are in a state_dict: ``rungs.<rung>.<key>``.
-RUNGS = 'rungs.'
-#: Before the key of a layer behind the backbone, in the module that the backbone is part of.
-OUTSIDE = '/'
-
-
-def take_rungs(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
-    """Pick the weights of the chosen network from a file with the weights of many budgets.
-
-    The file holds the dense network's state_dict and, beside it, the blocks that each rung
-    replaces. A dense backbone loads the former and drops the latter.
-
-    Args:
-        space (SearchSpace): Search space of the backbone that loads.
-        state_dict (dict): Changed in place.
-        prefix (str): Prefix of the backbone's keys.
-    """
-    start = f'{prefix}{RUNGS}'
-    keys = [key for key in state_dict if key.startswith(start)]
-    # a subnet that no rung describes: the keys stay, and `check_state` refuses them as unexpected
-    if not keys or space.structure is not None and not space.rungs:
-        return
-    stored = {key[len(start):]: state_dict.pop(key) for key in keys}
-    for key, value in stored.items():
-        rung, _, name = key.partition('.')
-        # what is in no block is in the block ''
-        block = next((one for one in space.rungs if one and name.startswith(f'{one}.')), '')
-        if str(space.rungs.get(block)) == rung and not name.startswith(OUTSIDE):
-            # replaces the dense block's entry by the chosen rung's, in the sliced shape
-            state_dict[f'{prefix}{name}'] = value
-    # `kept` buffers that the file does not store are those of the structure
-    for site in space.structure.sites if space.rungs else ():
-        state_dict.setdefault(f'{prefix}{site}.kept', space.host.get_buffer(f'{site}.kept'))
-
-
 def inherit_dense(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
     """Let heads that a config chose by blocks or scores start from a dense network's weights.
 
@@ -178,46 +140,6 @@ def _inherit(site: Any, state_dict: Dict[str, Tensor], prefix: str) -> bool:
     for key, value in nn.Module.state_dict(site.owner).items():
         state_dict.setdefault(f'{start}{key}', value)
     return True
-
-
-def load_outside(space: 'SearchSpace', parent: nn.Module, name: str) -> None:
-    """Let a module give its other layers the weights of the rung that its backbone comes from.
-
-    Layers behind the backbone that read a residual stream are refitted for each of its widths.
-
-    Args:
-        space (SearchSpace): Search space of the backbone.
-        parent (nn.Module): The module that the backbone is part of.
-        name (str): The backbone's name in it.
-    """
-    parent._register_load_state_dict_pre_hook(partial(_take_outside, space, name))
-
-
-def _take_outside(space: 'SearchSpace', name: str, state_dict: Dict[str, Tensor], prefix: str,
-                  *_: Any) -> None:
-    start = f'{prefix}{name}.{RUNGS}{space.rungs.get("")}.{OUTSIDE}'
-    for key in [key for key in state_dict if key.startswith(start)]:
-        state_dict[f'{prefix}{key[len(start):]}'] = state_dict[key]
-
-
-#: Backbones with weights behind them, see :func:`await_parent`.
-_AWAITING: 'weakref.WeakSet[nn.Module]' = weakref.WeakSet()
-
-
-def await_parent(host: nn.Module) -> None:
-    """Call :func:`load_outside` for every module that a backbone is made a part of."""
-    _AWAITING.add(host)
-    _watch_registrations()
-
-
-@lru_cache(maxsize=None)
-def _watch_registrations() -> None:
-    """Register one global hook for good: removing one while hooks run breaks those of others."""
-    def look(parent: nn.Module, name: str, child: Optional[nn.Module]) -> None:
-        if child in _AWAITING:
-            load_outside(child.search_space, parent, name)
-
-    register_module_module_registration_hook(look)
 
 
 def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:

@@ -67,11 +67,10 @@ class Reader(NamedTuple):
 
 
 def readers(site: HostSite) -> List[Reader]:
-    """The layers whose input channels are a site's units, those behind the host last."""
+    """The layers whose input channels are a site's units."""
     paths = {module: path for path, module in site.host.named_modules()}
-    return [*(Reader(paths[axis.module], axis.inner, axis.span, axis.repeats)
-              for axis in site.axes() if axis.name == 'weight' and _reads(axis.module, axis.dim)),
-            *(Reader(path, span=span) for path, (_, span) in site.outside.items())]
+    return [Reader(paths[axis.module], axis.inner, axis.span, axis.repeats)
+            for axis in site.axes() if axis.name == 'weight' and _reads(axis.module, axis.dim)]
 
 
 def _reads(layer: nn.Module, dim: int) -> bool:

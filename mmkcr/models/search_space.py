@@ -24,14 +24,8 @@ from mmkcr.core import (
     scale_axes,
     slice_axes,
 )
-from mmkcr.core.order import chosen_structure
 from mmkcr.registry import MODELS
-from .backbone_loading import (
-    await_parent,
-    check_state,
-    inherit_dense,
-    take_rungs,
-)
+from .backbone_loading import check_state, inherit_dense
 from .head_choice import choose_heads, is_choice
 from .mask_fold import fold_mask
 from .sites import Embedding, QKMaskSite, find_sites
@@ -52,9 +46,7 @@ class SearchSpace:
         gates (dict, optional): Config of the gates without ``total``; or one config per kind, such
             as ``dict(heads=dict(type=...))``. Sites of kinds without a config are sliced as in
             ``structure``, or stay whole.
-        structure (str | dict | Structure, optional): Structure file; or any budget of an order
-            file, ``dict(order=<file>, target_macs=...)``, see
-            :func:`~mmkcr.core.order.chosen_structure`; or heads to replace,
+        structure (str | dict | Structure, optional): Structure file; or heads to replace,
             ``dict(blocks=[...])`` or ``dict(scores=<file>, replace=...)``, see
             :func:`~mmkcr.models.head_choice.choose_heads`, and then dense weights can be loaded.
         method (str): Name of the method, for structure files. Defaults to ``''``.
@@ -76,8 +68,6 @@ class SearchSpace:
             type=f'{type(host).__module__}.{type(host).__qualname__}'))
         self.optional_keys = optional_keys
         self.structure: Optional[Structure] = None
-        #: For an order file: the rung that each block comes from.
-        self.rungs: Dict[str, int] = {}
         self._fixed: Dict[str, SiteEntry] = {}
         self._attached: Dict[str, List[Axis]] = {}
         self._sites: Dict[str, HostSite] = {}
@@ -96,11 +86,7 @@ class SearchSpace:
         if self.chosen:
             structure = choose_heads(self, structure)
         if structure is not None:
-            # of an order file the network of the chosen budget, and where its blocks come from
-            loaded, self.rungs = chosen_structure(structure)
-            self._take_structure(loaded, configs)
-            if any(isinstance(site, Embedding) for site in self._sites.values()) and self.rungs:
-                await_parent(host)
+            self._take_structure(Structure.load(structure), configs)
         if configs:
             self._add_gates(configs)
         host.search_space = self
@@ -512,7 +498,6 @@ class SearchSpace:
         """Adapt a state_dict to this network, and refuse one that would load only in part."""
         if self.host.search_space is not self:  # that of the host's own class, behind another one
             return
-        take_rungs(self, state_dict, prefix)
         if self.chosen:
             inherit_dense(self, state_dict, prefix)
         self.take_shape(state_dict, prefix)

@@ -13,7 +13,6 @@ from mmkcr.functional.attention_refit import (
     logit_bases,
     rotary_order,
     rotary_pairs,
-    rotary_refit,
     singular_tails,
     tap_moments,
 )
@@ -142,7 +141,7 @@ def rotate(rows, angles, layout):
 @layouts
 @given(seed=st.integers(0, 10**6), heads=st.integers(1, 3), pairs=st.integers(1, 5), data=st.data())
 @exactly
-def test_rotary_pairs_are_refitted_by_least_squares(draw_rows, layout, seed, heads, pairs, data):
+def test_rotary_pairs_lose_what_least_squares_leaves(draw_rows, layout, seed, heads, pairs, data):
     n, width = 25, 2 * pairs
     angles = 10 * torch.rand(n, pairs, dtype=torch.float64)
     query = draw_heads(draw_rows, heads, width, width, seed, n)
@@ -154,12 +153,7 @@ def test_rotary_pairs_are_refitted_by_least_squares(draw_rows, layout, seed, hea
     assert float(order.errors[0]) == pytest.approx(float(mean_square(logits).sum()), rel=1e-6)
     count = data.draw(st.integers(1, pairs))
     kept = order.order[:count].sort().values
-    channels, mixing = rotary_refit(*moments, kept, layout, rho=1e-8)
-    # narrower heads, rotated by the angles of the kept pairs
-    narrow = all_logits(rotate(query @ mixing.mT, angles[:, kept], layout),
-                        rotate(key[..., channels], angles[:, kept], layout))
-    errors = mean_square(narrow - logits)
-    scale = float(mean_square(logits).max())
+    scale, left = float(mean_square(logits).sum()), 0.
     for head in range(heads):
         pair_channels = rotary_pairs(width, layout)
         columns = []
@@ -170,15 +164,8 @@ def test_rotary_pairs_are_refitted_by_least_squares(draw_rows, layout, seed, hea
         parts = torch.stack(columns, 1)
         target = logits[head].flatten()
         best = parts @ torch.linalg.lstsq(parts, target, driver='gelsd').solution
-        expected = float((best - target).square().mean())
-        assert float(errors[head]) == pytest.approx(expected, rel=1e-5, abs=1e-6 * scale)
-    # and never worse than the pairs as they are
-    plain = all_logits(rotate(query[..., channels], angles[:, kept], layout),
-                       rotate(key[..., channels], angles[:, kept], layout))
-    assert (errors <= mean_square(plain - logits) + 1e-9 * scale).all()
-    assert float(errors.sum()) <= float(order.errors[count]) + 1e-6 * scale
-    if count == pairs:
-        assert torch.allclose(narrow, logits, atol=1e-9 * float(logits.abs().max()))
+        left += float((best - target).square().mean())
+    assert float(order.errors[count]) == pytest.approx(left, rel=1e-4, abs=1e-6 * scale)
 
 
 def test_rotary_layouts_are_checked():

@@ -15,7 +15,7 @@ from mmkcr.models.head_rotation import (
     take_weights,
     width_order,
 )
-from mmkcr.models.rotary_refit import rotate_pairs, turned_moments
+from mmkcr.models.rotary import rotate_pairs, turned_moments
 from mmkcr.models.search_space import SearchSpace
 
 IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()

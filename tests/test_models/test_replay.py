@@ -122,7 +122,7 @@ def parallel():
 
 @pytest.mark.parametrize('build, kinds', [
     (Residual, ['mlp_hidden']), (Sets, ['mlp_hidden']), (parallel, ['mlp_hidden']),
-    (Maps, ['embedding', 'mlp_hidden'])])
+    (Maps, ['mlp_hidden'])])
 def test_refits_are_those_of_whole_forwards(build, kinds, monkeypatch):
     """Whatever the blocks read besides the outputs of the last one."""
     torch.manual_seed(0)

@@ -223,7 +223,7 @@ def written(text):
     out = words[words.index(option) + 1] if option in words else known[0].format(**values)
     if tool.endswith('channel_masks') and words[0] == '--structure':
         out = f'{Path(first).parent}/channel_masks'
-    files = 'config.py order.json order.pth'.split() if '--order' in words else known[1:]
+    files = known[1:]
     if tool.endswith('score_heads') and '--replace' not in words:
         files = files[:2]
     if tool == 'compress' and '--structure' in words:

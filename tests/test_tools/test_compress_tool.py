@@ -87,8 +87,7 @@ def test_from_a_checkpoint_to_an_ordinary_config(load_tool, data, tmp_path, caps
 
 
 @pytest.mark.parametrize('words', [
-    ['--target-macs', '45%'], ['--target-params', '70%', '--uniform', '--divisor', '4'],
-    ['--order', '80%', '60%']])
+    ['--target-macs', '45%'], ['--target-params', '70%', '--uniform', '--divisor', '4']])
 def test_another_budget_needs_no_new_pass(words, load_tool, data, tmp_path, capsys, monkeypatch):
     """Whatever is limited, and however it is shared out: as a call that calibrates for itself."""
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
@@ -96,8 +95,7 @@ def test_another_budget_needs_no_new_pass(words, load_tool, data, tmp_path, caps
     def weights(out, *words):
         load_tool('compress').main([DIGITS, checkpoint, '--images', '16', '--out',
                                     str(tmp_path / out), *words, *data])
-        name = 'order.pth' if words[0] == '--order' else 'subnet.pth'
-        return torch.load(tmp_path / out / name, weights_only=True)['state_dict']
+        return torch.load(tmp_path / out / 'subnet.pth', weights_only=True)['state_dict']
 
     weights('first', '--target-macs', '60%')
     fresh = weights('fresh', *words)
@@ -362,7 +360,7 @@ def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize('config, options', DENSE_TASKS[:2])
-def test_macs_of_the_whole_of_a_given_structure_and_of_every_budget(
+def test_macs_of_the_whole_of_a_given_structure(
         config, options, load_tool, tmp_path, capsys, whole_model):
     """Those of detectors with the number of proposals, as of a single budget."""
     folder = write_images(tmp_path / 'images', [(60, 90), (90, 60), (70, 70)])
@@ -372,24 +370,17 @@ def test_macs_of_the_whole_of_a_given_structure_and_of_every_budget(
     space = Searchable(build_model(dense).backbone, sites=['mlp_hidden']).search_space
     space.structure_for({name: torch.arange(total // 2) for name, total in space.totals().items()}
                         ).save(given)
-    for words in (['--structure', given], ['--order', '90%', '80%', '--sites', 'mlp_hidden']):
-        out = tmp_path / words[0].strip('-')
-        load_tool('compress').main([
-            config, checkpoint, *map(str, words), '--calibration', folder, '--images', '3',
-            '--batch-size', '1', '--shape', '128', '160', '--out', str(out), '--cfg-options',
-            *(f'{key}={value}'.replace(' ', '') for key, value in options.items())])
-        printed = capsys.readouterr().out
-        assert ('The second stage is counted for' in printed) == ('mask-rcnn' in config)
-        tables = printed.split('whole model')[1:]
-        assert len(tables) == (2 if '--order' in words else 1)
-        for place, table in enumerate(tables):
-            chosen = {'model.backbone.structure.target_macs': words[1 + place]}
-            model = build_model(load_config(out / 'config.py',
-                                            chosen if '--order' in words else None))
-            whole, macs = (sum(count_parts(network, (3, 128, 160)).values())
-                           for network in (build_model(dense), model))
-            assert whole_model(f'whole model{table}') == [
-                f'{whole / 1e9:.4g}', f'{macs / 1e9:.4g}', f'{macs / whole:.1%}']
+    load_tool('compress').main([
+        config, checkpoint, '--structure', str(given), '--calibration', folder, '--images', '3',
+        '--batch-size', '1', '--shape', '128', '160', '--out', str(tmp_path / 'out'),
+        '--cfg-options', *(f'{key}={value}'.replace(' ', '') for key, value in options.items())])
+    printed = capsys.readouterr().out
+    assert ('The second stage is counted for' in printed) == ('mask-rcnn' in config)
+    model = build_model(load_config(tmp_path / 'out/config.py'))
+    whole, macs = (sum(count_parts(network, (3, 128, 160)).values())
+                   for network in (build_model(dense), model))
+    assert whole_model(printed) == [
+        f'{whole / 1e9:.4g}', f'{macs / 1e9:.4g}', f'{macs / whole:.1%}']
 
 
 def test_a_dense_network_with_several_initialisations():
@@ -647,8 +638,8 @@ def searched(tmp_path):
     return str(tmp_path / 'searched.json')
 
 
-@pytest.mark.parametrize('words', [['--target-macs', '50%'], ['--order', '80%', '50%'],
-                                   ['--structure']], ids=lambda words: words[0])
+@pytest.mark.parametrize('words', [['--target-macs', '50%'], ['--target-macs', '80%', '50%'],
+                                   ['--structure']], ids=' '.join)
 def test_killed_in_the_evaluation(words, load_tool, data, tmp_path, monkeypatch, capsys, searched):
     """The repeated call compresses nothing again, and leaves nothing to go on from."""
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
@@ -659,7 +650,7 @@ def test_killed_in_the_evaluation(words, load_tool, data, tmp_path, monkeypatch,
     monkeypatch.setattr(import_module('mmkcr.apis.refit_blocks'), '_refit', None)
     load_tool('compress').main(call)
     assert 'accuracy/top1' in capsys.readouterr().out
-    assert not list((tmp_path / 'slim').glob('.progress*'))
+    assert not list((tmp_path / 'slim').rglob('.progress*'))
 
 
 def test_killed_in_the_refit_of_a_structure(load_tool, data, tmp_path, monkeypatch, searched):
@@ -696,34 +687,47 @@ def test_a_structure_with_masks_gives_a_config_with_masks(load_tool, data, tmp_p
     assert len(masks) == 4 and all((site.mask.bias == 2).all() for site in masks.values())
 
 
-def test_one_file_for_all_budgets(load_tool, data, tmp_path, capsys):
-    """The config chooses; the host's own build and strict loading do the rest.
-
-    Also of the head, which reads a stream whose width is part of the choice.
-    """
+@pytest.mark.parametrize('cost, targets', [
+    ('macs', ['80%', '0.5', '80%']), ('params', ['90%', '60%']), ('bytes', ['0.12MB', '90%'])])
+def test_several_targets_share_one_calibration(cost, targets, load_tool, data, tmp_path, capsys,
+                                               monkeypatch):
+    """A folder each, as one call each; what cannot be reached is refused before any other."""
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
-    out = tmp_path / 'out'
-    load_tool('compress').main([DIGITS, checkpoint, '--order', '80%', '50%', '--images', '16',
-                                '--sites', 'embedding', 'mlp_hidden', '--uniform',
-                                '--out', str(out), *data])
-    assert 'networks from' in capsys.readouterr().out
-    assert sorted(path.name for path in out.iterdir() if path.is_file()) == [
-        'config.py', 'order.json', 'order.pth', 'sensitivity.json']
-    assert not list(out.glob('.progress*'))
-    moved = out.rename(tmp_path / 'moved')
-    dense = torch.load(checkpoint, weights_only=True)['state_dict']
-    for target, share in ((None, 0.8), ('65%', 0.65), ('50%', 0.5), ('100%', 1)):
-        chosen = {'model.backbone.structure.target_macs': target} if target else None
-        model = build_model(load_config(moved / 'config.py', chosen))
-        load_checkpoint(model, str(moved / 'order.pth'), strict=True)
-        macs = model.backbone.search_space.structure.macs
-        assert count_macs(model, macs['input_shape']) == macs['subnet'] <= share * macs['dense']
-        assert torch.equal(model.head.fc.weight, dense['head.fc.weight']) == (share == 1)
-    state = model.state_dict()
-    assert all(torch.equal(state[name], value) for name, value in dense.items())
+
+    def call(out, *targets):
+        load_tool('compress').main([DIGITS, checkpoint, f'--target-{cost}', *targets, '--images',
+                                    '16', '--out', str(tmp_path / out), *data])
+
+    calls, module = [], import_module('mmkcr.apis.compression')
+    profile = module.profile_sites
+    monkeypatch.setattr(module, 'profile_sites',
+                        lambda *args: (calls.append(args), profile(*args))[1])
+    call('slim', *targets)
+    assert len(calls) == 1
+    assert 'outputs differ by' in capsys.readouterr().out
+    folders = {target: f'{cost}-{target.strip("%")}' for target in targets}
+    assert {path.name for path in (tmp_path / 'slim').iterdir()} == {*folders.values()}
+    for target, folder in folders.items():
+        call('single', target)
+        found, expected = (Structure.load(tmp_path / out / 'structure.json')
+                           for out in (f'slim/{folder}', 'single'))
+        assert found.sites == expected.sites
+        found, expected = (weights_of(tmp_path / out / 'subnet.pth')
+                           for out in (f'slim/{folder}', 'single'))
+        assert all(torch.equal(value, expected[key]) for key, value in found.items())
     with pytest.raises(SystemExit):
-        load_tool('compress').main([DIGITS, checkpoint, '--order', '80%', '--finetune', '1', *data])
-    assert 'found it with `--order`' in capsys.readouterr().err
+        call('refused', targets[0], '1%')
+    assert 'expected a target within the reachable' in capsys.readouterr().err
+    assert not (tmp_path / 'refused').exists() or not list((tmp_path / 'refused').iterdir())
+
+
+def test_orders_are_refused(tmp_path):
+    """Files of many budgets, and configs that name them."""
+    path = tmp_path / 'order.json'
+    path.write_text(json.dumps(dict(format_version=1, orders={}, blocks={})))
+    for given in (path, dict(order='order.json', target_macs='50%')):
+        with pytest.raises(ValueError, match='is no longer read: compress the dense checkpoint'):
+            Structure.load(given)
 
 
 @pytest.mark.long

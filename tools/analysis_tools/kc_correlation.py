@@ -1,6 +1,6 @@
 """Whether kernel complexity tells which subnets lose: rank correlation over many subnets.
 
-Compresses a dense classifier for some budgets (`mmkcr compress --order`), draws for every block one
+Compresses a dense classifier for some budgets, draws for every block one
 of them (or the dense block), and measures of every such subnet KC and A-KC of its features on the
 training set and what it loses on the test set. Prints Spearman's correlations with bootstrap
 intervals: over all subnets, and within quarters of the MACs (what these tell is left out).
@@ -9,6 +9,7 @@ Examples:
     python tools/analysis_tools/kc_correlation.py CONFIG CHECKPOINT --budgets 30% 20% 15% 12%
 """
 
+import copy
 import json
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -19,18 +20,17 @@ from mmengine.config import Config
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmkcr.apis.budgets import compress_budgets
 from mmkcr.apis.build import build_model, default_shape, load_config, load_weights
 from mmkcr.apis.calibration_data import calibration_images
 from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress_files import task_outputs
+from mmkcr.apis.compression import compress
+from mmkcr.apis.count import count_macs
 from mmkcr.apis.machine import machine_info
-from mmkcr.core import atomic_write
-from mmkcr.core.order import Step
+from mmkcr.core import atomic_write, block_of
 from mmkcr.evaluation.analysis import split_loader
 from mmkcr.evaluation.complexity import ComplexityTap
 from mmkcr.functional.rank_correlation import spearman, spearman_interval
-from mmkcr.models.utils import search_space
 from mmkcr.visualization import format_table, shown
 from mmkcr.visualization.figures import saved_figure
 
@@ -80,20 +80,27 @@ def measure(args: Any) -> List[Dict[str, Any]]:
     (train, _), (test, labels) = (samples(config, model, split) for split in ('train', 'val'))
     loaded = calibration_images(config, model, None, args.images, 64, args.seed)
     images = [loaded[place] for place in range(len(loaded))]
-    made = compress_budgets(model, images, args.budgets, None, default_shape(config, model), None,
-                            task_outputs, images[:1], logits=True, seed=args.seed)
+    shape, slim, profiles = default_shape(config, model), [], None
+    for budget in args.budgets:
+        slim.append(compress(model, images, budget, None, shape, None, task_outputs, images[:1],
+                             profiles, logits=True, seed=args.seed))
+        profiles = slim[0].profiles
+    blocks = list(dict.fromkeys(block_of(name.rpartition('.')[0]) for name in profiles))
+    networks = [model, *(result.model for result in slim)]
     dense = logits_of(model, train)
-    generator, order, rows = np.random.default_rng(args.seed), made.order, []
-    drawn = generator.integers(0, len(order.rungs), (args.subnets, len(order.blocks)))
-    for rungs in shown(np.concatenate([0 * drawn[:1], drawn]), 'Subnets'):
-        macs = int(made.macs(order.sizes(rungs)))
-        network = made.network(model, Step(macs, rungs.tolist()))
-        with ComplexityTap(search_space(network).host, every=10) as tap:
+    generator, rows = np.random.default_rng(args.seed), []
+    drawn = generator.integers(0, len(networks), (args.subnets, len(blocks)))
+    for origins in shown(np.concatenate([0 * drawn[:1], drawn]), 'Subnets'):
+        network = copy.deepcopy(model)
+        for block, origin in zip(blocks, origins):
+            network.backbone.set_submodule(block, copy.deepcopy(
+                networks[origin].backbone.get_submodule(block)))
+        with ComplexityTap(network.backbone, every=10) as tap:
             difference = (logits_of(network, train) - dense).norm() / dense.norm()
         scores = logits_of(network, test)
         rows.append(dict(
-            rungs=rungs.tolist(), macs=macs, **tap.values(), difference=float(difference),
-            loss=float(F.cross_entropy(scores, labels)),
+            networks=origins.tolist(), macs=count_macs(network, shape), **tap.values(),
+            difference=float(difference), loss=float(F.cross_entropy(scores, labels)),
             wrong=100 * float((scores.argmax(1) != labels).float().mean())))
     return rows
 

@@ -34,17 +34,14 @@ class HostSite(Site):
 
     #: Options that a config of the kind may have besides ``kind`` and ``where``.
     options: Tuple[str, ...] = ()
-    #: Layers behind the host that read its units, by ``/`` plus their path in the model: the layer,
-    #: and the range of its input channels that the units fill.
-    outside: Mapping[str, Tuple[nn.Module, Tuple[int, int]]] = {}
 
     def __init__(self, host: nn.Module, view: Any, path: str, total: int, groups: int = 1) -> None:
         super().__init__(host, path, total, groups)
         self.view = view
 
     def module(self, path: str) -> nn.Module:
-        """A module of the host by its path, or one of :attr:`outside`."""
-        return self.outside[path][0] if path in self.outside else self.host.get_submodule(path)
+        """A module of the host by its path."""
+        return self.host.get_submodule(path)
 
     def claims(self) -> List[Axis]:
         """The axes that no other site may lie along: by default its own."""

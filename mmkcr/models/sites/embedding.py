@@ -1,6 +1,6 @@
 """Width of the residual stream (Once for Both, section 3)."""
 
-from typing import Any, List, Tuple
+from typing import Any, List
 
 from torch import Tensor, nn
 
@@ -58,12 +58,6 @@ class Embedding(HostSite):
     def resized(self, units: int) -> None:
         """Update the host's own record of the width."""
         self.view.resize(self.host, units)
-
-    def fitted(self) -> Tuple[str, ...]:
-        """Paths of the linear layers and convolutions that write the stream."""
-        paths = {module: path for path, module in self.host.named_modules()}
-        return tuple(paths[axis.module] for axis in self.axes() if axis.dim == 0 and
-                     axis.name == 'weight' and isinstance(axis.module, (nn.Linear, nn.Conv2d)))
 
     def widen(self, x: Tensor, dim: int = -1) -> Tensor:
         """Put the channels of the stream at their positions in the dense width, 0 elsewhere.

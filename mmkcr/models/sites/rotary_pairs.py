@@ -47,7 +47,3 @@ class RotaryPairs(AttentionWidth):
         kept = units if self.kept is None else self.kept[units]
         super().slice_units(units, optimizer)
         self.owner.rotary.keep(kept, self.view.width)
-
-    def fitted(self) -> Tuple[str, ...]:
-        """The layer itself, because its queries are refitted."""
-        return (self.path, )

@@ -1,9 +1,8 @@
-"""Narrower heads with rotary positions: which pairs stay, and their queries (SPEC 9).
+"""Narrower heads with rotary positions: which pairs stay.
 
 Only a scaled rotation of each pair commutes with the position's rotation, so pairs are selected,
-by the moments of the rotated queries and keys. The queries of the pairs that stay are refitted.
-Positions do not touch the values: they are mixed like those of other heads, and the best mixtures
-take the places of the best pairs.
+by the moments of the rotated queries and keys. Positions do not touch the values: they are mixed
+like those of other heads, and the best mixtures take the places of the best pairs.
 """
 
 from contextlib import ExitStack, contextmanager
@@ -12,10 +11,10 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
 import torch
 from torch import Tensor, nn
 
-from mmkcr.functional.attention_refit import rotary_order, rotary_pairs, rotary_refit
+from mmkcr.functional.attention_refit import rotary_order, rotary_pairs
 from mmkcr.functional.moments import Moments
 from .calibration import WeightChange, input_rows, pick
-from .head_rotation import HeadRotation, fold, head_parts, rotate_values
+from .head_rotation import HeadRotation, head_parts, rotate_values
 from .sites.rotary_pairs import RotaryPairs
 
 
@@ -89,50 +88,28 @@ def rotate_pairs(site: RotaryPairs, moments: Mapping[str, Moments], turned: Turn
     return HeadRotation(state, order, torch.stack(errors).mean(0), values)
 
 
-def refitted_queries(site: RotaryPairs, turned: TurnedMoments, kept: Tensor,
-                     rho: float = 1e-3) -> Dict[str, Tensor]:
-    """Weights, by path, of queries refitted to the kept pairs and zero for all other pairs.
+def key_change(site: RotaryPairs, kept: Sequence[Tensor]) -> WeightChange:
+    """Weight changes that take the other pairs out of the keys, for several choices of pairs.
 
-    The logits are then the best that scaled rotations of these pairs give. They are never further
-    from the dense logits than without a refit.
+    The bias goes, too: it is rotated with the keys, so the softmax sees it.
 
     Args:
         site (RotaryPairs): Site of a dense layer.
-        turned (TurnedMoments): Moments of its queries and keys.
-        kept (Tensor): Kept pairs, ascending.
-        rho (float): Relative ridge. Defaults to 1e-3.
+        kept (Sequence[Tensor]): Kept pairs of every try.
     """
-    state: Dict[str, Tensor] = {}
-    fold(site, state, head_parts(site)[0], _mixing(site, turned, kept, rho))
-    return state
-
-
-def _mixing(site: RotaryPairs, turned: TurnedMoments, kept: Tensor, rho: float) -> Tensor:
-    """The map of the queries, (H, d, d), zero in the rows of removed pairs."""
-    query, key = turned.both
-    channels, rows = rotary_refit(query, key, kept.to(query.device), site.view.rotary.layout, rho)
-    mixing = torch.zeros_like(query)  # (H, d, d)
-    mixing[:, channels] = rows
-    return mixing
-
-
-def query_change(site: RotaryPairs, turned: TurnedMoments, kept: Sequence[Tensor],
-                 rho: float = 1e-3) -> WeightChange:
-    """Weight changes of :func:`refitted_queries` for several choices of pairs."""
-    part = head_parts(site)[0]
+    part, view = head_parts(site)[1], site.view
     layer = site.module(part.path)
-    deltas = []
-    for units in kept:
-        new = refitted_queries(site, turned, units, rho)
-        # [dW, db]: the bias is one more column, read from an input of ones (`_with_ones`)
-        delta = torch.cat([new[f'{part.path}.weight'] - layer.weight.detach(),
-                           layer.weight.new_zeros(len(layer.weight), 1)], 1)
-        if part.bias:
-            bias = site.host.get_parameter(part.bias).detach()
-            delta[part.rows, -1] = (new[part.bias] - bias)[part.entries]
-        deltas.append(delta)
-    return WeightChange(layer, deltas[0].new_zeros(deltas[0].shape[1]), torch.stack(deltas),
-                        _with_ones)
+    keys = layer.weight.detach()[part.rows]
+    bias = site.host.get_parameter(part.bias).detach()[part.entries] if part.bias else \
+        keys.new_zeros(len(keys))
+    # the bias is one more column, read from an input of ones (`_with_ones`), (H, d, inputs + 1)
+    keys = torch.cat([keys, bias[:, None]], 1).unflatten(0, (view.heads, view.width))
+    pairs = rotary_pairs(view.width, view.rotary.layout).to(keys.device)
+    deltas = -keys.expand(len(kept), *keys.shape).clone()
+    for delta, units in zip(deltas, kept):
+        delta[:, pairs[units.to(keys.device)].flatten()] = 0
+    deltas = deltas.flatten(1, 2)
+    return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, _with_ones, part.rows)
 
 
 def _with_ones(layer: nn.Module, x: Tensor) -> Tensor:
