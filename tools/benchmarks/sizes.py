@@ -40,12 +40,12 @@ METHODS = dict(
 LATER = {
     'compression in closed form': (
         'apis/compress*.py', 'apis/site_profiles.py', 'apis/refit_*.py', 'apis/share_out.py',
-        'apis/budgets.py', 'apis/calibration_data.py', 'apis/finetune.py', 'apis/order_files.py',
+        'apis/calibration_data.py', 'apis/finetune.py',
         'functional/*refit.py', 'functional/pivots.py', 'functional/sweep.py',
-        'functional/moments.py', 'functional/stream.py', 'functional/rank_correlation.py',
+        'functional/moments.py', 'functional/rank_correlation.py',
         'models/calibration.py', 'models/replay.py', 'models/kernel_fit.py',
-        'models/head_rotation.py', 'models/rotary_refit.py', 'models/stream_*.py',
-        'core/allocation.py', 'core/order.py', 'visualization/sensitivity.py',
+        'models/head_rotation.py', 'models/rotary.py',
+        'core/allocation.py', 'visualization/sensitivity.py',
         'visualization/progress.py', 'evaluation/complexity.py'),
     'runtimes, int8, budgets in ms': (
         'deploy/*.py', 'apis/export.py', 'apis/latency*.py', 'apis/int8.py',
