@@ -638,8 +638,7 @@ def searched(tmp_path):
     return str(tmp_path / 'searched.json')
 
 
-@pytest.mark.parametrize('words', [['--target-macs', '50%'], ['--target-macs', '80%', '50%'],
-                                   ['--structure']], ids=' '.join)
+@pytest.mark.parametrize('words', [['--target-macs', '50%'], ['--structure']], ids=' '.join)
 def test_killed_in_the_evaluation(words, load_tool, data, tmp_path, monkeypatch, capsys, searched):
     """The repeated call compresses nothing again, and leaves nothing to go on from."""
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
@@ -688,7 +687,7 @@ def test_a_structure_with_masks_gives_a_config_with_masks(load_tool, data, tmp_p
 
 
 @pytest.mark.parametrize('cost, targets', [
-    ('macs', ['80%', '0.5', '80%']), ('params', ['90%', '60%']), ('bytes', ['0.12MB', '90%'])])
+    ('macs', ['80%', '0.5', '80%']), ('bytes', ['0.9MB', '90%'])])
 def test_several_targets_share_one_calibration(cost, targets, load_tool, data, tmp_path, capsys,
                                                monkeypatch):
     """A folder each, as one call each; what cannot be reached is refused before any other."""
