@@ -715,7 +715,7 @@ def test_several_targets_share_one_calibration(cost, targets, load_tool, data, t
                            for out in (f'slim/{folder}', 'single'))
         assert all(torch.equal(value, expected[key]) for key, value in found.items())
     with pytest.raises(SystemExit):
-        call('refused', targets[0], '1%')
+        call('refused', targets[-1], '1%')
     assert 'expected a target within the reachable' in capsys.readouterr().err
     assert not (tmp_path / 'refused').exists() or not list((tmp_path / 'refused').iterdir())
 
