@@ -154,7 +154,7 @@ SWIN = dict(embed_dims=16, depths=[2, 2], num_heads=[2, 4])
 #: Builder, size of images, target and options of `compress` by name.
 NETWORKS = dict(
     vit=(lambda: registered('mmpretrain.VisionTransformer', arch=VIT, img_size=64, patch_size=16,
-                            out_type='featmap'), '60%', dict()),
+                            out_type='featmap'), '75%', dict()),
     vit_kcr=(lambda: registered('mmpretrain.VisionTransformer', arch=VIT, img_size=64,
                                 patch_size=16, out_type='featmap'), '80%',
              dict(sites=['mlp_channels', 'heads'])),
@@ -165,9 +165,9 @@ NETWORKS = dict(
     mobilevit=(lambda: registered('mmpretrain.MobileViT', arch=[
         ['mobilenetv2', 8, 1, 1, 1], ['mobilenetv2', 8, 2, 1, 1],
         ['mobilevit', 16, 2, 16, 32, 2, 1]], stem_channels=8, last_exp_factor=2,
-        out_indices=(2, )), '70%', dict(cost='params')),
+        out_indices=(2, )), '80%', dict(cost='params')),
     beit=(lambda: registered('mmpretrain.BEiTViT', arch=VIT, img_size=64, patch_size=16),
-          '60%', dict(uniform=True)),
+          '75%', dict(uniform=True)),
     eva02=(lambda: of_timm('eva02_tiny_patch14_224', img_size=56, embed_dim=32, depth=2,
                            num_heads=4), '70%', dict()),
     dinov3=(lambda: of_timm('vit_small_patch16_dinov3', img_size=64, embed_dim=32, depth=2,
