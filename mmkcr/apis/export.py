@@ -22,8 +22,6 @@ from mmkcr.core.sites import holders
 from mmkcr.deploy.onnx_graph import (
     count_operators,
     fold_constants,
-    narrow_indices,
-    split_projections,
 )
 from mmkcr.deploy.prepare import RUNTIMES, prepare
 from mmkcr.deploy.runtimes import Session, open_onnx, quiet, require_runtime
@@ -248,11 +246,7 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
                 dynamic_axes=dict(images=names, **{name: {0: 'batch'} for name in outputs}))
     # two batch sizes and, if dynamic, two image sizes: what is equal for both is constant
     examples = [(2, *traced), (3, *shape)]
-    graph = fold_constants(onnx.load(path), [np.zeros(size, np.float32) for size in examples])
-    if runtime != 'tensorrt':  # measured: it is faster in the others
-        split_projections(graph)
-    narrow_indices(graph)
-    return graph
+    return fold_constants(onnx.load(path), [np.zeros(size, np.float32) for size in examples])
 
 
 @contextlib.contextmanager

@@ -16,15 +16,12 @@ from mmpretrain.models.utils.attention import scaled_dot_product_attention_pyimp
 from torch import Tensor, nn
 
 from mmkcr.core import Unsupported
-from mmkcr.core.axes import sync_sizes
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.adapters.views import MLPView, of_library, shared_parameters
 from mmkcr.models.layers.norms import SlicedLayerNorm
 from mmkcr.models.layers.operator_attention import OperatorAttention
-from mmkcr.models.layers.selection import FORMS, Put, Take, largest_group, put
-from mmkcr.models.sites.mlp_channels import MLPChannels
+from mmkcr.models.layers.selection import FORMS, Put, Take, largest_group
 from .layers import traceable
-from .streams import permute_streams
 from .tensor_model import TensorModel
 
 #: Fastest form of a scattered selection of tokens' channels by runtime, see
@@ -32,9 +29,6 @@ from .tensor_model import TensorModel
 SELECTION_FORMS: Dict[str, str] = dict(any='gather', onnxruntime='elements', openvino='gather',
                                        tensorrt='gather')
 RUNTIMES = tuple(SELECTION_FORMS)
-#: A selection of maps' channels costs as much as so many MACs for every number that it reads or
-#: writes (measured: docs/deploy.md). Layers that save less are faster with zeros in their weights.
-FILL_BELOW: Dict[str, float] = dict(onnxruntime=150., openvino=150.)
 #: From this number of contiguous kept channels on, gathering them as rows is faster.
 GROUPED_FROM = 16
 
@@ -45,10 +39,7 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
 
     - The affine parts of norms before MLPs are folded into the projections behind them, in blocks
       of the host libraries.
-    - Residual streams are permuted so that more selections of channels are contiguous, see
-      :mod:`~mmkcr.deploy.streams`; the others get the form that is fastest in the runtime.
-    - Convolutions between selections that cost more than they save get zeros for the dropped
-      channels instead.
+    - Selections of channels get the form that is fastest in the runtime.
     - Weights that operators in place of heads derive from others are computed once.
     - Host layers that cannot be traced are replaced.
 
@@ -58,8 +49,7 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
         dynamic_size (bool): Whether height and width are not those of the trace. Defaults to
             False.
         form (str, optional): Form of scattered selections of tokens' channels, to compare
-            forms; the streams then keep their order. Defaults to None: permuted streams, and the
-            fastest form in the runtime for what stays scattered.
+            forms. Defaults to None: the fastest one in the runtime.
 
     Returns:
         TensorModel: From images to tensors.
@@ -80,10 +70,6 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
             # the host's version divides by its scale, and traces a dropout that OpenVINO refuses
             module.scaled_dot_product_attention = partial(F.scaled_dot_product_attention,
                                                           scale=1 / product.keywords['scale'])
-    if form is None:
-        permute_streams(view)
-        if runtime in FILL_BELOW:
-            _fill_maps(view, FILL_BELOW[runtime])
     # before norms are split from their selections below, which then have no affine part
     shared = shared_parameters(view)
     for mlp in mlp_views(view):
@@ -122,14 +108,9 @@ def describe_selections(model: nn.Module, runtime: str) -> str:
         model (nn.Module): See :func:`prepare`.
         runtime (str): Among :data:`RUNTIMES`.
     """
-    prepared = prepare(model, runtime)
     found = Counter('sliced' if module.contiguous else module.form
-                    for module in prepared.modules() if isinstance(module, (Take, Put)))
-    # every block takes once and puts once
-    before, after = (sum(isinstance(module, Put) for module in one.modules())
-                     for one in (model, prepared))
-    if before > after:
-        found['filled'] = 2 * (before - after)
+                    for module in prepare(model, runtime).modules()
+                    if isinstance(module, (Take, Put)))
     return ', '.join(f'{count} {form}' for form, count in found.most_common()) or 'none'
 
 
@@ -157,34 +138,6 @@ def _fold_norm(root: nn.Module, mlp: MLPView, shared: Set[int]) -> None:
             layer.bias = nn.Parameter(shift)
     norm.weight = norm.bias = None
     norm.elementwise_affine = False
-
-
-@torch.no_grad()
-def _fill_maps(root: nn.Module, least: float) -> None:
-    """Put zeros in the place of channels that maps' selections drop, where they save too little.
-
-    Args:
-        root (nn.Module): Changed in place.
-        least (float): MACs that have to be saved for every number that is read or written.
-    """
-    for mlp in mlp_views(root):
-        taken = root.get_submodule(mlp.norm) if isinstance(mlp, MLPView) and mlp.norm else None
-        if not isinstance(taken, Take) or taken.dim != 1:
-            continue
-        kept, total = taken.kept, taken.total
-        # MACs per pixel: every weight of a convolution is used once
-        weights = sum(root.get_submodule(path).weight.numel() for path in (*mlp.inputs, mlp.output))
-        if weights * (total - len(kept)) / len(kept) >= least * (total + len(kept)):
-            continue
-        for axis in MLPChannels.of(root, mlp).axes():
-            if axis.value is not None:
-                # a norm's scale is 0 there as well, so a variance of 0 does no harm
-                wide = put(axis.value.detach(), kept, total, axis.dim)
-                setattr(axis.module, axis.name, nn.Parameter(wide) if isinstance(
-                    axis.value, nn.Parameter) else wide)
-                sync_sizes(axis.module)
-        root.set_submodule(mlp.norm, nn.Identity())
-        root.set_submodule(mlp.after, root.get_submodule(mlp.after)[0])
 
 
 @torch.no_grad()
