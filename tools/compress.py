@@ -72,7 +72,6 @@ def make_parser() -> Parser:
                         help='folder of images (default: the training set of the config)')
     parser.add_argument('--images', type=int, default=512,
                         help='calibration images at most (%(default)s)')
-    parser.add_argument('--batch-size', type=int, default=16, help='images (%(default)s)')
     parser.add_argument('--profiles', metavar='DIR',
                         help='folder of an earlier compression of this checkpoint, with these '
                         'images and sites: its calibration is used (that in --out, if it fits)')
@@ -92,10 +91,10 @@ def make_parser() -> Parser:
                         help='height and width of the image that MACs are counted for, or one '
                         'number for both; default: that of the config')
     parser.add_argument('--rho', type=float, default=1e-3, help='relative ridge (%(default)s)')
-    parser.add_argument('--memory', type=float, default=4., metavar='GB',
-                        help='of statistics that are kept at a time; layers that need more are '
-                        'calibrated in groups, with a pass each, not with --structure '
-                        '(%(default)g)')
+    parser.add_argument('--memory', type=float, metavar='GB',
+                        help='that may be taken beyond the networks themselves: images of a batch '
+                        'and layers that are calibrated together are as many as fit (half of what '
+                        'is free)')
     parser.add_argument('--seed', type=int, default=0, help='of what is drawn (%(default)s)')
     parser.add_argument('--device', default='cpu', help='such as cuda (%(default)s)')
     parser.add_argument('--out', metavar='DIR',
@@ -238,10 +237,15 @@ def finetune(dense: Config, args: Any, files: CompressFiles) -> str:
     return latest_checkpoint(config.work_dir)
 
 
+def bytes_of(gigabytes: Optional[float]) -> Optional[int]:
+    """Bytes of so many GB; None stays."""
+    return None if gigabytes is None else int(gigabytes * 2**30)
+
+
 def task_of(args: Any) -> CompressTask:
     """What the arguments say is to be compressed."""
     return compress_task(
-        args.config, args.checkpoint, args.calibration, args.images, args.batch_size,
+        args.config, args.checkpoint, args.calibration, args.images,
         image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
         args.device, args.cfg_options)
 
@@ -260,11 +264,11 @@ def compressed(args: Any, later: Mapping[str, Any]) -> Iterator[CompressFiles]:
             out = folder / f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", target)}'
         files = compress_files(
             args.config, args.checkpoint, target, args.sites,
-            args.calibration, args.images, args.batch_size,
+            args.calibration, args.images,
             image_shape(args.shape) if args.shape else None, args.part, out, args.seed,
             args.device, args.cfg_options, table, args.force_table,
             args.int8, args.scope, cost, profiles=profiles, later=later, divisor=args.divisor,
-            uniform=args.uniform, rho=args.rho, memory=int(args.memory * 2**30))
+            uniform=args.uniform, rho=args.rho, memory=bytes_of(args.memory))
         profiles = profiles or files.folder  # one calibration serves all
         yield files
 
@@ -304,7 +308,7 @@ def check_given_structure(args: Any) -> None:
         raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
                          'export the compressed config')
     parser = make_parser()
-    for name in ('sites', 'divisor', 'uniform', 'profiles', 'memory'):
+    for name in ('sites', 'divisor', 'uniform', 'profiles'):
         if getattr(args, name) != parser.get_default(name):
             raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
                              'which says what is kept')
@@ -356,7 +360,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
     finished, metrics = [], []
     for files in compressed(args, later) if args.structure is None else [
-            refit_files(task_of(args), args.structure, later, seed=args.seed, rho=args.rho)]:
+            refit_files(task_of(args), args.structure, later, seed=args.seed, rho=args.rho,
+                        memory=bytes_of(args.memory))]:
         finish(args, load_config(args.config, args.cfg_options), files, metrics)
         finished.append(files)
     if len(finished) > 1:

@@ -9,7 +9,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, default_collate, pseudo_collate
-from mmengine.model import stack_batch
 from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 
@@ -17,8 +16,7 @@ from mmkcr.compat import UnreadableImageError
 from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import preprocessed, with_pipeline
 from mmkcr.models.calibration import flat_tensors
-from mmkcr.models.utils import find_task, is_detector, is_self_supervised
-from .compression import held_apart
+from mmkcr.models.utils import find_task, is_dense_task, is_self_supervised
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
@@ -27,21 +25,28 @@ _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')
 class CalibrationImages(Sequence):
     """Batches of images after the test transforms, loaded on demand.
 
+    Images of detectors and segmentors differ in size: each of them is a batch of its own.
+
     Args:
         load (Callable): Takes an index; returns the result of the host's test transforms.
         indices (Sequence[int]): Indices of the images.
         model (nn.Module): Task model; its data preprocessor makes the batches.
-        batch_size (int): Images per batch.
+        size (int): Maximum number of images per batch. Defaults to 1.
         path_of (Callable, optional): Takes an index; returns the path of the image's file, or
             None. Defaults to None: no image has a file.
     """
 
     def __init__(self, load: Callable[[int], Dict[str, Any]], indices: Sequence[int],
-                 model: nn.Module, batch_size: int,
+                 model: nn.Module, size: int = 1,
                  path_of: Optional[Callable[[int], Optional[str]]] = None) -> None:
-        self._load, self._model, self._size = load, model, batch_size
+        self._load, self._model = load, model
+        self._size = 1 if is_dense_task(find_task(model)) else size
         self._indices = list(indices)
         self._path_of = path_of or (lambda index: None)
+
+    def of_size(self, size: int) -> 'CalibrationImages':
+        """The same images in batches of another size."""
+        return CalibrationImages(self._load, self._indices, self._model, size, self._path_of)
 
     def __len__(self) -> int:
         return -(-len(self._indices) // self._size)
@@ -79,14 +84,6 @@ class CalibrationImages(Sequence):
             raise ValueError('expected test transforms that load an image file, found none, as of '
                              'data sets that hold their images (CIFAR, MNIST): calibrate on the '
                              'training set (without `--calibration`)')
-        if is_detector(self._model) or len({sample['inputs'].shape for sample in samples}) == 1:
-            return self._prepared(samples)
-        # mmseg's preprocessor takes one size: each alone, then padded to the largest
-        alone = [self._prepared([sample]) for sample in samples]
-        return dict(inputs=stack_batch([one['inputs'][0] for one in alone]),
-                    data_samples=[sample for one in alone for sample in one['data_samples']])
-
-    def _prepared(self, samples: List[Dict[str, Any]]) -> Any:
         # a list of images would be views of one image to the preprocessor of MAE and the like
         views = is_self_supervised(find_task(self._model))
         return preprocessed(self._model, (default_collate if views else pseudo_collate)(samples))
@@ -96,8 +93,7 @@ class CalibrationImages(Sequence):
 
 
 def calibration_images(config: Config, model: nn.Module, folder: Optional[str] = None,
-                       count: int = 512, batch_size: int = 16,
-                       seed: int = 0) -> CalibrationImages:
+                       count: int = 512, seed: int = 0) -> CalibrationImages:
     """Draw images from a config's training set, or from a folder.
 
     Args:
@@ -105,7 +101,6 @@ def calibration_images(config: Config, model: nn.Module, folder: Optional[str] =
         model (nn.Module): Task model.
         folder (str, optional): Folder that is searched for images at any depth. Defaults to None.
         count (int): Maximum number of images. Defaults to 512.
-        batch_size (int): Maximum number of images per batch. Defaults to 16.
         seed (int): Seed of the draw. Defaults to 0.
 
     Raises:
@@ -119,7 +114,7 @@ def calibration_images(config: Config, model: nn.Module, folder: Optional[str] =
     else:
         total, load, path_of = _folder(config, folder)
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].tolist()
-    return CalibrationImages(load, drawn, model, held_apart(len(drawn), batch_size), path_of)
+    return CalibrationImages(load, drawn, model, path_of=path_of)
 
 
 def _dataset(config: Config) -> Any:

@@ -13,7 +13,6 @@ from torch import nn
 from mmkcr.core import atomic_write, remove_stale
 from mmkcr.deploy.int8 import require_quantizer
 from mmkcr.engine.compressed_config import scoped, with_import
-from mmkcr.models.two_stage import most_proposals
 from mmkcr.models.utils import (
     deciding_scores,
     find_task,
@@ -21,7 +20,6 @@ from mmkcr.models.utils import (
     is_detector,
     tensor_outputs,
 )
-from mmkcr.models.whole import IMAGES_WITH_REGIONS
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 from .build import (
@@ -123,7 +121,7 @@ class CompressTask(NamedTuple):
 
 
 def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
-                  calibration: Optional[str] = None, images: int = 512, batch_size: int = 16,
+                  calibration: Optional[str] = None, images: int = 512,
                   shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
                   out: Union[str, Path, None] = None, seed: int = 0, device: str = 'cpu',
                   options: Optional[Mapping[str, Any]] = None,
@@ -148,10 +146,7 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
     part = part or (None if of_mmpretrain else 'backbone')
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
-    if scope == 'model' and most_proposals(model) is not None:
-        # mmdet computes the masks of 100 regions a batch: few images, so that each has many
-        batch_size = min(batch_size, IMAGES_WITH_REGIONS)
-    batches = calibration_images(cfg, model, calibration, images, batch_size, seed)
+    batches = calibration_images(cfg, model, calibration, images, seed)
     folder = Path(out) if out else run_folder(cfg, config) / 'compress'
     remove_stale(folder)  # half-written files of a killed call
     searched = without_initial_weights(cfg).model
@@ -165,7 +160,7 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
              checkpoint=str(checkpoint) if is_address(checkpoint) else file_sha256(checkpoint),
              calibration=calibration, images=images,
-             batch_size=batch_size, shape=input_shape, part=part, seed=seed, scope=scope))
+             shape=input_shape, part=part, seed=seed, scope=scope))
 
 
 def _has_classes(model: nn.Module) -> bool:
@@ -176,7 +171,7 @@ def _has_classes(model: nn.Module) -> bool:
 
 def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                    target: Union[str, int, float], sites: Optional[Sequence[Any]] = None,
-                   calibration: Optional[str] = None, images: int = 512, batch_size: int = 16,
+                   calibration: Optional[str] = None, images: int = 512,
                    shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
                    out: Union[str, Path, None] = None, seed: int = 0,
                    device: str = 'cpu', options: Optional[Mapping[str, Any]] = None,
@@ -200,7 +195,6 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         calibration (str, optional): Folder of images. Defaults to None: the training set.
         images (int): Maximum number of calibration images; a tenth of them measures agreement.
             Defaults to 512.
-        batch_size (int): Images per batch. Defaults to 16.
         shape (Sequence[int], optional): (C, H, W) that MACs are counted for. Defaults to
             :func:`~mmkcr.apis.build.default_shape`.
         part (str, optional): ``'model'`` or ``'backbone'``. Defaults to None: the backbone of a
@@ -231,8 +225,8 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     """
     if int8 is not None:
         require_quantizer(int8)
-    task = compress_task(config, checkpoint, calibration, images, batch_size, shape, part, out,
-                         seed, device, options, scope)
+    task = compress_task(config, checkpoint, calibration, images, shape, part, out, seed, device,
+                         options, scope)
     model, batches, folder = task.model, task.batches, task.folder
     table = None if latency is None else usable_table(latency, _about(task.input_shape, task.part),
                                                       force_latency)

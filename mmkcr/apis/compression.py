@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
+from mmkcr.core.machine import free_memory
 from mmkcr.evaluation.complexity import ComplexityTap
+from mmkcr.models.batches import of_size, single_images
 from mmkcr.models.calibration import Forward, flat_tensors
 from mmkcr.models.costs import cost_model
 from mmkcr.models.head_rotation import take_weights
@@ -25,6 +27,7 @@ from mmkcr.models.kernel_fit import FITTED
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.survey import Survey, survey
 from mmkcr.models.utils import counted_part, is_detector, kept_randomness, task_forward
 from mmkcr.models.whole import HeldBatches, whole_outputs
 from .compress_progress import CompressProgress
@@ -132,6 +135,7 @@ def compress(model: nn.Module,
     """
     settings = _checked(CompressOptions(**options), scope, latency)
     forward = forward or (whole_outputs if scope == 'model' else called)
+    settings = with_memory(settings, model)
     batches, held_out = split_batches(images, held_out)
     dense = copy.deepcopy(model)
     dense.eval()
@@ -151,10 +155,11 @@ def compress(model: nn.Module,
         raise ValueError(f'{error}{_parts_without_sites(dense, space, input_shape)}'
                          ) from None
     profiles = profiles or (done.profiles() if done else None)
+    looked = survey(dense, batches, forward)
     if profiles is not None:
         _check_profiles(profiles, space)
     else:
-        profiles = _profiled(dense, whole, batches, forward, settings, done)
+        profiles = _profiled(dense, whole, batches, forward, settings, looked, done)
     # rotated heads: both networks compute the same as before, and units are now single channels
     for profile in profiles.values():
         for backbone in (whole.host, space.host):
@@ -164,14 +169,15 @@ def compress(model: nn.Module,
     params = count_params(dense)
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)
-    refit_along(dense, subnet, structure, batches, forward, settings, done)
+    refit_along(dense, subnet, structure, batches, forward, settings, looked, done)
     structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
     if hasattr(subnet, 'data_preprocessor'):  # otherwise only `forward` knows how to run it
         note_backbone_macs(structure, subnet, part)
     structure.params = dict(dense=params, subnet=count_params(subnet))
     features = [getattr(own.host, 'backbone', own.host) for own in (whole, space)]
     with ComplexityTap(features[0]) as of_dense, ComplexityTap(features[1]) as of_slim:
-        found = agreement(dense, subnet, held_out, forward, settings.logits)
+        found = agreement(dense, subnet, of_size(held_out, looked.batch(settings.memory)), forward,
+                          settings.logits)
     return CompressResult(subnet, structure, dict(profiles), found,
                           dict(dense=of_dense.values(), slim=of_slim.values()))
 
@@ -186,12 +192,13 @@ def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> 
 
 
 def _profiled(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
-              settings: CompressOptions, done: Optional[CompressProgress]
+              settings: CompressOptions, looked: Survey, done: Optional[CompressProgress]
               ) -> Dict[str, SiteProfile]:
     """Profiles of all sites, which are stored group by group."""
     if done is None:
-        return profile_sites(dense, space, batches, forward, settings)
-    profiles = profile_sites(dense, space, batches, forward, settings, done.profiles(begun=True),
+        return profile_sites(dense, space, batches, forward, settings, looked)
+    profiles = profile_sites(dense, space, batches, forward, settings, looked,
+                             done.profiles(begun=True),
                              functools.partial(done.save_profiles, begun=True))
     done.save_profiles(profiles)
     return profiles
@@ -228,12 +235,15 @@ def called(network: nn.Module, batch: Any) -> Any:
     return network(batch)
 
 
-def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
-    """Split into calibration batches and held-out batches."""
-    def split(given: Any) -> Sequence[Any]:
-        return given.split(held_apart(len(given), 16)) if isinstance(given, Tensor) and \
-            len(given) else given
+def with_memory(settings: CompressOptions, model: nn.Module) -> CompressOptions:
+    """The options with the memory that they leave open: half of what is free."""
+    if settings.memory is not None:
+        return settings
+    return dataclasses.replace(settings, memory=free_memory(next(model.parameters()).device) // 2)
 
+
+def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
+    """Split into calibration batches and held-out batches, of one image each where they can be."""
     for given in (images, *([] if held_out is None else [held_out])):
         # not arrays of numpy, whose first axis would be taken for batches
         if not isinstance(given, Tensor) and (
@@ -244,24 +254,19 @@ def split_batches(images: Any, held_out: Any) -> Tuple[Sequence[Any], Sequence[A
         if isinstance(given, Tensor) and (given.ndim != 4 or not given.is_floating_point()):
             raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, found '
                              f'{tuple(given.shape)} of {given.dtype}')
-    batches = split(images)
+    batches = single_images(images)
     if not len(batches):
         raise ValueError('expected at least one calibration image, found none')
     if held_out is not None:
         if not len(held_out):
             raise ValueError('expected at least one held-out image, found none: leave `held_out` '
                              'out for a tenth of the images')
-        return batches, split(held_out)
+        return batches, single_images(held_out)
     if len(batches) < 2:
         return batches, batches
     # the last tenth
     count = max(1, len(batches) // 10)
     return batches[:-count], batches[-count:]
-
-
-def held_apart(images: int, most: int) -> int:
-    """Images per batch, at most ``most``, of which the last tenth is a batch of its own."""
-    return min(most, max(images - max(1, images // 10), 1))
 
 
 def searched(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,

@@ -1,7 +1,6 @@
 """Slicing a dense network block by block, and refitting the readers of the kept units (SPEC 9)."""
 
-import math
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -9,40 +8,40 @@ from torch import Tensor, nn
 from mmkcr.core import Structure, block_of
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.refit import refit_output
+from mmkcr.models.batches import count_images, first_images, of_size
 from mmkcr.models.calibration import (
     Forward,
+    Rows,
+    count_rows,
     input_rows,
     output_rows,
     pick,
     readers,
-    rows_of_a_batch,
-    rows_of_inputs,
     set_weights,
     weight_matrix,
 )
-from mmkcr.models.kernel_fit import KernelMoments
+from mmkcr.models.kernel_fit import POSITIONS, KernelMoments
 from mmkcr.models.replay import (
     ResumableForward,
     added_last,
     block_rows,
     caught,
     norms_behind,
-    rows_in,
-    rows_out,
 )
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.head_operator import HeadOperatorSite
+from mmkcr.models.survey import Survey
 from mmkcr.models.utils import search_space
 from .compress_progress import CompressProgress
-from .site_profiles import CompressOptions, shown
+from .site_profiles import ACTIVATIONS, CompressOptions, shown
 
 #: Rows per input of a layer below which a refit is reported as uncertain.
 LEAST_PER_INPUT = 4
 
 
 def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batches: Sequence[Any],
-                forward: Forward, settings: CompressOptions,
+                forward: Forward, settings: CompressOptions, looked: Survey,
                 done: Optional[CompressProgress]) -> None:
     """Slice site after site, and refit the readers to the dense network's outputs.
 
@@ -56,8 +55,9 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
     for name in names:
         # in the order of the sites, which is that of the forward pass
         blocks.setdefault(block_of(space.sites[name].path), []).append(name)
-    batches = _enough(dense, whole, structure, batches, forward, settings)
-    runs = [ResumableForward(model, own.host, batches, forward)
+    batches, rows = _enough(whole, structure, batches, settings, looked)
+    runs = [ResumableForward(model, own.host, batches, forward,
+                             int(ACTIVATIONS * settings.memory))
             for model, own in ((dense, whole), (subnet, space))]
     refits = settings.refit != 'none'
     norms = norms_behind(runs[0], dict.fromkeys(
@@ -90,8 +90,8 @@ def refit_along(dense: nn.Module, subnet: nn.Module, structure: Structure, batch
                     together = [reader.path for reader in readers(site)]
                     # lost outputs depend on what was just refitted, so they come one by one after
                     for paths in (together, *([path] for path in site.lost_outputs())):
-                        _refit(runs, {path: outputs.get(path) for path in paths}, settings, norms,
-                               block)
+                        _refit(runs, {path: outputs.get(path) for path in paths}, settings, rows,
+                               norms, block)
             if refits and done is not None:
                 done.save_block(block, _refitted(sites, norms))
     finally:
@@ -130,29 +130,30 @@ def _refitted(sites: Sequence[HostSite], norms: Mapping[str, str]) -> Dict[str, 
     return {path: sites[0].host.get_submodule(path) for path in paths}
 
 
-def _enough(dense: nn.Module, space: SearchSpace, structure: Structure, batches: Sequence[Any],
-            forward: Forward, settings: CompressOptions) -> Sequence[Any]:
-    """As many batches as the refit with the most inputs needs.
+def _enough(space: SearchSpace, structure: Structure, batches: Sequence[Any],
+            settings: CompressOptions, looked: Survey) -> Tuple[Sequence[Any], Rows]:
+    """Batches with as many images as the refits need, and how many rows of each are used.
 
-    If even all batches are few, the structure's provenance records it (``few_rows``): such a refit
+    If even all images are few, the structure's provenance records it (``few_rows``): such a refit
     fits these images more than images in general.
     """
-    needed, few = settings.least_batches[1], {}
-    found = rows_of_inputs(dense, batches[0], forward, {
-        reader.path: site.module(reader.path) for site in space.sites.values()
-        for reader in readers(site)}, settings.rows)
+    needed, few, enough = settings.least_images, {}, settings.per_unit[1]
+    there = count_images(batches)
     for name, site in space.sites.items():
         for reader in readers(site):
+            layer = site.module(reader.path)
             # with operators a reader keeps all inputs: the operator gives those of lost heads
             units = site.total if site.operators() else len(structure.sites[name].kept)
-            inputs = units * reader.each(site.module(reader.path))
-            rows = max(1, found[reader.path])
-            needed = max(needed, math.ceil(settings.per_unit[1] * inputs / rows))
-            if units < site.total and rows * len(batches) < LEAST_PER_INPUT * inputs:
-                few[reader.path] = dict(inputs=inputs, rows=rows * len(batches))
+            inputs = units * reader.each(layer)
+            needed = max(needed, looked.images_for(layer, enough * inputs))
+            if units < site.total and \
+                    looked.rows[layer] * there < LEAST_PER_INPUT * inputs:
+                few[reader.path] = dict(inputs=inputs, rows=round(looked.rows[layer] * there))
     if few:
         structure.provenance['few_rows'] = few
-    return batches[:needed]
+    batches = first_images(batches, needed)
+    return of_size(batches, looked.batch(settings.memory)), Rows(
+        settings.rows, enough, count_images(batches))
 
 
 def _fit_kernels(runs: Sequence[ResumableForward], site: HeadOperatorSite, kept: Tensor,
@@ -164,7 +165,7 @@ def _fit_kernels(runs: Sequence[ResumableForward], site: HeadOperatorSite, kept:
     channels = torch.arange(site.total * width).view(site.total, -1)[replaced].flatten()
     moments = KernelMoments(site.owner.operator, site.name)
     for batch in range(len(runs[0].batches)):
-        if moments.patches.count >= 2 * settings.rows:
+        if moments.patches.count >= POSITIONS:
             break
         calls = []  # [(dense proj: input, output), (slim qkv: input, output)]
         for run, name in zip(runs, ('proj', 'qkv')):
@@ -178,7 +179,7 @@ def _fit_kernels(runs: Sequence[ResumableForward], site: HeadOperatorSite, kept:
 
 
 def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tensor]],
-           settings: CompressOptions, norms: Mapping[str, str],
+           settings: CompressOptions, limit: Rows, norms: Mapping[str, str],
            block: str) -> None:
     """Refit some layers, by path, from one pass of the dense and the slim network.
 
@@ -198,25 +199,15 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
     # (inputs, outputs) of every layer
     moments = {path: Moments(*weight_matrix(layer).T.shape, name=path,
                              device=layer.weight.device) for path, layer in new.items()}
-    generator = torch.Generator().manual_seed(settings.seed)
     for batch in range(len(runs[0].batches)):
-        if batch >= settings.least_batches[1] and all(
-               found.count >= settings.per_unit[1] * found.num_features
-               for found in moments.values()):
-            break
-        if scale is None:
-            inputs, targets = _inputs_and_targets(runs, batch, old, new, layers)
-        else:
-            inputs, targets = _towards_the_block(runs, batch, block, new, layers, scale)
-        for path in layers:
-            # (n, inputs) and (n, outputs)
-            rows, wanted = inputs[path], targets[path]
-            inputs_of = moments[path].num_features
-            chosen = pick(len(rows), rows_of_a_batch(
-                settings.rows, inputs_of, settings.per_unit[1] * inputs_of,
-                settings.least_batches[1]), generator)
-            if chosen is not None:
-                rows, wanted = rows[chosen.to(rows.device)], wanted[chosen.to(rows.device)]
+        images = runs[0].images(batch)
+
+        def picked(path: str, rows: int, images: Sequence[int] = images) -> Optional[Tensor]:
+            return pick(rows, limit.of(moments[path].num_features), images)
+
+        found = _inputs_and_targets(runs, batch, old, new, layers, picked) if scale is None else \
+            _towards_the_block(runs, batch, block, new, layers, scale, picked)
+        for path, rows, wanted in found:  # (n, inputs) and (n, outputs)
             moments[path].add(rows, wanted)
     for path, layer in new.items():
         before, norm = weight_matrix(layer), norms.get(path)
@@ -236,24 +227,27 @@ def _refit(runs: Sequence[ResumableForward], layers: Mapping[str, Optional[Tenso
             runs[1].module(norm).running_mean.copy_(mean - bias.view(len(mean), -1).mean(1))
 
 
-Rows = Dict[str, Tensor]
+Picked = Callable[[str, int], Optional[Tensor]]
 
 
 def _inputs_and_targets(runs: Sequence[ResumableForward], batch: int,
-                        old: Mapping[str, nn.Module],
-                        new: Mapping[str, nn.Module],
-                        left: Mapping[str, Optional[Tensor]]) -> Tuple[Rows, Rows]:
+                        old: Mapping[str, nn.Module], new: Mapping[str, nn.Module],
+                        left: Mapping[str, Optional[Tensor]], picked: Picked
+                        ) -> Iterator[Tuple[str, Tensor, Tensor]]:
     """Inputs of the slim network's layers, and the dense outputs that are left, as rows."""
     known = {path: runs[0].outputs(path) for path in old}
     if any(outputs is None for outputs in known.values()):
         # each run ends behind the last of the layers
         calls = caught(runs[0], batch, old, list(old.values())[-1])
-        targets = {path: rows_out(old[path], calls[path]) for path in old}
+        targets = {path: [out for _, out in calls[path]] for path in old}
     else:
-        targets = {path: output_rows(old[path], known[path][batch]) for path in old}
+        targets = {path: [known[path][batch]] for path in old}
     inputs = caught(runs[1], batch, new, list(new.values())[-1])
-    return ({path: rows_in(new[path], calls) for path, calls in inputs.items()},
-            {path: _columns(rows, left[path]) for path, rows in targets.items()})
+    for path, layer in new.items():
+        for (x, own), out in zip(inputs[path], targets[path]):
+            chosen = picked(path, count_rows(layer, x, own))
+            yield path, input_rows(layer, x, chosen), _columns(
+                output_rows(old[path], out, chosen), left[path])
 
 
 def _columns(rows: Tensor, kept: Optional[Tensor]) -> Tensor:
@@ -262,17 +256,17 @@ def _columns(rows: Tensor, kept: Optional[Tensor]) -> Tensor:
 
 def _towards_the_block(runs: Sequence[ResumableForward], batch: int, block: str,
                        new: Mapping[str, nn.Module], left: Mapping[str, Optional[Tensor]],
-                       scale: Tensor) -> Tuple[Rows, Rows]:
+                       scale: Tensor, picked: Picked) -> Iterator[Tuple[str, Tensor, Tensor]]:
     """The same for a layer that is added last, with targets that correct the block's output."""
     (path, layer), = new.items()
     dense, slim = (run.host.get_submodule(block) for run in runs)
     outputs = runs[0].outputs(block)
     wanted = caught(runs[0], batch, {block: dense}, dense)[block][0][1] if outputs is None else \
         outputs[batch]
-    wanted = block_rows(layer, wanted)
     found = caught(runs[1], batch, {block: slim, path: layer}, slim)
-    (args, out), = found[path]
-    there = block_rows(layer, found[block][0][1])
+    (x, out), = found[path]
+    chosen = picked(path, count_rows(layer, x, out))
     # out enters the block's output with the factor `scale`: out + missing / scale repairs it
-    missing = _columns(wanted - there, left[path])
-    return {path: input_rows(layer, args)}, {path: output_rows(layer, out) + missing / scale}
+    missing = _columns(block_rows(layer, wanted, chosen)
+                       - block_rows(layer, found[block][0][1], chosen), left[path])
+    yield path, input_rows(layer, x, chosen), output_rows(layer, out, chosen) + missing / scale

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from mmkcr.core import Structure, count_params
 from mmkcr.models.backbones.named import DCSBackbone
+from mmkcr.models.batches import of_size
 from mmkcr.models.calibration import Forward
 from mmkcr.models.kernel_fit import FITTED
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.survey import survey
 from mmkcr.registry import MODELS
 from .build import state_bytes
 from .compress_files import (
@@ -33,6 +35,7 @@ from .compression import (
     macs_model,
     searched,
     split_batches,
+    with_memory,
 )
 from .count import counted_proposals, note_backbone_macs
 from .refit_blocks import refit_along
@@ -69,7 +72,7 @@ def refit_structure(model: nn.Module,
             that has no closed form, or with folded masks, or one of ``compress`` that keeps
             channels of rotated bases.
     """
-    settings = CompressOptions(**options)
+    settings = with_memory(CompressOptions(**options), model)
     wanted = Structure.load(structure)
     forward = forward or called
     batches, held_out = split_batches(images, held_out)
@@ -97,13 +100,15 @@ def refit_structure(model: nn.Module,
     found = space.structure_for({name: torch.tensor(site.kept)
                                  for name, site in wanted.sites.items()})
     found.method = wanted.method
-    refit_along(dense, subnet, found, batches, forward, settings, done)
+    looked = survey(dense, batches, forward)
+    refit_along(dense, subnet, found, batches, forward, settings, looked, done)
     found.macs = dict(dense=macs.dense, subnet=macs(found.sizes()), input_shape=list(input_shape))
     if hasattr(subnet, 'data_preprocessor'):
         note_backbone_macs(found, subnet, part)
     found.params = dict(dense=params, subnet=count_params(subnet))
     return CompressResult(subnet, found, {},
-                          agreement(dense, subnet, held_out, forward, settings.logits), {})
+                          agreement(dense, subnet, of_size(held_out, looked.batch(settings.memory)),
+                                    forward, settings.logits), {})
 
 
 def _kinds(structure: Structure) -> Tuple[List[KindConfig], List[KindConfig]]:

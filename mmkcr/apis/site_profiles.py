@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.pivots import UnitOrder, pivot_order
 from mmkcr.functional.refit import refit
+from mmkcr.models.batches import count_images, first_images, last_images, of_size
 from mmkcr.models.calibration import (
     Forward,
     ReaderMoments,
+    Rows,
     WeightChange,
     collect,
     ordering_readers,
@@ -47,6 +49,7 @@ from mmkcr.models.sites.base import HostSite
 from mmkcr.models.sites.head_operator import HeadOperatorSite
 from mmkcr.models.sites.heads import HeadChannels
 from mmkcr.models.sites.rotary_pairs import RotaryPairs
+from mmkcr.models.survey import Survey
 from mmkcr.visualization.progress import shown as progress_bar
 
 
@@ -62,17 +65,17 @@ class CompressOptions:
         uniform (bool): Use the same share for every site instead of the best allocation. Defaults
             to False.
         rho (float): Relative ridge of orders and refits. Defaults to 1e-3.
-        rows (int): Maximum number of positions per batch and layer that enter moments. Defaults to
-            4096.
-        per_unit (tuple[int, int]): Positions per input of a layer after which no more images
-            are used, for its order and for its refit. Defaults to (4, 12).
-        least_batches (tuple[int, int]): Batches that are used in any case, for orders and for
-            refits. Defaults to (16, 16).
-        backward_batches (int): Batches that are also run backward in any case, for the orders.
-            Defaults to 8: a layer has fewer outputs than its inputs that are units, so fewer rows
+        rows (int): Maximum number of an image's positions that enter the moments of a layer, see
+            :class:`~mmkcr.models.calibration.Rows`. Defaults to 256.
+        per_unit (tuple[int, int]): Positions per input of a layer that are enough, for its order
+            and for its refit. Defaults to (4, 12).
+        least_images (int): Images that are used, if there are as many, even where fewer have enough
+            positions: neighbours within an image are much alike. Defaults to 256.
+        backward_images (int): Images that are also run backward in any case, for the orders.
+            Defaults to 128: a layer has fewer outputs than its inputs that are units, so fewer rows
             of gradients do.
-        probe_batches (int): Batches on which the losses of some sizes are measured. With 0 losses
-            come from moments alone, as if an image's positions were independent. Defaults to 4.
+        probe_images (int): Images on which the losses of some sizes are measured. With 0 losses
+            come from moments alone, as if an image's positions were independent. Defaults to 64.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show a progress bar. Defaults to True.
         refit (str): How readers are refitted: ``'least-squares'``, or for controls ``'readers'``
@@ -83,25 +86,32 @@ class CompressOptions:
             and a generator, and returns an order of its units that replaces the closed form's.
             Defaults to None.
         seed (int): Seed of all random draws. Defaults to 0.
-        memory (int): Bytes of moments for orders that are kept at a time; sites that need more
-            are profiled in groups, with a pass each. Defaults to 4 GiB: one group up to ViT-L.
+        memory (int, optional): Bytes that may be taken beyond the networks themselves. Images of a
+            batch and sites that are profiled together are as many as fit; one image at least.
+            Defaults to None: half of what is free on the model's device.
     """
 
     divisor: int = 8
     min_share: float = 0.05
     uniform: bool = False
     rho: float = 1e-3
-    rows: int = 4096
+    rows: int = 256
     per_unit: Tuple[int, int] = (4, 12)
-    least_batches: Tuple[int, int] = (16, 16)
-    backward_batches: int = 8
-    probe_batches: int = 4
+    least_images: int = 256
+    backward_images: int = 128
+    probe_images: int = 64
     logits: bool = False
     progress: bool = True
     refit: str = 'least-squares'
     choose: Optional[Callable[[HostSite, Moments, torch.Generator], Tensor]] = None
     seed: int = 0
-    memory: int = 2**32
+    memory: Optional[int] = None
+
+
+#: Shares of the memory: statistics of the sites that are profiled together, changed weights that
+#: are tried in one pass, and each kind of activations that a refit keeps of all images. The rest is
+#: for the activations of a batch and for what is computed from statistics.
+STATISTICS, CHANGES, ACTIVATIONS = 1 / 4, 1 / 8, 1 / 8
 
 
 @dataclasses.dataclass
@@ -130,7 +140,8 @@ class SiteProfile:
 
 
 def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
-                  settings: CompressOptions, known: Optional[Mapping[str, SiteProfile]] = None,
+                  settings: CompressOptions, looked: Survey,
+                  known: Optional[Mapping[str, SiteProfile]] = None,
                   finished: Optional[Callable[[Dict[str, SiteProfile]], None]] = None
                   ) -> Dict[str, SiteProfile]:
     """Orders and losses of all sites, from one pass forward and backward for a group of sites.
@@ -143,7 +154,8 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
         space (SearchSpace): Search space of its backbone.
         batches (Sequence): Calibration batches.
         forward (Callable): See :func:`compress`.
-        settings (CompressOptions): As there.
+        settings (CompressOptions): As there, with a number for ``memory``.
+        looked (Survey): Of the network.
         known (Mapping[str, SiteProfile], optional): Profiles of some sites, of an interrupted
             call. Defaults to none.
         finished (Callable, optional): Called behind each group but the last, with all profiles
@@ -157,10 +169,11 @@ def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], 
     for profile in profiles.values():
         take_weights(space.host, profile.rotated)
     groups = _groups({name: site for name, site in space.sites.items() if name not in profiles},
-                     settings.memory)
+                     int(STATISTICS * settings.memory))
     for number, sites in enumerate(groups, 1):
         part = f' ({number} of {len(groups)})' if len(groups) > 1 else ''
-        profiles.update(_profile_group(dense, sites, batches, forward, settings, part))
+        profiles.update(_profile_group(dense, sites, batches, forward, settings, looked,
+                                       part))
         if finished is not None and number < len(groups):
             finished(profiles)
     if settings.choose is None and profiles and not any(
@@ -203,7 +216,7 @@ def _rotated_layers(site: HostSite) -> Dict[str, nn.Module]:
 
 
 def _profile_group(dense: nn.Module, sites: Mapping[str, HostSite], batches: Sequence[Any],
-                   forward: Forward, settings: CompressOptions, part: str
+                   forward: Forward, settings: CompressOptions, looked: Survey, part: str
                    ) -> Dict[str, SiteProfile]:
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
     # by `site:path`, as two sites may share a layer
@@ -218,16 +231,23 @@ def _profile_group(dense: nn.Module, sites: Mapping[str, HostSite], batches: Seq
                isinstance(site, HeadOperatorSite)}
     projections = {f'{name}:{path}': layer for name, site in narrowed.items()
                    for path, layer in _rotated_layers(site).items()}
+    size = looked.batch(settings.memory)
+    probes = of_size(last_images(batches, settings.probe_images), size)
+    enough = settings.per_unit[0]
+    batches = first_images(batches, looked.needed({**layers, **projections}.values(), enough,
+                                                  settings.least_images))
+    rows = Rows(settings.rows, enough, count_images(batches))
+    backward = looked.needed(layers.values(), enough, settings.backward_images, gradients=True)
+    batches = of_size(batches, size)
     # one pass: orders, bases of heads and kernels all use the same activations
     with ExitStack() as stack:
         turned = stack.enter_context(turned_moments(pairs, settings.rows))
         for one in kernels.values():
             stack.enter_context(one)
         found = collect(dense, shown(batches, f'Orders of units{part}', settings), forward, layers,
-                        settings.rows, settings.logits, settings.seed, settings.per_unit[0],
-                        settings.least_batches[0],
+                        rows, settings.logits, settings.seed, looked.scales,
                         {name: layer for name, layer in projections.items()
-                         if name not in layers}, settings.backward_batches)
+                         if name not in layers}, backward)
     # from here on the network and the moments of rotated heads are in the new bases
     rotations = {name: _rotated(name, site, found, turned.get(name), settings)
                  for name, site in narrowed.items()}
@@ -242,13 +262,12 @@ def _profile_group(dense: nn.Module, sites: Mapping[str, HostSite], batches: Seq
             order = _order_of_units(name, site, found, settings)
             profiles[name] = SiteProfile(order, order.errors)
     # so far positions count as independent; probes measure the real loss at some sizes
-    if settings.choose is None and settings.probe_batches:
+    if settings.choose is None and settings.probe_images:
         inputs = {name: moments.inputs for name, moments in found.items()}
         with ExitStack() as stack:
             for one in kernels.values():
                 stack.enter_context(one)
-            _measure(dense, sites, profiles, inputs, kernels,
-                     batches[-settings.probe_batches:], forward, settings)
+            _measure(dense, sites, profiles, inputs, kernels, probes, forward, settings, looked)
     return profiles
 
 
@@ -346,11 +365,7 @@ def _fit_kernels(dense: nn.Module, kernels: Mapping[str, HeadKernels], batches: 
     with ExitStack() as stack, torch.no_grad():
         for one in kernels.values():
             stack.enter_context(one)
-        for place, batch in enumerate(shown(batches, 'Kernels of heads', settings)):
-            if place >= settings.least_batches[0] and all(
-                    one.joint.count >= settings.per_unit[0] * one.joint.num_features
-                    for one in kernels.values()):
-                break
+        for batch in shown(batches, 'Kernels of heads', settings):
             forward(dense, batch)
 
 
@@ -380,13 +395,12 @@ def _by_rotation(name: str, site: AttentionWidth, found: Mapping[str, ReaderMome
 REFITS = ('least-squares', 'readers', 'mean', 'none')
 #: Shares of a site's units at which its loss is measured.
 PROBES = (0.25, 0.5, 0.75)
-#: Maximum bytes of changed weights that are tried in one pass.
-_AT_ONCE = 2**30
 
 
 def _measure(dense: nn.Module, sites: Mapping[str, HostSite], profiles: Dict[str, SiteProfile],
              inputs: Mapping[str, Moments], kernels: Mapping[str, HeadKernels],
-             batches: Sequence[Any], forward: Forward, settings: CompressOptions) -> None:
+             batches: Sequence[Any], forward: Forward, settings: CompressOptions,
+             looked: Survey) -> None:
     """Scale the sites' losses, in place, to the measured change of the outputs at some sizes.
 
     Between two measured sizes the loss rises as that of the moments does, from one to the other.
@@ -397,7 +411,7 @@ def _measure(dense: nn.Module, sites: Mapping[str, HostSite], profiles: Dict[str
     while waiting:
         changes, size = {}, 0
         # at least one site, whatever its size
-        while waiting and (not changes or size < _AT_ONCE):
+        while waiting and (not changes or size < CHANGES * settings.memory):
             name = waiting.pop(0)
             if name in places:
                 changes[name] = _changes(sites[name], name, profiles[name].order,
@@ -405,7 +419,8 @@ def _measure(dense: nn.Module, sites: Mapping[str, HostSite], profiles: Dict[str
                                          settings.rho)
                 size += sum(change.deltas.numel() * 4 for change in changes[name])
         found = output_changes(dense, shown(batches, 'Losses of sizes', settings), forward,
-                               changes, settings.logits, settings.seed) if changes else {}
+                               changes, settings.logits, settings.seed,
+                               looked.scales) if changes else {}
         for name, measured in found.items():
             _scale(profiles[name], places[name], measured)
 

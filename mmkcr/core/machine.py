@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Dict
@@ -45,3 +46,38 @@ def versions_name() -> str:
 def this_machine() -> Dict[str, str]:
     """Hardware and versions of this machine."""
     return dict(hardware=hardware_name(), versions=versions_name())
+
+
+def free_memory(device: str | torch.device = 'cpu') -> int:
+    """Bytes that this process may still take on a device.
+
+    Limits of a container (control group) and of ``ulimit -v`` count. 8 GiB where the system does
+    not tell.
+    """
+    if torch.device(device).type == 'cuda':
+        # what PyTorch holds without using it is free for it
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) \
+            - torch.cuda.memory_allocated(device)
+    own, free = _numbers('/proc/self/status'), []
+    for limit, used in (('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory.current'),
+                        ('/sys/fs/cgroup/memory/memory.limit_in_bytes',
+                         '/sys/fs/cgroup/memory/memory.usage_in_bytes')):
+        with suppress(OSError, ValueError):  # 'max': none
+            free.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    if 'MemAvailable' in (system := _numbers('/proc/meminfo')):
+        free.append(system['MemAvailable'])
+    with suppress(ImportError):  # Windows has none
+        import resource
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most != resource.RLIM_INFINITY:
+            free.append(most - own.get('VmSize', 0))
+    return max(min(free, default=2**33), 0)
+
+
+def _numbers(path: str) -> Dict[str, int]:
+    """Bytes by name, of a file of the kernel with lines such as ``VmSize:  12 kB``."""
+    try:
+        lines = [line.split() for line in Path(path).read_text().splitlines()]
+    except OSError:
+        return {}
+    return {line[0].rstrip(':'): 1024 * int(line[1]) for line in lines if line[2:] == ['kB']}

@@ -125,9 +125,13 @@ def refit_output(moments: Moments, prior: Optional[Tensor] = None, rho: float = 
     return _like(cross if prior is None else prior, new, bias)
 
 
-def unfold_patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0,
-                   dilation: Size = 1) -> Tensor:
-    """The patches that a convolution multiplies by its kernels, as rows for :class:`Moments`.
+def patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: Size = 0,
+            dilation: Size = 1) -> Tensor:
+    """The patches that a convolution multiplies by its kernels.
+
+    Flattened, they are rows for :class:`Moments`, with the taps of a channel side by side: a unit
+    of ``pivot_order(..., groups=kh * kw)`` is an input channel. A depthwise convolution needs no
+    refit: its channels leave with the units, and the consumer behind it is refitted.
 
     Args:
         maps (Tensor): Inputs, shape (B, C, H, W).
@@ -135,12 +139,18 @@ def unfold_patches(maps: Tensor, kernel_size: Size, stride: Size = 1, padding: S
             ``nn.Conv2d`` with zero padding.
 
     Returns:
-        Tensor: Shape (B * positions, C * kh * kw), with the taps of a channel side by side. So a
-        unit of ``pivot_order(..., groups=kh * kw)`` is an input channel. A depthwise convolution
-        needs no refit: its channels leave with the units, and the consumer behind it is refitted.
+        Tensor: Shape (B, rows, columns, C, kh, kw). It is a view: nothing is computed or kept but
+        the padded inputs.
     """
-    columns = F.unfold(maps, kernel_size, dilation, padding, stride)
-    return columns.mT.flatten(0, 1)
+    (kh, kw), (sh, sw), (ph, pw), (dh, dw) = (
+        (size, size) if isinstance(size, int) else tuple(size)
+        for size in (kernel_size, stride, padding, dilation))
+    maps = F.pad(maps, (pw, pw, ph, ph))
+    rows, columns = ((side - step * (taps - 1) - 1) // jump + 1 for side, taps, jump, step in zip(
+        maps.shape[2:], (kh, kw), (sh, sw), (dh, dw)))
+    b, c, y, x = maps.stride()
+    return maps.as_strided((len(maps), rows, columns, maps.shape[1], kh, kw),
+                           (b, sh * y, sw * x, c, dh * y, dw * x), maps.storage_offset())
 
 
 def _solve_right(right: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:

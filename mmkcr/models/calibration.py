@@ -8,6 +8,7 @@ readers' outputs.
 
 import math
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import (
     Any,
     Callable,
@@ -27,7 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.refit import unfold_patches
+from mmkcr.functional.refit import patches
+from .batches import numbered
 from .sites.base import HostSite
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -113,26 +115,47 @@ def set_weights(layer: nn.Module, matrix: Tensor, bias: Tensor) -> None:
         layer.bias.data.copy_(bias.view(len(layer.bias), -1).mean(1))
 
 
-def input_rows(layer: nn.Module, x: Tensor) -> Tensor:
-    """Inputs of a linear layer or convolution as rows (n, features) of one matrix product."""
+def input_rows(layer: nn.Module, x: Tensor, chosen: Optional[Tensor] = None) -> Tensor:
+    """Inputs of a linear layer or convolution as rows (n, features) of one matrix product.
+
+    Args:
+        layer (nn.Module): The layer.
+        x (Tensor): Its input.
+        chosen (Tensor, optional): Indices of rows: no others are computed. Defaults to None: all.
+    """
     if isinstance(layer, nn.ConvTranspose2d):
-        return x.movedim(1, -1).flatten(0, -2)
+        return _rows(x.movedim(1, -1), chosen)
     if not isinstance(layer, nn.Conv2d):
-        return x.flatten(0, -2)
+        return _rows(x, chosen)
     if layer.kernel_size == (1, 1) and layer.stride == (1, 1):
-        return x.movedim(1, -1).flatten(0, -2)
+        return _rows(x.movedim(1, -1), chosen)
     padding = layer.padding
-    if isinstance(padding, str) or layer.padding_mode != 'zeros':  # unfolding pads with zeros only
+    if isinstance(padding, str) or layer.padding_mode != 'zeros':
         mode = 'constant' if layer.padding_mode == 'zeros' else layer.padding_mode
         x, padding = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode), 0
-    return unfold_patches(x, layer.kernel_size, layer.stride, padding, layer.dilation)
+    return _rows(patches(x, layer.kernel_size, layer.stride, padding, layer.dilation), chosen, 3)
 
 
-def output_rows(layer: nn.Module, out: Tensor) -> Tensor:
-    """Outputs of a linear layer or convolution as rows (n, outputs)."""
+def output_rows(layer: nn.Module, out: Tensor, chosen: Optional[Tensor] = None) -> Tensor:
+    """Outputs of a linear layer or convolution as rows (n, outputs); see :func:`input_rows`."""
     if isinstance(layer, nn.ConvTranspose2d):  # the patch that one input gives
-        return unfold_patches(out, layer.kernel_size, layer.stride)
-    return out.movedim(1, -1).flatten(0, -2) if isinstance(layer, nn.Conv2d) else out.flatten(0, -2)
+        return _rows(patches(out, layer.kernel_size, layer.stride), chosen, 3)
+    return _rows(out.movedim(1, -1) if isinstance(layer, nn.Conv2d) else out, chosen)
+
+
+def _rows(values: Tensor, chosen: Optional[Tensor], features: int = 1) -> Tensor:
+    """All positions of a map, or some, as rows; the last axes are features."""
+    if chosen is not None:
+        places = torch.unravel_index(chosen.to(values.device), values.shape[:-features])
+        return values[places].flatten(1)
+    return values.reshape(-1, values.shape[-features:].numel())
+
+
+def count_rows(layer: nn.Module, x: Tensor, out: Tensor) -> int:
+    """Number of :func:`input_rows` of a call."""
+    if isinstance(layer, nn.Conv2d):
+        return out.numel() // out.shape[1]
+    return x.numel() // x.shape[1 if isinstance(layer, nn.ConvTranspose2d) else -1]
 
 
 def output_energy(layer: nn.Module, inputs: Moments) -> Tensor:
@@ -150,82 +173,79 @@ def output_energy(layer: nn.Module, inputs: Moments) -> Tensor:
     return (weight @ inputs.covariance * weight).sum(1) + means.square()
 
 
-def pick(rows: int, most: int, generator: torch.Generator) -> Optional[Tensor]:
-    """At most ``most`` of some rows, at random; None for all."""
-    if rows <= most:
-        return None
-    return torch.randperm(rows, generator=generator)[:most]
-
-
-def rows_of_a_batch(most: int, inputs: int, enough: float, batches: int) -> int:
-    """Rows of a batch that enter the moments: fewer for wide layers, as a row costs inputs^2.
+class Rows(NamedTuple):
+    """How many rows of an image enter the moments of a layer.
 
     Args:
-        most (int): Upper limit, for layers of up to 256 inputs.
-        inputs (int): Input features of the layer.
-        enough (float): Rows that suffice in all. They are spread over ``batches``.
-        batches (int): Number of batches that are run in any case.
+        most (int): For layers of up to 256 inputs; fewer for wider ones, as a row costs inputs^2.
+            Defaults to 4096.
+        enough (float): Rows per input that are to come of all images, whatever ``most``. Defaults
+            to 0.
+        images (int): Number of images. Defaults to 1.
     """
-    if not batches or math.isinf(enough):
-        return most
-    return min(most, max(math.ceil(enough / batches), most * 256 // inputs))
+
+    most: int = 4096
+    enough: float = 0.
+    images: int = 1
+
+    def of(self, inputs: int) -> int:
+        """Rows of an image, for a layer with so many inputs."""
+        return max(math.ceil(self.enough * inputs / self.images),
+                   min(self.most, self.most * 256 // inputs), 1)
 
 
-def rows_of_inputs(model: nn.Module, batch: Any, forward: Forward,
-                   layers: Mapping[str, nn.Module], most: int) -> Dict[str, int]:
-    """Rows per batch that enter the moments of each layer, at most ``most`` per call, by name."""
-    counts = dict.fromkeys(layers, 0)
+#: 4096 of every image.
+MOST_ROWS = Rows()
 
-    def counting(name: str) -> Callable:
-        def count(layer: nn.Module, args: tuple, _: Tensor) -> None:
-            counts[name] += min(len(input_rows(layer, args[0])), most)
-        return count
 
-    with ExitStack() as stack, torch.no_grad():
-        for name, layer in layers.items():
-            stack.callback(layer.register_forward_hook(counting(name)).remove)
-        forward(model, batch)
-    return counts
+def pick(rows: int, most: int, images: Sequence[int] = range(1)) -> Optional[Tensor]:
+    """At most ``most`` rows of each image of a batch, at random; None for all.
+
+    What is picked of an image does not depend on the batch that it comes in.
+
+    Args:
+        rows (int): Rows of the batch, image by image. If they do not divide evenly, as those of
+            regions may not, the batch counts as one image.
+        most (int): Rows of an image.
+        images (Sequence[int]): Numbers of the batch's images among all. Defaults to one image.
+    """
+    images = images if rows % len(images) == 0 else images[:1]
+    each = rows // len(images)
+    if each <= most:
+        return None
+    return torch.cat([place * each + torch.randperm(
+        each, generator=torch.Generator().manual_seed(image))[:most]
+        for place, image in enumerate(images)])
 
 
 class ReaderMoments:
     """Moments of a reader's inputs, and of the gradients with respect to its outputs.
 
     ``inputs`` are the moments of the inputs and ``gradients`` those of the outputs' gradients.
-    ``positions`` is the mean number of rows per image.
 
     Args:
         layer (nn.Module): The reader.
         name (str): For messages.
-        rows (int): Maximum number of rows per batch that are taken in.
+        rows (Rows): Rows of an image that are taken in.
         sensitive (bool): Also collect the gradients of the outputs.
-        enough (float): Rows per input feature after which no more are taken in. Defaults to
-            infinity.
-        least (int): Minimum number of batches, whatever the number of rows: neighbours within an
-            image are much alike. Defaults to 0.
-        least_backward (int): Minimum number of batches with gradients. Defaults to 0.
     """
 
-    def __init__(self, layer: nn.Module, name: str, rows: int, sensitive: bool,
-                 enough: float = math.inf, least: int = 0, least_backward: int = 0) -> None:
+    def __init__(self, layer: nn.Module, name: str, rows: Rows, sensitive: bool) -> None:
         outputs, inputs = weight_matrix(layer).shape
         device = layer.weight.device
-        self.layer, self.most, self.least = layer, enough * inputs, least
-        self.most_gradients, self.least_backward = enough * outputs, least_backward
-        self.rows = rows_of_a_batch(rows, inputs, self.most, least)
-        self.complete, self._seen, self._images = False, 0, 0
+        self.layer, self._most, self._seen, self._count = layer, rows.of(inputs), 0, 0
+        #: Numbers of the images of the batch that runs.
+        self.images: Sequence[int] = range(1)
         self.inputs = Moments(inputs, device=device, name=name)
         self.gradients = Moments(outputs, device=device, name=name) if sensitive else None
-        self._batches, self._generator = 0, torch.Generator().manual_seed(0)
 
     def hook(self, _: nn.Module, args: tuple, out: Tensor) -> None:
         """Forward hook of the layer."""
-        if self.complete:
-            return
-        rows = input_rows(self.layer, args[0].detach())
-        self._seen += len(rows)
-        chosen = pick(len(rows), self.rows, self._generator)
-        self.inputs.add(_chosen(rows, chosen))
+        x = args[0].detach()
+        count = count_rows(self.layer, x, out)
+        self._seen, self._count = self._seen + count, self.images[-1] + 1
+        chosen = pick(count, self._most, self.images)
+        self.inputs.add(input_rows(self.layer, x, chosen))
         if self.gradients is not None and out.requires_grad:
             # the same rows as of the inputs, so that both moments are of the same positions
             out.register_hook(lambda gradient: self._gradient(gradient, chosen))
@@ -233,36 +253,18 @@ class ReaderMoments:
     @property
     def positions(self) -> float:
         """Mean number of rows per image, summed over all calls of the layer."""
-        return self._seen / max(self._images, 1)
-
-    @property
-    def wants_gradients(self) -> bool:
-        """Whether the next batch is to be run backward."""
-        return self.gradients is not None and not self.complete and (
-            self._batches < self.least_backward or self.gradients.count < self.most_gradients)
-
-    def end_batch(self, images: int) -> None:
-        """Count a batch, and stop collecting once there are enough rows."""
-        if self.complete or not self._seen:
-            return
-        self._batches += 1
-        self._images += images
-        self.complete = self._batches >= self.least and self.inputs.count >= self.most
+        return self._seen / max(self._count, 1)
 
     def _gradient(self, gradient: Tensor, chosen: Optional[Tensor]) -> None:
-        self.gradients.add(_chosen(output_rows(self.layer, gradient), chosen))
-
-
-def _chosen(rows: Tensor, chosen: Optional[Tensor]) -> Tensor:
-    return rows if chosen is None else rows[chosen.to(rows.device)]
+        self.gradients.add(output_rows(self.layer, gradient, chosen))
 
 
 def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
-            layers: Mapping[str, nn.Module], rows: int = 4096,
+            layers: Mapping[str, nn.Module], rows: Rows = MOST_ROWS,
             logits: Optional[bool] = None, seed: int = 0,
-            enough: float = math.inf, least: int = 0,
+            scales: Optional[Sequence[float]] = None,
             others: Optional[Mapping[str, nn.Module]] = None,
-            least_backward: Optional[int] = None) -> Dict[str, ReaderMoments]:
+            backward: float = math.inf) -> Dict[str, ReaderMoments]:
     """Moments of some readers over calibration batches.
 
     Unless ``logits`` is None, batches are also run backward from a random projection of the
@@ -276,19 +278,16 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
         forward (Callable): Takes model and batch. Returns a tensor, or tensors in nested tuples or
             lists.
         layers (Mapping[str, nn.Module]): Readers by name.
-        rows (int): Maximum number of rows per batch and reader. Defaults to 4096.
+        rows (Rows): Rows of an image that enter the moments. Defaults to at most 4096.
         logits (bool, optional): Whether the outputs are class scores (B, C). If so, their error is
             measured as a Kullback-Leibler divergence, otherwise relative to the outputs' size.
             Defaults to None: no gradients.
         seed (int): Seed of the random projections. Defaults to 0.
-        enough (float): Rows per input feature after which a reader takes in no more. Once all
-            readers have enough, no further batch is run. Defaults to infinity.
-        least (int): Batches that are run in any case. Defaults to 0.
+        scales (Sequence[float], optional): The outputs' sizes, see :func:`output_scales`. Defaults
+            to None: those of each batch.
         others (Mapping[str, nn.Module], optional): Layers by name of which only the inputs are
             needed. Defaults to none.
-        least_backward (int, optional): Batches that are run backward in any case. Further ones
-            are only run forward once all readers have ``enough`` gradients per output. Defaults
-            to None: ``least``.
+        backward (float): Number of images that are run backward, the first ones. Defaults to all.
 
     Returns:
         dict[str, ReaderMoments]: By name.
@@ -296,37 +295,26 @@ def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
     sensitive = logits is not None
     # gradients are collected only for `layers`
     both = {**layers, **(others or {})}
-    found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers, enough, least,
-                                 least if least_backward is None else least_backward)
+    found = {name: ReaderMoments(layer, name, rows, sensitive and name in layers)
              for name, layer in both.items()}
-    generator, runs = torch.Generator().manual_seed(seed), _FirstRuns()
+    runs = _FirstRuns()
     with ExitStack() as stack:
         if sensitive:
             # before the readers' hooks, which run later and so see outputs that require gradients
-            stack.enter_context(_gradients_of_activations(model, layers.values()))
+            stack.enter_context(gradients_of_activations(model, layers.values()))
         for name, layer in both.items():
             hook = runs.hook(found[name].hook)
             stack.callback(layer.register_forward_hook(hook).remove)
-        for batch in batches:
-            backward = any(moments.wants_gradients for moments in found.values())
-            with torch.set_grad_enabled(backward):
-                runs.start(backward)
-                outputs = flat_tensors(forward(model, batch))
-                if backward:
-                    runs.backward(_projected(outputs, logits, generator))
+        for batch, images in numbered(batches):
             for moments in found.values():
-                moments.end_batch(_images_of(batch, outputs))
-            # images that no reader needs are not even run
-            if all(moments.complete for moments in found.values()):
-                break
+                moments.images = images
+            sensed = sensitive and images.start < backward
+            with torch.set_grad_enabled(sensed):
+                runs.start(sensed)
+                outputs = flat_tensors(forward(model, batch))
+                if sensed:
+                    runs.backward(outputs, _projection(outputs, logits, images, seed, scales))
     return found
-
-
-def _images_of(batch: Any, outputs: Sequence[Tensor]) -> int:
-    """Number of images in a batch; if only ``forward`` knows it, the length of the last output."""
-    if isinstance(batch, Mapping) and isinstance(batch.get('inputs'), Tensor):
-        batch = batch['inputs']
-    return len(batch) if isinstance(batch, Tensor) else len(outputs[-1]) if outputs else 1
 
 
 class WeightChange(NamedTuple):
@@ -347,13 +335,13 @@ class WeightChange(NamedTuple):
     outputs: slice = slice(None)
 
 
-#: Images whose effects are computed at a time.
-_IMAGES = 4
+#: Numbers of a matrix of rows that is made at a time, 128 MiB.
+_AT_ONCE = 2**25
 
 
 def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
                    changes: Mapping[str, Sequence[WeightChange]], logits: bool,
-                   seed: int = 0) -> Dict[str, Tensor]:
+                   seed: int = 0, scales: Optional[Sequence[float]] = None) -> Dict[str, Tensor]:
     """First-order effect of weight changes on a network's outputs.
 
     The errors of a reader's outputs at the positions of one image are correlated, most of all
@@ -369,49 +357,48 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
         changes (Mapping[str, Sequence[WeightChange]]): By name, the changes that are made together.
         logits (bool): As in :func:`collect`.
         seed (int): Seed of the random projections. Defaults to 0.
+        scales (Sequence[float], optional): As in :func:`collect`.
 
     Returns:
         dict[str, Tensor]: Mean squares over images, (tries,), fp64, in the unit of the gradients
         of :func:`collect`.
     """
-    generator = torch.Generator().manual_seed(seed)
     # per try; all changes of a name have equally many
     sums = {name: torch.zeros(len(tried[0].deltas), dtype=torch.float64)
             for name, tried in changes.items()}
-    images = 0
-    for batch in batches:
-        with ExitStack() as stack:
-            # by (name, place): [x, gradients] of every call
-            caught: Dict[Any, List[List[Tensor]]] = {}
-            runs = _FirstRuns()
-            stack.enter_context(_gradients_of_activations(
-                model, [change.layer for tried in changes.values() for change in tried]))
-            for name, tried in changes.items():
-                for place, change in enumerate(tried):
-                    handle = change.layer.register_forward_hook(
-                        runs.hook(_catcher(caught, (name, place), change.rows)))
-                    stack.callback(handle.remove)
-            with torch.enable_grad():
-                outputs = flat_tensors(forward(model, batch))
-                count = _images_of(batch, outputs)
-                runs.backward(_projected(outputs, logits, generator))
+    count, runs = 0, _FirstRuns()
+    #: By name, dz of every image: calls of one layer, and changes made together, add up in it
+    #: before it is squared.
+    moved: Dict[str, Any] = {}
+
+    def catch(name: str, change: WeightChange, layer: nn.Module, args: tuple, out: Tensor) -> None:
+        x = args[0].detach()
+        # a copy where `input_rows` is made later: hosts may go on in place
+        x = change.rows(layer, x) if change.rows is not input_rows else \
+            x if isinstance(layer, nn.Linear) else x.clone()
+        kept = [x]  # let go with the layer's gradient, not with the whole graph
+
+        def take(gradient: Tensor) -> None:
+            moved[name] = moved.get(name, 0.) + _moved(change, kept.pop(), gradient, images)
+
+        out.register_hook(take)
+
+    with ExitStack() as stack:
+        stack.enter_context(gradients_of_activations(
+            model, [change.layer for tried in changes.values() for change in tried]))
         for name, tried in changes.items():
-            # changes made together, and calls of one layer, add up in dz before it is squared
-            moved = sum(_moved(change, *call, count) for place, change in enumerate(tried)
-                        for call in caught[name, place])
-            sums[name] += moved.square().sum(0)
-        images += count
-    return {name: total / max(images, 1) for name, total in sums.items()}
-
-
-def _catcher(caught: Dict[Any, List[List[Tensor]]], key: Any, rows: Callable) -> Callable:
-    """Make a forward hook that stores a layer's inputs and output gradients as rows, per call."""
-    def catch(layer: nn.Module, args: tuple, out: Tensor) -> None:
-        call = [rows(layer, args[0].detach())]
-        out.register_hook(lambda gradient: call.append(output_rows(layer, gradient)))
-        caught.setdefault(key, []).append(call)
-
-    return catch
+            for change in tried:
+                stack.callback(change.layer.register_forward_hook(
+                    runs.hook(partial(catch, name, change))).remove)
+        stack.enter_context(torch.enable_grad())
+        for batch, images in numbered(batches):
+            outputs = flat_tensors(forward(model, batch))
+            runs.backward(outputs, _projection(outputs, logits, images, seed, scales))
+            for name, change in moved.items():
+                sums[name] += change.square().sum(0)
+            moved.clear()
+            count += len(images)
+    return {name: total / max(count, 1) for name, total in sums.items()}
 
 
 class _FirstRuns:
@@ -439,36 +426,43 @@ class _FirstRuns:
 
         return call
 
-    def backward(self, value: Tensor) -> None:
+    def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The backward pass of a forward that called the hooks."""
         self._again = True
-        value.backward()
+        pairs = [pair for pair in zip(outputs, gradients) if pair[0].requires_grad]
+        if pairs:
+            torch.autograd.backward(*zip(*pairs))
         self._again, self._seen = False, set()
 
 
-def _moved(change: WeightChange, rows: Tensor, gradients: Tensor, images: int) -> Tensor:
-    """``<delta, S>`` for every image and try, (images, tries), fp64.
+def _moved(change: WeightChange, x: Tensor, gradient: Tensor, images: Sequence[int]) -> Tensor:
+    """``<delta, S>`` of a call for every image and try, (images, tries), fp64.
 
-    Rows that do not divide evenly into images (such as regions) count as one image.
+    ``x`` is what :attr:`WeightChange.rows` gave, or the layer's input. Rows that do not divide
+    evenly into images (such as regions) count as one image.
     """
-    images = images if len(rows) % images == 0 else 1
+    given = change.rows is not input_rows
+    rows = len(x) if given else count_rows(change.layer, x, gradient)
+    count = len(images) if rows % len(images) == 0 else 1
+    each, inputs = rows // count, change.mean.numel()
     # autocast gives gradients and inputs of different precision
-    dtype = torch.promote_types(torch.promote_types(rows.dtype, gradients.dtype), torch.float32)
-    rows, gradients = rows.to(dtype), gradients.to(dtype)
-    deltas = change.deltas.to(rows).flatten(1)  # (tries, m d)
-    rows = (rows - change.mean.to(rows)).view(images, -1, rows.shape[-1])
-    gradients = gradients[:, change.outputs].unflatten(0, (images, -1))
-    # S = sum over positions of gradient x^T, (m, n) @ (n, d), of a few images at a time: the
-    # deltas are read once for them
-    seen = rows.new_empty(_IMAGES, gradients.shape[-1], rows.shape[-1])
-    with torch.autocast(rows.device.type, enabled=False):
-        return torch.cat([torch.bmm(some.mT, row, out=seen[:len(row)]).flatten(1) @ deltas.T
-                          for some, row in zip(gradients.split(_IMAGES), rows.split(_IMAGES))
-                          ]).double().cpu()
+    dtype = torch.promote_types(torch.promote_types(x.dtype, gradient.dtype), torch.float32)
+    deltas = change.deltas.to(x.device, dtype).flatten(1)  # (tries, m d)
+    mean, most, found = change.mean.to(x.device, dtype), max(1, _AT_ONCE // inputs), []
+    with torch.autocast(x.device.type, enabled=False):
+        for first in range(0, rows, max(each, 1)):
+            # S = sum over the image's positions of gradient x^T, (m, n) @ (n, d)
+            seen = 0.
+            for some in torch.arange(first, first + each, device=x.device).split(most):
+                taken = x[some] if given else input_rows(change.layer, x, some)
+                out = output_rows(change.layer, gradient, some)[:, change.outputs]
+                seen = seen + out.to(dtype).mT @ (taken.to(dtype) - mean)
+            found.append(deltas @ seen.flatten())
+    return torch.stack(found).double().cpu() if found else torch.zeros(1, len(deltas)).double()
 
 
 @contextmanager
-def _gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[None]:
+def gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[None]:
     """Within the block, activations have gradients and parameters have none.
 
     Some layers may not depend on the images, such as those that read a decoder's first queries.
@@ -493,28 +487,48 @@ def _gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> 
             parameter.requires_grad_(before)
 
 
-def _projected(outputs: List[Tensor], logits: bool, generator: torch.Generator) -> Tensor:
-    """A scalar whose gradients have, in expectation, the outputs' sensitivity as second moments.
+def output_scales(outputs: Sequence[Tensor], images: int = 1) -> List[float]:
+    """Sizes of an image's outputs: the root of the mean of their summed squares."""
+    # the squares of a map would overflow in half precision
+    return [float((out.detach().double().square().sum() / _parts(out, images)).sqrt())
+            for out in outputs]
 
-    Images do not interact in eval mode, so the sum over a batch gives each image its own gradient.
+
+def _parts(out: Tensor, images: int) -> int:
+    """How many images an output is of: 1 if its first axis does not divide evenly into them."""
+    return images if out.ndim and len(out) % images == 0 else 1
+
+
+def _projection(outputs: Sequence[Tensor], logits: bool, images: Sequence[int], seed: int,
+                scales: Optional[Sequence[float]]) -> List[Tensor]:
+    """Gradients at the outputs that have, in expectation, their sensitivity as second moments.
+
+    What is drawn for an image does not depend on the batch that it comes in. Images do not interact
+    in eval mode, so a backward pass of a batch gives each image its own gradient.
     """
+    # PyTorch's generator takes 32 bits
+    draws = [torch.Generator().manual_seed((seed * 1_000_003 + image) % 2**32)
+             for image in images]
     if logits:
-        scores = outputs[-1].float()
-        chances = scores.detach().softmax(-1)
-        drawn = torch.multinomial(chances.cpu(), 1, generator=generator).to(scores.device)
+        chances = outputs[-1].detach().float().softmax(-1)
+        drawn = torch.cat([torch.multinomial(part, 1, generator=draw) for part, draw in zip(
+            chances.cpu().split(1), draws)]).to(chances.device)
         # gradient onehot(y) - p with y ~ p: its second moment diag(p) - p p^T is the Fisher matrix
         # of the softmax, so E (g . dz)^2 = dz^T F dz, twice the divergence KL to second order
-        return (scores * (torch.zeros_like(scores).scatter_(1, drawn, 1.) - chances)).sum()
-    total = 0.
-    for out in outputs:
-        # the squares of a map would overflow in half precision
-        out = out.to(torch.promote_types(out.dtype, torch.float32))
-        energy = out.detach().flatten(1).square().sum(1).mean().clamp(min=1e-12).sqrt()
-        # random signs s have E s s^T = I: E (s . dz)^2 / energy^2 is the squared relative error
-        signs = torch.randint(0, 2, out.shape, generator=generator).to(out) * 2 - 1
-        total = total + (out * signs).sum() / energy
-    # the mean over outputs, not the sum
-    return total / len(outputs)**0.5
+        gradient = torch.zeros_like(chances).scatter_(1, drawn, 1.) - chances
+        return [torch.zeros_like(out) for out in outputs[:-1]] + [gradient.to(outputs[-1])]
+    scales = scales or output_scales(outputs, len(images))
+    found = []
+    for out, scale in zip(outputs, scales):
+        # random signs s have E s s^T = I: E (s . dz)^2 / scale^2 is the squared relative error
+        parts = _parts(out, len(images))
+        shape = (len(out) // parts, *out.shape[1:]) if out.ndim else ()
+        signs = torch.cat([torch.randint(0, 2, shape, generator=draw, dtype=torch.int8)
+                           for draw in draws[:parts]]) if out.ndim else out.new_ones(())
+        # the mean over outputs, not the sum
+        factor = 1. / (max(scale, 1e-6) * len(outputs)**0.5)
+        found.append(signs.to(out).mul_(2).sub_(1).mul_(factor))
+    return found
 
 
 def flat_tensors(outputs: Any, floating: bool = True) -> List[Tensor]:

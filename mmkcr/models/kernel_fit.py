@@ -6,6 +6,7 @@ per head times the mean patch, also by least squares. The output projection is t
 any other reader.
 """
 
+import math
 from typing import Any, List, Sequence, Tuple
 
 import torch
@@ -22,6 +23,8 @@ from .sites.head_operator import HeadOperatorSite
 FITTED = ('dwconv', )
 #: Weights of a kernel.
 TAPS = 9
+#: Positions that a kernel is fitted on; images beyond are left out.
+POSITIONS = 8192
 
 
 class KernelMoments:
@@ -43,6 +46,10 @@ class KernelMoments:
 
     def add(self, values: Tensor, targets: Tensor, hw: Tuple[int, int]) -> None:
         """Add values and attention's outputs (B, N, C), extra tokens first, of maps of ``hw``."""
+        left = math.ceil((POSITIONS - self.patches.count) / (hw[0] * hw[1]))
+        if left <= 0:
+            return
+        values, targets = values[:left], targets[:left]
         extra, heads = self.sums.shape[1:]
         if extra:
             # an extra token becomes value + a * mean, so a = sum(missing mean) / sum(mean^2)
@@ -78,17 +85,17 @@ class HeadKernels:
 
     Args:
         site (HeadOperatorSite): Site of a dense layer.
-        rows (int): Half of the positions that a fit uses, and most of a batch that moments take.
+        rows (int): Maximum number of an image's positions that moments take.
         rho (float): Relative ridge.
     """
 
     def __init__(self, site: HeadOperatorSite, rows: int, rho: float) -> None:
-        self.site, self.rho, self._rows, self._handles = site, rho, rows, []
+        self.site, self.rho, self._rows, self._images, self._handles = site, rho, rows, 0, []
         weight, extra = site.owner.proj.weight, site.grid.extra
         self.operator = DepthwiseHeads(site.total, site.view.width, extra).to(weight).eval()
         self.kernels = KernelMoments(self.operator, site.name)
         self.joint = Moments(2 * weight.shape[1], device=weight.device, name=site.name)
-        self._values, self._generator = None, torch.Generator().manual_seed(0)
+        self._values = None
 
     @staticmethod
     def bytes_of(site: HeadOperatorSite) -> int:
@@ -113,9 +120,11 @@ class HeadKernels:
     def _take(self, layer: nn.Module, args: tuple, out: Tensor) -> None:
         if self.kernels is None:
             rows = self.rows_of(layer, args[0].detach())
-            chosen = pick(len(rows), self._rows, self._generator)
+            images = range(self._images, self._images + len(out))
+            self._images = images.stop
+            chosen = pick(len(rows), self._rows, images)
             self.joint.add(rows if chosen is None else rows[chosen.to(rows.device)])
-        elif self.kernels.patches.count < 2 * self._rows:
+        else:
             self.kernels.add(self._values, args[0].detach(), self.site.grid.hw)
 
     def fit(self) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .calibration import Forward, flat_tensors, input_rows, output_rows
+from .batches import images_of
+from .calibration import Forward, flat_tensors, output_rows
 
 
 class _Reached(Exception):
@@ -86,6 +87,7 @@ class ResumableForward:
                  most_bytes: int = 2**31) -> None:
         self.model, self.host, self.batches, self.forward = model, host, batches, forward
         self.most_bytes = most_bytes
+        self._counts: List[int] = []  # images of the batches
         self._cursor, self._replaced, self._last = [0], [], None
         self._shapes: Dict[int, Any] = {}
         self._calls: Optional[Dict[nn.Module, int]] = None
@@ -102,6 +104,13 @@ class ResumableForward:
         """A module by its path in the host, or by ``/`` and its path in the model."""
         return self.model.get_submodule(path[1:]) if path.startswith('/') else \
             self.host.get_submodule(path)
+
+    def images(self, batch: int) -> range:
+        """Numbers of a batch's images among all."""
+        while len(self._counts) <= batch:
+            self._counts.append(images_of(self.batches[len(self._counts)]))
+        first = sum(self._counts[:batch])
+        return range(first, first + self._counts[batch])
 
     def run(self, batch: int, last: Optional[nn.Module] = None) -> Any:
         """Run one batch without gradients, up to the last call of ``last``."""
@@ -395,19 +404,9 @@ def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
     return found
 
 
-def rows_in(layer: nn.Module, calls: Calls) -> Tensor:
-    """Inputs of all calls of a layer as rows."""
-    return torch.cat([input_rows(layer, x) for x, _ in calls])
-
-
-def rows_out(layer: nn.Module, calls: Calls) -> Tensor:
-    """Outputs of all calls of a layer as rows."""
-    return torch.cat([output_rows(layer, out) for _, out in calls])
-
-
-def block_rows(layer: nn.Module, out: Any) -> Tensor:
+def block_rows(layer: nn.Module, out: Any, chosen: Optional[Tensor] = None) -> Tensor:
     """A block's output as rows, in the layout of one of its layers' outputs."""
-    return output_rows(layer, flat_tensors(out)[0])
+    return output_rows(layer, flat_tensors(out)[0], chosen)
 
 
 def norms_behind(run: ResumableForward, layers: Iterable[str]) -> Dict[str, str]:

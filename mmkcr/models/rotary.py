@@ -40,7 +40,7 @@ def turned_moments(sites: Mapping[str, RotaryPairs],
 
     Args:
         sites (Mapping[str, RotaryPairs]): Opened sites.
-        rows (int): Maximum number of tokens per batch.
+        rows (int): Maximum number of tokens per image.
     """
     found = {}
     with ExitStack() as stack:
@@ -55,13 +55,14 @@ def turned_moments(sites: Mapping[str, RotaryPairs],
 
 
 def _taker(moments: TurnedMoments, rows: int) -> Any:
-    calls, generator = [0], torch.Generator().manual_seed(0)
+    calls, images = [0], [0]
 
     def take(_: nn.Module, args: tuple, out: Tensor) -> None:
         tokens = out.detach().transpose(0, 1).flatten(1, 2)  # (H, B N, d)
-        chosen = pick(tokens.shape[1], rows, generator)
+        chosen = pick(tokens.shape[1], rows, range(images[0], images[0] + len(out)))
         tokens = tokens if chosen is None else tokens[:, chosen.to(tokens.device)]
         moments[calls[0] % 2].add(tokens)  # the host rotates queries, then keys
+        images[0] += len(out) * (calls[0] % 2)
         calls[0] += 1
 
     return take

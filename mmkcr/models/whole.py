@@ -16,9 +16,6 @@ from torch import Tensor, nn
 from .two_stage import MASKS, most_proposals, refined_boxes, two_stage_outputs
 from .utils import is_detector, tensor_outputs
 
-#: Maximum number of images in such a batch, so that each image has enough regions.
-IMAGES_WITH_REGIONS = 2
-
 
 class Held(NamedTuple):
     """The dense network's choices for a batch.
@@ -43,16 +40,19 @@ class HeldBatches(Sequence):
 
     def __init__(self, batches: Sequence[Any], dense: nn.Module) -> None:
         self._batches, self._dense = batches, dense
-        self._held: Dict[int, Held] = {}
+        self._places: Sequence[int] = range(len(batches))
+        self._held: Dict[int, Held] = {}  # shared with all parts of these batches
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._places)
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return HeldBatches(self._batches[place], self._dense)
+            part = copy.copy(self)
+            part._places = self._places[place]
+            return part
+        place = self._places[place]
         batch = self._batches[place]
-        place %= len(self)
         if place not in self._held:
             self._held[place] = _choices(self._dense, batch)
         return dict(batch, held=_Opaque(self._held[place]))

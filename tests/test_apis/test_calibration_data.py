@@ -6,7 +6,7 @@ import torch
 from mmengine.config import Config
 from mmpretrain.models import MAE, ClsDataPreprocessor
 from mmpretrain.structures import DataSample
-from mmseg.models import SegDataPreProcessor
+from mmseg.models import EncoderDecoder, SegDataPreProcessor
 from mmseg.structures import SegDataSample
 from PIL import Image
 from torch import nn
@@ -17,20 +17,20 @@ from mmkcr.apis.calibration_data import CalibrationImages, calibration_images
 SIZES = [(24, 40), (40, 24), (24, 24), (24, 40)]
 
 
-def test_a_segmentor_gets_images_of_several_sizes_padded():
-    model = nn.Module()
+def test_images_of_several_sizes_come_one_by_one():
+    """To a segmentor: what one gets does not depend on what else is there."""
+    model = EncoderDecoder.__new__(EncoderDecoder)
+    nn.Module.__init__(model)
+    model.backbone = nn.Identity()
     model.data_preprocessor = SegDataPreProcessor(mean=[2.] * 3, std=[4.] * 3)
     images = [torch.randint(1, 255, (3, *size), dtype=torch.uint8) for size in SIZES]
     batches = CalibrationImages(lambda index: dict(
         inputs=images[index], data_samples=SegDataSample(metainfo=dict(img_shape=SIZES[index]))),
-        range(4), model, 3)
-    first, last = batches
-    assert last['inputs'].shape == (1, 3, 24, 40)
-    assert [sample.img_shape for sample in first['data_samples']] == SIZES[:3]
-    for found, image, (height, width) in zip(first['inputs'], images, SIZES):
-        assert found.shape == (3, 40, 40)
-        assert torch.equal(found[:, :height, :width], (image - 2.) / 4)
-        assert not found[:, height:].any() and not found[..., width:].any()
+        range(4), model).of_size(3)
+    assert len(batches) == 4
+    for batch, image, size in zip(batches, images, SIZES):
+        assert torch.equal(batch['inputs'][0], (image - 2.) / 4)
+        assert [sample.img_shape for sample in batch['data_samples']] == [size]
 
 
 def test_the_transforms_of_several_test_sets(tmp_path):
@@ -108,13 +108,13 @@ def test_another_image_in_the_middle_is_noticed(whole, tmp_path):
     model.data_preprocessor = ClsDataPreprocessor()
 
     def digest():
-        batches = calibration_images(config, model, str(tmp_path) if whole else None, batch_size=4)
-        assert len(batches) == 3
+        batches = calibration_images(config, model, str(tmp_path) if whole else None)
+        assert len(batches) == 12
         return batches.digest(), batches
 
     first, batches = digest()
     assert first == digest()[0]
-    assert batches[:2].digest() != first
-    middle = batches[1]['data_samples'][0].img_path
+    assert batches[:8].digest() != first
+    middle = batches[5]['data_samples'][0].img_path
     Image.fromarray(np.full((4, 4, 3), 99, np.uint8)).save(middle)
     assert first != digest()[0]

@@ -393,13 +393,13 @@ def test_losses_of_errors_that_are_alike_at_all_positions_are_measured():
     images = torch.cat([IMAGES.double(), torch.randn(72, 3, 32, 32).double()])
     where = [dict(kind='heads', where='^layers.0.attn$')]
     path = 'layers.0.attn.heads'
-    of = {probes: compress(model, images, 0.93, where, held_out=images, probe_batches=probes,
-                           **OPTIONS) for probes in (0, 4)}
-    assert len(of[4].structure.sites[path].kept) < 4
+    of = {probes: compress(model, images, 0.93, where, held_out=images, probe_images=probes,
+                           **OPTIONS) for probes in (0, 64)}
+    assert len(of[64].structure.sites[path].kept) < 4
     predicted = {probes: float(found.profiles[path].losses[len(found.structure.sites[path].kept)])
                  for probes, found in of.items()}
-    actual = of[4].agreement['error']**2
-    assert 0.3 < predicted[4] / actual < 3
+    actual = of[64].agreement['error']**2
+    assert 0.3 < predicted[64] / actual < 3
     assert predicted[0] < 0.3 * actual  # 17 positions, taken as independent
 
 
@@ -415,8 +415,9 @@ def test_profiles_serve_another_budget_without_a_new_pass():
 
 def test_few_images_are_held_out_too():
     for count in (2, 10, 16, 17, 24):
-        used, held = map(torch.cat, split_batches(IMAGES[:count], None))
-        assert torch.equal(torch.cat([used, held]), IMAGES[:count])
+        used, held = map(list, split_batches(IMAGES[:count], None))
+        assert torch.equal(torch.cat([*used, *held]), IMAGES[:count])
+        assert len(held) == max(1, count // 10)
     # of one image there is no other
     assert [len(part) for part in split_batches(IMAGES[:1], None)] == [1, 1]
 
@@ -537,12 +538,12 @@ class Scores(nn.Module):
         return self.fc(self.backbone(images)[-1].mean((2, 3)))
 
 
-@pytest.mark.parametrize('probe_batches', [0, 4])
-def test_outputs_that_depend_on_nothing_are_refused(probe_batches):
+@pytest.mark.parametrize('probe_images', [0, 64])
+def test_outputs_that_depend_on_nothing_are_refused(probe_images):
     """As with a last layer that begins at 0 and was not trained: any choice would look perfect."""
     model = Scores()
     with pytest.raises(ValueError, match='expected outputs that change .* none of its 3 sites'):
-        compress(model, IMAGES, 0.6, ['mlp_hidden'], probe_batches=probe_batches, **OPTIONS)
+        compress(model, IMAGES, 0.6, ['mlp_hidden'], probe_images=probe_images, **OPTIONS)
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -679,7 +680,7 @@ def test_sites_that_are_profiled_in_groups(build, sites, tmp_path, monkeypatch):
     """As in one pass; a killed call goes on behind the last group that was finished."""
     module = import_module('mmkcr.apis.site_profiles')
     whole = compress(build(), IMAGES, '70%', sites, **OPTIONS)
-    options = dict(OPTIONS, memory=1)  # every site is a group
+    monkeypatch.setattr(module, 'STATISTICS', 0)  # every site is a group
     profiled, seen = module._profile_group, []
 
     def counted(dense, group, *args):
@@ -692,7 +693,7 @@ def test_sites_that_are_profiled_in_groups(build, sites, tmp_path, monkeypatch):
     monkeypatch.setattr(module, '_profile_group', counted)
 
     def run():
-        return compress(build(), IMAGES, '70%', sites, **options,
+        return compress(build(), IMAGES, '70%', sites, **OPTIONS,
                         done=CompressProgress(tmp_path / 'out', dict(target='70%')))
 
     with pytest.raises(KeyboardInterrupt):
@@ -825,12 +826,14 @@ def test_rows_of_padded_convolutions_give_its_outputs(padding):
     torch.testing.assert_close(found, output_rows(layer, layer(x)), rtol=1e-4, atol=1e-5)
 
 
-def test_a_control_draws_the_same_in_groups():
+def test_a_control_draws_the_same_in_groups(monkeypatch):
     def choose(site, inputs, generator):
         return torch.randperm(site.total, generator=generator)
 
-    found = [compress(vit(), IMAGES, '70%', ['mlp_hidden'], choose=choose, memory=memory, **OPTIONS)
-             for memory in (1, 2**30)]
+    found = []
+    for share in (1 / 4, 0):
+        monkeypatch.setattr('mmkcr.apis.site_profiles.STATISTICS', share)
+        found.append(compress(vit(), IMAGES, '70%', ['mlp_hidden'], choose=choose, **OPTIONS))
     assert found[0].structure.sites == found[1].structure.sites
 
 
@@ -885,7 +888,7 @@ def test_profiles_of_another_network_are_refused():
 
 
 def test_inference_mode_around_it_changes_nothing():
-    options = dict(OPTIONS, uniform=True, probe_batches=1)
+    options = dict(OPTIONS, uniform=True, probe_images=16)
     expected = compress(vit(), IMAGES, '80%', **options).model.state_dict()
     with torch.inference_mode():
         found = compress(vit(), IMAGES, '80%', **options).model

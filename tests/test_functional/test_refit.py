@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from mmkcr.functional.moments import Moments, moments_of
 from mmkcr.functional.pivots import gram_matrix, pivot_order, reconstruction_error, ridge
 from mmkcr.functional.refit import (
+    patches,
     refit,
     refit_mixed,
     refit_output,
-    unfold_patches,
 )
 
 exactly = settings(derandomize=True, deadline=None, max_examples=60)
@@ -237,7 +237,7 @@ def test_convolutions_are_linear_layers_on_patches(case, rho):
     options = dict(stride=case['stride'], padding=case['padding'], dilation=case['dilation'])
     maps, kernels, bias = normal(3, channels, 8, 7) + 1, normal(4, channels, side, side), normal(4)
     maps[:, -1] = maps[:, 0] * 2  # dependent, at the padding as well
-    rows = unfold_patches(maps, side, **options)
+    rows = patches(maps, side, **options).flatten(3).flatten(0, 2)
     targets = F.conv2d(maps, kernels, bias, **options)
     assert torch.allclose(rows @ kernels.flatten(1).T + bias,
                           targets.permute(0, 2, 3, 1).flatten(0, 2))

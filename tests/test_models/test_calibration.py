@@ -6,19 +6,25 @@ from functools import partial
 import pytest
 import timm
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mmdet.models import SwinTransformer
 from mmpretrain.models import SwinTransformerV2, VisionTransformer
 from torch import nn
 
 from mmkcr.functional.moments import moments_of
 from mmkcr.models.calibration import (
+    Rows,
     WeightChange,
+    _projection,
     collect,
     flat_tensors,
     input_rows,
     output_changes,
     output_energy,
     output_rows,
+    output_scales,
+    pick,
 )
 from mmkcr.models.replay import ResumableForward, added_last
 
@@ -53,17 +59,16 @@ def test_changes_of_outputs_are_the_directional_derivatives_of_every_image():
         for name, group in layers.items()}
     found = output_changes(model, [IMAGES[:4], IMAGES[4:]], forward, changes, False, seed=5)
 
-    # the same projections, drawn again; a pass for every image
-    draws = torch.Generator().manual_seed(5)
+    # the same projections; a pass for every image
     expected = {name: torch.zeros(3).double() for name in changes}
-    for batch in (IMAGES[:4], IMAGES[4:]):
-        outputs = flat_tensors(model(batch))
-        norms = [out.detach().flatten(1).square().sum(1).mean().sqrt() for out in outputs]
-        signs = [torch.randint(0, 2, out.shape, generator=draws).to(out) * 2 - 1 for out in outputs]
+    for first, batch in ((0, IMAGES[:4]), (4, IMAGES[4:])):
+        scales = output_scales(flat_tensors(model(batch)), len(batch))
         for image in range(len(batch)):
             one = flat_tensors(model(batch[image:image + 1]))
-            z = sum((out * sign[image]).sum() / norm
-                    for out, sign, norm in zip(one, signs, norms)) / len(outputs)**0.5
+            signs = _projection(one, False, range(first + image, first + image + 1), 5, scales)
+            assert all((sign * scale * len(one)**0.5).abs().allclose(torch.ones(()).double())
+                       for sign, scale in zip(signs, scales))
+            z = sum((out * sign).sum() for out, sign in zip(one, signs))
             for name, group in changes.items():
                 tensors = [tensor for change in group
                            for tensor in (change.layer.weight, change.layer.bias)]
@@ -135,7 +140,6 @@ def test_changes_of_some_outputs_are_those_of_whole_rows_of_zeros():
     whole = torch.zeros(2, 48, 16).double()
     whole[:, keys] = deltas
     mean = torch.randn(16, generator=generator).double()
-    # five images: not a multiple of those at a time
     some, every = (output_changes(model, [IMAGES[:5]], forward, {'keys': [change]}, False)['keys']
                    for change in (WeightChange(layer, mean, deltas, outputs=keys),
                                   WeightChange(layer, mean, whole)))
@@ -143,33 +147,38 @@ def test_changes_of_some_outputs_are_those_of_whole_rows_of_zeros():
     assert float(some.min()) > 0
 
 
-def test_some_batches_are_looked_at_whatever_their_rows():
-    model = vit()
-    layer = dict(fc=model.layers[0].ffn.layers[1])
-    batches = list(IMAGES.split(1))
-    counts = [collect(model, batches, forward, layer, enough=0.1, least=least)['fc'].inputs.count
-              for least in (0, 3, 9)]
-    assert counts == [17, 3 * 17, 6 * 17]
+@given(st.integers(1, 6), st.integers(1, 20), st.integers(1, 9), st.integers(1, 6))
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_rows_of_an_image_are_picked_the_same_in_every_batch(images, each, most, size):
+    def picked(first, count):
+        found = pick(count * each, most, range(first, first + count))
+        return torch.arange(count * each) if found is None else found
+
+    found = [first * each + picked(first, min(size, images - first))
+             for first in range(0, images, size)]
+    assert torch.equal(torch.cat(found), picked(0, images))
+    assert len(picked(0, images)) == images * min(each, most)
 
 
-def test_some_batches_are_run_backward_and_all_forward():
-    """Gradients are those of the first batches; inputs are of all."""
+def test_rows_of_an_image_are_few_for_wide_layers_unless_few_images_have_to_do():
+    assert [Rows(256, 4., images).of(inputs) for images, inputs in (
+        (256, 96), (256, 1536), (16, 1536), (1, 1536))] == [256, 42, 384, 6144]
+
+
+def test_some_images_are_run_backward_and_all_forward():
+    """Gradients are those of the first images; inputs are of all."""
     model = vit()
     layers = dict(fc=model.layers[0].ffn.layers[1])
     batches = list(IMAGES.split(2))
 
-    def found(batches, enough=0.1, **least):
-        return collect(model, batches, forward, layers, logits=False, enough=enough, **least)['fc']
+    def found(batches, **backward):
+        return collect(model, batches, forward, layers, logits=False, scales=[1.], **backward)['fc']
 
-    every, first = found(batches, least=3), found(batches[:2], least=2)
-    some = found(batches, least=3, least_backward=2)
+    every, first, some = found(batches), found(batches[:2]), found(batches, backward=4)
     assert torch.equal(some.inputs.covariance, every.inputs.covariance)
     assert torch.equal(some.gradients.second_moment, first.gradients.second_moment)
     assert (some.gradients.count, every.gradients.count) == (4 * 17, 6 * 17)
     assert some.positions == every.positions == 17
-    # 16 outputs want more than 34 rows
-    more = found(batches, enough=40 / 16, least=3, least_backward=1)
-    assert more.gradients.count == 4 * 17 and more.inputs.count == 6 * 17
 
 
 @pytest.mark.parametrize('layer', [nn.Linear(5, 3), nn.Conv2d(5, 3, 1, bias=False)])

@@ -130,7 +130,7 @@ def test_refits_are_those_of_whole_forwards(build, kinds, monkeypatch):
     for _ in range(2):
         images = torch.randn(24, 3, 32, 32, generator=torch.Generator()).double()
         found.append(compress(model, images, '80%', kinds, (3, 32, 32), uniform=True,
-                              probe_batches=0, progress=False).model.state_dict())
+                              probe_images=0, progress=False).model.state_dict())
         monkeypatch.setattr(ResumableForward, 'enter', lambda run, *_: run.close())
     # the outputs of a block whose last layer was refitted are not computed in the same order
     for key, value in found[0].items():

@@ -346,7 +346,7 @@ def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch
     checkpoint = random_checkpoint(load_config(config, options), tmp_path / 'dense.pth')
     load_tool('compress').main([
         config, checkpoint, '--target-macs', '80%', '--calibration', folder, '--images', '3',
-        '--batch-size', '1', '--shape', '128', '160', '--out', 'slim', '--cfg-options',
+        '--shape', '128', '160', '--out', 'slim', '--cfg-options',
         *(f'{key}={value}'.replace(' ', '') for key, value in options.items())])
     model = build_model(load_config('slim/config.py'))
     load_checkpoint(model, 'slim/subnet.pth', strict=True)
@@ -372,7 +372,7 @@ def test_macs_of_the_whole_of_a_given_structure(
                         ).save(given)
     load_tool('compress').main([
         config, checkpoint, '--structure', str(given), '--calibration', folder, '--images', '3',
-        '--batch-size', '1', '--shape', '128', '160', '--out', str(tmp_path / 'out'),
+        '--shape', '128', '160', '--out', str(tmp_path / 'out'),
         '--cfg-options', *(f'{key}={value}'.replace(' ', '') for key, value in options.items())])
     printed = capsys.readouterr().out
     assert ('The second stage is counted for' in printed) == ('mask-rcnn' in config)
@@ -408,7 +408,7 @@ def wrong(tmp_path_factory):
     good = random_checkpoint(load_config(DIGITS), folder / 'dense.pth')
 
     def make(what):
-        config, checkpoint, options = DIGITS, good, ['--calibration', images, '--batch-size', 1]
+        config, checkpoint, options = DIGITS, good, ['--calibration', images]
         target = '1%' if what == 'target' else '60%'
         if what == 'empty folder':
             options[1] = folder / 'empty'
@@ -501,7 +501,6 @@ def test_images_for_a_config_without_a_test_set(load_tool, tmp_path, capsys):
     ('', ['--structure', '{folder}/s.json', '--sites', 'heads'], 'expected `--sites` with a'),
     ('', ['--structure', '{folder}/s.json', '--uniform'], 'expected `--uniform` with a budget'),
     ('', ['--structure', '{folder}/s.json', '--divisor', '4'], 'expected `--divisor` with a'),
-    ('', ['--structure', '{folder}/s.json', '--memory', '1'], 'expected `--memory` with a'),
     ('', ['--target-macs', '60%', '--finetune-rate', '0.3'], 'expected `--finetune` with `--fine'),
     ('', ['--target-macs', '60%', '--force-table'], 'expected `--target-latency` with `--force'),
 ])

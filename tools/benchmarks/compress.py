@@ -42,7 +42,6 @@ def make_parser() -> Parser:
     parser.add_argument('--images', type=int, default=300, help='of calibration (%(default)s)')
     parser.add_argument('--held-out', type=int, default=0,
                         help='further images, for the relative error of the outputs (none)')
-    parser.add_argument('--batch-size', type=int, default=16, help='of calibration (%(default)s)')
     parser.add_argument('--part', choices=('model', 'backbone'),
                         help='whose MACs (backbone of a detector or segmentor, else model)')
     parser.add_argument('--out', help='folder (work_dirs/benchmarks/compress_<config name>)')
@@ -77,7 +76,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     subjects = []
     for seed, checkpoint in enumerate(args.checkpoints):
         config = load_config(args.config, args.cfg_options)
-        subjects.append(Subject(config, checkpoint, args.images, args.batch_size, seed, args.sites,
+        subjects.append(Subject(config, checkpoint, args.images, seed, args.sites,
                                 args.part, args.held_out))
     rows = study(subjects, args.variants, args.targets, args.metric,
                  lambda row: print(row, file=sys.stderr))

@@ -8,8 +8,7 @@ the written config and checkpoint are built and loaded strictly, their MACs coun
 Example:
     python tools/benchmarks/full_size.py mmpretrain::swin_transformer/swin-base_16xb64_in1k.py \\
         mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py --images 4
-    python tools/benchmarks/full_size.py mmpretrain::deit/deit-base_16xb64_in1k.py --images 512 \\
-        --batch-size 16
+    python tools/benchmarks/full_size.py mmpretrain::deit/deit-base_16xb64_in1k.py --images 512
 """
 
 import copy
@@ -79,7 +78,7 @@ def run(words: Sequence[str], folder: Path) -> Spent:
                  used.ru_maxrss / 1e6)
 
 
-def measure(name: str, images: int, batch_size: int, target: str) -> Tuple[str, ...]:
+def measure(name: str, images: int, target: str) -> Tuple[str, ...]:
     """A row of the table."""
     torch.manual_seed(0)
     config = load_config(name)
@@ -95,8 +94,7 @@ def measure(name: str, images: int, batch_size: int, target: str) -> Tuple[str, 
             pixels = generator.integers(0, 256, (*shape[1:], 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f'images/{number}.png')
         words = ['compress', name, 'dense.pth', '--target-macs', target, '--calibration',
-                 'images', '--images', str(images), '--batch-size', str(batch_size),
-                 '--out', 'slim']
+                 'images', '--images', str(images), '--out', 'slim']
         spent = run(words, folder)
         slim = load_config(folder / 'slim' / CONFIG)
         subnet = build_model(slim)
@@ -124,7 +122,6 @@ def make_parser() -> Parser:
     parser = Parser(__doc__)
     parser.add_argument('configs', nargs='+', help='of dense models')
     parser.add_argument('--images', type=int, default=4, help='for each (%(default)s)')
-    parser.add_argument('--batch-size', type=int, default=1, help='of calibration (%(default)s)')
     parser.add_argument('--target-macs', default='60%', help='of the dense model (%(default)s)')
     return parser
 
@@ -135,7 +132,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     args = make_parser().parse_args(argv)
     quiet_hosts()
     rows = [measure(name if '::' in name else str(Path(name).resolve()), args.images,
-                    args.batch_size, args.target_macs) for name in shown(args.configs, 'Models')]
+                    args.target_macs) for name in shown(args.configs, 'Models')]
     machine = machine_info()
     print(format_table(COLUMNS, rows))
     print(f'{machine["cpu"]}, {machine["cores"]} cores, load {machine["load_average"]}, torch '

@@ -56,7 +56,7 @@ def user_paths(images: Path, count: int, target: str) -> List[UserPath]:
     found = []
     for name, config in HOSTS.items():
         lines = [['compress', config, 'dense.pth', '--target-macs', target, '--calibration',
-                  str(images), '--images', str(count), '--batch-size', '4', '--out', 'slim'],
+                  str(images), '--images', str(count), '--out', 'slim'],
                  ['flops', 'slim/config.py'],
                  ['export', 'slim/config.py', 'slim/subnet.pth']]
         found.append(UserPath(name, Path(config).stem, lines, len(lines)))

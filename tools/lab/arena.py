@@ -34,6 +34,7 @@ from mmkcr.apis.count import count_parts
 from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.apis.slim_files import write_subnet
 from mmkcr.core import atomic_write
+from mmkcr.models.batches import first_images
 from mmkcr.models.utils import is_dense_task
 from .arena_methods import (
     BACKBONE,
@@ -122,16 +123,16 @@ def _dense(call: Call, weights: str) -> Tuple[nn.Module, Dict[str, Any], List[An
     """The dense network, its checkpoint's content and calibration images one by one."""
     model = build_model(call.config)
     content = load_weights(model, weights)
-    images = calibration_images(call.config, model, None, call.arguments.get('images', 300), 30,
+    images = calibration_images(call.config, model, None, call.arguments.get('images', 300),
                                 call.seed)
-    return model, content, [images[place] for place in range(len(images))]
+    return model, content, list(images.of_size(30))
 
 
 def _settings(call: Call, model: nn.Module, batches: Sequence[Any]) -> Dict[str, Any]:
     dense = is_dense_task(model)
     return dict(input_shape=default_shape(call.config, model), part='backbone' if dense else None,
-                forward=task_outputs, held_out=batches[:1], logits=not dense, progress=False,
-                seed=call.seed)
+                forward=task_outputs, held_out=first_images(batches, 30), logits=not dense,
+                progress=False, seed=call.seed)
 
 
 def _written(call: Call, result: CompressResult, content: Mapping[str, Any]) -> Dict[str, Any]:

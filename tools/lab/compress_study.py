@@ -90,27 +90,26 @@ class Subject:
         config (Config): Of an ordinary task model.
         checkpoint (str): Its weights.
         images (int): Calibration images.
-        batch_size (int): Of calibration. Defaults to 16.
         seed (int): Of the calibration images. Defaults to 0.
         sites (Sequence[str], optional): Kinds of site. Defaults to those of ``compress``.
         part (str, optional): Whose MACs the budgets are about.
         held_out (int): Further images, that agreement is measured on. Defaults to 0: the first
-            batch of calibration.
+            16 of calibration.
     """
 
-    def __init__(self, config: Config, checkpoint: str, images: int, batch_size: int = 16,
+    def __init__(self, config: Config, checkpoint: str, images: int,
                  seed: int = 0, sites: Optional[Sequence[str]] = None,
                  part: Optional[str] = None, held_out: int = 0) -> None:
         self.config, self.seed, self.sites, self.part = config, seed, sites, part
         self.model = build_model(config)
         load_weights(self.model, checkpoint)
-        loaded = calibration_images(config, self.model, None, images + held_out, batch_size, seed)
-        batches = [loaded[place] for place in range(len(loaded))]
-        count = len(batches) - -(-held_out // batch_size)
+        loaded = calibration_images(config, self.model, None, images + held_out, seed)
+        count = loaded.images - held_out
         if count < 1:
             raise ValueError(f'expected more images in the training set than the {held_out} that '
-                             f'are held out, found {len(batches)} batches of {batch_size}')
-        self.batches, self.held_out = batches[:count], batches[count:] or batches[:1]
+                             f'are held out, found {loaded.images}')
+        self.batches, self.held_out = (
+            list(part.of_size(16)) for part in (loaded[:count], loaded[count:] or loaded[:16]))
         self.logits = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
         self.shape = default_shape(config, self.model)
         self._runner: Optional[Runner] = None

@@ -21,7 +21,7 @@ from mmkcr.models.whole import HeldBatches, _chosen, whole_outputs
 from .whole_models import DETECTORS, batches, build, config_of
 
 SHAPE = (3, 64, 64)
-FAST = dict(least_batches=(1, 1), probe_batches=1, progress=False, divisor=2)
+FAST = dict(least_images=2, probe_images=2, progress=False, divisor=2)
 
 
 def slim(model, target, found, **options):
@@ -125,7 +125,7 @@ def test_files_of_a_whole_model(tmp_path):
         noise = torch.randint(0, 255, (64, 64, 3), dtype=torch.uint8).numpy()
         Image.fromarray(noise).save(images / f'{number}.png')
     files = compress_files(tmp_path / 'dense.py', tmp_path / 'dense.pth', '60%', images=3,
-                           calibration=str(images), batch_size=1, out=tmp_path / 'slim',
+                           calibration=str(images), out=tmp_path / 'slim',
                            shape=SHAPE, scope='model', **FAST)
     assert set(files.parts) == {'backbone', 'decode_head'} and files.proposals is None
     assert sum(slim for _, slim in files.parts.values()) == files.result.structure.macs['subnet']
@@ -146,7 +146,7 @@ def test_files_of_a_whole_model(tmp_path):
     # it is no dense model, of which more could be cut
     with pytest.raises(ValueError, match='expected a dense model to compress, found a subnet'):
         compress_files(tmp_path / 'slim/config.py', tmp_path / 'slim/subnet.pth', '80%', images=3,
-                       calibration=str(images), batch_size=1, out=tmp_path / 'again', shape=SHAPE,
+                       calibration=str(images), out=tmp_path / 'again', shape=SHAPE,
                        **FAST)
     with pytest.raises(ValueError, match='expected the config of a dense model'):
         init_config(tmp_path / 'slim/config.py', 'kcr')

@@ -1,0 +1,81 @@
+"""Calibration images in batches of any size."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class ImageBatches(Sequence):
+    """Images in memory, in batches; only neighbours of one shape come into one.
+
+    Args:
+        images (Sequence[Tensor]): (1, C, H, W) each.
+        size (int): Maximum number of images per batch. Defaults to 1.
+    """
+
+    def __init__(self, images: Sequence[Tensor], size: int = 1) -> None:
+        self._images = images
+        self._batches = [alike[start:start + size] for alike in (
+            list(group) for _, group in itertools.groupby(images, lambda image: image.shape))
+            for start in range(0, len(alike), size)]
+
+    def of_size(self, size: int) -> 'ImageBatches':
+        """The same images in batches of another size."""
+        return ImageBatches(self._images, size)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return ImageBatches([image for batch in self._batches[place] for image in batch])
+        batch = self._batches[place]
+        return batch[0] if len(batch) == 1 else torch.cat(batch)
+
+
+def single_images(batches: Tensor | Sequence[Any]) -> Sequence[Any]:
+    """Batches of one image each, where batches can be taken apart: tensors, or lists of these."""
+    given = [batches] if isinstance(batches, Tensor) else batches
+    if isinstance(given, (list, tuple)) and all(
+            isinstance(batch, Tensor) and batch.ndim == 4 for batch in given):
+        return ImageBatches([image for batch in given for image in batch.split(1)])
+    return batches
+
+
+def of_size(batches: Sequence[Any], size: int) -> Sequence[Any]:
+    """The same images in batches of another size; batches that were given as such stay."""
+    return batches.of_size(size) if hasattr(batches, 'of_size') else batches
+
+
+def images_of(batch: Any) -> int:
+    """Number of images in a batch; 1 if it does not show."""
+    if isinstance(batch, Mapping):
+        return images_of(batch.get('inputs', next(iter(batch.values()), None)))
+    return len(batch) if isinstance(batch, (Tensor, list, tuple)) else 1
+
+
+def count_images(batches: Sequence[Any]) -> int:
+    """Number of images in batches of one size."""
+    return len(batches) * images_of(batches[0])
+
+
+def first_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
+    """The first batches, of at least so many images if there are that many."""
+    return batches[:-(-count // images_of(batches[0]))]
+
+
+def last_images(batches: Sequence[Any], count: int) -> Sequence[Any]:
+    """The last batches, likewise; one at least."""
+    return batches[-max(-(-count // images_of(batches[0])), 1):]
+
+
+def numbered(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
+    """Batches with the numbers of their images among all."""
+    first = 0
+    for batch in batches:
+        images = range(first, first + images_of(batch))
+        yield batch, images
+        first = images.stop

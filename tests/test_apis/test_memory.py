@@ -1,0 +1,104 @@
+"""Memory of a compression: the limit decides about batches, and batches about nothing."""
+
+from importlib import import_module
+
+import pytest
+import timm
+import torch
+from mmpretrain.models import SwinTransformer
+from torch import nn
+
+from mmkcr.apis.compression import compress
+from mmkcr.models.survey import BATCH, Survey, survey
+
+IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+OPTIONS = dict(input_shape=(3, 32, 32), progress=False)
+
+
+def vit():
+    torch.manual_seed(0)
+    return timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, embed_dim=32,
+                             depth=2, num_heads=4, num_classes=5).eval()
+
+
+class Segmentor(nn.Module):
+    """Maps of many classes at full size, of a convolution that reads a narrower one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = SwinTransformer(
+            arch=dict(embed_dims=8, depths=[1, 1], num_heads=[2, 2]), img_size=32, patch_size=4,
+            window_size=4, out_indices=(0, 1))
+        self.head = nn.Conv2d(16, 50, 3, padding=1)
+
+    def forward(self, x):
+        return nn.functional.interpolate(self.head(self.backbone(x)[-1]), x.shape[2:])
+
+
+def calls_of(monkeypatch, size):
+    """Compress with batches of at most so many images; the sizes that the network got."""
+    monkeypatch.setattr(Survey, 'batch', lambda self, memory: size)
+    sizes = []
+
+    def forward(network, batch):
+        sizes.append(len(batch))
+        return network(batch)
+
+    return forward, sizes
+
+
+@pytest.mark.parametrize('build, logits, sites', [
+    (vit, True, None), (vit, False, ['mlp_hidden', 'heads']), (Segmentor, False, None)])
+def test_the_size_of_batches_changes_nothing_but_rounding(build, logits, sites, monkeypatch):
+    results = []
+    for size in (1, 5, BATCH):
+        forward, sizes = calls_of(monkeypatch, size)
+        results.append(compress(build(), IMAGES, '80%', sites, forward=forward, logits=logits,
+                                **OPTIONS))
+        assert max(sizes) == size
+    first = results[0]
+    for other in results[1:]:
+        assert other.structure.sites == first.structure.sites
+        assert other.agreement == pytest.approx(first.agreement, rel=1e-4)
+        for name, profile in first.profiles.items():
+            torch.testing.assert_close(other.profiles[name].losses, profile.losses, rtol=1e-3,
+                                       atol=1e-4 * float(profile.losses[0]))
+        for name, value in first.model.state_dict().items():
+            torch.testing.assert_close(other.model.state_dict()[name], value, rtol=1e-2, atol=1e-4)
+
+
+def test_the_batch_follows_from_what_a_pass_of_an_image_takes():
+    """Larger images, and larger outputs, make smaller batches, down to one image."""
+    def looked(model, side):
+        return survey(model, torch.randn(2, 3, side, side).split(1), lambda net, x: net(x))
+
+    small, large = (looked(Segmentor().eval(), side) for side in (32, 96))
+    assert 5 * small.bytes < large.bytes < 15 * small.bytes  # 9 times the area
+    outputs = 4 * 50 * 96**2
+    assert large.bytes > 2 * outputs  # and their gradients
+    assert large.batch(9 * large.bytes) == 2 and large.batch(4 * large.bytes) == 1
+    assert small.batch(9 * large.bytes) > 2 and small.batch(2**40) == BATCH
+    with pytest.raises(ValueError, match=r'an image of 3 x 96 x 96, about .*`--memory`'):
+        large.batch(large.bytes - 1)
+
+
+def test_a_limit_is_kept_from_the_first_pass_on(monkeypatch):
+    taken = survey(vit(), IMAGES.split(1), lambda net, x: net(x)).bytes
+    sizes = []
+
+    def forward(network, batch):
+        sizes.append(len(batch))
+        return network(batch)
+
+    compress(vit(), IMAGES, '60%', forward=forward, memory=13 * taken, **OPTIONS)
+    assert max(sizes) == 3
+    with pytest.raises(ValueError, match='expected memory for the activations of an image of 3 x'):
+        compress(vit(), IMAGES, '60%', memory=taken // 2, **OPTIONS)
+
+
+def test_half_of_what_is_free_is_taken(monkeypatch):
+    module = import_module('mmkcr.apis.compression')
+    monkeypatch.setattr(module, 'free_memory', lambda device: 2 * 10**4)
+    with pytest.raises(ValueError, match='a limit of 9.3e-06 GB'):
+        compress(vit(), IMAGES, '60%', **OPTIONS)
