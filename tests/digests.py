@@ -178,7 +178,7 @@ NETWORKS = dict(
         '90%', dict()),
     mask_rcnn=(lambda: task_model(
         'kcr/detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py', smaller_mask_rcnn),
-        '70%', dict(scope='model', part='model', least_batches=(1, 1), probe_batches=1)))
+        '70%', dict(scope='model', part='model', least_images=2, probe_images=2)))
 
 
 # Digests

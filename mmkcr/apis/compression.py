@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.core.machine import free_memory
 from mmkcr.evaluation.complexity import ComplexityTap
-from mmkcr.models.batches import of_size, single_images
+from mmkcr.models.batches import numbered, of_size, single_images
 from mmkcr.models.calibration import Forward, flat_tensors
 from mmkcr.models.costs import cost_model
 from mmkcr.models.head_rotation import take_weights
@@ -432,18 +432,24 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Iterable[Any], forwa
         ValueError: Outputs are not finite.
     """
     lost = energy = same = total = 0.
-    for number, batch in enumerate(batches, 1):
+    for batch, images in numbered(batches):
         # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
         for a, b in zip(ours, theirs):
-            lost += float((a - b).double().square().sum())
-            energy += float(b.double().square().sum())
+            lost += _square(a - b)
+            energy += _square(b)
         if not math.isfinite(lost + energy):
             raise ValueError('expected finite outputs of the '
                              f'{"compressed" if math.isfinite(energy) else "dense"} network on '
-                             f'held-out images, found `nan` or `inf` in batch {number} of these')
+                             f'held-out images, found `nan` or `inf` in images {images.start + 1} '
+                             f'to {images.stop} of these')
         if logits:
             same += float((ours[-1].argmax(-1) == theirs[-1].argmax(-1)).sum())
             total += len(ours[-1])
     found = dict(error=(lost / max(energy, 1e-30))**0.5)
     return dict(found, top1=same / max(total, 1)) if logits else found
+
+
+def _square(values: Tensor) -> float:
+    """The sum of the squares, without a copy in fp64."""
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64))**2

@@ -41,7 +41,8 @@ def single_images(batches: Tensor | Sequence[Any]) -> Sequence[Any]:
     given = [batches] if isinstance(batches, Tensor) else batches
     if isinstance(given, (list, tuple)) and all(
             isinstance(batch, Tensor) and batch.ndim == 4 for batch in given):
-        return ImageBatches([image for batch in given for image in batch.split(1)])
+        return ImageBatches([image for batch in given for image in batch.split(1)
+                             if len(image)])
     return batches
 
 
