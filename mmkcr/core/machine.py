@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Tuple
 
 import torch
 
@@ -72,6 +72,17 @@ def free_memory(device: str | torch.device = 'cpu') -> int:
         if most != resource.RLIM_INFINITY:
             free.append(most - own.get('VmSize', 0))
     return max(min(free, default=2**33), 0)
+
+
+def process_memory() -> Tuple[int, int]:
+    """Bytes in memory of this process: now, and most since the last call (ever, if not Linux)."""
+    own = _numbers('/proc/self/status')
+    if not own:
+        import resource
+        return (most := resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), most
+    with suppress(OSError):  # the kernel's word for: begin anew
+        Path('/proc/self/clear_refs').write_text('5')
+    return own['VmRSS'], own['VmHWM']
 
 
 def _numbers(path: str) -> Dict[str, int]:
