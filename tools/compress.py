@@ -37,19 +37,19 @@ from mmkcr.apis.compress_files import (
     compress_files,
     compress_task,
     dense_and_slim,
+    refit_files,
 )
-from mmkcr.apis.compression import DEFAULT_SITES, REFITTED, SCOPES
-from mmkcr.apis.count import part_rows
 from mmkcr.apis.finetune import shortened, write_finetune_config
 from mmkcr.apis.latency_table import add_table_arguments, chosen_table
 from mmkcr.apis.launch import check_file, latest_checkpoint, resume_latest, start_training
-from mmkcr.apis.refit_blocks import LEAST_PER_INPUT
-from mmkcr.apis.refit_structure import refit_files
 from mmkcr.apis.slim_files import WEIGHTS
+from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES
+from mmkcr.closed_form.refit_blocks import LEAST_PER_INPUT
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
 from mmkcr.engine.workers import no_workers_left
+from mmkcr.models.counting import part_rows
 from mmkcr.visualization import format_table
 
 

@@ -21,10 +21,10 @@ from typing import Optional, Sequence
 from mmkcr.apis.arguments import add_targets, chosen_target
 from mmkcr.apis.build import image_shape
 from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.count import part_rows
 from mmkcr.apis.latency_table import add_table_arguments, chosen_table
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
 from mmkcr.core import Structure
+from mmkcr.models.counting import part_rows
 from mmkcr.visualization import format_table
 
 

@@ -10,9 +10,15 @@ from mmengine.config import Config, ConfigDict
 from mmpretrain.models.heads import ClsHead, RegressionHead
 from torch import nn
 
-from mmkcr.core import atomic_write, remove_stale
+from mmkcr.closed_form.compression import CompressResult, compress
+from mmkcr.closed_form.images import calibration_images
+from mmkcr.closed_form.options import SiteProfile
+from mmkcr.closed_form.progress import CompressProgress, kept_profiles
+from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.core import Structure, atomic_write, remove_stale
 from mmkcr.deploy.int8 import require_quantizer
 from mmkcr.engine.compressed_config import scoped, with_import
+from mmkcr.models.counting import Parts, counted_proposals, known_parts
 from mmkcr.models.utils import (
     deciding_scores,
     find_task,
@@ -31,14 +37,9 @@ from .build import (
     run_folder,
     state_bytes,
 )
-from .calibration_data import calibration_images
-from .compress_progress import CompressProgress, kept_profiles
-from .compression import CompressResult, compress
-from .count import Parts, counted_proposals, known_parts
 from .finetune import without_initial_weights
 from .int8 import DeployedFile, deploy_int8
 from .latency_table import check_prediction, usable_table
-from .site_profiles import SiteProfile
 from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 
 CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
@@ -56,7 +57,7 @@ class CompressFiles(NamedTuple):
         parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
             slim; empty for others.
         proposals (str, optional): The proposals that they are counted for, see
-            :func:`~mmkcr.apis.count.counted_proposals`.
+            :func:`~mmkcr.models.counting.counted_proposals`.
         reused (Path, optional): Folder whose profiles of an earlier call were used.
         progress (CompressProgress, optional): Progress that is kept for ``later`` steps; whoever
             takes them removes it at the end.
@@ -190,7 +191,7 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     Args:
         config (str | Path): Config of a dense task model.
         checkpoint (str | Path): Its weights.
-        target (str | int | float): See :func:`~mmkcr.apis.compression.compress`.
+        target (str | int | float): See :func:`~mmkcr.closed_form.compression.compress`.
         sites (Sequence, optional): Kinds of site, as there.
         calibration (str, optional): Folder of images. Defaults to None: the training set.
         images (int): Maximum number of calibration images; a tenth of them measures agreement.
@@ -208,15 +209,15 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         force_latency (bool): Accept a table of another machine. Defaults to False.
         int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
             :func:`~mmkcr.apis.int8.deploy_int8`. Defaults to None.
-        scope (str): The part that is compressed, see :func:`~mmkcr.apis.compression.compress`.
-            Defaults to ``'backbone'``.
+        scope (str): The part that is compressed, see
+            :func:`~mmkcr.closed_form.compression.compress`. Defaults to ``'backbone'``.
         cost (str): What the target limits, as there. Defaults to ``'macs'``.
         profiles (str | Path, optional): Folder of an earlier call whose profiles are used. Defaults
             to None: those in ``out``, if they are of this network, these images and sites.
         later (Mapping, optional): Steps that follow, such as fine-tuning; empty for those that
             write nothing, such as evaluation. Until they are done the progress stays, so that a
             repeated call finds the compression finished. Defaults to None: there are none.
-        **settings: See :class:`~mmkcr.apis.compression.CompressOptions`.
+        **settings: See :class:`~mmkcr.closed_form.options.CompressOptions`.
 
     Raises:
         FileNotFoundError: Config, checkpoint or images are missing.
@@ -265,6 +266,47 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)), said,
         files, both_parts(task, result.model), counted_proposals(model),
         kept.folder if known else None, None if later is None else done)
+
+
+def refit_files(task: CompressTask, structure: Union[str, Path],
+                later: Optional[Mapping[str, Any]] = None, **settings: Any) -> CompressFiles:
+    """Refit a checkpoint to a structure; writes structure, weights and config.
+
+    A call that was killed continues behind the last refitted block if it is repeated.
+
+    Args:
+        task (CompressTask): Config, checkpoint and images.
+        structure (str | Path): File of the structure.
+        later (Mapping, optional): Steps that follow, as of
+            :func:`~mmkcr.apis.compress_files.compress_files`. Defaults to None.
+        **settings: See :class:`~mmkcr.closed_form.options.CompressOptions`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: As in :func:`refit_structure`. Nothing is written then.
+    """
+    wanted = Structure.load(structure)
+    done = CompressProgress(task.folder / PROGRESS, dict(
+        task.key, structure=wanted.to_dict(), settings=settings, later=later))
+    try:
+        result = refit_structure(task.model, wanted, task.batches, task.input_shape, task.part,
+                                 task_outputs, done=done, logits=task.classifies, **settings)
+    # refused arguments leave nothing to continue
+    except ValueError:
+        done.withdraw()
+        raise
+    found = result.structure
+    found.backbone['backbone'] = task.searched
+    found.provenance = dict(task.provenance, structure=Path(structure).name,
+                            agreement=result.agreement)
+    write_subnet(result.model, found, task.meta, task.folder)
+    write_config(task, found.backbone)
+    if later is None:
+        done.remove()
+    sizes = dict(dense=state_bytes(task.model), subnet=state_bytes(result.model))
+    return CompressFiles(
+        task.folder, result, sizes, parts=both_parts(task, result.model),
+        proposals=counted_proposals(task.model), progress=None if later is None else done)
 
 
 def both_parts(task: CompressTask, subnet: nn.Module) -> Parts:

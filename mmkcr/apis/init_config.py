@@ -8,13 +8,13 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Union
 from mmengine.config import Config
 from torch import nn
 
+from mmkcr.closed_form.kinds import DEFAULT_SITES, default_kinds
 from mmkcr.core import atomic_write, select_units
 from mmkcr.engine.compressed_config import run_length
 from mmkcr.models.building import is_pure_python
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.utils import is_dense_task
 from .build import build_model, default_shape, load_config, read_config, run_folder
-from .compression import DEFAULT_SITES, default_kinds
 
 METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
 STAGES = ('search', 'retrain', 'compress')

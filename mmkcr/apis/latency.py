@@ -13,6 +13,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from mmkcr.closed_form.kinds import default_kinds
+from mmkcr.closed_form.share_out import FILLED, fitted_sizes, uniform_sizes
 from mmkcr.core import MacsModel, Structure, eval_mode, parse_target
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
@@ -22,9 +24,7 @@ from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from mmkcr.visualization.progress import shown
-from .compression import default_kinds
 from .export import export_onnx, onnx_macs
-from .share_out import FILLED, fitted_sizes, uniform_sizes
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 #: PyTorch itself, and the runtimes of ONNX files.
@@ -241,8 +241,8 @@ def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
         model (nn.Module): A backbone or task model. Its backbone, or the model itself, may get a
             search space.
         sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of the
-            backbone's class, otherwise :func:`~mmkcr.apis.compression.default_kinds`.
-        scope (str): One of :data:`~mmkcr.apis.compression.SCOPES`. Defaults to ``'backbone'``.
+            backbone's class, otherwise :func:`~mmkcr.closed_form.kinds.default_kinds`.
+        scope (str): One of :data:`~mmkcr.closed_form.kinds.SCOPES`. Defaults to ``'backbone'``.
 
     Raises:
         ValueError: As in :meth:`~mmkcr.models.search_space.SearchSpace.of_dense`.

@@ -22,6 +22,8 @@ from typing import (
 import torch
 from torch import nn
 
+from mmkcr.closed_form.options import CompressOptions
+from mmkcr.closed_form.share_out import size_options
 from mmkcr.core import LatencyTable, MacsModel, load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.core.machine import hardware_name, this_machine
@@ -31,8 +33,6 @@ from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from .export import export_onnx
 from .latency import RUNTIMES, Side, measure_pair, random_units, searchable
-from .share_out import size_options
-from .site_profiles import CompressOptions
 
 #: Measured shares of the units, beside the largest size below the full one.
 SHARES = (0.05, 0.25, 0.5, 0.75)

@@ -11,6 +11,7 @@ from mmkcr.core import MaskEntry, Structure, count_forward_macs, count_params
 from mmkcr.core.added import added_layers
 from mmkcr.core.modes import eval_mode
 from mmkcr.evaluation.masks import MaskWatch, NormWatch
+from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.utils import (
     copied_spaces,
     counted_part,
@@ -25,7 +26,6 @@ from mmkcr.models.utils import (
     tensor_outputs,
     unwrap,
 )
-from .count import count_macs, note_backbone_macs
 
 
 class Constants(NamedTuple):

@@ -9,8 +9,10 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
+from mmkcr.closed_form.images import calibration_images
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.added import added_layers
+from mmkcr.models.counting import Parts, counted_proposals, known_parts
 from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
@@ -24,8 +26,6 @@ from .build import (
     run_folder,
     state_bytes,
 )
-from .calibration_data import calibration_images
-from .count import Parts, counted_proposals, known_parts
 from .latency_table import check_prediction, usable_table
 from .mask_folding import fold_masks as fold
 from .slimming import slim
@@ -45,7 +45,7 @@ class SlimResult(NamedTuple):
         parts (dict[str, tuple[int, int]]): MACs of a detector or segmentor by part, dense and
             slim; empty for others.
         proposals (str, optional): The proposals that they are counted for, see
-            :func:`~mmkcr.apis.count.counted_proposals`.
+            :func:`~mmkcr.models.counting.counted_proposals`.
     """
 
     structure: Structure

@@ -15,6 +15,7 @@ from mmkcr.core import (
 )
 from mmkcr.core.added import added_layers
 from mmkcr.models.costs import cost_model
+from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.utils import (
     copied_spaces,
     counted_part,
@@ -27,7 +28,6 @@ from mmkcr.models.utils import (
     task_forward,
     unwrap,
 )
-from .count import count_macs, note_backbone_macs
 from .mask_folding import constant_masks, describe_folds, fold_constants
 
 

@@ -12,7 +12,7 @@ from .modes import eval_mode
 from .options import allowed_ratio_sizes, can_meet, choose_options
 from .selection import TOLERANCE, select_units
 from .sites import Cost, MaskPoint, Site, SiteHolder, UnitMask, Unsupported, block_of
-from .slicing import slice_parameter, take
+from .slicing import slice_parameter, take_entries
 from .structure import MaskEntry, SiteEntry, Structure
 from .weights import COUNTED, BytesModel, ParamsModel
 
@@ -24,5 +24,5 @@ __all__ = [
     'can_meet', 'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
     'count_forward_macs', 'count_params', 'eval_mode', 'load_table', 'locked', 'parse_target',
     'remove_stale', 'scale_axes', 'select_units', 'slice_axes', 'slice_parameter', 'solve_budget',
-    'sync_sizes', 'take'
+    'sync_sizes', 'take_entries'
 ]

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 Index = Optional[Tensor]
 
 
-def take(tensor: Tensor, index: Mapping[int, Index]) -> Tensor:
+def take_entries(tensor: Tensor, index: Mapping[int, Index]) -> Tensor:
     """Keep the given entries of a tensor along some of its dimensions.
 
     Args:
@@ -51,11 +51,11 @@ def slice_parameter(module: nn.Module,
     if old is None:
         return
     if not isinstance(old, nn.Parameter):
-        setattr(module, name, take(old, index))
+        setattr(module, name, take_entries(old, index))
         return
-    new = nn.Parameter(take(old, index), requires_grad=old.requires_grad)
+    new = nn.Parameter(take_entries(old, index), requires_grad=old.requires_grad)
     if old.grad is not None:
-        new.grad = take(old.grad, index)
+        new.grad = take_entries(old.grad, index)
     setattr(module, name, new)
     if optimizer is not None:
         _swap_in_optimizer(optimizer, old, new, index)
@@ -68,7 +68,7 @@ def _swap_in_optimizer(optimizer: Optimizer, old: nn.Parameter, new: nn.Paramete
     if old in optimizer.state:  # state of another shape, such as the step count, stays
         state: Dict = optimizer.state.pop(old)
         optimizer.state[new] = {
-            key: take(value, index)
+            key: take_entries(value, index)
             if torch.is_tensor(value) and value.shape == old.shape else value
             for key, value in state.items()
         }

@@ -6,7 +6,7 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from mmkcr.core import count_forward_macs
-from mmkcr.models.calibration import flat_tensors
+from mmkcr.core.forward import flat_tensors
 from mmkcr.models.utils import find_task, is_detector, tensor_outputs
 
 

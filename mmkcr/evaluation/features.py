@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from mmkcr.core import eval_mode
+from mmkcr.core.forward import stop_after
 from mmkcr.datasets.part import mixes_images
-from mmkcr.models.replay import stop_after
 from mmkcr.models.utils import find_task, is_self_supervised, kept_randomness, unwrap
 from mmkcr.models.wrappers.feature_tap import FeatureTap, find_layer
 

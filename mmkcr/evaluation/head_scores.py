@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from mmengine.dist import all_gather_object, all_reduce, get_comm_device
 from torch import Tensor, nn
 
+from mmkcr.core.forward import stop_after
 from mmkcr.models.layers.operator_attention import TokenGrid
-from mmkcr.models.replay import stop_after
 from mmkcr.models.utils import find_task, unwrap
 from mmkcr.visualization import shown
 from .features import undisturbed

@@ -1,4 +1,4 @@
-"""Attention with narrower heads, or with convolutions for heads, in closed form (SPEC 9).
+"""Attention with narrower heads, or with convolutions for heads, in closed form.
 
 *Queries and keys.* The logits are ``q_i . k_j = q_i^T I k_j``. Let ``Mq = E q q^T``, and let K be
 the covariance of the keys. If a bilinear form P replaces the identity, the mean squared change of

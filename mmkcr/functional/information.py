@@ -1,4 +1,4 @@
-"""Mutual information of features with inputs and labels (SPEC 2.4; DCS section 3.3).
+"""Mutual information of features with inputs and labels (DCS section 3.3).
 
 Features and inputs are assigned softly to clusters:
 ``phi(x, a) = softmax_a(-beta |x - c_a|^2)``. Everything here is a sum over samples. So it

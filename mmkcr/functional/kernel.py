@@ -1,4 +1,4 @@
-"""Kernel complexity of a set of features, exact and streaming (SPEC 1.4, 1.5; KCR section 3.2).
+"""Kernel complexity of a set of features, exact and streaming (KCR section 3.2).
 
 The kernel of the KCR paper is linear: ``K = F F^T`` for features ``F`` (n, d). So the
 non-zero eigenvalues of ``K / n`` are those of the second moment ``S = F^T F / n``

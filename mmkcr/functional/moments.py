@@ -1,4 +1,4 @@
-"""Means and covariances of a stream of activations, in one pass and in fp64 (SPEC 9).
+"""Means and covariances of a stream of activations, in one pass and in fp64.
 
 Shapes: n tokens (rows), d features, p targets, ``*batch`` independent streams (heads, channels).
 """

@@ -1,4 +1,4 @@
-"""Which units of a site to keep: greedy orders and their error curves (SPEC 9).
+"""Which units of a site to keep: greedy orders and their error curves.
 
 A consumer reads units h with covariance C through W. A ridge of rho means that every unit also
 carries independent noise of variance rho: ``C' = C + rho I``. The units K are kept, and the others

@@ -1,4 +1,4 @@
-"""Closed-form weights of a layer that reads only what is left of its units (SPEC 9).
+"""Closed-form weights of a layer that reads only what is left of its units.
 
 Every refit is one ridge regression towards a prior. A consumer reads new inputs h' in place of
 the old ones and should reproduce the targets y:
@@ -8,7 +8,7 @@ the old ones and should reproduce the targets y:
 
 At W0 the ridge costs nothing, so **the refit's error is never above that of the prior with its
 best bias, for any rho**. The prior is plain selection, or the weights from before: directions
-without data keep their old weights. SPEC's ``W' = W A`` is this regression with ``y = W h`` and
+without data keep their old weights. The usual ``W' = W A`` is this regression with ``y = W h`` and
 the prior W[:, K]. Its A has ``C[:, K] (C[K, K] + rho I)^-1`` in the rows of the removed units and
 the identity in the rows of the kept units, which are known exactly. So a layer that keeps all
 units does not change.

@@ -28,7 +28,7 @@ from mmkcr.registry import MODELS
 from .backbone_loading import check_state, inherit_dense
 from .head_choice import choose_heads, is_choice
 from .mask_fold import fold_mask
-from .sites import Embedding, QKMaskSite, find_sites
+from .sites import QKMaskSite, find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
 StructureLike = Union[str, Mapping[str, Any], Structure, None]
@@ -139,10 +139,9 @@ class SearchSpace:
 
     def put_masks(self) -> None:
         """Put the masks on queries and keys on a dense host, with their initial values."""
-        for name, site in self._waiting.items():
+        for site in self._waiting.values():
             site.prepare()
-            if isinstance(site, QKMaskSite):
-                self._masks[name] = site
+        self._masks.update(self._waiting)  # no other kind is without gates
         self._waiting = {}
 
     @property
@@ -489,8 +488,7 @@ class SearchSpace:
         another layout, boxes would be wrong without an error.
         """
         for site in self._sites.values():
-            if isinstance(site, Embedding):
-                outputs = site.view.change_outputs(site.host, outputs, site.widen)
+            outputs = site.widened(outputs)
         first = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
         return _channels_first(outputs) if first is not None and first.is_contiguous() else outputs
 

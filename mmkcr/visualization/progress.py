@@ -15,7 +15,7 @@ PERIOD = 30
 
 
 def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
-          refresh: bool = True) -> Iterator[Item]:
+          refresh: bool = True, visible: bool = True) -> Iterator[Item]:
     """Yield items, with a bar and the remaining time on standard error.
 
     If standard error is not a terminal, as in logs and pipes, there is a line every
@@ -27,11 +27,12 @@ def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
         total (int, optional): Number of items. Defaults to None: their length, if they have one.
         refresh (bool): Draw from a separate thread, ten times a second. False draws only between
             items, for loops that are timed. Defaults to True.
+        visible (bool): Whether to show anything. Defaults to True.
 
     Yields:
         Item: Each, in order.
     """
-    if os.environ.get('RANK', '0') != '0':
+    if not visible or os.environ.get('RANK', '0') != '0':
         yield from items
         return
     if total is None and hasattr(items, '__len__'):

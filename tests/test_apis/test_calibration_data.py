@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from mmkcr.apis import compress, compress_files
-from mmkcr.apis.calibration_data import CalibrationImages, calibration_images
+from mmkcr.closed_form.images import CalibrationImages, calibration_images
 
 SIZES = [(24, 40), (40, 24), (24, 24), (24, 40)]
 

@@ -15,15 +15,17 @@ from torch.utils.data import DataLoader
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.apis.compress_progress import CompressProgress
-from mmkcr.apis.compression import macs_model, searched, split_batches
-from mmkcr.apis.refit_structure import refit_structure
+from mmkcr.closed_form.batches import split_batches
+from mmkcr.closed_form.compression import macs_model
+from mmkcr.closed_form.head_rotation import width_order
+from mmkcr.closed_form.kinds import searched
+from mmkcr.closed_form.progress import CompressProgress
+from mmkcr.closed_form.readers import input_rows, output_rows, readers, weight_matrix
+from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import Structure, count_params
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs
 from mmkcr.models import KCRVisionTransformer, Searchable
-from mmkcr.models.calibration import input_rows, output_rows, readers, weight_matrix
-from mmkcr.models.head_rotation import width_order
 from mmkcr.models.layers.lite_mla import LiteMLA
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -297,7 +299,8 @@ def test_the_layer_that_ends_a_block_takes_back_what_was_lost(build, monkeypatch
                         **OPTIONS).agreement['error']
 
     mended = error()
-    monkeypatch.setattr(import_module('mmkcr.apis.refit_blocks'), 'added_last', lambda *_: None)
+    module = import_module('mmkcr.closed_form.refit_blocks')
+    monkeypatch.setattr(module, 'added_last', lambda *_: None)
     assert mended < 0.95 * error()
 
 
@@ -662,7 +665,7 @@ def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, block
         patch.setattr(CompressProgress, 'save_block', killed)
         with pytest.raises(KeyboardInterrupt):
             run()
-    monkeypatch.setattr(import_module('mmkcr.apis.compression'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
     saved = []
     monkeypatch.setattr(CompressProgress, 'save_block',
                         lambda self, block, layers: saved.append(block))
@@ -678,7 +681,7 @@ def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, block
     (eva, ['mlp_hidden', 'head_channels'])])
 def test_sites_that_are_profiled_in_groups(build, sites, tmp_path, monkeypatch):
     """As in one pass; a killed call goes on behind the last group that was finished."""
-    module = import_module('mmkcr.apis.site_profiles')
+    module = import_module('mmkcr.closed_form.profiles')
     whole = compress(build(), IMAGES, '70%', sites, **OPTIONS)
     monkeypatch.setattr(module, 'STATISTICS', 0)  # every site is a group
     profiled, seen = module._profile_group, []
@@ -687,7 +690,7 @@ def test_sites_that_are_profiled_in_groups(build, sites, tmp_path, monkeypatch):
         if len(seen) == 1:
             seen.append(None)
             raise KeyboardInterrupt
-        seen.append(list(group))
+        seen.append([one.site.name for one in group])
         return profiled(dense, group, *args)
 
     monkeypatch.setattr(module, '_profile_group', counted)
@@ -832,7 +835,7 @@ def test_a_control_draws_the_same_in_groups(monkeypatch):
 
     found = []
     for share in (1 / 4, 0):
-        monkeypatch.setattr('mmkcr.apis.site_profiles.STATISTICS', share)
+        monkeypatch.setattr('mmkcr.closed_form.profiles.STATISTICS', share)
         found.append(compress(vit(), IMAGES, '70%', ['mlp_hidden'], choose=choose, **OPTIONS))
     assert found[0].structure.sites == found[1].structure.sites
 

@@ -8,8 +8,8 @@ import torch
 from mmpretrain.models import SwinTransformer
 from torch import nn
 
-from mmkcr.apis.compression import compress
-from mmkcr.models.survey import BATCH, Survey, survey
+from mmkcr.closed_form.compression import compress
+from mmkcr.closed_form.survey import BATCH, Survey, survey
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 OPTIONS = dict(input_shape=(3, 32, 32), progress=False)
@@ -98,7 +98,7 @@ def test_a_limit_is_kept_from_the_first_pass_on(monkeypatch):
 
 
 def test_half_of_what_is_free_is_taken(monkeypatch):
-    module = import_module('mmkcr.apis.compression')
+    module = import_module('mmkcr.closed_form.compression')
     monkeypatch.setattr(module, 'free_memory', lambda device: 2 * 10**4)
     with pytest.raises(ValueError, match='a limit of 9.3e-06 GB'):
         compress(vit(), IMAGES, '60%', **OPTIONS)

@@ -9,7 +9,7 @@ from torch import nn
 
 from lab.kind_coverage import randomise
 from mmkcr.apis import compress, count_macs
-from mmkcr.apis.refit_structure import refit_structure
+from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import Structure
 from mmkcr.models import DCSMobileViT, Searchable
 from mmkcr.models.gates import QKMask

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmkcr.apis.share_out import size_options
-from mmkcr.apis.site_profiles import CompressOptions
+from mmkcr.closed_form.options import CompressOptions
+from mmkcr.closed_form.share_out import size_options
 
 
 @pytest.mark.parametrize('width, divisor, step', [

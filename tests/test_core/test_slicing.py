@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mmkcr.core import Axis, slice_axes
-from mmkcr.core.slicing import take
+from mmkcr.core.slicing import take_entries
 
 INDEX = torch.tensor([0, 2, 5])
 
@@ -18,8 +18,8 @@ def both_sides(layer):
 
 def test_take_copies():
     tensor = torch.arange(6.)
-    assert take(tensor, {0: None}).data_ptr() != tensor.data_ptr()
-    assert take(tensor, {0: INDEX}).tolist() == [0, 2, 5]
+    assert take_entries(tensor, {0: None}).data_ptr() != tensor.data_ptr()
+    assert take_entries(tensor, {0: INDEX}).tolist() == [0, 2, 5]
 
 
 def test_linear_equals_masked():

@@ -29,7 +29,7 @@ from lab.torch_pruning import IMPORTANCES, torch_pruning_structure
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, file_sha256, load_config
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.apis.refit_structure import refit_structure
+from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import Structure
 from mmkcr.models.utils import backbone_macs
 

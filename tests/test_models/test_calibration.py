@@ -12,21 +12,17 @@ from mmdet.models import SwinTransformer
 from mmpretrain.models import SwinTransformerV2, VisionTransformer
 from torch import nn
 
-from mmkcr.functional.moments import moments_of
-from mmkcr.models.calibration import (
-    Rows,
+from mmkcr.closed_form.calibration import (
     WeightChange,
     _projection,
     collect,
     flat_tensors,
-    input_rows,
     output_changes,
-    output_energy,
-    output_rows,
     output_scales,
-    pick,
 )
-from mmkcr.models.replay import ResumableForward, added_last
+from mmkcr.closed_form.readers import Rows, input_rows, output_energy, output_rows, pick
+from mmkcr.closed_form.replay import ResumableForward, added_last
+from mmkcr.functional.moments import moments_of
 
 IMAGES = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
 

@@ -1,21 +1,23 @@
 """Bases of heads: the network stays what it is, and the first channels of a head are the best."""
 
+from contextlib import ExitStack
+
 import pytest
 import timm
 import torch
 from mmpretrain.models import SwinTransformer, VisionTransformer
 from torch import nn
 
-from mmkcr.functional.attention_refit import logit_bases, value_bases
-from mmkcr.models.calibration import collect
-from mmkcr.models.head_rotation import (
+from mmkcr.closed_form.calibration import collect
+from mmkcr.closed_form.head_rotation import (
     head_parts,
     layers_of,
     rotate_heads,
     take_weights,
     width_order,
 )
-from mmkcr.models.rotary import rotate_pairs, turned_moments
+from mmkcr.closed_form.rotary import rotate_pairs, turned_moments
+from mmkcr.functional.attention_refit import logit_bases, value_bases
 from mmkcr.models.search_space import SearchSpace
 
 IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
@@ -127,7 +129,9 @@ def test_values_that_no_position_touches_are_rotated(name):
               for path, layer in layers_of(site).items()}
     with torch.no_grad():
         torch.testing.assert_close(model(IMAGES), before)  # opened
-        with turned_moments(space.sites, 10**6) as turned:
+        with ExitStack() as stack:
+            turned = {key: stack.enter_context(turned_moments(site, 10**6))
+                      for key, site in space.sites.items()}
             found = collect(model, [IMAGES], lambda network, images: network(images), layers)
         for key, site in space.sites.items():
             rotation = rotate_pairs(site, {path: found[path].inputs for path in layers},

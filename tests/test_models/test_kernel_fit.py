@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmpretrain.models import VisionTransformer
 
-from mmkcr.models.kernel_fit import HeadKernels, KernelMoments
+from mmkcr.closed_form.kernel_fit import HeadKernels, KernelMoments
 from mmkcr.models.layers.head_operators import DepthwiseHeads
 from mmkcr.models.search_space import SearchSpace
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from lab.kind_coverage import FAMILIES, randomise
 from mmkcr.apis import compress
-from mmkcr.models.replay import Replay, ResumableForward, caught
+from mmkcr.closed_form.replay import Replay, ResumableForward, caught
 
 
 def test_an_activation_in_place_is_not_seen():

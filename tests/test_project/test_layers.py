@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Iterator, NamedTuple, Set
 
@@ -19,7 +20,7 @@ LAYERS = [
     ('models', ),
     ('datasets', ),
     ('evaluation', ),
-    ('engine', 'deploy'),
+    ('closed_form', 'engine', 'deploy'),  # closed_form: compress, from models and images
     ('apis', ),
     ('__main__', ),
 ]
@@ -38,10 +39,10 @@ def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix('.py')
 
 
-def imports(path: Path) -> Iterator[Import]:
-    """Full names of all modules that a file imports."""
-    parts = path.relative_to(ROOT).with_suffix('').parts
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(path: Path, top: bool = False) -> Iterator[Import]:
+    """Full names of all modules that a file imports; with ``top`` only outside of functions."""
+    parts, tree = path.relative_to(ROOT).with_suffix('').parts, ast.parse(path.read_text())
+    for node in tree.body if top else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (Import(path, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -68,6 +69,20 @@ def test_imports_point_down():
         if not LEVEL[names[1]] < LEVEL[own]:
             wrong.append(f'{path.relative_to(ROOT)} imports {target}')
     assert not wrong
+
+
+def test_no_circle_of_imports_inside_a_package():
+    """When a module is imported, all that it imports at its top is complete."""
+    modules = {'.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
+               for path in FILES}
+    graph = {name: set() for name in modules}
+    for path in FILES:
+        own = '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
+        for _, target in imports(path, top=True):
+            found = target if target in modules else target.rpartition('.')[0]
+            if found in modules and found != own:
+                graph[own].add(found)
+    TopologicalSorter(graph).prepare()  # raises an error that names the circle
 
 
 def test_the_package_imports_neither_tools_nor_laboratory_nor_tests():
@@ -102,6 +117,23 @@ def test_core_names_no_method():
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, (ast.Name, ast.Attribute))]
     assert len(code) > 500 and not [pair for pair in code if names.search(pair[1])]
+
+
+def test_no_private_name_is_imported_from_another_module():
+    found = [f'{path.relative_to(ROOT)} imports {target}' for path, target in ALL
+             if target.startswith('mmkcr.') and re.fullmatch('_[^_].*', target.split('.')[-1])]
+    assert not found
+
+
+def test_no_driver_asks_a_site_for_its_kind():
+    """What a kind does differently it does itself."""
+    asked = re.compile(r'isinstance\((self\.)?site,|'
+                       r'isinstance\([^()]*, \(?\w*(Site|Embedding|Pairs)\b')
+    found = [f'{path.relative_to(ROOT)}:{number}' for path in FILES
+             if 'sites' not in path.parts
+             for number, line in enumerate(path.read_text().splitlines(), 1)
+             if asked.search(line) and 'Mapping' not in line]
+    assert not found
 
 
 def test_no_private_operator_of_a_library_is_called():

@@ -20,15 +20,15 @@ from PIL import Image
 
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config, run_folder
-from mmkcr.apis.calibration_data import CalibrationImages
-from mmkcr.apis.compress_progress import CompressProgress
-from mmkcr.apis.count import count_parts
 from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.apis.int8 import DeployedFile
+from mmkcr.closed_form.images import CalibrationImages
+from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure
 from mmkcr.deploy.int8 import QUANTIZERS
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.models import Searchable
+from mmkcr.models.counting import count_parts
 
 REPO = Path(__file__).parents[2]
 DIGITS = str(REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py')
@@ -101,7 +101,7 @@ def test_another_budget_needs_no_new_pass(words, load_tool, data, tmp_path, caps
     fresh = weights('fresh', *words)
     assert 'of an earlier call' not in capsys.readouterr().out
     # from here on a calibration fails
-    monkeypatch.setattr(import_module('mmkcr.apis.compression'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
     for call in (['other', *words, '--profiles', str(tmp_path / 'first')], ['first', *words]):
         found = weights(*call)
         assert 'Profiles of the sites are those of an earlier call' in capsys.readouterr().out
@@ -570,7 +570,7 @@ tool = load_tool('compress')
 setattr(place, name, killed)
 tool.main(sys.argv[3:])
 """
-BLOCK = 'mmkcr.apis.compress_progress:CompressProgress.save_block'
+BLOCK = 'mmkcr.closed_form.progress:CompressProgress.save_block'
 POINTER = 'mmkcr.engine.hooks.atomic_checkpoint:point_to'
 
 
@@ -603,8 +603,8 @@ def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, data, tmp_path, m
     killed(POINTER, 1, *call('slim'))
     first = tmp_path / 'slim/finetune/epoch_1.pth'
     before = first.stat().st_mtime_ns
-    monkeypatch.setattr(import_module('mmkcr.apis.compression'), 'profile_sites', None)
-    monkeypatch.setattr(import_module('mmkcr.apis.refit_blocks'), '_refit', None)
+    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.closed_form.refit_blocks').Refits, 'fit', None)
     load_tool('compress').main(call('slim'))
     assert first.stat().st_mtime_ns == before
     for name in ('subnet.pth', 'finetune/epoch_2.pth'):
@@ -644,8 +644,8 @@ def test_killed_in_the_evaluation(words, load_tool, data, tmp_path, monkeypatch,
     call = [DIGITS, checkpoint, *words, *([searched] if words == ['--structure'] else []),
             '--images', '16', '--evaluate', '--out', str(tmp_path / 'slim'), *data]
     killed('mmengine.runner:Runner.test', 1, *call)
-    monkeypatch.setattr(import_module('mmkcr.apis.compression'), 'profile_sites', None)
-    monkeypatch.setattr(import_module('mmkcr.apis.refit_blocks'), '_refit', None)
+    monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
+    monkeypatch.setattr(import_module('mmkcr.closed_form.refit_blocks').Refits, 'fit', None)
     load_tool('compress').main(call)
     assert 'accuracy/top1' in capsys.readouterr().out
     assert not list((tmp_path / 'slim').rglob('.progress*'))
@@ -696,7 +696,7 @@ def test_several_targets_share_one_calibration(cost, targets, load_tool, data, t
         load_tool('compress').main([DIGITS, checkpoint, f'--target-{cost}', *targets, '--images',
                                     '16', '--out', str(tmp_path / out), *data])
 
-    calls, module = [], import_module('mmkcr.apis.compression')
+    calls, module = [], import_module('mmkcr.closed_form.compression')
     profile = module.profile_sites
     monkeypatch.setattr(module, 'profile_sites',
                         lambda *args: (calls.append(args), profile(*args))[1])

@@ -8,8 +8,8 @@ from mmengine.model import BaseModel
 
 from few_scenes import FEW
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.count import count_parts
 from mmkcr.core import Structure
+from mmkcr.models.counting import count_parts
 
 TOOL = 'benchmarks/test_step'
 BASE = Path(__file__).parents[2] / 'configs/kcr/detection' / \

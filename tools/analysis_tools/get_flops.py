@@ -19,8 +19,8 @@ import torch
 from mmkcr.apis import macs_report
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config
 from mmkcr.apis.cli import Parser, add_options_argument, command, quiet_hosts
-from mmkcr.apis.count import counted_proposals
 from mmkcr.core import MacsReport, count_params
+from mmkcr.models.counting import counted_proposals
 from mmkcr.models.two_stage import most_proposals
 from mmkcr.models.utils import find_task, macs_by_part
 from mmkcr.visualization import format_table

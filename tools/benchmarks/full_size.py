@@ -31,10 +31,10 @@ from lab.kind_coverage import Family, law_error
 from mmkcr.apis.build import build_model, default_shape, load_config, load_weights
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.compress_files import CONFIG
-from mmkcr.apis.count import count_macs
 from mmkcr.apis.machine import machine_info
 from mmkcr.apis.slim_files import WEIGHTS
 from mmkcr.core import count_params
+from mmkcr.models.counting import count_macs
 from mmkcr.models.sites import why_not
 from mmkcr.models.utils import is_dense_task
 from mmkcr.visualization import format_table, shown

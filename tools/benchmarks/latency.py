@@ -50,7 +50,6 @@ from mmkcr.apis.build import (
     take_options,
 )
 from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.compression import DEFAULT_SITES
 from mmkcr.apis.export import export_onnx, onnx_shape
 from mmkcr.apis.latency import (
     AMP_DTYPES,
@@ -62,6 +61,7 @@ from mmkcr.apis.latency import (
     random_subnet,
     searchable,
 )
+from mmkcr.closed_form.kinds import DEFAULT_SITES
 from mmkcr.core.machine import hardware_name, versions_name
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.deploy.runtimes import PACKAGES

@@ -39,19 +39,16 @@ METHODS = dict(
 #: Files that came after the aims were set, by what they are for: patterns below mmkcr/.
 LATER = {
     'compression in closed form': (
-        'apis/compress*.py', 'apis/site_profiles.py', 'apis/refit_*.py', 'apis/share_out.py',
-        'apis/calibration_data.py', 'apis/finetune.py',
-        'functional/*refit.py', 'functional/pivots.py', 'functional/sweep.py',
-        'functional/moments.py', 'functional/rank_correlation.py',
-        'models/calibration.py', 'models/replay.py', 'models/kernel_fit.py',
-        'models/head_rotation.py', 'models/rotary.py',
+        'closed_form/*.py', 'apis/compress*.py', 'apis/finetune.py', 'functional/*refit.py',
+        'functional/pivots.py', 'functional/sweep.py', 'functional/moments.py',
+        'functional/rank_correlation.py',
         'core/allocation.py', 'visualization/sensitivity.py',
         'visualization/progress.py', 'evaluation/complexity.py'),
     'runtimes, int8, budgets in ms': (
         'deploy/*.py', 'apis/export.py', 'apis/latency*.py', 'apis/int8.py',
         'apis/end_to_end.py', 'apis/machine.py', 'core/latency.py', 'core/machine.py'),
     'self-supervision, questions, whole models': (
-        'models/selfsup/*.py', 'models/flava.py', 'models/whole.py', 'datasets/vqa.py'),
+        'models/selfsup/*.py', 'models/flava.py', 'datasets/vqa.py'),
     'nothing lost, the first minute': (
         'safe_load.py', 'engine/hooks/checkpoint_guard.py', 'engine/hooks/atomic_checkpoint.py',
         'engine/hooks/preemption.py', 'engine/hooks/exact_resume.py',

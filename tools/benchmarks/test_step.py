@@ -24,10 +24,10 @@ from torch import nn
 
 from mmkcr.apis.build import build_model, default_shape, load_config, load_weights
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.count import count_parts, counted_proposals
 from mmkcr.apis.latency import PairTiming, clock_for, measure_calls
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
+from mmkcr.models.counting import count_parts, counted_proposals
 from mmkcr.visualization import format_table
 
 

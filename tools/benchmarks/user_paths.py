@@ -20,9 +20,9 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.calibration_data import SUFFIXES
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.machine import machine_info
+from mmkcr.closed_form.images import SUFFIXES
 from mmkcr.visualization import format_table, shown
 
 HOSTS = dict(mmdet='mmdet::pvt/retinanet_pvtv2-b0_fpn_1x_coco.py',

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.model_zoo import uninitialized
 from mmkcr.apis.build import build_model, default_shape, image_shape, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.count import count_parts, counted_proposals, part_rows
 from mmkcr.apis.latency import random_subnet, searchable
 from mmkcr.core import count_params
+from mmkcr.models.counting import count_parts, counted_proposals, part_rows
 from mmkcr.models.utils import is_dense_task
 from mmkcr.visualization import format_table
 

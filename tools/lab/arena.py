@@ -27,14 +27,14 @@ from mmkcr.apis.build import (
     load_config,
     load_weights,
 )
-from mmkcr.apis.calibration_data import calibration_images
 from mmkcr.apis.compress_files import SENSITIVITY, task_outputs, write_sensitivity
-from mmkcr.apis.compression import CompressResult, compress
-from mmkcr.apis.count import count_parts
-from mmkcr.apis.refit_structure import refit_structure
 from mmkcr.apis.slim_files import write_subnet
+from mmkcr.closed_form.batches import first_images
+from mmkcr.closed_form.compression import CompressResult, compress
+from mmkcr.closed_form.images import calibration_images
+from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import atomic_write
-from mmkcr.models.batches import first_images
+from mmkcr.models.counting import count_parts
 from mmkcr.models.utils import is_dense_task
 from .arena_methods import (
     BACKBONE,
@@ -90,7 +90,7 @@ def prune(call: Call) -> Dict[str, Any]:
     Args:
         call (Call): With ``target`` (MACs), and optionally ``importance`` (``'magnitude'``, see
             :func:`~lab.torch_pruning.torch_pruning_structure`) and ``refit`` (``'none'``, see
-            :class:`~mmkcr.apis.compression.CompressOptions`).
+            :class:`~mmkcr.closed_form.options.CompressOptions`).
 
     Returns:
         dict: As of :func:`cut`.

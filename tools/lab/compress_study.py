@@ -10,12 +10,12 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmkcr.apis.build import build_model, default_shape, load_weights
-from mmkcr.apis.calibration_data import calibration_images
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.apis.compression import compress
-from mmkcr.apis.refit_structure import refit_structure
+from mmkcr.closed_form.compression import compress
+from mmkcr.closed_form.images import calibration_images
+from mmkcr.closed_form.readers import readers
+from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.functional.moments import Moments
-from mmkcr.models.calibration import readers
 from mmkcr.models.sites.base import HostSite
 from .torch_pruning import PRUNED, torch_pruning_structure
 
@@ -54,7 +54,7 @@ class Variant(NamedTuple):
 
     Args:
         label (str): In tables.
-        options (dict): Of :func:`~mmkcr.apis.compression.compress`.
+        options (dict): Of :func:`~mmkcr.closed_form.compression.compress`.
         importance (str, optional): Torch-Pruning chooses, by this one of its criteria
             (:func:`~lab.torch_pruning.torch_pruning_structure`). Defaults to None.
     """

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.apis.compression import compress
 from mmkcr.apis.latency import measure_pair
 from mmkcr.apis.machine import machine_info
 from mmkcr.apis.shipped import load_tool
+from mmkcr.closed_form.compression import compress
 from mmkcr.core import Structure, atomic_write
 from mmkcr.datasets import check_data_folders
 from mmkcr.evaluation.analysis import split_loader

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmkcr.core import Structure
-from mmkcr.models.calibration import flat_tensors
+from mmkcr.core.forward import flat_tensors
 from mmkcr.models.searchable import Searchable
 from mmkcr.models.sites import KINDS, QKMaskSite, why_not
 

@@ -14,9 +14,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mmkcr.apis.build import build_model, default_shape
-from mmkcr.apis.count import macs_report
 from mmkcr.apis.slimming import slim
 from mmkcr.core import MacsReport
+from mmkcr.models.counting import macs_report
 from mmkcr.models.searchable import SearchableBackbone
 from mmkcr.models.utils import counted_part, online_params, search_space
 from mmkcr.registry import MODELS

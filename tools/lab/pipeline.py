@@ -17,10 +17,10 @@ from mmkcr.apis.build import (
     load_weights,
     set_structure,
 )
-from mmkcr.apis.count import count_macs
 from mmkcr.apis.launch import resume_latest
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
 from mmkcr.core import count_params
+from mmkcr.models.counting import count_macs
 from mmkcr.models.utils import search_space
 from .jobs import Say
 from .stages import run_stage

@@ -28,8 +28,8 @@ from mmkcr.apis.latency import measure_pair
 from mmkcr.apis.launch import latest_checkpoint
 from mmkcr.apis.machine import machine_info
 from mmkcr.apis.publish import publish
-from mmkcr.apis.site_profiles import CompressOptions
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, subnet_name
+from mmkcr.closed_form.options import CompressOptions
 from mmkcr.core import Structure, atomic_write
 from mmkcr.models.utils import find_task
 

@@ -9,12 +9,12 @@ from mmengine.dist import get_world_size
 from torch import Tensor, nn
 
 from mmkcr.apis.build import build_model, default_shape, file_sha256, load_weights
-from mmkcr.apis.count import count_macs, note_backbone_macs
 from mmkcr.apis.slim_files import STRUCTURE, write_subnet
 from mmkcr.core import Structure, count_params
 from mmkcr.evaluation.analysis import split_loader
 from mmkcr.evaluation.features import share_of_rank
 from mmkcr.evaluation.head_scores import head_scores
+from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.head_choice import head_sites, select_heads, set_operator
 from mmkcr.models.layers.head_operators import FOLDED
 from mmkcr.models.search_space import SearchSpace

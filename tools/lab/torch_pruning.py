@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.apis.compression import macs_model, searched
+from mmkcr.closed_form.compression import macs_model
+from mmkcr.closed_form.kinds import searched
 from mmkcr.core import Structure, parse_target
 from mmkcr.models.search_space import SearchSpace
 

@@ -237,7 +237,7 @@ class DepthwiseHeads(HeadOperator):
 
     def _select(self, index: Tensor) -> None:
         slice_axes([Axis(self.conv, 'weight'), Axis(self.conv, 'bias')],
-                   _channels(index, self.head_dims))
+                   channels_of_heads(index, self.head_dims))
 
     def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
                chosen: Optional[Tensor] = None) -> Derived:
@@ -424,7 +424,7 @@ def _mix(shares: Tensor, weight: Tensor, dim: int) -> Tensor:
     return (parts * shares.reshape(-1, *[1] * (parts.ndim - 1 - dim))).sum(dim)
 
 
-def _channels(heads: Tensor, head_dims: int) -> Tensor:
+def channels_of_heads(heads: Tensor, head_dims: int) -> Tensor:
     """Channels of the given heads, in the order of the heads."""
     return (heads[:, None] * head_dims + torch.arange(head_dims, device=heads.device)).flatten()
 

@@ -16,7 +16,7 @@ from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, slice_axes
-from .head_operators import FOLDED, Derived, HeadOperator, _channels, head_operator
+from .head_operators import FOLDED, Derived, HeadOperator, channels_of_heads, head_operator
 
 
 class TokenGrid:
@@ -75,7 +75,7 @@ def dense_places(kept: Tensor, heads: int, head_dims: int) -> Tuple[Tensor, Tens
         of the dense ``proj``, shape (H d,).
     """
     dims = heads * head_dims
-    stay, leave = (_channels(some, head_dims) for some in (kept, _others(kept, heads)))
+    stay, leave = (channels_of_heads(some, head_dims) for some in (kept, _others(kept, heads)))
     both = torch.cat([stay, leave])
     # rows of the dense qkv: q at 0, k at D, v at 2 D; only v is left of the replaced heads
     return torch.cat([stay, stay + dims, both + 2 * dims]), both

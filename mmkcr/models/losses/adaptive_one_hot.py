@@ -12,7 +12,6 @@ from mmkcr.core import CostModel, MacsModel
 from mmkcr.models.costs import Priced
 from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.gates.bimask import entropy_of
-from mmkcr.models.sites.base import AttentionSite
 from mmkcr.registry import MODELS
 
 _PRESETS = dict(
@@ -188,7 +187,7 @@ class AdaptiveOneHotLoss(Priced):
         open_gates = [gate for gate, is_open in zip(gates.values(), undecided.tolist()) if is_open]
         weights = self._one_hot_weights(terms, expected, open_gates)
         budget = self._budget(expected, cost)
-        importance = sum((self.importance['attn' if isinstance(site, AttentionSite) else 'other']
+        importance = sum((self.importance['attn' if site.of_attention else 'other']
                           * site.gate.importance.sigmoid().sum()
                           for site in macs.sites.values() if not site.gate.decided),
                          start=expected.new_zeros(()))

@@ -6,7 +6,7 @@ from typing import Any, Iterator, List, Mapping, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from mmkcr.models.calibration import flat_tensors
+from mmkcr.core.forward import flat_tensors
 from mmkcr.models.utils import find_task
 from mmkcr.registry import MODELS
 from .distillation import Teacher

@@ -32,6 +32,8 @@ class HostSite(Site):
         groups (int): See :class:`~mmkcr.core.Site`. Defaults to 1.
     """
 
+    #: Whether the kind looks at attention layers.
+    of_attention: bool = False
     #: Options that a config of the kind may have besides ``kind`` and ``where``.
     options: Tuple[str, ...] = ()
 
@@ -42,6 +44,10 @@ class HostSite(Site):
     def module(self, path: str) -> nn.Module:
         """A module of the host by its path."""
         return self.host.get_submodule(path)
+
+    def widened(self, outputs: Any) -> Any:
+        """The host's outputs in their dense width."""
+        return outputs
 
     def claims(self) -> List[Axis]:
         """The axes that no other site may lie along: by default its own."""
@@ -80,6 +86,8 @@ class MLPSite(HostSite):
 
 class AttentionSite(HostSite):
     """Base class of the kinds that look at attention layers."""
+
+    of_attention = True
 
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:

@@ -59,6 +59,10 @@ class Embedding(HostSite):
         """Update the host's own record of the width."""
         self.view.resize(self.host, units)
 
+    def widened(self, outputs: Any) -> Any:
+        """See :class:`~mmkcr.models.sites.base.HostSite`."""
+        return self.view.change_outputs(self.host, outputs, self.widen)
+
     def widen(self, x: Tensor, dim: int = -1) -> Tensor:
         """Put the channels of the stream at their positions in the dense width, 0 elsewhere.
 

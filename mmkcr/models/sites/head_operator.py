@@ -68,7 +68,11 @@ class HeadOperatorSite(AttentionSite):
         return []
 
     def operators(self) -> Tuple[str, ...]:
-        """All operators, with that of new structures first: of a search it is folded."""
+        """Names of the operators that a structure may give to this site.
+
+        The first is the one that is written to new structures. The structure of a search gets the
+        name of the folded operator, whose weights are those of one convolution.
+        """
         first = self.operator if self.gate is None else folded_name(self.operator)
         names = dict.fromkeys([first, *OPERATORS, *map(folded_name, OPERATORS)])
         return tuple(names)

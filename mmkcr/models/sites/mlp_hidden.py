@@ -1,4 +1,4 @@
-"""Hidden width of an MLP (Once for Both, section 3; closed-form slimming, SPEC 9)."""
+"""Hidden width of an MLP (Once for Both, section 3)."""
 
 import copy
 from contextlib import suppress

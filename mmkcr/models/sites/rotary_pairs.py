@@ -1,4 +1,4 @@
-"""Channels of heads whose rotary positions rotate pairs of them (SPEC 9)."""
+"""Channels of heads whose rotary positions rotate pairs of them."""
 
 from typing import List, Optional, Tuple
 

@@ -28,9 +28,9 @@ from lab.kind_coverage import (
     run,
 )
 from mmkcr.apis import count_macs
+from mmkcr.closed_form.readers import output_rows, readers
 from mmkcr.core import MacsModel
 from mmkcr.models import Searchable
-from mmkcr.models.calibration import output_rows, readers
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, find_sites
 

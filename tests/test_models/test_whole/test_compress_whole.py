@@ -12,12 +12,13 @@ from mmseg.structures import SegDataSample
 from mmkcr.apis import slim as slim_supernet
 from mmkcr.apis.build import build_model, dense_config, load_config, load_weights, set_structure
 from mmkcr.apis.compress_files import compress_files
-from mmkcr.apis.compression import agreement, compress, macs_model, searched
-from mmkcr.apis.count import count_macs, count_parts
 from mmkcr.apis.init_config import init_config
+from mmkcr.closed_form.compression import agreement, compress, macs_model
+from mmkcr.closed_form.kinds import searched
+from mmkcr.closed_form.whole import HeldBatches, some_proposals, whole_outputs
 from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.models.counting import count_macs, count_parts
 from mmkcr.models.sites import find_sites
-from mmkcr.models.whole import HeldBatches, _chosen, whole_outputs
 from .whole_models import DETECTORS, batches, build, config_of
 
 SHAPE = (3, 64, 64)
@@ -84,11 +85,11 @@ def test_channels_that_are_twins_cost_nothing(name):
 def test_proposals_of_all_ranks_are_looked_at():
     """A head that is fitted to the best ones alone says anything about the others."""
     boxes = torch.arange(50.)[:, None].expand(-1, 4)
-    taken = _chosen(boxes, 6, torch.zeros(1, 3, 8, 8))[:, 0].tolist()
+    taken = some_proposals(boxes, 6, torch.zeros(1, 3, 8, 8))[:, 0].tolist()
     assert taken == [0, 1, 2, 3, 26, 49]
-    assert _chosen(boxes, 50, boxes)[:, 0].tolist() == boxes[:, 0].tolist()
-    assert _chosen(boxes[:2], 5, boxes)[:, 0].tolist() == [0, 1, 0, 1, 0]
-    assert _chosen(boxes[:0], 2, torch.zeros(1, 3, 8, 9)).tolist() == [[0, 0, 9, 8]] * 2
+    assert some_proposals(boxes, 50, boxes)[:, 0].tolist() == boxes[:, 0].tolist()
+    assert some_proposals(boxes[:2], 5, boxes)[:, 0].tolist() == [0, 1, 0, 1, 0]
+    assert some_proposals(boxes[:0], 2, torch.zeros(1, 3, 8, 9)).tolist() == [[0, 0, 9, 8]] * 2
 
 
 def test_both_networks_look_at_what_the_dense_one_chose():

@@ -8,10 +8,10 @@ from mmengine.registry import MODELS as HOSTS
 
 from lab.kind_coverage import GATES, randomise
 from mmkcr.apis.build import state_bytes
-from mmkcr.apis.compression import default_kinds
-from mmkcr.apis.count import count_macs
+from mmkcr.closed_form.kinds import default_kinds
 from mmkcr.core import BytesModel, MacsModel, ParamsModel, Unsupported, count_params
 from mmkcr.models.adapters import channel_views
+from mmkcr.models.counting import count_macs
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.searchable import Searchable
 from mmkcr.models.sites import find_sites, why_not

@@ -6,9 +6,9 @@ import torch
 from mmengine.config import Config
 
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.models.calibration import flat_tensors
+from mmkcr.closed_form.whole import HeldBatches, whole_outputs
+from mmkcr.core.forward import flat_tensors
 from mmkcr.models.utils import _detection_sample, is_detector
-from mmkcr.models.whole import HeldBatches, whole_outputs
 
 SWIN = dict(type='mmkcr.KCRSwinTransformer', arch=dict(
     embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=32, patch_size=4, window_size=4,

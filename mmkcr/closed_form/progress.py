@@ -1,17 +1,18 @@
-"""Progress of a compression in files, so that a killed one can continue (SPEC 9)."""
+"""Progress of a compression in files, so that a killed one can continue."""
 
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.core import atomic_write, remove_stale
 from mmkcr.functional.pivots import UnitOrder
-from .site_profiles import CompressOptions, SiteProfile
+from .options import CompressOptions, SiteProfile
 
 #: Folder of the sites' profiles beside what a compression wrote.
 PROFILES = '.profiles'
@@ -32,8 +33,8 @@ class CompressProgress:
             :func:`kept_profiles`. Defaults to None: they are in this folder.
     """
 
-    def __init__(self, folder: Union[str, Path], key: Mapping[str, Any],
-                 shared: Optional['CompressProgress'] = None) -> None:
+    def __init__(self, folder: str | Path, key: Mapping[str, Any],
+                 shared: 'CompressProgress | None' = None) -> None:
         self.folder, self._shared = Path(folder), shared
         self._key = json.dumps(key, indent=1, sort_keys=True, default=str)
         remove_stale(self.folder)
@@ -47,7 +48,7 @@ class CompressProgress:
         """Whether the sites' profiles are stored."""
         return self._has(_PROFILES)
 
-    def profiles(self, begun: bool = False) -> Optional[Dict[str, SiteProfile]]:
+    def profiles(self, begun: bool = False) -> dict[str, SiteProfile] | None:
         """The sites' profiles, or None if they are not computed yet.
 
         Args:
@@ -125,7 +126,7 @@ class CompressProgress:
     def _has(self, name: str) -> bool:
         return self._is_ours() and (self.folder / name).is_file()
 
-    def _load(self, name: str) -> Dict[str, Any]:
+    def _load(self, name: str) -> dict[str, Any]:
         # profiles may be used on another device
         return torch.load(self.folder / name, weights_only=True, map_location='cpu')
 
@@ -135,27 +136,27 @@ class CompressProgress:
             with atomic_write(self.folder / _KEY) as path:
                 path.write_text(self._key)
 
-    def _save(self, name: str, content: Dict[str, Any]) -> None:
+    def _save(self, name: str, content: dict[str, Any]) -> None:
         self._mark()
         with atomic_write(self.folder / name) as path:
             torch.save(content, path)
 
 
-def _together(groups: Sequence[Tensor]) -> Union[Tensor, List[Tensor]]:
+def _together(groups: Sequence[Tensor]) -> Tensor | list[Tensor]:
     """Channels of all units in one tensor (U, C), if they have equally many: thousands are slow."""
     return torch.stack(list(groups)) if len({len(group) for group in groups}) == 1 else list(groups)
 
 
-def kept_profiles(folder: Union[str, Path], key: Mapping[str, Any],
-                  sites: Optional[Sequence[Any]], settings: Mapping[str, Any],
-                  given: Union[str, Path, None] = None) -> CompressProgress:
+def kept_profiles(folder: str | Path, key: Mapping[str, Any],
+                  sites: Sequence[Any] | None, settings: Mapping[str, Any],
+                  given: str | Path | None = None) -> CompressProgress:
     """The place of a compression's profiles, which hold for every target and way of sharing it out.
 
     Args:
         folder (str | Path): Folder that the compression writes to.
         key (Mapping): Its identity, with ``digest`` of its images.
         sites (Sequence, optional): Kinds of site.
-        settings (Mapping): See :class:`~mmkcr.apis.site_profiles.CompressOptions`.
+        settings (Mapping): See :class:`~mmkcr.closed_form.options.CompressOptions`.
         given (str | Path, optional): Folder of another compression, whose profiles must be used.
             Defaults to None: those of ``folder``, if they fit.
 

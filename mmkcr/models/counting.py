@@ -6,8 +6,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from torch import nn
 
 from mmkcr.core import MacsReport, Structure, count_forward_macs
-from mmkcr.models.two_stage import MASKS, most_proposals
-from mmkcr.models.utils import (
+from .two_stage import MASKS, most_proposals
+from .utils import (
     backbone_macs,
     counted_part,
     find_task,

@@ -7,14 +7,15 @@ the images.
 """
 
 import copy
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .two_stage import MASKS, most_proposals, refined_boxes, two_stage_outputs
-from .utils import is_detector, tensor_outputs
+from mmkcr.models.two_stage import MASKS, most_proposals, refined_boxes, two_stage_outputs
+from mmkcr.models.utils import is_detector, tensor_outputs
 
 
 class Held(NamedTuple):
@@ -26,8 +27,8 @@ class Held(NamedTuple):
         scores (Tensor, optional): Scores of the places where queries may start, (N, places).
     """
 
-    boxes: Optional[List[List[Tensor]]] = None
-    scores: Optional[Tensor] = None
+    boxes: list[list[Tensor]] | None = None
+    scores: Tensor | None = None
 
 
 class HeldBatches(Sequence):
@@ -41,7 +42,7 @@ class HeldBatches(Sequence):
     def __init__(self, batches: Sequence[Any], dense: nn.Module) -> None:
         self._batches, self._dense = batches, dense
         self._places: Sequence[int] = range(len(batches))
-        self._held: Dict[int, Held] = {}  # shared with all parts of these batches
+        self._held: dict[int, Held] = {}  # shared with all parts of these batches
 
     def __len__(self) -> int:
         return len(self._places)
@@ -74,12 +75,12 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
         found = dense.rpn_head.predict(features, samples, rescale=False)
         # all images of a batch together stay within mmdet's 100 masks
         most = max(1, min(most_proposals(dense), MASKS // len(images)))
-        boxes = [_chosen(one.bboxes, most, images) for one in found]
+        boxes = [some_proposals(one.bboxes, most, images) for one in found]
         return Held(boxes=refined_boxes(dense, features, boxes, samples))
     layer = _scoring_layer(dense)
     if layer is None:
         return Held()
-    scores: List[Tensor] = []
+    scores: list[Tensor] = []
     # best class per place
     handle = layer.register_forward_hook(lambda _, __, out: scores.append(out.max(-1)[0]))
     try:
@@ -89,12 +90,16 @@ def _choices(dense: nn.Module, batch: Any) -> Held:
     return Held(scores=scores[0])
 
 
-def _chosen(boxes: Tensor, count: int, images: Tensor) -> Tensor:
-    """Choose ``count`` of an image's proposals; the whole image if there are none.
+def some_proposals(boxes: Tensor, count: int, images: Tensor) -> Tensor:
+    """Some of an image's proposals: half of them the best, the others from the whole ranking.
 
-    The box head sees all proposals, and most are background. The first ones alone are of another
-    kind, and a head must not be fitted to these only. So half are the first ones, and the others
-    are spread over the rest.
+    Most of the proposals that a box head sees are background. The best ones are objects, and a head
+    must not be fitted to objects alone.
+
+    Args:
+        boxes (Tensor): Proposals (P, 4), the best first. If there are none, the whole image is one.
+        count (int): Number of boxes to return; if there are fewer, they are repeated.
+        images (Tensor): The batch, for the size of the image.
     """
     if not len(boxes):
         height, width = images.shape[-2:]
@@ -106,7 +111,7 @@ def _chosen(boxes: Tensor, count: int, images: Tensor) -> Tensor:
     return boxes[torch.cat([torch.arange(first, device=boxes.device), rest])]
 
 
-def _scoring_layer(model: nn.Module) -> Optional[nn.Module]:
+def _scoring_layer(model: nn.Module) -> nn.Module | None:
     """The layer whose scores select where queries start, in a two-stage transformer."""
     branches = getattr(getattr(model, 'bbox_head', None), 'cls_branches', None)
     layers = getattr(getattr(model, 'decoder', None), 'num_layers', None)

@@ -80,3 +80,30 @@ def numbered(batches: Iterable[Any]) -> Iterable[tuple[Any, range]]:
         images = range(first, first + images_of(batch))
         yield batch, images
         first = images.stop
+
+
+def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Split into calibration batches and held-out batches, of one image each where they can be."""
+    for given in (images, *([] if held_out is None else [held_out])):
+        # not arrays of numpy, whose first axis would be taken for batches
+        if not isinstance(given, Tensor) and (
+                isinstance(given, (str, bytes)) or hasattr(given, '__array__') or not all(
+                    hasattr(given, name) for name in ('__len__', '__getitem__'))):
+            raise ValueError('expected images as a tensor (N, 3, H, W) or as a list of batches, '
+                             f'found a `{type(given).__name__}`')
+        if isinstance(given, Tensor) and (given.ndim != 4 or not given.is_floating_point()):
+            raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, found '
+                             f'{tuple(given.shape)} of {given.dtype}')
+    batches = single_images(images)
+    if not len(batches):
+        raise ValueError('expected at least one calibration image, found none')
+    if held_out is not None:
+        if not len(held_out):
+            raise ValueError('expected at least one held-out image, found none: leave `held_out` '
+                             'out for a tenth of the images')
+        return batches, single_images(held_out)
+    if len(batches) < 2:
+        return batches, batches
+    # the last tenth
+    count = max(1, len(batches) // 10)
+    return batches[:-count], batches[-count:]

@@ -1,38 +1,18 @@
 """Running a network repeatedly over the same images, each time from a later block on."""
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmkcr.core.forward import Reached, flat_tensors, stop_after
 from .batches import images_of
-from .calibration import Forward, flat_tensors, output_rows
-
-
-class _Reached(Exception):
-    """Raised to leave a forward whose rest is not needed."""
-
-
-@contextmanager
-def stop_after(module: Optional[nn.Module], calls: int = 1) -> Iterator[None]:
-    """Within the block a forward ends after a call of ``module``; with None it runs through."""
-    left = [calls]
-
-    def leave(*_: Any) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            raise _Reached
-
-    handle = module.register_forward_hook(leave) if module is not None else None
-    try:
-        with suppress(_Reached):
-            yield
-    finally:
-        if handle is not None:
-            handle.remove()
+from .options import Forward
+from .readers import output_rows
 
 
 class Replay(nn.Module):
@@ -44,7 +24,7 @@ class Replay(nn.Module):
         cursor (list[int]): Index of the current batch, shared by all stand-ins of a network.
     """
 
-    def __init__(self, block: nn.Module, outputs: List[Any], cursor: List[int]) -> None:
+    def __init__(self, block: nn.Module, outputs: list[Any], cursor: list[int]) -> None:
         super().__init__()
         self.outputs, self.cursor = outputs, cursor
         self._block = (block, )  # no child: its parameters are those of the block itself
@@ -68,11 +48,16 @@ class Replay(nn.Module):
 class ResumableForward:
     """Runs a network repeatedly over the same batches, each time only the block that is entered.
 
-    The inputs of the entered block are kept in memory, so that a run that ends within it starts
-    there. The outputs of the block before are replayed, and those before it are NaN in their
-    outputs' shapes. If these reach the entered block, as where blocks are parallel or a residual
-    sum is outside of them, or if what is kept would take too much memory, everything is computed
-    anew.
+    While block 3 is entered, blocks 0 to 2 are replaced by stand-ins (:class:`Replay`)::
+
+        images    block 0   block 1   block 2            block 3          block 4
+        (shapes   (NaN of   (NaN of   (its recorded      (runs; inputs    (not reached by a
+         alone)    shape)    shape)    outputs)           are recorded)    run within block 3)
+
+    A run that ends within block 3 calls it with its recorded inputs. Any other run calls the whole
+    model; the stand-ins cost nothing. The NaN tell whether that is right: if any reaches block 3,
+    it reads more than the output of block 2 (parallel blocks, a residual sum outside of them). Then
+    all stand-ins are removed and everything is computed, as where records take too much memory.
 
     Args:
         model (nn.Module): Restored by :meth:`close`.
@@ -87,18 +72,18 @@ class ResumableForward:
                  most_bytes: int = 2**31) -> None:
         self.model, self.host, self.batches, self.forward = model, host, batches, forward
         self.most_bytes = most_bytes
-        self._counts: List[int] = []  # images of the batches
+        self._counts: list[int] = []  # images of the batches
         self._cursor, self._replaced, self._last = [0], [], None
-        self._shapes: Dict[int, Any] = {}
-        self._calls: Optional[Dict[nn.Module, int]] = None
+        self._shapes: dict[int, Any] = {}
+        self._calls: dict[nn.Module, int] | None = None
         self._leave()
 
     def _leave(self) -> None:
         """Forget the entered block."""
-        self._block: Optional[str] = None
-        self._inputs: Optional[List[Tuple[tuple, dict]]] = None  # of the block, by batch
-        self._wanted: Tuple[str, ...] = ()
-        self._outputs: Dict[str, Optional[List[Any]]] = {}
+        self._block: str | None = None
+        self._inputs: list[tuple[tuple, dict]] | None = None  # of the block, by batch
+        self._wanted: tuple[str, ...] = ()
+        self._outputs: dict[str, list[Any] | None] = {}
 
     def module(self, path: str) -> nn.Module:
         """A module by its path in the host, or by ``/`` and its path in the model."""
@@ -112,7 +97,7 @@ class ResumableForward:
         first = sum(self._counts[:batch])
         return range(first, first + self._counts[batch])
 
-    def run(self, batch: int, last: Optional[nn.Module] = None) -> Any:
+    def run(self, batch: int, last: nn.Module | None = None) -> Any:
         """Run one batch without gradients, up to the last call of ``last``."""
         self._cursor[0] = batch
         with torch.no_grad(), stop_after(last, 1 if last is None else self.calls(last)):
@@ -122,12 +107,16 @@ class ResumableForward:
                     # copies, as hosts may work in place
                     args, named = _mapped(self._inputs[batch], torch.clone)
                     return block(*args, **named)
-            return self.forward(self.model, self._input(batch))
+            if self._last is not None and batch not in self._shapes:
+                # behind a finished block only the shapes of the images matter
+                self._shapes[batch] = _unknown(self.batches[batch])
+            return self.forward(self.model, self.batches[batch] if self._last is None else
+                                self._shapes[batch])
 
     def calls(self, module: nn.Module) -> int:
         """How often a forward calls a module; a part shared by several levels runs for each."""
         if self._calls is None:
-            counts: Dict[nn.Module, int] = {}
+            counts: dict[nn.Module, int] = {}
             with ExitStack() as stack, torch.no_grad():
                 for layer in self.model.modules():
                     handle = layer.register_forward_hook(
@@ -155,7 +144,7 @@ class ResumableForward:
             bare = not isinstance(getattr(self.host, 'backbone', None), nn.Module)
             if bare or parts == ['backbone', 'backbone']:
                 known = self._finish(before, block)
-                inputs = None if known is None else self._chained(inputs, *known)
+                inputs = None if known is None else self._next_inputs(inputs, *known)
             else:
                 inputs = None
                 if parts[0] != parts[1]:
@@ -167,15 +156,7 @@ class ResumableForward:
         # what is not within the block may run behind it
         self._wanted = tuple(path for path in wanted if f'{path}.'.startswith(f'{block}.'))
 
-    def _input(self, batch: int) -> Any:
-        """A batch; behind a finished block only its shapes matter."""
-        if self._last is None:
-            return self.batches[batch]
-        if batch not in self._shapes:
-            self._shapes[batch] = _unknown(self.batches[batch])
-        return self._shapes[batch]
-
-    def outputs(self, path: str) -> Optional[List[Any]]:
+    def outputs(self, path: str) -> list[Any] | None:
         """Outputs of a module for every batch, as the weights are at the first call.
 
         They are cached until the next block is entered.
@@ -195,10 +176,10 @@ class ResumableForward:
         module = self.module(path)
         return self.calls(module) == 1 and module in self._calls
 
-    def _record(self, paths: Sequence[str]) -> Dict[str, Optional[List[Any]]]:
+    def _record(self, paths: Sequence[str]) -> dict[str, list[Any] | None]:
         """Outputs of a module, the first of the paths, and of others within it."""
         nothing = dict.fromkeys(paths)
-        found: Dict[str, List[Any]] = {path: [] for path in paths if self._once(path)}
+        found: dict[str, list[Any]] = {path: [] for path in paths if self._once(path)}
         if paths[0] not in found:
             return nothing
         with ExitStack() as stack:
@@ -216,7 +197,7 @@ class ResumableForward:
         size = sum(tensor.numel() * tensor.element_size() for tensor in flat_tensors(found))
         return size * len(self.batches) <= self.most_bytes * batches
 
-    def _finish(self, path: str, following: str) -> Optional[Tuple[List[Any], List[Any]]]:
+    def _finish(self, path: str, following: str) -> tuple[list[Any], list[Any]] | None:
         """Keep the outputs of a block, if they fit, and run from there on, if that is all.
 
         Returns:
@@ -237,13 +218,18 @@ class ResumableForward:
         self._replaced.append((self.host.get_submodule(parent), name, block, self._last))
         setattr(self.host.get_submodule(parent), name, self._last)
         found = self._input_of(following, 0)
-        if self._as_in_the_whole(following, found):
+        if self._inputs_are_true(following, found):
             return outputs, found
         self.close()
         return None
 
-    def _as_in_the_whole(self, path: str, found: List[Any]) -> bool:
-        """Whether what a block gets in the first batch is what it gets in the whole network."""
+    def _inputs_are_true(self, path: str, found: list[Any]) -> bool:
+        """Whether the inputs of a block behind stand-ins are those of the network without any.
+
+        Args:
+            path (str): The block.
+            found (list): Its inputs in the first batch, behind the stand-ins.
+        """
         values = flat_tensors(found)
         if not values or any(tensor.isnan().any() for tensor in values):
             return False
@@ -255,25 +241,25 @@ class ResumableForward:
             expected = _discrete(self._input_of(path, 0))
         return len(discrete) == len(expected) and all(map(torch.equal, discrete, expected))
 
-    def _input_of(self, path: str, batch: int) -> List[Any]:
+    def _input_of(self, path: str, batch: int) -> list[Any]:
         """What a block gets in a batch: positional and named arguments; [] if it is not called."""
         block, inputs = self.host.get_submodule(path), []
 
         def catch(_: nn.Module, args: tuple, named: dict) -> None:
             inputs.extend([_kept(args), _kept(named)])
-            raise _Reached
+            raise Reached
 
         handle = block.register_forward_pre_hook(catch, with_kwargs=True)
         try:
-            with suppress(_Reached):
+            with suppress(Reached):
                 self.run(batch, block)
         finally:
             handle.remove()
         return inputs
 
-    def _inputs_of(self, path: str) -> Optional[List[Tuple[tuple, dict]]]:
+    def _inputs_of(self, path: str) -> list[tuple[tuple, dict]] | None:
         """What a block gets in all batches, or None if that does not fit in memory."""
-        inputs: List[Tuple[tuple, dict]] = []
+        inputs: list[tuple[tuple, dict]] = []
         for batch in range(len(self.batches)):
             found = self._input_of(path, batch)
             inputs.append(tuple(found))
@@ -281,7 +267,7 @@ class ResumableForward:
                 return None
         return inputs if self._alone(path, inputs) else None
 
-    def _alone(self, path: str, inputs: List[Tuple[tuple, dict]]) -> bool:
+    def _alone(self, path: str, inputs: list[tuple[tuple, dict]]) -> bool:
         """Whether a block needs nothing but its inputs where these differ in size.
 
         A host may leave on a block what it is to know of the current image.
@@ -298,16 +284,25 @@ class ResumableForward:
             return _equal(block(*args, **named), expected)
 
     @staticmethod
-    def _chained(before: Optional[List[Tuple[tuple, dict]]], outputs: List[Any],
-                 found: List[Any]) -> Optional[List[Tuple[tuple, dict]]]:
-        """Inputs of a block that gets what the one before got, but first the output of that.
+    def _next_inputs(inputs: list[tuple[tuple, dict]] | None, outputs: list[Any],
+                     found: list[Any]) -> list[tuple[tuple, dict]] | None:
+        """Inputs of the next block, from the inputs and outputs of a block, without a pass.
 
-        ``found`` is what it gets in the first batch; None if it is not so there.
+        In most networks the next block gets the block's output and the block's other arguments
+        (masks, sizes of maps) once more.
+
+        Args:
+            inputs (list, optional): Inputs of the block, by batch.
+            outputs (list): Outputs of the block, by batch.
+            found (list): Inputs of the next block in the first batch.
+
+        Returns:
+            list, optional: By batch; None if the first batch shows that it is not so.
         """
-        if before is None or not isinstance(outputs[0], Tensor) or not before[0][0]:
+        if inputs is None or not isinstance(outputs[0], Tensor) or not inputs[0][0]:
             return None
-        chained = [((out, *args[1:]), named) for (args, named), out in zip(before, outputs)]
-        return chained if _equal(tuple(found), chained[0]) else None
+        following = [((out, *args[1:]), named) for (args, named), out in zip(inputs, outputs)]
+        return following if _equal(tuple(found), following[0]) else None
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -358,9 +353,9 @@ def _unknown(out: Any) -> Any:
                    if tensor.is_floating_point() else tensor)
 
 
-def _discrete(out: Any) -> List[Tensor]:
+def _discrete(out: Any) -> list[Tensor]:
     """The tensors that hold no floating point values."""
-    found: List[Tensor] = []
+    found: list[Tensor] = []
     _mapped(out, lambda tensor: None if tensor.is_floating_point() else found.append(tensor))
     return found
 
@@ -375,11 +370,11 @@ def _mapped(out: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return out
 
 
-Calls = List[Tuple[Tensor, Any]]
+Calls = list[tuple[Tensor, Any]]
 
 
 def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
-           last: nn.Module) -> Dict[str, Calls]:
+           last: nn.Module) -> dict[str, Calls]:
     """Inputs and outputs of some modules in one forward up to ``last``, one pair per call.
 
     Only the first positional input is recorded. All tensors are copies: many hosts run an
@@ -391,7 +386,7 @@ def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
         modules (Mapping[str, nn.Module]): By name.
         last (nn.Module): The last of them.
     """
-    found: Dict[str, Calls] = {}
+    found: dict[str, Calls] = {}
     # may run a counting forward of its own, so it comes before the hooks
     run.calls(last)  # it may need a forward, which no hook is to see
     with ExitStack() as stack:
@@ -404,12 +399,12 @@ def caught(run: ResumableForward, batch: int, modules: Mapping[str, nn.Module],
     return found
 
 
-def block_rows(layer: nn.Module, out: Any, chosen: Optional[Tensor] = None) -> Tensor:
+def block_rows(layer: nn.Module, out: Any, chosen: Tensor | None = None) -> Tensor:
     """A block's output as rows, in the layout of one of its layers' outputs."""
     return output_rows(layer, flat_tensors(out)[0], chosen)
 
 
-def norms_behind(run: ResumableForward, layers: Iterable[str]) -> Dict[str, str]:
+def norms_behind(run: ResumableForward, layers: Iterable[str]) -> dict[str, str]:
     """Batch norms that take the outputs of layers without a bias, by the layer's path.
 
     The mean of such a norm can take what the layer has no bias for. It is found by experiment, with
@@ -450,7 +445,7 @@ def norms_behind(run: ResumableForward, layers: Iterable[str]) -> Dict[str, str]
             path.startswith('/') == norm.startswith('/')}
 
 
-def added_last(run: ResumableForward, block: str, path: str) -> Optional[Tensor]:
+def added_last(run: ResumableForward, block: str, path: str) -> Tensor | None:
     """Factor per channel with which a layer's outputs enter its block's outputs, or None.
 
     It is found by experiment: the layer's outputs are shifted at random, and the change of the

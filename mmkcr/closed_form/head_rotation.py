@@ -1,4 +1,4 @@
-"""Bases of attention heads whose first channels matter most (SPEC 9).
+"""Bases of attention heads whose first channels matter most.
 
 Within a head, queries may be mixed by any T and keys by its inverse transposed, and values by any
 T that the output projection undoes: the network's outputs do not change. In the bases chosen here
@@ -6,7 +6,8 @@ the first r channels of a head are the best r: for the logits by the truncated S
 ``Mq^(1/2) K^(1/2)``, for the output by that of ``W_h C_h^(1/2)``. So a narrower head is a slice.
 """
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +20,12 @@ from mmkcr.functional.attention_refit import (
     value_bases,
 )
 from mmkcr.functional.moments import Moments
-from .sites.attention_width import AttentionWidth
-from .sites.heads import HeadChannels
+from mmkcr.functional.pivots import UnitOrder
+from mmkcr.models.sites.attention_width import AttentionWidth
+from mmkcr.models.sites.heads import HeadChannels
+from .calibration import WeightChange
+from .options import SiteProfile
+from .units import Units
 
 
 class HeadPart(NamedTuple):
@@ -39,13 +44,13 @@ class HeadPart(NamedTuple):
     entries: slice
 
 
-def head_parts(site: AttentionWidth) -> List[HeadPart]:
+def head_parts(site: AttentionWidth) -> list[HeadPart]:
     """The parts of queries, keys and values, in this order."""
     view, size = site.view, site.view.heads * site.view.width
     # hosts with a fused `qkv` may keep biases as parameters of their own (BEiT: q_bias, v_bias)
     own = {axis.name[0]: axis.name for axis in view.extra(site.owner) if axis.per == 1 and
            isinstance(axis.value, nn.Parameter)} if view.extra is not None else {}
-    parts: List[HeadPart] = []
+    parts: list[HeadPart] = []
     # a projection holds `count` of q, k and v, each with all heads: `size` rows
     for path, count in zip(view.projections, view.fused):
         for part in range(count):
@@ -67,13 +72,13 @@ class HeadRotation(NamedTuple):
         values (Tensor): Mixing of the values, block-diagonal over the heads, (H * d, H * d), fp64.
     """
 
-    state: Dict[str, Tensor]
+    state: dict[str, Tensor]
     order: Tensor
     errors: Tensor
     values: Tensor
 
 
-def layers_of(site: AttentionWidth) -> Dict[str, nn.Module]:
+def layers_of(site: AttentionWidth) -> dict[str, nn.Module]:
     """The layers whose inputs' moments :func:`rotate_heads` needs, by path."""
     paths = dict.fromkeys([*(part.path for part in head_parts(site)), site.view.output])
     return {path: site.module(path) for path in paths}
@@ -103,8 +108,8 @@ def rotate_heads(site: HeadChannels, moments: Mapping[str, Moments],
     return HeadRotation(state, torch.tensor(width_order(site)), torch.from_numpy(errors), values)
 
 
-def rotate_values(site: AttentionWidth, state: Dict[str, Tensor], moments: Moments, rho: float,
-                  places: Optional[Tensor] = None) -> Tuple[Tensor, Tensor]:
+def rotate_values(site: AttentionWidth, state: dict[str, Tensor], moments: Moments, rho: float,
+                  places: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Write to ``state`` mixed values of every head, and the output projection that undoes it.
 
     Args:
@@ -132,7 +137,7 @@ def rotate_values(site: AttentionWidth, state: Dict[str, Tensor], moments: Momen
     return torch.block_diag(*value), singular_tails(values)
 
 
-def fold(site: AttentionWidth, state: Dict[str, Tensor], part: HeadPart, mixing: Tensor) -> None:
+def fold(site: AttentionWidth, state: dict[str, Tensor], part: HeadPart, mixing: Tensor) -> None:
     """Mix the channels of queries, keys or values in ``state``, see :func:`fold_heads`."""
     # queries, keys and values of one fused projection are folded into one copy, one after the other
     def entry(path: str) -> Tensor:
@@ -161,7 +166,7 @@ def take_weights(host: nn.Module, state: Mapping[str, Tensor]) -> None:
             parameters[path].copy_(value)
 
 
-def width_order(site: HeadChannels) -> List[int]:
+def width_order(site: HeadChannels) -> list[int]:
     """Units in the order of widths: the first channels of all heads, then the second ones, …"""
     width = site.view.width
     return [head * width + channel for channel in range(width)
@@ -187,3 +192,51 @@ def _own(matrix: Tensor, heads: int) -> Tensor:
     blocks = matrix.unflatten(0, (heads, -1)).unflatten(2, (heads, -1))  # (H, d, H, d)
     # diagonal() appends the heads: (d, d, H)
     return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+
+
+class NarrowHeads(Units):
+    """Heads that may become narrower, in their new bases."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._rotation: HeadRotation | None = None
+
+    def projections(self) -> dict[str, nn.Module]:
+        """The layers of queries, keys, values and the output, by path."""
+        return layers_of(self.site)
+
+    def prepare(self) -> None:
+        """Rotate the layer, and the moments of its output projection, to the new bases."""
+        found = {path: self.moments[path] for path in self.projections()}
+        self.check_reached(*found.values())
+        self._rotation = self._rotated({path: entry.inputs for path, entry in found.items()})
+        take_weights(self.site.host, self._rotation.state)
+        output = self.moments[self.site.view.output]
+        output.inputs = output.inputs.mixed(self._rotation.values)
+
+    def _rotated(self, moments: Mapping[str, Moments]) -> HeadRotation:
+        return rotate_heads(self.site, moments, self.settings.rho)
+
+    def profile(self) -> SiteProfile:
+        """Units of the bases; losses in the unit of the output's errors."""
+        losses = self.loss_of_all() * self._rotation.errors
+        return SiteProfile(UnitOrder(self._rotation.order, losses, ()), losses,
+                           self._rotation.state)
+
+    def changes(self, order: UnitOrder, counts: Sequence[int]) -> list[WeightChange]:
+        """Changes of the output projection, and of the keys."""
+        return [*super().changes(order, counts), self._narrower_keys(order, counts)]
+
+    def _narrower_keys(self, order: UnitOrder, counts: Sequence[int]) -> WeightChange:
+        """Keys without some channels: the logits are those without these channels of both.
+
+        The softmax does not see what is the same for all keys, so the mean does not matter.
+        """
+        part = head_parts(self.site)[1]
+        layer = self.site.module(part.path)
+        keys = layer.weight.detach()[part.rows]  # of a projection that may be fused
+        deltas = keys.new_zeros(len(counts), *keys.shape)
+        for delta, count in zip(deltas, counts):
+            lost = order.order[count:].to(delta.device)
+            delta[lost] = -keys[lost]
+        return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, outputs=part.rows)

@@ -1,4 +1,4 @@
-"""Depthwise convolutions instead of attention heads, fitted in closed form (SPEC 9).
+"""Depthwise convolutions instead of attention heads, fitted in closed form.
 
 The taps and the bias of a channel are the least-squares fit of attention's output to the patches'
 values, a system of ten equations. Class and register tokens, where there are any, take one scalar
@@ -7,17 +7,24 @@ any other reader.
 """
 
 import math
-from typing import Any, List, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.functional.attention_refit import add_maps, fit_taps, tap_moments
 from mmkcr.functional.moments import Moments
+from mmkcr.functional.pivots import UnitOrder
 from mmkcr.functional.refit import refit_mixed
-from .calibration import WeightChange, input_rows, pick, weight_matrix
-from .layers.head_operators import DepthwiseHeads
-from .sites.head_operator import HeadOperatorSite
+from mmkcr.models.layers.head_operators import DepthwiseHeads
+from mmkcr.models.sites.head_operator import HeadOperatorSite
+from .calibration import WeightChange
+from .options import SiteProfile
+from .readers import input_rows, pick, weight_matrix
+from .replay import caught
+from .units import PROBES, Units, kept_units, sensitivity
 
 #: Operators with a closed form.
 FITTED = ('dwconv', )
@@ -44,7 +51,7 @@ class KernelMoments:
         #: every extra token and head
         self.sums = torch.zeros(2, extra, operator.heads, dtype=torch.float64, device=device)
 
-    def add(self, values: Tensor, targets: Tensor, hw: Tuple[int, int]) -> None:
+    def add(self, values: Tensor, targets: Tensor, hw: tuple[int, int]) -> None:
         """Add values and attention's outputs (B, N, C), extra tokens first, of maps of ``hw``."""
         left = math.ceil((POSITIONS - self.patches.count) / (hw[0] * hw[1]))
         if left <= 0:
@@ -97,12 +104,6 @@ class HeadKernels:
         self.joint = Moments(2 * weight.shape[1], device=weight.device, name=site.name)
         self._values = None
 
-    @staticmethod
-    def bytes_of(site: HeadOperatorSite) -> int:
-        """Bytes of the statistics that it keeps at a time, in fp64."""
-        channels = site.owner.proj.weight.shape[1]
-        return 8 * ((2 * channels)**2 + channels * TAPS * (TAPS + 1))
-
     def __enter__(self) -> 'HeadKernels':
         owner = self.site.owner
         self._handles = [owner.qkv.register_forward_hook(self._keep),
@@ -138,11 +139,11 @@ class HeadKernels:
         replaced = self.operator.mix(self._values, self.site.grid.hw)
         return input_rows(layer, torch.cat([x, replaced], -1))
 
-    def order(self, sensitivity: Tensor) -> Tuple[Tensor, Tensor]:
+    def order(self, cost: Tensor) -> tuple[Tensor, Tensor]:
         """Order heads greedily by the loss of replacing their attention.
 
         Args:
-            sensitivity (Tensor): Cost of an error of the layer's outputs, (m, m).
+            cost (Tensor): Cost of an error of the layer's outputs, (m, m).
 
         Returns:
             tuple[Tensor, Tensor]: Heads, the first to be replaced last, int64 (H,), and the loss
@@ -155,9 +156,9 @@ class HeadKernels:
         apart = torch.cat([apart, -apart], 1)
         weight = weight_matrix(self.site.owner.proj).to(covariance)
         # replacing the set R costs tr(F W_R cov(e)_RR W_R^T): the sum over R x R of this product
-        errors = (apart @ covariance @ apart.T) * (weight.T @ sensitivity.to(weight) @ weight)
+        errors = (apart @ covariance @ apart.T) * (weight.T @ cost.to(weight) @ weight)
         together = errors.view(heads, width, heads, width).sum((1, 3)).cpu()
-        replaced: List[int] = []
+        replaced: list[int] = []
         losses = [0.]
         # cost of one more head i: errors_ii + 2 sum_j errors_ij over the replaced heads j
         while len(replaced) < heads:
@@ -192,3 +193,71 @@ class HeadKernels:
             delta[:, columns] += new
             deltas.append(delta)
         return WeightChange(layer, self.joint.mean, torch.stack(deltas), self.rows_of)
+
+
+class ReplacedHeads(Units):
+    """Heads whose attention becomes a convolution: the output projection keeps all its inputs."""
+
+    second_pass = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._kernels: HeadKernels | None = None
+
+    def bytes(self) -> int:
+        """Bytes of the statistics, those of the kernels included."""
+        channels = self.site.owner.proj.weight.shape[1]
+        return super().bytes() + 8 * ((2 * channels)**2 + channels * TAPS * (TAPS + 1))
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Observe values and heads, see :class:`HeadKernels`."""
+        self._kernels = self._kernels or HeadKernels(self.site, self.settings.rows,
+                                                     self.settings.rho)
+        with self._kernels:
+            yield
+
+    def prepare(self) -> None:
+        """Fit the kernels."""
+        self._kernels.fit()
+
+    def profile(self) -> SiteProfile:
+        """Heads ordered by the error of their kernels, seen through the output projection."""
+        moments = self.moments[self.site.view.output]
+        self.check_reached(moments)
+        units, losses = self._kernels.order(sensitivity(moments))
+        return SiteProfile(UnitOrder(units, losses, ()), losses)
+
+    def probed(self) -> list[int]:
+        """The sizes at which the loss is measured: all heads may be replaced."""
+        total = self.site.total
+        return sorted({0, *(round(share * total) for share in PROBES)} - {total})
+
+    def changes(self, order: UnitOrder, counts: Sequence[int]) -> list[WeightChange]:
+        """Changes of the output projection, which reads kernels in place of heads."""
+        return [self._kernels.change(kept_units(order, counts))]
+
+    def refit(self, refits: Any, kept: Tensor) -> None:
+        """Fit the kernels to the dense network's heads, on the slim network's values, first."""
+        if self.settings.refit == 'least-squares':
+            self._fit(refits.runs, kept)
+        super().refit(refits, kept)
+
+    def _fit(self, runs: Any, kept: Tensor) -> None:
+        site, width = self.site, self.site.view.width
+        replaced = [head for head in range(site.total) if head not in kept.tolist()]
+        # (removed heads * width,) channels of the dense layer
+        channels = torch.arange(site.total * width).view(site.total, -1)[replaced].flatten()
+        moments = KernelMoments(site.owner.operator, site.name)
+        for batch in range(len(runs.dense.batches)):
+            if moments.patches.count >= POSITIONS:
+                break
+            calls = []  # [(dense proj: input, output), (slim qkv: input, output)]
+            for run, name in zip(runs, ('proj', 'qkv')):
+                layer = run.host.get_submodule(f'{site.path}.{name}')
+                calls += caught(run, batch, {name: layer}, layer)[name]
+            (attended, _), (_, qkv) = calls
+            # q, k and v of the kept heads first, then the values of the replaced ones
+            moments.add(qkv[..., 3 * len(kept) * width:],
+                        attended[..., channels.to(attended.device)], site.grid.hw)
+        moments.fit(self.settings.rho)

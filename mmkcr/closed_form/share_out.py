@@ -1,7 +1,7 @@
 """Sharing a budget among sites: how many units each keeps, for the least total loss."""
 
 import math
-from typing import Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -11,13 +11,13 @@ from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.cost import useful_options, useful_sizes
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import HostSite
-from .site_profiles import CompressOptions, SiteProfile
+from .options import CompressOptions, SiteProfile
 
 #: Least share of a budget that an allocation uses if the sites' sizes allow it.
 FILLED = 0.97
 
 
-def size_options(site: HostSite, settings: CompressOptions) -> List[int]:
+def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
     """Sizes that a site may have, ascending; for channels of heads, equally many in every head."""
     total, divisor = site.total // site.rows, settings.divisor
     while total < 4 * divisor and divisor > 8 and divisor % 2 == 0:
@@ -47,7 +47,7 @@ def check_reach(space: SearchSpace, macs: CostModel, target: int,
 
 def share_out(space: SearchSpace, profiles: Mapping[str, SiteProfile],
               macs: CostModel, target: int,
-              settings: CompressOptions) -> Dict[str, int]:
+              settings: CompressOptions) -> dict[str, int]:
     """Find sizes of all sites with the least sum of losses within the budget.
 
     Args:
@@ -75,8 +75,8 @@ def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
     return sum(float(losses[name][size]) for name, size in sizes.items())
 
 
-def _chosen(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
-            losses: Mapping[str, Tensor], macs: CostModel, target: int) -> Dict[str, int]:
+def _chosen(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
+            losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
     """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest."""
     curves, now = {}, int(macs(sizes))
     left = target - now  # the sum of changes that the budget allows
@@ -92,8 +92,8 @@ def _chosen(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
     return allocate(curves, max(left, 0))
 
 
-def shared_sizes(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor], macs: CostModel,
-            target: int) -> Dict[str, int]:
+def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor], macs: CostModel,
+            target: int) -> dict[str, int]:
     """Sizes on offer with the least sum of losses within a budget that can be met.
 
     The costs of a site are taken at the other sites' sizes of the previous round, until nothing
@@ -119,9 +119,9 @@ def shared_sizes(offered: Mapping[str, List[int]], losses: Mapping[str, Tensor],
     return best
 
 
-def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
+def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
                  losses: Mapping[str, Tensor], macs: CostModel,
-                 target: int) -> Dict[str, int]:
+                 target: int) -> dict[str, int]:
     """Adjust sizes to a budget: interacting costs make a first solution miss it.
 
     Sites shrink until the budget is met, at each step the one with the least loss per saving. Then
@@ -135,7 +135,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
         macs (CostModel): Cost as a function of the sites' sizes.
         target (int): Maximum cost.
     """
-    def moves(sizes: Mapping[str, int], step: int) -> List[Tuple[float, str, int]]:
+    def moves(sizes: Mapping[str, int], step: int) -> list[tuple[float, str, int]]:
         now, found = macs(sizes), []
         for name, options in offered.items():
             place = options.index(sizes[name]) + step
@@ -147,7 +147,7 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
                     found.append((loss / cost * step, name, options[place]))
         return found
 
-    def grown(sizes: Mapping[str, int], without: Optional[str] = None) -> Dict[str, int]:
+    def grown(sizes: Mapping[str, int], without: str | None = None) -> dict[str, int]:
         while True:
             found = [move for move in moves(sizes, 1) if move[1] != without]
             if not found:
@@ -172,9 +172,9 @@ def fitted_sizes(sizes: Mapping[str, int], offered: Mapping[str, List[int]],
     return sizes
 
 
-def uniform_sizes(offered: Mapping[str, List[int]], macs: CostModel, target: int) -> Dict[str, int]:
+def uniform_sizes(offered: Mapping[str, list[int]], macs: CostModel, target: int) -> dict[str, int]:
     """The largest common share for all sites within the budget."""
-    def at(share: float) -> Dict[str, int]:
+    def at(share: float) -> dict[str, int]:
         return {name: max([size for size in options if size <= share * options[-1] + 1e-9]
                           or options[:1]) for name, options in offered.items()}
 

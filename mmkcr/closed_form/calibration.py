@@ -1,221 +1,23 @@
-"""Statistics of a network's inner activations over calibration images (SPEC 9).
+"""Statistics of a network's inner activations over calibration images.
 
-A *reader* is a layer whose inputs are the units of a site: the output projection of an MLP or of
-an attention, or a layer that reads the channels of a stream. Closed-form slimming needs only two
-things: the moments of the readers' inputs, and the sensitivity of the network's outputs to the
-readers' outputs.
+Closed-form slimming needs only two things: the moments of the readers' inputs, and the sensitivity
+of the network's outputs to the readers' outputs.
 """
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmkcr.core.forward import flat_tensors
 from mmkcr.functional.moments import Moments
-from mmkcr.functional.refit import patches
 from .batches import numbered
-from .sites.base import HostSite
-
-Forward = Callable[[nn.Module, Any], Any]
-
-
-class Reader(NamedTuple):
-    """A layer that reads the units of a site.
-
-    Args:
-        path (str): Path of the layer, from the host.
-        inner (int): Consecutive input channels of one unit.
-        span (tuple[int, int]): The site's range among the input channels of the dense layer.
-        repeats (int): How often the sequence of all units occurs in that range. Defaults to 1.
-    """
-
-    path: str
-    inner: int = 1
-    span: Tuple[int, int] = (0, 0)
-    repeats: int = 1
-
-    def each(self, layer: nn.Module) -> int:
-        """Columns of the weight matrix that belong to one unit."""
-        return self.repeats * self.inner * taps(layer)
-
-    def of_units(self, layer: nn.Module, units: Tensor, total: int) -> Tensor:
-        """Columns of the given of ``total`` units, relative to :meth:`columns`, (n, each)."""
-        inner = self.inner * taps(layer)
-        # a repeat holds all units one after the other, so repeats are total * inner columns apart
-        blocks = torch.arange(self.repeats, device=units.device) * total * inner
-        places = torch.arange(inner, device=units.device)
-        # (n, 1, 1) + (repeats, 1) + (inner,) -> (n, repeats, inner)
-        return (units[:, None, None] * inner + blocks[:, None] + places).flatten(1)
-
-    def columns(self, layer: nn.Module) -> slice:
-        """The site's part of the columns of :func:`weight_matrix`."""
-        return slice(*(place * taps(layer) for place in self.span))
-
-
-def readers(site: HostSite) -> List[Reader]:
-    """The layers whose input channels are a site's units."""
-    paths = {module: path for path, module in site.host.named_modules()}
-    return [Reader(paths[axis.module], axis.inner, axis.span, axis.repeats)
-            for axis in site.axes() if axis.name == 'weight' and _reads(axis.module, axis.dim)]
-
-
-def _reads(layer: nn.Module, dim: int) -> bool:
-    """Whether a dimension of a layer's weight is that of its inputs."""
-    if isinstance(layer, nn.ConvTranspose2d):  # a refit needs patches that do not overlap
-        return dim == 0 and layer.kernel_size == layer.stride and set(layer.padding) == {0}
-    return dim == 1 and isinstance(layer, (nn.Linear, nn.Conv2d))
-
-
-def ordering_readers(site: HostSite) -> List[Reader]:
-    """The readers whose inputs have the most common number of columns per unit.
-
-    Units are ordered by these readers alone. The loss at each size is measured with all readers.
-    """
-    found = readers(site)
-    forms = [reader.each(site.module(reader.path)) for reader in found]
-    # of two that are as common, the smaller form
-    most = max(forms, key=lambda form: (forms.count(form), -form))
-    return [reader for reader, form in zip(found, forms) if form == most]
-
-
-def taps(layer: nn.Module) -> int:
-    """Columns of a weight matrix per input channel: 1, or the area of the kernel."""
-    return layer.weight[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1
-
-
-def weight_matrix(layer: nn.Module) -> Tensor:
-    """A layer's weight as the matrix of :func:`input_rows` and :func:`output_rows`."""
-    weight = layer.weight.detach()
-    # transposed weight (in, out, kh, kw) -> (out kh kw, in); else (out, in) or (out, in kh kw)
-    return weight.flatten(1).T if isinstance(layer, nn.ConvTranspose2d) else weight.flatten(1)
-
-
-def set_weights(layer: nn.Module, matrix: Tensor, bias: Tensor) -> None:
-    """Give a layer another matrix, see :func:`weight_matrix`, and another bias if it has one."""
-    transposed = isinstance(layer, nn.ConvTranspose2d)
-    layer.weight.data.copy_((matrix.T if transposed else matrix).reshape(layer.weight.shape))
-    if layer.bias is not None:
-        # matrix rows of a transposed convolution are (out, taps), but its bias is one per channel
-        layer.bias.data.copy_(bias.view(len(layer.bias), -1).mean(1))
-
-
-def input_rows(layer: nn.Module, x: Tensor, chosen: Optional[Tensor] = None) -> Tensor:
-    """Inputs of a linear layer or convolution as rows (n, features) of one matrix product.
-
-    Args:
-        layer (nn.Module): The layer.
-        x (Tensor): Its input.
-        chosen (Tensor, optional): Indices of rows: no others are computed. Defaults to None: all.
-    """
-    if isinstance(layer, nn.ConvTranspose2d):
-        return _rows(x.movedim(1, -1), chosen)
-    if not isinstance(layer, nn.Conv2d):
-        return _rows(x, chosen)
-    if layer.kernel_size == (1, 1) and layer.stride == (1, 1):
-        return _rows(x.movedim(1, -1), chosen)
-    padding = layer.padding
-    if isinstance(padding, str) or layer.padding_mode != 'zeros':
-        mode = 'constant' if layer.padding_mode == 'zeros' else layer.padding_mode
-        x, padding = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode), 0
-    return _rows(patches(x, layer.kernel_size, layer.stride, padding, layer.dilation), chosen, 3)
-
-
-def output_rows(layer: nn.Module, out: Tensor, chosen: Optional[Tensor] = None) -> Tensor:
-    """Outputs of a linear layer or convolution as rows (n, outputs); see :func:`input_rows`."""
-    if isinstance(layer, nn.ConvTranspose2d):  # the patch that one input gives
-        return _rows(patches(out, layer.kernel_size, layer.stride), chosen, 3)
-    return _rows(out.movedim(1, -1) if isinstance(layer, nn.Conv2d) else out, chosen)
-
-
-def _rows(values: Tensor, chosen: Optional[Tensor], features: int = 1) -> Tensor:
-    """All positions of a map, or some, as rows; the last axes are features."""
-    if chosen is not None:
-        places = torch.unravel_index(chosen.to(values.device), values.shape[:-features])
-        return values[places].flatten(1)
-    return values.reshape(-1, values.shape[-features:].numel())
-
-
-def count_rows(layer: nn.Module, x: Tensor, out: Tensor) -> int:
-    """Number of :func:`input_rows` of a call."""
-    if isinstance(layer, nn.Conv2d):
-        return out.numel() // out.shape[1]
-    return x.numel() // x.shape[1 if isinstance(layer, nn.ConvTranspose2d) else -1]
-
-
-def output_energy(layer: nn.Module, inputs: Moments) -> Tensor:
-    """Mean squares of a layer's outputs ``W x + b``, from the moments of x, (m,), fp64.
-
-    Args:
-        layer (nn.Module): A linear layer or convolution.
-        inputs (Moments): Of its :func:`input_rows`.
-    """
-    weight = weight_matrix(layer).to(inputs.mean)
-    means = weight @ inputs.mean
-    if layer.bias is not None:
-        means = means + layer.bias.detach().to(means)
-    # E (w x + b)^2 = w C w^T + (w E x + b)^2
-    return (weight @ inputs.covariance * weight).sum(1) + means.square()
-
-
-class Rows(NamedTuple):
-    """How many rows of an image enter the moments of a layer.
-
-    Args:
-        most (int): For layers of up to 256 inputs; fewer for wider ones, as a row costs inputs^2.
-            Defaults to 4096.
-        enough (float): Rows per input that are to come of all images, whatever ``most``. Defaults
-            to 0.
-        images (int): Number of images. Defaults to 1.
-    """
-
-    most: int = 4096
-    enough: float = 0.
-    images: int = 1
-
-    def of(self, inputs: int) -> int:
-        """Rows of an image, for a layer with so many inputs."""
-        return max(math.ceil(self.enough * inputs / self.images),
-                   min(self.most, self.most * 256 // inputs), 1)
-
-
-#: 4096 of every image.
-MOST_ROWS = Rows()
-
-
-def pick(rows: int, most: int, images: Sequence[int] = range(1)) -> Optional[Tensor]:
-    """At most ``most`` rows of each image of a batch, at random; None for all.
-
-    What is picked of an image does not depend on the batch that it comes in.
-
-    Args:
-        rows (int): Rows of the batch, image by image. If they do not divide evenly, as those of
-            regions may not, the batch counts as one image.
-        most (int): Rows of an image.
-        images (Sequence[int]): Numbers of the batch's images among all. Defaults to one image.
-    """
-    images = images if rows % len(images) == 0 else images[:1]
-    each = rows // len(images)
-    if each <= most:
-        return None
-    return torch.cat([place * each + torch.randperm(
-        each, generator=torch.Generator().manual_seed(image))[:most]
-        for place, image in enumerate(images)])
+from .options import Forward
+from .readers import MOST_ROWS, Rows, count_rows, input_rows, output_rows, pick, weight_matrix
 
 
 class ReaderMoments:
@@ -248,23 +50,23 @@ class ReaderMoments:
         self.inputs.add(input_rows(self.layer, x, chosen))
         if self.gradients is not None and out.requires_grad:
             # the same rows as of the inputs, so that both moments are of the same positions
-            out.register_hook(lambda gradient: self._gradient(gradient, chosen))
+            def take(gradient: Tensor) -> None:
+                self.gradients.add(output_rows(self.layer, gradient, chosen))
+
+            out.register_hook(take)
 
     @property
     def positions(self) -> float:
         """Mean number of rows per image, summed over all calls of the layer."""
         return self._seen / max(self._count, 1)
 
-    def _gradient(self, gradient: Tensor, chosen: Optional[Tensor]) -> None:
-        self.gradients.add(output_rows(self.layer, gradient, chosen))
-
 
 def collect(model: nn.Module, batches: Iterable[Any], forward: Forward,
             layers: Mapping[str, nn.Module], rows: Rows = MOST_ROWS,
-            logits: Optional[bool] = None, seed: int = 0,
-            scales: Optional[Sequence[float]] = None,
-            others: Optional[Mapping[str, nn.Module]] = None,
-            backward: float = math.inf) -> Dict[str, ReaderMoments]:
+            logits: bool | None = None, seed: int = 0,
+            scales: Sequence[float] | None = None,
+            others: Mapping[str, nn.Module] | None = None,
+            backward: float = math.inf) -> dict[str, ReaderMoments]:
     """Moments of some readers over calibration batches.
 
     Unless ``logits`` is None, batches are also run backward from a random projection of the
@@ -341,7 +143,7 @@ _AT_ONCE = 2**25
 
 def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
                    changes: Mapping[str, Sequence[WeightChange]], logits: bool,
-                   seed: int = 0, scales: Optional[Sequence[float]] = None) -> Dict[str, Tensor]:
+                   seed: int = 0, scales: Sequence[float] | None = None) -> dict[str, Tensor]:
     """First-order effect of weight changes on a network's outputs.
 
     The errors of a reader's outputs at the positions of one image are correlated, most of all
@@ -369,7 +171,7 @@ def output_changes(model: nn.Module, batches: Iterable[Any], forward: Forward,
     count, runs = 0, _FirstRuns()
     #: By name, dz of every image: calls of one layer, and changes made together, add up in it
     #: before it is squared.
-    moved: Dict[str, Any] = {}
+    moved: dict[str, Any] = {}
 
     def catch(name: str, change: WeightChange, layer: nn.Module, args: tuple, out: Tensor) -> None:
         x = args[0].detach()
@@ -487,7 +289,7 @@ def gradients_of_activations(model: nn.Module, layers: Iterable[nn.Module]) -> I
             parameter.requires_grad_(before)
 
 
-def output_scales(outputs: Sequence[Tensor], images: int = 1) -> List[float]:
+def output_scales(outputs: Sequence[Tensor], images: int = 1) -> list[float]:
     """Sizes of an image's outputs: the root of the mean of their summed squares."""
     # the squares of a map would overflow in half precision
     return [float((out.detach().double().square().sum() / _parts(out, images)).sqrt())
@@ -500,7 +302,7 @@ def _parts(out: Tensor, images: int) -> int:
 
 
 def _projection(outputs: Sequence[Tensor], logits: bool, images: Sequence[int], seed: int,
-                scales: Optional[Sequence[float]]) -> List[Tensor]:
+                scales: Sequence[float] | None) -> list[Tensor]:
     """Gradients at the outputs that have, in expectation, their sensitivity as second moments.
 
     What is drawn for an image does not depend on the batch that it comes in. Images do not interact
@@ -531,21 +333,3 @@ def _projection(outputs: Sequence[Tensor], logits: bool, images: Sequence[int], 
     return found
 
 
-def flat_tensors(outputs: Any, floating: bool = True) -> List[Tensor]:
-    """The tensors in nested tuples, lists and dicts, in their order.
-
-    Args:
-        outputs (Any): Of a model.
-        floating (bool): Only those of floating point. Defaults to True.
-    """
-    if isinstance(outputs, Tensor):
-        return [outputs] if outputs.is_floating_point() or not floating else []
-    if isinstance(outputs, (str, bytes)):  # a character is a text again
-        return []
-    if isinstance(outputs, Mapping):
-        outputs = outputs.values()
-    if hasattr(outputs, 'to_tuple'):  # of Hugging Face
-        outputs = outputs.to_tuple()
-    if isinstance(outputs, (list, tuple)) or hasattr(outputs, '__iter__'):
-        return [tensor for part in outputs for tensor in flat_tensors(part, floating)]
-    return []

@@ -5,17 +5,20 @@ by the moments of the rotated queries and keys. Positions do not touch the value
 like those of other heads, and the best mixtures take the places of the best pairs.
 """
 
-from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.functional.attention_refit import rotary_order, rotary_pairs
 from mmkcr.functional.moments import Moments
-from .calibration import WeightChange, input_rows, pick
-from .head_rotation import HeadRotation, head_parts, rotate_values
-from .sites.rotary_pairs import RotaryPairs
+from mmkcr.functional.pivots import UnitOrder
+from mmkcr.models.sites.rotary_pairs import RotaryPairs
+from .calibration import WeightChange
+from .head_rotation import HeadRotation, NarrowHeads, head_parts, rotate_values
+from .readers import input_rows, pick
 
 
 class TurnedMoments(NamedTuple):
@@ -34,27 +37,16 @@ class TurnedMoments(NamedTuple):
 
 
 @contextmanager
-def turned_moments(sites: Mapping[str, RotaryPairs],
-                   rows: int) -> Iterator[Dict[str, TurnedMoments]]:
-    """Collect moments of rotated queries and keys from whatever runs within the block, by site.
+def turned_moments(site: RotaryPairs, rows: int) -> Iterator[TurnedMoments]:
+    """Collect moments of rotated queries and keys from whatever runs within the block.
 
     Args:
-        sites (Mapping[str, RotaryPairs]): Opened sites.
+        site (RotaryPairs): Opened site.
         rows (int): Maximum number of tokens per image.
     """
-    found = {}
-    with ExitStack() as stack:
-        for name, site in sites.items():
-            view, device = site.view, next(site.owner.parameters()).device
-            found[name] = TurnedMoments(*(Moments(
-                view.width, batch=(view.heads, ), device=device, name=f'{name} {part}')
-                for part in ('queries', 'keys')))
-            handle = site.owner.rotary.register_forward_hook(_taker(found[name], rows))
-            stack.callback(handle.remove)
-        yield found
-
-
-def _taker(moments: TurnedMoments, rows: int) -> Any:
+    view, device = site.view, next(site.owner.parameters()).device
+    moments = TurnedMoments(*(Moments(view.width, batch=(view.heads, ), device=device,
+                                      name=f'{site.name} {part}') for part in ('queries', 'keys')))
     calls, images = [0], [0]
 
     def take(_: nn.Module, args: tuple, out: Tensor) -> None:
@@ -65,7 +57,11 @@ def _taker(moments: TurnedMoments, rows: int) -> Any:
         images[0] += len(out) * (calls[0] % 2)
         calls[0] += 1
 
-    return take
+    handle = site.owner.rotary.register_forward_hook(take)
+    try:
+        yield moments
+    finally:
+        handle.remove()
 
 
 def rotate_pairs(site: RotaryPairs, moments: Mapping[str, Moments], turned: TurnedMoments,
@@ -89,28 +85,39 @@ def rotate_pairs(site: RotaryPairs, moments: Mapping[str, Moments], turned: Turn
     return HeadRotation(state, order, torch.stack(errors).mean(0), values)
 
 
-def key_change(site: RotaryPairs, kept: Sequence[Tensor]) -> WeightChange:
-    """Weight changes that take the other pairs out of the keys, for several choices of pairs.
+class RotaryHeads(NarrowHeads):
+    """Heads of which pairs of channels are selected."""
 
-    The bias goes, too: it is rotated with the keys, so the softmax sees it.
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._turned: TurnedMoments | None = None
 
-    Args:
-        site (RotaryPairs): Site of a dense layer.
-        kept (Sequence[Tensor]): Kept pairs of every try.
-    """
-    part, view = head_parts(site)[1], site.view
-    layer = site.module(part.path)
-    keys = layer.weight.detach()[part.rows]
-    bias = site.host.get_parameter(part.bias).detach()[part.entries] if part.bias else \
-        keys.new_zeros(len(keys))
-    # the bias is one more column, read from an input of ones (`_with_ones`), (H, d, inputs + 1)
-    keys = torch.cat([keys, bias[:, None]], 1).unflatten(0, (view.heads, view.width))
-    pairs = rotary_pairs(view.width, view.rotary.layout).to(keys.device)
-    deltas = -keys.expand(len(kept), *keys.shape).clone()
-    for delta, units in zip(deltas, kept):
-        delta[:, pairs[units.to(keys.device)].flatten()] = 0
-    deltas = deltas.flatten(1, 2)
-    return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, _with_ones, part.rows)
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Observe the rotated queries and keys."""
+        with turned_moments(self.site, self.settings.rows) as self._turned:
+            yield
+
+    def _rotated(self, moments: Mapping[str, Moments]) -> HeadRotation:
+        return rotate_pairs(self.site, moments, self._turned, self.settings.rho)
+
+    def _narrower_keys(self, order: UnitOrder, counts: Sequence[int]) -> WeightChange:
+        """Keys without some pairs. The bias goes, too: it is rotated, so the softmax sees it."""
+        site, view, part = self.site, self.site.view, head_parts(self.site)[1]
+        layer = site.module(part.path)
+        keys = layer.weight.detach()[part.rows]
+        bias = site.host.get_parameter(part.bias).detach()[part.entries] if part.bias else \
+            keys.new_zeros(len(keys))
+        # the bias is one more column, read from an input of ones (`_with_ones`): (H, d, inputs + 1)
+        keys = torch.cat([keys, bias[:, None]], 1).unflatten(0, (view.heads, view.width))
+        pairs = rotary_pairs(view.width, view.rotary.layout).to(keys.device)
+        deltas = keys.new_zeros(len(counts), *keys.shape)
+        for delta, count in zip(deltas, counts):
+            lost = pairs[order.order[count:].to(keys.device)].flatten()
+            delta[:, lost] = -keys[:, lost]
+        deltas = deltas.flatten(1, 2)
+        return WeightChange(layer, deltas.new_zeros(deltas.shape[-1]), deltas, _with_ones,
+                            part.rows)
 
 
 def _with_ones(layer: nn.Module, x: Tensor) -> Tensor:

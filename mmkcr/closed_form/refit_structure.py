@@ -2,55 +2,36 @@
 
 import copy
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import Structure, count_params
+from mmkcr.core import Structure
 from mmkcr.models.backbones.named import DCSBackbone
-from mmkcr.models.batches import of_size
-from mmkcr.models.calibration import Forward
-from mmkcr.models.kernel_fit import FITTED
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.survey import survey
 from mmkcr.registry import MODELS
-from .build import state_bytes
-from .compress_files import (
-    PROGRESS,
-    CompressFiles,
-    CompressTask,
-    both_parts,
-    task_outputs,
-    write_config,
-)
-from .compress_progress import CompressProgress
-from .compression import (
-    CompressResult,
-    agreement,
-    called,
-    kind_name,
-    macs_model,
-    searched,
-    split_batches,
-    with_memory,
-)
-from .count import counted_proposals, note_backbone_macs
+from .batches import split_batches
+from .compression import CompressResult, called, finished, macs_model, with_memory
+from .kernel_fit import FITTED
+from .kinds import kind_name, searched
+from .options import CompressOptions, Forward, Pair
+from .progress import CompressProgress
 from .refit_blocks import refit_along
-from .site_profiles import CompressOptions
-from .slim_files import write_subnet
+from .survey import survey
 
 
 def refit_structure(model: nn.Module,
-                    structure: Union[str, Path, Structure],
-                    images: Union[Tensor, Sequence[Any]],
+                    structure: str | Path | Structure,
+                    images: Tensor | Sequence[Any],
                     input_shape: Sequence[int] = (3, 224, 224),
-                    part: Optional[str] = None,
-                    forward: Optional[Forward] = None,
-                    held_out: Union[Tensor, Sequence[Any], None] = None,
-                    done: Optional[CompressProgress] = None,
+                    part: str | None = None,
+                    forward: Forward | None = None,
+                    held_out: Tensor | Sequence[Any] | None = None,
+                    done: CompressProgress | None = None,
                     **options: Any) -> CompressResult:
     """Cut a dense network to a structure and refit the readers of the kept units.
 
@@ -60,7 +41,7 @@ def refit_structure(model: nn.Module,
 
     Args:
         model (nn.Module): Dense model; it is not changed. Other arguments as in
-            :func:`~mmkcr.apis.compression.compress`.
+            :func:`~mmkcr.closed_form.compression.compress`.
         structure (str | Path | Structure): Structure of this backbone. Channels of heads are the
             network's own, not those of rotated bases.
 
@@ -78,13 +59,12 @@ def refit_structure(model: nn.Module,
     batches, held_out = split_batches(images, held_out)
     dense = copy.deepcopy(model)
     dense.eval()
-    subnet = copy.deepcopy(dense)
+    networks = Pair(dense, copy.deepcopy(dense))
     kinds, masks = _kinds(wanted)
-    params = count_params(dense)
     with torch.random.fork_rng(devices=[]):  # a repeated call begins with the same masks
         torch.manual_seed(settings.seed)
-        space = searched(subnet, kinds, masks=masks)
-    searched(dense, kinds)
+        space = searched(networks.slim, kinds, masks=masks)
+    searched(networks.dense, kinds)
     wanted.validate(space.totals())
     unknown = [site.operator for site in wanted.sites.values()
                if site.operator not in (None, *FITTED)]
@@ -95,23 +75,17 @@ def refit_structure(model: nn.Module,
         raise ValueError('expected a structure of a search, found one of `compress` in which units '
                          f'of `{rotated[0]}` are channels of a rotated basis, which the file does '
                          'not have: compress again with the same target')
-    macs = macs_model(subnet, space, input_shape, part)
+    macs = macs_model(networks.slim, space, input_shape, part)
     # described anew, as the given structure may name another class for the same backbone
     found = space.structure_for({name: torch.tensor(site.kept)
                                  for name, site in wanted.sites.items()})
     found.method = wanted.method
     looked = survey(dense, batches, forward)
-    refit_along(dense, subnet, found, batches, forward, settings, looked, done)
-    found.macs = dict(dense=macs.dense, subnet=macs(found.sizes()), input_shape=list(input_shape))
-    if hasattr(subnet, 'data_preprocessor'):
-        note_backbone_macs(found, subnet, part)
-    found.params = dict(dense=params, subnet=count_params(subnet))
-    return CompressResult(subnet, found, {},
-                          agreement(dense, subnet, of_size(held_out, looked.batch(settings.memory)),
-                                    forward, settings.logits), {})
+    refit_along(networks, found, batches, forward, settings, looked, done)
+    return finished(networks, found, macs, input_shape, part, held_out, forward, settings, looked)
 
 
-def _kinds(structure: Structure) -> Tuple[List[KindConfig], List[KindConfig]]:
+def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:
     """Kinds of site that are refitted, and masks on queries and keys, which begin anew.
 
     Raises:
@@ -133,7 +107,7 @@ def _kinds(structure: Structure) -> Tuple[List[KindConfig], List[KindConfig]]:
     return [kind for kind in kinds if kind not in masks], masks
 
 
-def _rotated(structure: Structure) -> List[str]:
+def _rotated(structure: Structure) -> list[str]:
     """Sites whose units are channels of other bases than the network's own."""
     if not structure.method.startswith('compress'):
         return []
@@ -141,44 +115,3 @@ def _rotated(structure: Structure) -> List[str]:
     return structure.provenance.get('rotated', [
         name for name, site in structure.sites.items()
         if name.endswith('.head_channels') and len(site.kept) < site.total])
-
-
-def refit_files(task: CompressTask, structure: Union[str, Path],
-                later: Optional[Mapping[str, Any]] = None, **settings: Any) -> CompressFiles:
-    """Refit a checkpoint to a structure; writes structure, weights and config.
-
-    A call that was killed continues behind the last refitted block if it is repeated.
-
-    Args:
-        task (CompressTask): Config, checkpoint and images.
-        structure (str | Path): File of the structure.
-        later (Mapping, optional): Steps that follow, as of
-            :func:`~mmkcr.apis.compress_files.compress_files`. Defaults to None.
-        **settings: See :class:`~mmkcr.apis.compression.CompressOptions`.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: As in :func:`refit_structure`. Nothing is written then.
-    """
-    wanted = Structure.load(structure)
-    done = CompressProgress(task.folder / PROGRESS, dict(
-        task.key, structure=wanted.to_dict(), settings=settings, later=later))
-    try:
-        result = refit_structure(task.model, wanted, task.batches, task.input_shape, task.part,
-                                 task_outputs, done=done, logits=task.classifies, **settings)
-    # refused arguments leave nothing to continue
-    except ValueError:
-        done.withdraw()
-        raise
-    found = result.structure
-    found.backbone['backbone'] = task.searched
-    found.provenance = dict(task.provenance, structure=Path(structure).name,
-                            agreement=result.agreement)
-    write_subnet(result.model, found, task.meta, task.folder)
-    write_config(task, found.backbone)
-    if later is None:
-        done.remove()
-    sizes = dict(dense=state_bytes(task.model), subnet=state_bytes(result.model))
-    return CompressFiles(
-        task.folder, result, sizes, parts=both_parts(task, result.model),
-        proposals=counted_proposals(task.model), progress=None if later is None else done)

@@ -2,9 +2,10 @@
 
 import copy
 import hashlib
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from mmengine.config import Config
@@ -13,9 +14,9 @@ from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 
 from mmkcr.compat import UnreadableImageError
+from mmkcr.core.forward import flat_tensors
 from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import preprocessed, with_pipeline
-from mmkcr.models.calibration import flat_tensors
 from mmkcr.models.utils import find_task, is_dense_task, is_self_supervised
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
@@ -36,9 +37,9 @@ class CalibrationImages(Sequence):
             None. Defaults to None: no image has a file.
     """
 
-    def __init__(self, load: Callable[[int], Dict[str, Any]], indices: Sequence[int],
+    def __init__(self, load: Callable[[int], dict[str, Any]], indices: Sequence[int],
                  model: nn.Module, size: int = 1,
-                 path_of: Optional[Callable[[int], Optional[str]]] = None) -> None:
+                 path_of: Callable[[int], str | None] | None = None) -> None:
         self._load, self._model = load, model
         self._size = 1 if is_dense_task(find_task(model)) else size
         self._indices = list(indices)
@@ -88,11 +89,11 @@ class CalibrationImages(Sequence):
         views = is_self_supervised(find_task(self._model))
         return preprocessed(self._model, (default_collate if views else pseudo_collate)(samples))
 
-    def _of_batch(self, batch: int) -> List[int]:
+    def _of_batch(self, batch: int) -> list[int]:
         return self._indices[batch * self._size:(batch + 1) * self._size]
 
 
-def calibration_images(config: Config, model: nn.Module, folder: Optional[str] = None,
+def calibration_images(config: Config, model: nn.Module, folder: str | None = None,
                        count: int = 512, seed: int = 0) -> CalibrationImages:
     """Draw images from a config's training set, or from a folder.
 
@@ -127,13 +128,13 @@ def _dataset(config: Config) -> Any:
     return with_pipeline(train, Compose(pipeline_config(config.test_dataloader.dataset)))
 
 
-def _path_in(dataset: Any, index: int) -> Optional[str]:
+def _path_in(dataset: Any, index: int) -> str | None:
     """Path of an image of a host's dataset; None if it has none or does not tell."""
     info = dataset.get_data_info(index) if hasattr(dataset, 'get_data_info') else {}
     return info.get('img_path')
 
 
-def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str, Any]],
+def _folder(config: Config, folder: str) -> tuple[int, Callable[[int], dict[str, Any]],
                                                   Callable[[int], str]]:
     """Number of images below a folder, a function that loads one and one that names its file."""
     if not Path(folder).is_dir():
@@ -151,7 +152,7 @@ def _folder(config: Config, folder: str) -> Tuple[int, Callable[[int], Dict[str,
     transform = Compose([step for step in steps if step['type'].split('.')[-1]
                          not in _WITHOUT_LABELS])
 
-    def load(index: int) -> Dict[str, Any]:
+    def load(index: int) -> dict[str, Any]:
         try:
             return transform(dict(img_path=str(paths[index]), img_id=index))
         except UnreadableImageError:  # names the file

@@ -9,15 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mmkcr.core.forward import flat_tensors
 from .batches import images_of
-from .calibration import (
-    Forward,
-    count_rows,
-    flat_tensors,
-    gradients_of_activations,
-    output_scales,
-    weight_matrix,
-)
+from .calibration import gradients_of_activations, output_scales
+from .options import Forward
+from .readers import count_rows, weight_matrix
 
 #: Images that are looked at, one by one.
 IMAGES = 4
@@ -32,7 +28,7 @@ class Survey(NamedTuple):
 
     Args:
         rows (dict[nn.Module, float]): Rows of an image that each layer with weights gets.
-        scales (list[float]): See :func:`~mmkcr.models.calibration.output_scales`.
+        scales (list[float]): See :func:`~mmkcr.closed_form.calibration.output_scales`.
         bytes (int): What a pass of an image forward and backward keeps at a time.
         seconds (tuple[float, float]): An image's forward pass, and its backward pass.
         sizes (list[tuple[int, ...]]): Different shapes (C, H, W) of the images.
@@ -54,9 +50,9 @@ class Survey(NamedTuple):
             least (int): Number in any case.
             gradients (bool): Count the layers' outputs instead. Defaults to False.
         """
-        side = 0 if gradients else 1
-        return max(least, *(self.images_for(layer, enough * weight_matrix(layer).shape[side])
-                            for layer in layers))
+        return max(least, *(
+            self.images_for(layer, enough * weight_matrix(layer).shape[not gradients])
+            for layer in layers))
 
     def images_for(self, layer: nn.Module, rows: float) -> int:
         """Number of images that give so many rows of a layer."""

@@ -1,0 +1,308 @@
+"""Closed-form slimming: any checkpoint, minutes, no labels.
+
+1. One pass of calibration images through the dense network gives, for every site, an order of its
+   units by importance, and the loss of the network's outputs at every number of units.
+2. A budget is shared out among the sites so that the sum of these losses is minimal.
+3. Site after site is sliced. The layers that read the kept units are refitted to reproduce the
+   dense network's outputs from the inputs that they get in the network compressed so far.
+"""
+
+import copy
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
+from mmkcr.core.forward import flat_tensors
+from mmkcr.core.machine import free_memory
+from mmkcr.evaluation.complexity import ComplexityTap
+from mmkcr.models.costs import cost_model
+from mmkcr.models.counting import count_parts, note_backbone_macs
+from mmkcr.models.search_space import SearchSpace
+from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.utils import (
+    counted_part,
+    is_detector,
+    kept_randomness,
+    search_space,
+    task_forward,
+)
+from .batches import numbered, of_size, split_batches
+from .head_rotation import take_weights
+from .kinds import SCOPES, searched
+from .options import CompressOptions, Forward, Pair, SiteProfile
+from .profiles import profile_sites
+from .progress import CompressProgress
+from .refit_blocks import refit_along
+from .share_out import check_reach, share_out
+from .survey import Survey, survey
+from .whole import HeldBatches, whole_outputs
+
+
+@dataclasses.dataclass
+class CompressResult:
+    """Result of :func:`compress`.
+
+    Args:
+        model (nn.Module): The subnet, a copy of the given model.
+        structure (Structure): The kept units.
+        profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
+        agreement (dict[str, float]): Agreement of dense and slim outputs on held-out images:
+            relative ``error``, and for class scores the share with the same ``top1``.
+        complexity (dict[str, dict[str, float]]): ``kc`` and ``a_kc`` of the backbone's features,
+            ``dense`` and ``slim``, on the same images; empty if these are no maps.
+    """
+
+    model: nn.Module
+    structure: Structure
+    profiles: dict[str, SiteProfile]
+    agreement: dict[str, float]
+    complexity: dict[str, dict[str, float]]
+
+
+@torch.inference_mode(False)  # losses of units need gradients, wherever it is called
+@kept_randomness()  # layers that are made for the subnet draw weights
+def compress(model: nn.Module,
+             images: Tensor | Sequence[Any],
+             target: str | int | float,
+             sites: Sequence[KindConfig] | None = None,
+             input_shape: Sequence[int] = (3, 224, 224),
+             part: str | None = None,
+             forward: Forward | None = None,
+             held_out: Tensor | Sequence[Any] | None = None,
+             profiles: Mapping[str, SiteProfile] | None = None,
+             done: CompressProgress | None = None,
+             latency: LatencyTable | None = None,
+             scope: str = 'backbone',
+             cost: str = 'macs',
+             **options: Any) -> CompressResult:
+    """Compress a network in closed form, from unlabelled images.
+
+    Args:
+        model (nn.Module): Dense model: any module with an adapter, or a task model of mmpretrain,
+            mmdet or mmseg whose backbone has one. It is not changed.
+        images (Tensor | Sequence): Calibration images (N, 3, H, W), or batches for ``forward``.
+        target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`, or maximum
+            of another ``cost``.
+        sites (Sequence[str | dict], optional): Kinds of site. Defaults to None: those of
+            :data:`DEFAULT_SITES` that the backbone has.
+        input_shape (Sequence[int]): (C, H, W) of the image that MACs are counted for. Defaults to
+            (3, 224, 224).
+        part (str, optional): ``'model'`` or ``'backbone'``, see
+            :func:`~mmkcr.models.utils.counted_part`.
+        forward (Callable, optional): Takes a model and a batch of ``images``; returns the outputs
+            that are to agree. Defaults to calling the model. MACs are counted by calling the model
+            with an image in any case.
+        held_out (Tensor | Sequence, optional): Images that agreement is measured on. Defaults to
+            None: the last tenth of ``images``, which calibration then does not see (but of a
+            single image or batch, the same).
+        profiles (Mapping[str, SiteProfile], optional): Profiles of an earlier call with these
+            images and sites. Defaults to None: they are computed.
+        done (CompressProgress, optional): Progress of an interrupted call with these arguments;
+            this call continues and extends it. Defaults to None.
+        latency (LatencyTable, optional): Measured on this network; ``target`` is then a time, see
+            :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
+        scope (str): ``'backbone'``, or ``'model'``: neck and heads are compressed too, under one
+            budget for everything. ``images`` are then batches of the data preprocessor, and
+            ``forward`` is :func:`~mmkcr.closed_form.whole.whole_outputs`. Defaults to
+            ``'backbone'``.
+        cost (str): What the target limits: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
+            ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
+        **options: See :class:`CompressOptions`.
+
+    Returns:
+        CompressResult: Subnet and structure.
+
+    Raises:
+        ValueError: No images, a model without an adapter or with gates, an unreachable target (the
+            message gives the range), or activations or outputs on held-out images that are not
+            finite. Nothing is changed then.
+
+    Examples:
+        >>> model = timm.create_model('vit_small_patch16_224', pretrained=True)
+        >>> result = compress(model, images, '60%')
+        >>> result.model(images)
+    """
+    if scope not in SCOPES:
+        raise ValueError(f'expected `scope` of {list(SCOPES)}, found {scope!r}')
+    if scope == 'model' and latency is not None:
+        raise ValueError('expected another target to compress a whole model, found a time: '
+                         'tables of latencies are about backbones')
+    settings = with_memory(CompressOptions(**options), model)
+    forward = forward or (whole_outputs if scope == 'model' else called)
+    batches, held_out = split_batches(images, held_out)
+    dense = copy.deepcopy(model)
+    dense.eval()
+    if scope == 'model' and is_detector(dense):
+        # proposals follow the weights: outputs are compared on the dense network's proposals
+        chooser = copy.deepcopy(dense)
+        batches, held_out = (HeldBatches(one, chooser) for one in (batches, held_out))
+    networks = Pair(dense, copy.deepcopy(dense))
+    spaces = Pair(*(searched(network, sites, scope) for network in networks))
+    macs = macs_model(networks.slim, spaces.slim, input_shape, part)
+    budget = cost_model(cost, macs, latency)
+    wanted = budget.parse_target(target)
+    try:
+        check_reach(spaces.slim, budget, wanted, settings)
+    except ValueError as error:
+        raise ValueError(f'{error}{_parts_without_sites(dense, spaces.slim, input_shape)}'
+                         ) from None
+    profiles = profiles or (done.profiles() if done else None)
+    looked = survey(dense, batches, forward)
+    if profiles is not None:
+        _check_profiles(profiles, spaces.slim)
+    else:
+        begun, save = (None, None) if done is None else (
+            done.profiles(begun=True), functools.partial(done.save_profiles, begun=True))
+        profiles = profile_sites(dense, spaces.dense, batches, forward, settings, looked, begun,
+                                 save)
+        if done is not None:
+            done.save_profiles(profiles)
+    # rotated heads: both networks compute the same as before, and units are now single channels
+    for profile in profiles.values():
+        for space in spaces:
+            take_weights(space.host, profile.rotated)
+    sizes = share_out(spaces.slim, profiles, budget, wanted, settings)
+    structure = _chosen(spaces.slim, profiles, sizes)
+    if budget is not macs:  # before slicing, as sizes are counted on the dense sites
+        structure.provenance[budget.name] = budget.describe(sizes)
+    refit_along(networks, structure, batches, forward, settings, looked, done)
+    return finished(networks, structure, macs, input_shape, part, held_out, forward, settings,
+                    looked, profiles)
+
+
+def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape: Sequence[int],
+             part: str | None, held_out: Sequence[Any], forward: Forward,
+             settings: CompressOptions, looked: Survey,
+             profiles: Mapping[str, SiteProfile] | None = None) -> CompressResult:
+    """The result of a compression: sizes are noted in the structure, and outputs are compared.
+
+    Args:
+        networks (Pair): Dense and slim, refitted.
+        structure (Structure): Of the slim network; changed in place.
+        macs (MacsModel): MACs of the dense network.
+        profiles (Mapping[str, SiteProfile]): By site. Defaults to none. The other arguments are
+            those of :func:`compress`.
+    """
+    dense, slim = networks
+    structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
+                          input_shape=list(input_shape))
+    if hasattr(slim, 'data_preprocessor'):  # otherwise only `forward` knows how to run it
+        note_backbone_macs(structure, slim, part)
+    structure.params = dict(dense=count_params(dense), subnet=count_params(slim))
+    hosts = [search_space(network).host for network in networks]
+    with ComplexityTap(getattr(hosts[0], 'backbone', hosts[0])) as of_dense, \
+            ComplexityTap(getattr(hosts[1], 'backbone', hosts[1])) as of_slim:
+        found = agreement(dense, slim, of_size(held_out, looked.batch(settings.memory)), forward,
+                          settings.logits)
+    return CompressResult(slim, structure, dict(profiles or {}), found,
+                          dict(dense=of_dense.values(), slim=of_slim.values()))
+
+
+def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> None:
+    wanted = {name: site.total for name, site in space.sites.items()}
+    found = {name: len(profile.losses) - 1 for name, profile in profiles.items()}
+    other = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if other:
+        raise ValueError(f'expected profiles of the sites of this network, found `{other[0]}` with '
+                         f'{found.get(other[0], "no")} units for {wanted.get(other[0], "none")}')
+
+
+def _chosen(space: SearchSpace, profiles: Mapping[str, SiteProfile],
+            sizes: Mapping[str, int]) -> Structure:
+    """The first units of every site's order."""
+    structure = space.structure_for(
+        {name: profiles[name].order.order[:size].sort().values for name, size in sizes.items()})
+    structure.method = f'compress:{structure.method}' if structure.method else 'compress'
+    # units of these sites are channels of bases that the file does not have
+    structure.provenance['rotated'] = [
+        name for name, site in space.sites.items()
+        if sizes[name] < site.total and profiles[name].rotated]
+    return structure
+
+
+def called(network: nn.Module, batch: Any) -> Any:
+    """Call a network with a batch."""
+    return network(batch)
+
+
+def with_memory(settings: CompressOptions, model: nn.Module) -> CompressOptions:
+    """The options with the memory that they leave open: half of what is free."""
+    if settings.memory is not None:
+        return settings
+    return dataclasses.replace(settings, memory=free_memory(next(model.parameters()).device) // 2)
+
+
+def _parts_without_sites(model: nn.Module, space: SearchSpace, input_shape: Sequence[int]) -> str:
+    """End of the message on an unreachable target: parts of a whole model that stay as they are.
+
+    It is empty for a backbone, and if all parts have sites.
+    """
+    if not isinstance(getattr(space.host, 'backbone', None), nn.Module):
+        return ''
+    counts = count_parts(model, input_shape)
+    kept = [f'`{name}`, {macs / sum(counts.values()):.0%} of the MACs'
+            for name, macs in counts.items() if macs and not any(
+                site.path.startswith(f'{name}.') for site in space.sites.values())]
+    return '; nothing can be cut in ' + ', '.join(kept) if kept else ''
+
+
+def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
+               part: str | None) -> MacsModel:
+    """MACs of a model, or of the part that a budget counts, as a function of its sites' sizes.
+
+    Raises:
+        ValueError: A module that does not take an image of this shape.
+    """
+    task = hasattr(model, 'data_preprocessor')
+    counted = counted_part(model, part) if task else model
+    return MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
+
+
+@torch.no_grad()
+def agreement(dense: nn.Module, subnet: nn.Module, batches: Iterable[Any], forward: Forward,
+              logits: bool = False) -> dict[str, float]:
+    """Distance between the outputs of two networks.
+
+    Args:
+        dense (nn.Module): The reference.
+        subnet (nn.Module): The network to compare.
+        batches (Iterable): What ``forward`` takes.
+        forward (Callable): See :func:`compress`.
+        logits (bool): Whether outputs are class scores. Defaults to False.
+
+    Returns:
+        dict[str, float]: ``error``, the root of the summed squared difference over the summed
+        squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
+        first class.
+
+    Raises:
+        ValueError: Outputs are not finite.
+    """
+    lost = energy = same = total = 0.
+    for batch, images in numbered(batches):
+        # all outputs in one sum: large maps weigh more
+        ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
+        for a, b in zip(ours, theirs):
+            lost += _square(a - b)
+            energy += _square(b)
+        if not math.isfinite(lost + energy):
+            raise ValueError('expected finite outputs of the '
+                             f'{"compressed" if math.isfinite(energy) else "dense"} network on '
+                             f'held-out images, found `nan` or `inf` in images {images.start + 1} '
+                             f'to {images.stop} of these')
+        if logits:
+            same += float((ours[-1].argmax(-1) == theirs[-1].argmax(-1)).sum())
+            total += len(ours[-1])
+    found = dict(error=(lost / max(energy, 1e-30))**0.5)
+    return dict(found, top1=same / max(total, 1)) if logits else found
+
+
+def _square(values: Tensor) -> float:
+    """The sum of the squares, without a copy in fp64."""
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64))**2

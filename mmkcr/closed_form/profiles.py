@@ -1,0 +1,155 @@
+"""Profiles of every site of a dense network, measured on calibration images."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.models.search_space import SearchSpace
+from mmkcr.visualization.progress import shown
+from .batches import count_images, first_images, last_images, of_size
+from .calibration import collect, output_changes
+from .forms import form_of
+from .head_rotation import take_weights
+from .options import CHANGES, STATISTICS, CompressOptions, Forward, SiteProfile
+from .readers import Rows
+from .survey import Survey
+from .units import Units
+
+
+def profile_sites(dense: nn.Module, space: SearchSpace, batches: Sequence[Any], forward: Forward,
+                  settings: CompressOptions, looked: Survey,
+                  known: Mapping[str, SiteProfile] | None = None,
+                  finished: Callable[[dict[str, SiteProfile]], None] | None = None
+                  ) -> dict[str, SiteProfile]:
+    """Orders and losses of all sites, from one pass forward and backward for a group of sites.
+
+    Heads that may become narrower are then rotated to other bases, which does not change the
+    network's function.
+
+    Args:
+        dense (nn.Module): The network; its attention is rotated in place.
+        space (SearchSpace): Search space of its backbone.
+        batches (Sequence): Calibration batches.
+        forward (Callable): See :func:`compress`.
+        settings (CompressOptions): As there, with a number for ``memory``.
+        looked (Survey): Of the network.
+        known (Mapping[str, SiteProfile], optional): Profiles of some sites, of an interrupted
+            call. Defaults to none.
+        finished (Callable, optional): Called behind each group but the last, with all profiles
+            so far.
+
+    Raises:
+        ValueError: A site is not reached, an activation is not finite, or the outputs depend on
+            no site.
+    """
+    profiles = dict(known or {})
+    for profile in profiles.values():
+        take_weights(space.host, profile.rotated)
+    groups = _groups([form_of(site, settings, plain=settings.choose is not None)
+                      for name, site in space.sites.items() if name not in profiles],
+                     int(STATISTICS * settings.memory))
+    for number, group in enumerate(groups, 1):
+        part = f' ({number} of {len(groups)})' if len(groups) > 1 else ''
+        profiles.update(_profile_group(dense, group, batches, forward, settings, looked, part))
+        if finished is not None and number < len(groups):
+            finished(profiles)
+    if settings.choose is None and profiles and not any(
+            bool(profile.losses.any()) for profile in profiles.values()):
+        raise ValueError('expected outputs that change with the units of the network, found that '
+                         f'they depend on none of its {len(profiles)} sites (is the last layer '
+                         'all zeros?)')
+    return {name: profiles[name] for name in space.sites}
+
+
+def _groups(sites: Sequence[Units], most: int) -> list[list[Units]]:
+    """Neighbouring sites whose statistics fit into a number of bytes; at least one a group."""
+    groups: list[list[Units]] = []
+    size = most
+    for one in sites:
+        if size + one.bytes() > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(one)
+        size += one.bytes()
+    return groups
+
+
+def _profile_group(dense: nn.Module, group: Sequence[Units], batches: Sequence[Any],
+                   forward: Forward, settings: CompressOptions, looked: Survey, part: str
+                   ) -> dict[str, SiteProfile]:
+    """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
+    # by site and path, as two sites may share a layer
+    layers = {(one.site.name, path): layer for one in group for path, layer in one.layers().items()}
+    projections = {(one.site.name, path): layer for one in group
+                   for path, layer in one.projections().items()}
+    size, enough = looked.batch(settings.memory), settings.per_unit[0]
+    probes = of_size(last_images(batches, settings.probe_images), size)
+    batches = first_images(batches, looked.needed({**layers, **projections}.values(), enough,
+                                                  settings.least_images))
+    rows = Rows(settings.rows, enough, count_images(batches))
+    backward = looked.needed(layers.values(), enough, settings.backward_images, gradients=True)
+    batches = of_size(batches, size)
+    # one pass: orders, bases of heads and kernels all use the same activations
+    with ExitStack() as stack:
+        for one in group:
+            stack.enter_context(one.observing())
+        bar = shown(batches, f'Orders of units{part}', visible=settings.progress)
+        found = collect(dense, bar, forward, layers, rows, settings.logits, settings.seed,
+                        looked.scales, {key: layer for key, layer in projections.items()
+                                        if key not in layers}, backward)
+    for one in group:
+        one.moments = {path: moments for (name, path), moments in found.items()
+                       if name == one.site.name}
+        one.prepare()  # from here on the network and the moments of rotated heads are in new bases
+    with ExitStack() as stack:
+        again = [stack.enter_context(one.observing()) or one for one in group if one.second_pass]
+        for batch in shown(batches, 'Kernels of heads', visible=settings.progress) if again else ():
+            with torch.no_grad():
+                forward(dense, batch)
+        profiles = {one.site.name: one.profile() for one in group}
+        # so far positions count as independent; probes measure the real loss at some sizes
+        if settings.choose is None and settings.probe_images:
+            _measure(dense, group, profiles, probes, forward, settings, looked)
+    return profiles
+
+
+def _measure(dense: nn.Module, group: Sequence[Units], profiles: Mapping[str, SiteProfile],
+             batches: Sequence[Any], forward: Forward, settings: CompressOptions,
+             looked: Survey) -> None:
+    """Scale the sites' losses, in place, to the measured change of the outputs at some sizes.
+
+    Between two measured sizes the loss rises as that of the moments does, from one to the other.
+    """
+    # a few sites at a time: one forward of the dense network serves all their changes
+    waiting = [one for one in group if one.site.total > 1]
+    while waiting:
+        changes, size = {}, 0
+        # at least one site, whatever its size
+        while waiting and (not changes or size < CHANGES * settings.memory):
+            one = waiting.pop(0)
+            name = one.site.name
+            changes[name] = one.changes(profiles[name].order, one.probed())
+            size += sum(change.deltas.numel() * 4 for change in changes[name])
+        bar = shown(batches, 'Losses of sizes', visible=settings.progress)
+        found = output_changes(dense, bar, forward, changes, settings.logits, settings.seed,
+                               looked.scales)
+        for one in group:
+            if one.site.name in found:
+                _scale(profiles[one.site.name], one.probed(), found[one.site.name])
+
+
+def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
+    """Correct a curve by measurements, ascending in size; its shape between them stays."""
+    losses, last = profile.losses, len(profile.losses) - 1
+    # the loss of all units is 0; measured ones never grow with the size
+    known = measured.to(losses).flip(0).cummax(0).values.flip(0).tolist()
+    points = [*zip(places, known), *([(last, 0.)] if places[-1] < last else [])]
+    scaled = losses * (known[0] / losses[places[0]].clamp(min=1e-30))  # below the least size
+    for (low, most), (high, least) in zip(points, points[1:]):
+        own = losses[low:high + 1]
+        share = ((own - own[-1]) / (own[0] - own[-1]).clamp(min=1e-30)).clamp(0, 1)
+        scaled[low:high + 1] = least + (most - least) * share
+    profile.losses = scaled.flip(0).cummax(0).values.flip(0)

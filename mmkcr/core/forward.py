@@ -1,0 +1,50 @@
+"""Outputs of a forward pass as a list, and leaving one early."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def flat_tensors(outputs: Any, floating: bool = True) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts, in their order.
+
+    Args:
+        outputs (Any): Of a model.
+        floating (bool): Only those of floating point. Defaults to True.
+    """
+    if isinstance(outputs, Tensor):
+        return [outputs] if outputs.is_floating_point() or not floating else []
+    if isinstance(outputs, (str, bytes)):  # a character is a text again
+        return []
+    if isinstance(outputs, Mapping):
+        outputs = outputs.values()
+    if hasattr(outputs, 'to_tuple'):  # of Hugging Face
+        outputs = outputs.to_tuple()
+    if isinstance(outputs, (list, tuple)) or hasattr(outputs, '__iter__'):
+        return [tensor for part in outputs for tensor in flat_tensors(part, floating)]
+    return []
+
+
+class Reached(Exception):
+    """Raised to leave a forward whose rest is not needed."""
+
+
+@contextmanager
+def stop_after(module: nn.Module | None, calls: int = 1) -> Iterator[None]:
+    """Within the block a forward ends after a call of ``module``; with None it runs through."""
+    left = [calls]
+
+    def leave(*_: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Reached
+
+    handle = module.register_forward_hook(leave) if module is not None else None
+    try:
+        with suppress(Reached):
+            yield
+    finally:
+        if handle is not None:
+            handle.remove()
