@@ -9,7 +9,6 @@ a view are ``partial`` of functions of this module, so that networks can be pick
 from functools import partial
 from typing import Any, Dict, List, Sequence, Type
 
-import torch.nn.functional as F
 from torch import nn
 
 from mmkcr.core import Axis, Unsupported
@@ -51,22 +50,16 @@ def multihead_attention(module: nn.Module) -> Dict[str, Any]:
         raise Unsupported('a shortcut adds the values to the output of the attention')
     if type(module).__name__ != 'MultiheadAttention':
         raise Unsupported(f'`{type(module).__name__}` has no adapter')
+    # the option `qk_scale` fixes the scale, whatever the width is
+    fixed = getattr(module.scaled_dot_product_attention, 'keywords', {})
     return dict(projections=('qkv', ), output='proj', heads=module.num_heads,
-                width=module.head_dims, resize=partial(_resize_multihead, module.head_dims**-0.5),
-                narrow=_narrow_multihead)
+                width=module.head_dims, resize=_resize_multihead,
+                narrow=None if fixed else partial(take_over, NarrowQueries),
+                why_no_width='a scale is given (`qk_scale`)' if fixed else '')
 
 
-def _narrow_multihead(layer: nn.Module) -> nn.Module:
-    scale = layer.head_dims**-0.5
-    return take_over(NarrowQueries, _resize_multihead(scale, layer, layer.num_heads,
-                                                      layer.head_dims))
-
-
-def _resize_multihead(scale: float, layer: nn.Module, heads: int, width: int) -> nn.Module:
+def _resize_multihead(layer: nn.Module, heads: int, width: int) -> nn.Module:
     layer.num_heads, layer.head_dims, layer.embed_dims = heads, width, heads * width
-    # the layer passes no scale: PyTorch would use that of the sliced width, not of the dense head
-    if layer.scaled_dot_product_attention is F.scaled_dot_product_attention:
-        layer.scaled_dot_product_attention = partial(F.scaled_dot_product_attention, scale=scale)
     return layer
 
 
@@ -76,9 +69,9 @@ def reduced_attention(module: nn.Module) -> Dict[str, Any]:
     """Attention to a downsampled map (Twins, timm's PVT v2); the reduction has no heads."""
     if getattr(module, 'v_shortcut', False):
         raise Unsupported('a shortcut adds the values to the output of the attention')
-    width = module.q.out_features // module.num_heads
     return dict(projections=('q', 'kv'), fused=(1, 2), output='proj', heads=module.num_heads,
-                width=width, resize=partial(_exchange_scaled, SizedReducedAttention, width**-0.5))
+                width=module.q.out_features // module.num_heads,
+                resize=partial(_exchange, SizedReducedAttention))
 
 
 @attention_adapter('mmpretrain.models.backbones.twins.LocallyGroupedSelfAttention',
@@ -236,8 +229,6 @@ def _open_rotary(cls: Type[nn.Module], layout: str, layer: nn.Module) -> nn.Modu
 
 
 def _resize_timm(layer: nn.Module, heads: int, width: int) -> nn.Module:
-    if width != layer.head_dim and layer.fused_attn:
-        layer.fused_attn = False  # it would take the scale of the sliced width
     layer.num_heads, layer.head_dim, layer.attn_dim = heads, width, heads * width
     if hasattr(layer, 'num_kv_heads'):
         layer.num_kv_heads, layer.kv_dim = heads, heads * width
@@ -270,8 +261,7 @@ def timm_window_attention(module: nn.Module) -> Dict[str, Any]:
     """timm's window attention of Swin."""
     width = module.qkv.out_features // 3 // module.num_heads
     return dict(_fused(module, width), resize=partial(_record, ('num_heads', ), ''),
-                extra=partial(_along, (), _TABLE),
-                why_no_width='its fused kernel takes the scale of the sliced width')
+                extra=partial(_along, (), _TABLE))
 
 
 @attention_adapter(f'{_HF}.vit.modeling_vit.ViTAttention',
@@ -301,12 +291,10 @@ def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
 def _nested_attention(module: nn.Module) -> Dict[str, Any]:
     """Attention of FLAVA, and of ViT and DINOv2 before v5: a nested module, then a layer."""
     inner = module.attention
-    scaled = not hasattr(inner, 'scaling')
     return dict(path='attention', fused=(1, 1, 1), output='output.dense',
                 heads=inner.num_attention_heads,
                 projections=('attention.query', 'attention.key', 'attention.value'),
-                width=inner.attention_head_size, resize=_resize_nested,
-                why_no_width='its scale is that of the sliced width' if scaled else '')
+                width=inner.attention_head_size, resize=_resize_nested)
 
 
 def _resize_nested(layer: nn.Module, heads: int, width: int) -> nn.Module:
@@ -375,14 +363,6 @@ def _exchange(cls: Type[nn.Module], layer: nn.Module, heads: int, width: int) ->
     """Replace the layer by one that computes with any number of heads."""
     layer = layer if isinstance(layer, cls) else take_over(cls, layer)
     layer.num_heads = heads
-    return layer
-
-
-def _exchange_scaled(cls: Type[nn.Module], scale: float, layer: nn.Module, heads: int,
-                     width: int) -> nn.Module:
-    """Like :func:`_exchange`, for a host that does not record the scale of its dense head."""
-    layer = _exchange(cls, layer, heads, width)
-    layer.scale = scale
     return layer
 
 

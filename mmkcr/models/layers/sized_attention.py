@@ -303,7 +303,7 @@ class SizedReducedAttention(nn.Module):
                 x = self.act(x)
         k, v = self.kv(x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         drop = getattr(self.attn_drop, 'p', self.attn_drop) if self.training else 0.
-        out = F.scaled_dot_product_attention(q, k, v, None, drop, scale=self.scale)
+        out = F.scaled_dot_product_attention(q, k, v, None, drop)
         out = self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
         return self.out_drop(out) if hasattr(self, 'out_drop') else out
 

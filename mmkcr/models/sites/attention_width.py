@@ -2,10 +2,11 @@
 
 from typing import List, Mapping, Optional, Tuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mmkcr.core import Axis, MaskPoint
+from mmkcr.core import Axis, MaskPoint, scale_axes
 from .base import AttentionSite
 
 
@@ -59,9 +60,40 @@ class AttentionWidth(AttentionSite):
         """Slice, and resize the layer to the heads and widths that are left."""
         present = self.kept
         kept = units if present is None else present[units]
+        width = self.view.width if present is None else self._shape(present)[1]
         super().slice_units(units, optimizer)
-        self._exchange(self.view.resize(self.owner, *self._shape(kept)))
+        heads, new = self._shape(kept)
+        self._exchange(self.view.resize(self.owner, heads, new))
+        if new != width:
+            query = self.module(self.view.projections[0])
+            keep_scale(self.owner, query, len(query.weight) // self.view.fused[0], new / width,
+                       optimizer)
 
     def _exchange(self, module: nn.Module) -> None:
         if module is not self.owner:
             self.host.set_submodule(self.path, module)
+
+
+def keep_scale(layer: nn.Module, projection: nn.Module, rows: int, ratio: float,
+               optimizer: Optional[Optimizer] = None) -> None:
+    """Fold into the queries what a narrower head would change in the scale of the softmax.
+
+    The layer then computes with the scale that its host takes by itself for the width that is
+    there, in each of the host's implementations.
+
+    Args:
+        layer (nn.Module): The attention layer; an attribute with its scale is set.
+        projection (nn.Module): The layer that gives the queries.
+        rows (int): How many of its first outputs are queries.
+        ratio (float): New width over the one before.
+        optimizer (Optimizer, optional): Its moments follow. Defaults to none.
+    """
+    for name in ('scale', 'scaling'):
+        if isinstance(getattr(layer, name, None), float):
+            setattr(layer, name, getattr(layer, name) * ratio**-0.5)
+    factor = torch.ones(len(projection.weight), dtype=torch.float64)
+    factor[:rows] = ratio**0.5
+    axes = [Axis(projection, name, folds=True) for name in ('weight', 'bias')]
+    scale_axes(axes, factor, optimizer)
+    if getattr(layer, 'q_bias', None) is not None:
+        scale_axes([Axis(layer, 'q_bias', folds=True)], factor[:len(layer.q_bias)], optimizer)

@@ -90,7 +90,7 @@ class AttentionTap:
         if attribute == 'softmax':
             return self._hook_windows(name, module)
         original, own = getattr(module, attribute), attribute in vars(module)
-        # narrower heads keep the scale of the dense ones in a `partial`
+        # some hosts give their scale by a `partial`
         given = getattr(original, 'keywords', {})
 
         def recording(q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Tensor:
