@@ -7,12 +7,12 @@ import inspect
 from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple, Union
 
-import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.apis.arguments import image_shape
+from mmkcr.core.weights import state_bytes
 from mmkcr.engine.compressed_config import compressed_config, image_size
 from mmkcr.models.building import build_model, load_weights, read_config
 from mmkcr.safe_load import read_checkpoint, read_config_text
@@ -136,12 +136,6 @@ def file_sha256(path: Union[str, Path]) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, 'sha256').hexdigest()
-
-
-def state_bytes(model: nn.Module) -> int:
-    """Bytes of a model's state_dict, without a file's overhead."""
-    return sum(value.numel() * value.element_size() for value in model.state_dict().values()
-               if isinstance(value, torch.Tensor))
 
 
 def dense_config(config: Config) -> Config:

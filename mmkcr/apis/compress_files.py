@@ -239,7 +239,8 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     try:
         result = compress(model, batches, target, sites, task.input_shape, task.part,
                           task_outputs if scope == 'backbone' else None, done=done, latency=table,
-                          scope=scope, cost=cost, logits=task.classifies, seed=seed, **settings)
+                          scope=scope, cost=cost, ordinary=False, logits=task.classifies,
+                          seed=seed, **settings)
     # refused arguments leave nothing to continue
     except ValueError:
         for part in (done, kept):

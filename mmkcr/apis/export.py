@@ -26,6 +26,7 @@ from mmkcr.deploy.onnx_graph import (
 from mmkcr.deploy.prepare import RUNTIMES, prepare
 from mmkcr.deploy.runtimes import Session, open_onnx, quiet, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.models.utils import unwrap
 
 _NEEDED = ('onnx', 'onnxruntime')
 _OPSET = 17  # the first with LayerNormalization
@@ -110,11 +111,11 @@ def export_onnx(model: nn.Module,
     if len(input_shape) != 3 or not batch_sizes or min(*input_shape, *batch_sizes) < 1:
         raise ValueError('expected a shape (C, H, W) and batch sizes of positive numbers, found '
                          f'{tuple(input_shape)} and {tuple(batch_sizes)}')
+    model = unwrap(model)
     # gates would be traced as constants of this moment
     if holders(model):
         raise ValueError('expected a dense model or a subnet to export, found a supernet with '
                          f'{len(holders(model))} gates: slim it first (tools/slim.py)')
-    model = getattr(model, '_orig_mod', model)  # of `torch.compile`, which cannot be traced
     others = {str(value.dtype) for value in model.parameters()} - {'torch.float32'}
     if others:
         raise ValueError('expected a model with weights of torch.float32 to export, found '

@@ -131,7 +131,8 @@ def slim_files(config: Union[str, Path],
     batches = None if fold_masks is None else () if not fold_masks else calibration_images(
         cfg, task, calibration, fold_masks)
     if searched:
-        subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost, batches)
+        subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost, batches,
+                                 ordinary=False)
     else:
         subnet, structure = fold(model, batches, shape, part)
     # of a subnet that was folded, the checkpoint is the one that was

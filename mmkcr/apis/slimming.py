@@ -16,6 +16,7 @@ from mmkcr.core import (
 from mmkcr.core.added import added_layers
 from mmkcr.models.costs import cost_model
 from mmkcr.models.counting import count_macs, note_backbone_macs
+from mmkcr.models.searchable import leave_ordinary
 from mmkcr.models.utils import (
     copied_spaces,
     counted_part,
@@ -38,7 +39,8 @@ def slim(model: nn.Module,
          part: Optional[str] = None,
          latency: Optional[LatencyTable] = None,
          cost: str = 'macs',
-         fold: Optional[Iterable[Any]] = None) -> Tuple[nn.Module, Structure]:
+         fold: Optional[Iterable[Any]] = None,
+         ordinary: bool = True) -> Tuple[nn.Module, Structure]:
     """Discretise the gates of a supernet under a budget and slice its tensors.
 
     Operators in the place of heads are folded: ensembles and derived kernels become plain weights.
@@ -65,6 +67,7 @@ def slim(model: nn.Module,
             :func:`~mmkcr.apis.mask_folding.constant_masks`: what is constant in the subnet's masks
             on queries and keys is removed. That saves MACs beyond the target. Defaults to None:
             masks stay whole.
+        ordinary (bool): See :func:`~mmkcr.apis.compress`. Defaults to True.
 
     Returns:
         tuple[nn.Module, Structure]: The subnet with inherited weights (a bare
@@ -118,4 +121,6 @@ def slim(model: nn.Module,
                             subnet=online_params(subnet))
     if budget is not macs:
         structure.provenance[budget.name] = budget.describe(structure.sizes())
+    if ordinary:
+        leave_ordinary(subnet)
     return subnet, structure

@@ -22,9 +22,10 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
 from mmkcr.evaluation.complexity import ComplexityTap
 from mmkcr.models.costs import cost_model
-from mmkcr.models.counting import count_parts, note_backbone_macs
+from mmkcr.models.counting import check_built, count_parts, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.searchable import leave_ordinary
+from mmkcr.models.sites.base import KindConfig, check_ties
 from mmkcr.models.utils import (
     counted_part,
     is_detector,
@@ -33,6 +34,7 @@ from mmkcr.models.utils import (
     task_forward,
 )
 from .batches import numbered, of_size, split_batches
+from .given import check_images, copied, look_at
 from .head_rotation import take_weights
 from .kinds import SCOPES, searched
 from .options import CompressOptions, Forward, Pair, SiteProfile
@@ -80,6 +82,7 @@ def compress(model: nn.Module,
              latency: LatencyTable | None = None,
              scope: str = 'backbone',
              cost: str = 'macs',
+             ordinary: bool = True,
              **options: Any) -> CompressResult:
     """Compress a network in closed form, from unlabelled images.
 
@@ -113,6 +116,9 @@ def compress(model: nn.Module,
             ``'backbone'``.
         cost (str): What the target limits: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
             ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
+        ordinary (bool): Leave an ordinary network, see
+            :func:`~mmkcr.models.searchable.leave_ordinary`. False keeps its search space, which
+            files of configs need. Defaults to True.
         **options: See :class:`CompressOptions`.
 
     Returns:
@@ -133,19 +139,24 @@ def compress(model: nn.Module,
     if scope == 'model' and latency is not None:
         raise ValueError('expected another target to compress a whole model, found a time: '
                          'tables of latencies are about backbones')
-    settings = with_memory(CompressOptions(**options), model)
+    check_images(images)
+    dense = copied(model)
+    dense.eval()
+    settings = with_memory(CompressOptions(**options), dense)
+    default = forward is None and scope == 'backbone'
     forward = forward or (whole_outputs if scope == 'model' else called)
     batches, held_out = split_batches(images, held_out)
-    dense = copy.deepcopy(model)
-    dense.eval()
     if scope == 'model' and is_detector(dense):
         # proposals follow the weights: outputs are compared on the dense network's proposals
         chooser = copy.deepcopy(dense)
         batches, held_out = (HeldBatches(one, chooser) for one in (batches, held_out))
     networks = Pair(dense, copy.deepcopy(dense))
     spaces = Pair(*(searched(network, sites, scope) for network in networks))
+    check_ties(networks.slim, spaces.slim.sites)
+    look_at(dense, batches, forward, default)
     macs = macs_model(networks.slim, spaces.slim, input_shape, part)
     budget = cost_model(cost, macs, latency)
+    promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]
     wanted = budget.parse_target(target)
     try:
         check_reach(spaces.slim, budget, wanted, settings)
@@ -172,8 +183,12 @@ def compress(model: nn.Module,
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)
     refit_along(networks, structure, batches, forward, settings, looked, done)
-    return finished(networks, structure, macs, input_shape, part, held_out, forward, settings,
-                    looked, profiles)
+    check_built(promises, sizes, input_shape)
+    result = finished(networks, structure, macs, input_shape, part, held_out, forward, settings,
+                      looked, profiles)
+    if ordinary:
+        leave_ordinary(result.model)
+    return result
 
 
 def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape: Sequence[int],

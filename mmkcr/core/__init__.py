@@ -13,16 +13,16 @@ from .options import allowed_ratio_sizes, can_meet, choose_options
 from .selection import TOLERANCE, select_units
 from .sites import Cost, MaskPoint, Site, SiteHolder, UnitMask, Unsupported, block_of
 from .slicing import slice_parameter, take_entries
-from .structure import MaskEntry, SiteEntry, Structure
+from .structure import KEPT, MaskEntry, SiteEntry, Structure, digest
 from .weights import COUNTED, BytesModel, ParamsModel
 
 __all__ = [
-    'Axis', 'BaseGate', 'BytesModel', 'COUNTED', 'Cost', 'CostModel', 'LatencyModel',
+    'Axis', 'BaseGate', 'BytesModel', 'COUNTED', 'Cost', 'CostModel', 'KEPT', 'LatencyModel',
     'LatencyTable', 'MacsModel', 'MacsReport', 'MaskEntry', 'MaskPoint', 'NoisyGate',
     'NonFiniteError', 'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure',
     'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'block_of',
     'can_meet', 'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
-    'count_forward_macs', 'count_params', 'eval_mode', 'load_table', 'locked', 'parse_target',
-    'remove_stale', 'scale_axes', 'select_units', 'slice_axes', 'slice_parameter', 'solve_budget',
-    'sync_sizes', 'take_entries'
+    'count_forward_macs', 'count_params', 'digest', 'eval_mode', 'load_table', 'locked',
+    'parse_target', 'remove_stale', 'scale_axes', 'select_units', 'slice_axes', 'slice_parameter',
+    'solve_budget', 'sync_sizes', 'take_entries'
 ]

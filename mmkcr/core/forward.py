@@ -1,5 +1,6 @@
 """Outputs of a forward pass as a list, and leaving one early."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 
 def flat_tensors(outputs: Any, floating: bool = True) -> list[Tensor]:
-    """The tensors in nested tuples, lists and dicts, in their order.
+    """The tensors in nested tuples, lists, dicts and dataclasses, in their order.
 
     Args:
         outputs (Any): Of a model.
@@ -22,6 +23,8 @@ def flat_tensors(outputs: Any, floating: bool = True) -> list[Tensor]:
         outputs = outputs.values()
     if hasattr(outputs, 'to_tuple'):  # of Hugging Face
         outputs = outputs.to_tuple()
+    elif dataclasses.is_dataclass(outputs):
+        outputs = [getattr(outputs, field.name) for field in dataclasses.fields(outputs)]
     if isinstance(outputs, (list, tuple)) or hasattr(outputs, '__iter__'):
         return [tensor for part in outputs for tensor in flat_tensors(part, floating)]
     return []

@@ -21,17 +21,12 @@ Cost = Any  # an int for ints, a differentiable scalar for tensors
 class SiteHolder(nn.Module):
     """The sub-module that a site adds to its host module, under the name of its kind.
 
-    It holds the ``gate`` of a supernet, or the ``kept`` units of a subnet (int64). These are in
-    the checkpoint, so that weights of another structure can be refused even if the shapes agree.
-    Called as a module, it is the identity.
+    It holds the ``gate`` of a supernet. Called as a module, it is the identity.
     """
 
-    def __init__(self, gate: Optional[BaseGate] = None, kept: Optional[Tensor] = None) -> None:
+    def __init__(self, gate: BaseGate) -> None:
         super().__init__()
-        if gate is not None:
-            self.gate = gate
-        if kept is not None:
-            self.register_buffer('kept', kept.clone())
+        self.gate = gate
 
     def forward(self, x: Any) -> Any:
         """``x`` as it is."""
@@ -120,7 +115,7 @@ class Site:
 
     @property
     def name(self) -> str:
-        """``path.kind``: the module path of its holder."""
+        """``path.kind``: in a supernet the module path of its holder."""
         return f'{self.path}.{self.kind}' if self.path else self.kind
 
     @property
@@ -130,7 +125,7 @@ class Site:
 
     @property
     def holder(self) -> Optional[SiteHolder]:
-        """The site's holder in a supernet or a subnet; None in a dense network."""
+        """The site's holder in a supernet, else None."""
         return self.owner._modules.get(self.kind)
 
     @property
@@ -141,9 +136,7 @@ class Site:
     @property
     def kept(self) -> Optional[Tensor]:
         """Kept units of a subnet, or of a supernet that was sliced while it trained, else None."""
-        if self.holder is None:  # dense, or a tool (quantisation) has exchanged the owner
-            return self._kept
-        return getattr(self.holder if self.gate is None else self.gate, 'kept', None)
+        return self._kept if self.gate is None else getattr(self.gate, 'kept', None)
 
     @property
     def present(self) -> int:
@@ -295,18 +288,13 @@ class Site:
             self.slice_units(units)
             self.resized(len(kept))
         self.detach()
-        self.hold(kept)
-
-    def hold(self, kept: Tensor) -> None:
-        """Record the units that a subnet keeps."""
         self._kept = kept
-        self.owner.add_module(self.kind, SiteHolder(kept=kept).train(self.owner.training))
 
 
 def holders(root: nn.Module) -> Dict[str, SiteHolder]:
     """The holders that have a gate, below ``root``, by site, in the order of the modules."""
     return {name: module for name, module in root.named_modules()
-            if isinstance(module, SiteHolder) and hasattr(module, 'gate')}
+            if isinstance(module, SiteHolder)}
 
 
 def block_of(path: str) -> str:

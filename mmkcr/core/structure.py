@@ -4,6 +4,7 @@ It is one JSON format for all methods, with one line per site, so that it can be
 read, edited and diffed. A subnet is such a file and a plain state_dict.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,19 @@ from .io import atomic_write
 FORMAT_VERSION = 1
 #: Limits on what a file may demand. The largest networks known have 1.5 million units.
 MOST_UNITS, MOST_BYTES, MOST_LEVELS = 2**22, 2**26, 64
+#: Buffer of a subnet with a digest of its kept units: its weights are refused elsewhere.
+KEPT = 'kept_units'
 _COUNTS = dict(macs={'dense', 'subnet', 'input_shape'}, params={'dense', 'subnet'})
+
+
+def digest(sites: Mapping[str, 'SiteEntry']) -> torch.Tensor:
+    """A number, int64, that tells kept units from others, see :data:`KEPT`.
+
+    Args:
+        sites (Mapping[str, SiteEntry]): Of a structure.
+    """
+    text = json.dumps({name: list(entry.kept) for name, entry in sites.items()}, sort_keys=True)
+    return torch.tensor(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], 'big'))
 
 
 def _published_structure(path: Path) -> Any:

@@ -9,6 +9,7 @@ from .added import added_layers
 from .cost import CostModel
 from .macs import MacsModel
 from .sites import Cost, Site
+from .structure import KEPT
 
 #: Length of a side of a tensor: a constant part, and by site the entries per unit.
 Side = Tuple[int, Tuple[Tuple[str, int], ...]]
@@ -66,7 +67,7 @@ class ParamsModel(CostModel):
                 self.fixed += value.numel() * self._unit(value)
             added += value.numel() * self._unit(value) * (id(value) in added_ids)
         full = {name: site.total for name, site in self.sites.items()}
-        self.dense = self(full) - self._recorded(full) - added
+        self.dense = self(full) - added
 
     def _ids(self, *modules: nn.Module) -> Set[int]:
         return {id(value) for module in modules for value in self._tensors(module)}
@@ -78,10 +79,6 @@ class ParamsModel(CostModel):
     def _unit(self, value: Tensor) -> int:
         """Cost of one number of a tensor."""
         return 1
-
-    def _recorded(self, sizes: Mapping[str, Cost]) -> Cost:
-        """Cost of a subnet's record of its kept units, which the dense network does not have."""
-        return 0
 
     def _sized(self) -> Dict[int, _Sized]:
         """Tensors along which sites lie, by id."""
@@ -117,29 +114,34 @@ class ParamsModel(CostModel):
         return (self.fixed + sum(number * math.prod(map(length, sides))
                                  for sides, number in self.terms.items())
                 + sum(self.sites[name].params(sizes[name]) * unit
-                      for name, unit in self._forms.items()) + self._recorded(sizes))
+                      for name, unit in self._forms.items()))
+
+
+def state_tensors(module: nn.Module) -> List[Tensor]:
+    """The tensors of a network's ``state_dict``, without the digest of a subnet's units."""
+    return [value for name, value in module.state_dict(keep_vars=True).items()
+            if isinstance(value, Tensor) and name.rpartition('.')[2] != KEPT]
+
+
+def state_bytes(module: nn.Module) -> int:
+    """Bytes of :func:`state_tensors`, without a file's overhead."""
+    return sum(value.numel() * value.element_size() for value in state_tensors(module))
 
 
 class BytesModel(ParamsModel):
-    """Bytes of the subnet's ``state_dict``: parameters, buffers and the record of kept units.
+    """Bytes of the subnet's ``state_dict``: parameters and buffers.
 
-    A checkpoint file adds a few kilobytes. Arguments and attributes as in :class:`ParamsModel`.
+    A checkpoint file adds a few kilobytes, with a digest of the kept units. Arguments and
+    attributes as in :class:`ParamsModel`.
     """
 
     name, noun, suffix = 'bytes', 'bytes', 'B'
-    #: Bytes per kept unit, which a subnet records as int64.
-    _RECORD = 8
 
     def _tensors(self, module: nn.Module) -> List[Tensor]:
-        return [value for value in module.state_dict(keep_vars=True).values()
-                if isinstance(value, Tensor)]
+        return state_tensors(module)
 
     def _unit(self, value: Tensor) -> int:
         return value.element_size()
-
-    def _recorded(self, sizes: Mapping[str, Cost]) -> Cost:
-        return self._RECORD * sum(sizes[name] for name in self.sites)
-
 
 #: Costs that can be counted, so that a budget of them needs no table of latencies.
 COUNTED = {cls.name: cls for cls in (MacsModel, ParamsModel, BytesModel)}

@@ -10,7 +10,7 @@ from mmengine.model import PretrainedInit, update_init_info
 from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
 
-from mmkcr.core import check_finite_state
+from mmkcr.core import KEPT, check_finite_state
 from mmkcr.core.added import added_layers
 from mmkcr.safe_load import read_checkpoint
 from .layers.operator_attention import dense_places
@@ -111,9 +111,6 @@ def inherit_dense(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: s
     inherited = [_inherit(site, state_dict, prefix) for site in space.sites.values()
                  if site.kind == 'head_operator']
     if any(inherited):
-        # sites of other kinds are whole
-        for name in space.structure.sites if space.structure else ():
-            state_dict.setdefault(f'{prefix}{name}.kept', space.host.get_buffer(f'{name}.kept'))
         print_log(f'The replaced heads of the `{space.type_name}` start from the values and '
                   'projections of the dense network that is loaded', 'current')
 
@@ -126,13 +123,11 @@ def _inherit(site: Any, state_dict: Dict[str, Tensor], prefix: str) -> bool:
     Returns:
         bool: Whether the state is that of a dense layer.
     """
-    start, kept = f'{prefix}{site.path}.', site.host.get_buffer(f'{site.name}.kept')
+    start = f'{prefix}{site.path}.'
     dense = state_dict.get(f'{start}qkv.weight')
-    if dense is None or f'{prefix}{site.name}.kept' in state_dict:
+    if dense is None or dense.shape[0] != 3 * site.total * site.view.width:
         return False
-    if dense.shape[0] != 3 * site.total * site.view.width:
-        return False
-    rows, columns = dense_places(kept.to(dense.device), site.total, site.view.width)
+    rows, columns = dense_places(site.kept.to(dense.device), site.total, site.view.width)
     for key, dim, places in (('qkv.weight', 0, rows), ('qkv.bias', 0, rows),
                              ('proj.weight', 1, columns)):
         if f'{start}{key}' in state_dict:
@@ -140,6 +135,32 @@ def _inherit(site: Any, state_dict: Dict[str, Tensor], prefix: str) -> bool:
     for key, value in nn.Module.state_dict(site.owner).items():
         state_dict.setdefault(f'{start}{key}', value)
     return True
+
+
+def take_kept(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
+    """Refuse weights of a subnet that keeps other units, whose shapes may be the same.
+
+    A file without a record of its units is taken at its word: that of an ordinary network.
+
+    Args:
+        space (SearchSpace): Search space of the backbone that loads.
+        state_dict (dict): Changed in place: a record has this network's form afterwards.
+        prefix (str): Prefix of the backbone's keys.
+
+    Raises:
+        ValueError: The file records other units.
+    """
+    ours = getattr(space.host, KEPT, None)
+    if ours is None:
+        return
+    theirs = state_dict.setdefault(f'{prefix}{KEPT}', ours)
+    # files of before 2026-11-27 list the units of each site
+    listed = {name: state_dict.pop(f'{prefix}{name}.kept', None) for name in space.decided()}
+    other = next((name for name, kept in listed.items() if kept is not None and
+                  kept.tolist() != list(space.decided()[name].kept)), None)
+    if other is not None or not torch.equal(ours.cpu(), theirs.cpu()):
+        raise ValueError('expected a checkpoint of the subnet in the structure, found other kept '
+                         f'units{"" if other is None else f" at site `{other}`"}')
 
 
 def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: str) -> None:
@@ -154,7 +175,7 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
         prefix (str): Prefix of these keys.
 
     Raises:
-        ValueError: Missing, unexpected or mis-shaped keys, or other kept units.
+        ValueError: Missing, unexpected or mis-shaped keys.
     """
     host = space.host
     found = {key[len(prefix):]: value.shape for key, value in state_dict.items()
@@ -189,11 +210,6 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
         print_log(f'Expected a checkpoint with all entries of the `{space.type_name}` and no '
                   f'others, found {_listing("missing", new)}, which keep their initial values, and '
                   f'{_listing("surplus", unused)}, which are not used', 'current', logging.WARNING)
-    for site in space._fixed if space.structure is None else space.structure.sites:
-        ours, theirs = host.get_buffer(f'{site}.kept'), state_dict[f'{prefix}{site}.kept']
-        if not torch.equal(ours.cpu(), theirs.cpu()):
-            raise ValueError('expected a checkpoint of the subnet in the structure, found other '
-                             f'kept units at site `{site}`')
 
 
 def _listing(kind: str, keys: List[str]) -> str:

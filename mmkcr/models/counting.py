@@ -1,11 +1,12 @@
 """MACs and parameters of any model of the three task families."""
 
 import warnings
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from torch import nn
 
-from mmkcr.core import MacsReport, Structure, count_forward_macs
+from mmkcr.core import CostModel, MacsReport, Structure, count_forward_macs
+from mmkcr.core.weights import state_bytes
 from .two_stage import MASKS, most_proposals
 from .utils import (
     backbone_macs,
@@ -13,8 +14,11 @@ from .utils import (
     find_task,
     is_dense_task,
     macs_by_part,
+    momentum_copies,
+    online_params,
     search_space,
     task_forward,
+    unwrap,
 )
 
 
@@ -36,12 +40,35 @@ def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) ->
     """
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise ValueError(f'expected an input shape (C, H, W), found {tuple(input_shape)}')
+    model = unwrap(model)
     return count_forward_macs(model, task_forward(model, input_shape))
 
 
 def count_macs(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> int:
     """Total of :func:`macs_report`."""
     return macs_report(model, input_shape).total
+
+
+def check_built(promises: Sequence[CostModel], sizes: Mapping[str, int],
+                input_shape: Sequence[int]) -> None:
+    """Compare what a built network costs with what was promised of it.
+
+    Args:
+        promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network before it
+            was sliced; their ``model`` is now sliced.
+        sizes (Mapping[str, int]): Of the sites.
+        input_shape (Sequence[int]): (C, H, W).
+
+    Raises:
+        ValueError: It costs more.
+    """
+    model = promises[0].model
+    copies = sum(map(state_bytes, momentum_copies(model)))
+    counts = (count_macs(model, input_shape), online_params(model), state_bytes(model) - copies)
+    for promise, found in zip(promises, counts):
+        if found > promise(sizes):
+            raise ValueError(f'expected {promise(sizes)} {promise.noun} of the compressed '
+                             f'`{type(model).__name__}`, found {found}: please report this network')
 
 
 #: MACs by part: (dense, slim).

@@ -35,7 +35,7 @@ def head_params(site: 'HeadOperatorSite', size: Cost) -> Cost:
         size (Cost): Heads that stay attention.
     """
     owner, replaced = site.owner, site.total - size
-    mixed = (site.holder, owner.operator) if hasattr(owner, 'operator') else ()
+    mixed = filter(None, (site.holder, getattr(owner, 'operator', None)))
     row = count_params(owner.qkv) // (3 * site.total)  # the queries of one head, or its keys
     operator, column = _operator(site), owner.proj.weight.numel() // site.total
     folding = 0 if site.gate is None else operator.folded_params(replaced, row, column)

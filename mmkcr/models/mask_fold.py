@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mmkcr.core import Axis, MaskEntry, slice_axes
 from .gates import QKMask
 from .layers.lite_mla import LiteMLA
-from .sites.attention_width import keep_scale
+from .sites.attention_width import scale_queries
 from .sites.qk_mask import MaskHook, QKMaskSite
 
 DEPENDS, SHUT, OPEN = -1, 0, 1
@@ -78,7 +78,8 @@ def _narrow(site: QKMaskSite, shut: Tensor) -> Tensor:
                      for place, part in enumerate(parts)]
             slice_axes([Axis(projection, name) for name in ('weight', 'bias')], torch.cat(index))
         site.host.set_submodule(site.path, site.view.narrow(owner))
-        keep_scale(site.owner, site.projections()[0], len(heads) * width, width / heads.shape[1])
+        # the host takes the scale of the width that is there
+        scale_queries(site.projections()[0], len(heads) * width, (width / heads.shape[1])**0.5)
     return kept.flatten()
 
 

@@ -15,17 +15,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mmkcr.core import (
+    KEPT,
     Axis,
     BaseGate,
     MaskEntry,
     SiteEntry,
     Structure,
     count_params,
+    digest,
     scale_axes,
     slice_axes,
 )
 from mmkcr.registry import MODELS
-from .backbone_loading import check_state, inherit_dense
+from .backbone_loading import check_state, inherit_dense, take_kept
 from .head_choice import choose_heads, is_choice
 from .mask_fold import fold_mask
 from .sites import QKMaskSite, find_sites
@@ -121,6 +123,16 @@ class SearchSpace:
             for handle in before._handles:
                 handle.remove()
         return space
+
+    def leave(self) -> None:
+        """Take the search space and its hooks off a host that computes the same without them."""
+        if self._masks or any(site.kind == 'head_operator' or site.kind == 'embedding'
+                              and site.present < site.total for site in self._sites.values()):
+            return
+        for handle in self._handles:
+            handle.remove()
+        del self.host.search_space
+        self.host._buffers.pop(KEPT, None)
 
     # ---- sites ----------------------------------------------------------------------------------
 
@@ -239,6 +251,7 @@ class SearchSpace:
         for name, entry in fixed.items():
             self._slice(name, entry)
         self._fixed = fixed
+        self._record(fixed)
         self.fold_masks(structure.masks)
 
     @property
@@ -279,6 +292,17 @@ class SearchSpace:
                                  'the structure')
         self.fold_masks(structure.masks)
         self.structure = structure
+        self._record(structure.sites)
+
+    def _record(self, sites: Mapping[str, SiteEntry]) -> None:
+        """Put a digest of the kept units into the host's state, for strict loading."""
+        if sites:
+            device = next(self.host.parameters()).device
+            self.host.register_buffer(KEPT, digest(sites).to(device))
+
+    def decided(self) -> Mapping[str, SiteEntry]:
+        """Entries of the sites that are sliced for good: all of a subnet's."""
+        return self._fixed if self.structure is None else self.structure.sites
 
     def _totals_with(self, masks: Mapping[str, MaskEntry]) -> Dict[str, int]:
         """Units of every site; masks may be folded without a site."""
@@ -499,6 +523,7 @@ class SearchSpace:
         if self.chosen:
             inherit_dense(self, state_dict, prefix)
         self.take_shape(state_dict, prefix)
+        take_kept(self, state_dict, prefix)
         check_state(self, state_dict, prefix)
 
 

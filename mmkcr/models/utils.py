@@ -18,10 +18,14 @@ from .two_stage import most_proposals, two_stage_outputs
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside wrappers: distributed, or for test-time augmentation."""
-    while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
-        model = model.module
-    return model
+    """The module inside wrappers: distributed, compiled, or for test-time augmentation."""
+    while True:
+        if is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+            model = model.module
+        elif '_orig_mod' in model._modules:  # of `torch.compile`
+            model = model._orig_mod
+        else:
+            return model
 
 
 @contextmanager

@@ -119,7 +119,7 @@ def test_all_wrong_keys_are_listed_for_a_debugger(checkpoint):
     with pytest.raises(ValueError, match='the dense .*unexpected .*mis-shaped') as error:
         start(checkpoint)
     notes = '\n'.join(error.value.__notes__)
-    assert all(f'stages.{s}.blocks.{b}.ffn.mlp_channels.kept' in notes
+    assert all(f'stages.{s}.blocks.{b}.ffn.layers.0.0.weight' in notes
                for s in (0, 1) for b in (0, 1))
 
 
@@ -133,7 +133,7 @@ def test_refusals(trained, checkpoint, tmp_path):
     other = dict(structure.to_dict(), backbone=dict(type='KCRVisionTransformer'))
     for arguments, error, message in [
         (dict(checkpoint=str(tmp_path / 'dense.pth'), structure=structure), ValueError,
-         'of the subnet `KCRSwinTransformer`, found 4 missing .*kept'),
+         'of the subnet `KCRSwinTransformer`, found 0 missing, .*mis-shaped'),
         (dict(checkpoint='no/such.pth'), FileNotFoundError, '`no/such.pth`, found none'),
         (dict(checkpoint=str(tmp_path / 'text.pth')), ValueError, 'cannot be read'),
         (dict(checkpoint=str(tmp_path / 'head.pth'), prefix='backbone.'), ValueError,

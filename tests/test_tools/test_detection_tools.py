@@ -59,8 +59,8 @@ def test_search_slim_train_test_export(run_tool, search, config_of, rates_by_lay
     run_tool('train', slim, '--work-dir', tmp_path / 'run', *rates_by_layer(0.5))
     checkpoint = torch.load(tmp_path / 'run' / 'epoch_1.pth', weights_only=False)
     trained = checkpoint['state_dict']
-    kept = find_backbone(model).get_buffer('stages.0.blocks.0.ffn.mlp_channels.kept')
-    assert torch.equal(trained['backbone.stages.0.blocks.0.ffn.mlp_channels.kept'], kept)
+    kept = find_backbone(model).get_buffer('kept_units')
+    assert torch.equal(trained['backbone.kept_units'], kept)
     assert scales_of(checkpoint) == {0.5**depth for depth in range(6)}  # stem, 4 blocks, heads
     run_tool('test', slim, tmp_path / 'run' / 'epoch_1.pth', '--work-dir', tmp_path / 'test',
              '--out', tmp_path / 'metrics.json', '--out-item', 'metrics')

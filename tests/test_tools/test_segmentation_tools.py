@@ -90,8 +90,8 @@ def test_search_slim_train_test_export(run_tool, config_of, rates_by_layer, scal
     run_tool('train', slim, '--work-dir', tmp_path / 'run', *rates_by_layer(0.5))
     checkpoint = torch.load(tmp_path / 'run' / 'iter_2.pth', weights_only=False)
     trained = checkpoint['state_dict']
-    kept = find_backbone(model).get_buffer('stages.0.blocks.0.ffn.mlp_channels.kept')
-    assert torch.equal(trained['backbone.stages.0.blocks.0.ffn.mlp_channels.kept'], kept)
+    kept = find_backbone(model).get_buffer('kept_units')
+    assert torch.equal(trained['backbone.kept_units'], kept)
     assert scales_of(checkpoint) == {0.5**depth for depth in range(6)}  # stem, 4 blocks, heads
     found = {}
     for name, flags in dict(plain=(), augmented=('--tta', )).items():

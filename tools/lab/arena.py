@@ -64,7 +64,8 @@ def cut(call: Call) -> Dict[str, Any]:
     """
     model, content, batches = _dense(call, call.start.weights)
     result = compress(model, batches, call.arguments['target'],
-                      call.arguments.get('sites', SITES), **_settings(call, model, batches),
+                      call.arguments.get('sites', SITES), ordinary=False,
+                      **_settings(call, model, batches),
                       **VARIANTS[call.arguments['variant']].options)
     return _written(call, result, content)
 

@@ -105,7 +105,7 @@ def uniform_subnet(model: Mapping[str, Any], target: Target,
         if gate.options() is None:
             order = (torch.arange(gate.total) + 0.5) / gate.total
             gate.alpha.data.copy_(1 - order)  # the same quantiles at every site
-    return slim(supernet, target, input_shape=input_shape, part=part)[0]
+    return slim(supernet, target, input_shape=input_shape, part=part, ordinary=False)[0]
 
 
 def replace_blocks(model: nn.Module, count: int) -> None:

@@ -50,15 +50,17 @@ def multihead_attention(module: nn.Module) -> Dict[str, Any]:
         raise Unsupported('a shortcut adds the values to the output of the attention')
     if type(module).__name__ != 'MultiheadAttention':
         raise Unsupported(f'`{type(module).__name__}` has no adapter')
-    # the option `qk_scale` fixes the scale, whatever the width is
-    fixed = getattr(module.scaled_dot_product_attention, 'keywords', {})
+    fixed = getattr(module.scaled_dot_product_attention, 'keywords', {})  # option `qk_scale`
     return dict(projections=('qkv', ), output='proj', heads=module.num_heads,
                 width=module.head_dims, resize=_resize_multihead,
-                narrow=None if fixed else partial(take_over, NarrowQueries),
-                why_no_width='a scale is given (`qk_scale`)' if fixed else '')
+                narrow=None if fixed else partial(take_over, NarrowQueries))
 
 
 def _resize_multihead(layer: nn.Module, heads: int, width: int) -> nn.Module:
+    product = layer.scaled_dot_product_attention
+    if 'scale' in getattr(product, 'keywords', {}):  # the host divides by it
+        layer.scaled_dot_product_attention = partial(
+            product.func, scale=product.keywords['scale'] * (width / layer.head_dims)**0.5)
     layer.num_heads, layer.head_dims, layer.embed_dims = heads, width, heads * width
     return layer
 

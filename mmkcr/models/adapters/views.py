@@ -323,6 +323,10 @@ def _views(host: nn.Module, table: Mapping[str, Adapter],
         except Unsupported as reason:  # one that cannot be seen does not hide the others
             views.append(Unsupported(f'{reason} at `{path}`'))
             continue
+        except AttributeError as error:
+            raise ValueError('expected layers whose weights are parameters of their own in the '
+                             f'`{type(module).__name__}` at `{path}`, found that {error}: merge '
+                             'adapters, remove masks and quantise afterwards') from error
         views += [view_of(host, path, dict(local))
                   for local in (found if isinstance(found, list) else [found])]
     return views

@@ -64,36 +64,71 @@ class AttentionWidth(AttentionSite):
         super().slice_units(units, optimizer)
         heads, new = self._shape(kept)
         self._exchange(self.view.resize(self.owner, heads, new))
-        if new != width:
-            query = self.module(self.view.projections[0])
-            keep_scale(self.owner, query, len(query.weight) // self.view.fused[0], new / width,
-                       optimizer)
+        if new == width or self.view.rotary is not None:  # a layer of ours keeps the dense scale
+            return
+        for name in ('scale', 'scaling'):  # what the host records for the width that is there
+            if isinstance(getattr(self.owner, name, None), float):
+                setattr(self.owner, name, getattr(self.owner, name) * (new / width)**-0.5)
+        self._factor *= (new / width)**0.5
+        if self.gate is None:
+            self._fold_scale()
+        else:  # weights that still learn keep their scale
+            self._unmask()
+            self._mask()
+
+    #: What the queries are to be multiplied by, so that the softmax keeps the dense head's scale.
+    _factor: float = 1.
+
+    def _mask(self) -> None:
+        super()._mask()
+        if self._factor != 1:
+            query, rows = self._queries()
+            self._handles.append(query.register_forward_hook(QueryScale(rows, self._factor)))
+
+    def detach(self) -> None:
+        """Remove the gate; what scales the queries becomes part of their weights."""
+        super().detach()
+        self._fold_scale()
+
+    def _queries(self) -> Tuple[nn.Module, int]:
+        """The layer of the queries, and how many of its first outputs they are."""
+        query = self.module(self.view.projections[0])
+        return query, len(query.weight) // self.view.fused[0]
+
+    def _fold_scale(self) -> None:
+        if self._factor != 1:
+            scale_queries(*self._queries(), self._factor)
+            self._factor = 1.
 
     def _exchange(self, module: nn.Module) -> None:
         if module is not self.owner:
             self.host.set_submodule(self.path, module)
 
 
-def keep_scale(layer: nn.Module, projection: nn.Module, rows: int, ratio: float,
-               optimizer: Optional[Optimizer] = None) -> None:
-    """Fold into the queries what a narrower head would change in the scale of the softmax.
-
-    The layer then computes with the scale that its host takes by itself for the width that is
-    there, in each of the host's implementations.
+class QueryScale:
+    """Multiplies queries by a factor, as a forward hook of their projection.
 
     Args:
-        layer (nn.Module): The attention layer; an attribute with its scale is set.
-        projection (nn.Module): The layer that gives the queries.
         rows (int): How many of its first outputs are queries.
-        ratio (float): New width over the one before.
-        optimizer (Optimizer, optional): Its moments follow. Defaults to none.
+        factor (float): The factor.
     """
-    for name in ('scale', 'scaling'):
-        if isinstance(getattr(layer, name, None), float):
-            setattr(layer, name, getattr(layer, name) * ratio**-0.5)
-    factor = torch.ones(len(projection.weight), dtype=torch.float64)
-    factor[:rows] = ratio**0.5
-    axes = [Axis(projection, name, folds=True) for name in ('weight', 'bias')]
-    scale_axes(axes, factor, optimizer)
-    if getattr(layer, 'q_bias', None) is not None:
-        scale_axes([Axis(layer, 'q_bias', folds=True)], factor[:len(layer.q_bias)], optimizer)
+
+    def __init__(self, rows: int, factor: float) -> None:
+        self.rows, self.factor = rows, factor
+
+    def __call__(self, _: nn.Module, args: Tuple, out: Tensor) -> Tensor:
+        """The output with scaled queries."""
+        return torch.cat([out[..., :self.rows] * self.factor, out[..., self.rows:]], -1)
+
+
+def scale_queries(projection: nn.Module, rows: int, factor: float) -> None:
+    """Multiply a factor into the weights of queries, in place.
+
+    Args:
+        projection (nn.Module): The layer that gives them.
+        rows (int): How many of its first outputs they are.
+        factor (float): The factor.
+    """
+    scale = torch.ones(len(projection.weight), dtype=torch.float64)
+    scale[:rows] = factor
+    scale_axes([Axis(projection, name, folds=True) for name in ('weight', 'bias')], scale)

@@ -3,8 +3,7 @@
 import re
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, Union
 
-from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
+from torch import Tensor, nn
 
 from mmkcr.core import Axis, Site, Unsupported
 from mmkcr.models.adapters import attention_views, mlp_views
@@ -13,6 +12,18 @@ from mmkcr.models.adapters.views import known_hosts
 KindConfig = Union[str, Mapping[str, Any]]
 #: Kinds of site by their names.
 KINDS: Dict[str, Type['HostSite']] = {}
+
+
+#: What makes an ordinary layer of one with another weight, by what the layer has.
+_REMEDIES = {
+    'parametrizations': '`torch.nn.utils.parametrize.remove_parametrizations` leaves one',
+    'weight_g': '`torch.nn.utils.remove_weight_norm` leaves one',
+    'weight_u': '`torch.nn.utils.remove_spectral_norm` leaves one',
+    'weight_orig': '`torch.nn.utils.prune.remove` makes the masks permanent',
+    'bias_orig': '`torch.nn.utils.prune.remove` makes the masks permanent',
+    'base_layer': 'merge the adapter first (`merge_and_unload()` of PEFT)',
+    'original_layer': 'merge the adapter into the layer first',
+}
 
 
 def register_kind(cls: Type['HostSite']) -> Type['HostSite']:
@@ -108,10 +119,9 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> Dict[str, HostSi
 
     Raises:
         ValueError: A kind or option is unknown, the host does not have a kind, ``where`` matches
-            no module, two kinds claim the same axis of a tensor, or a weight of the host is
-            computed from others (spectral or weight norm, any other parametrisation).
+            no module, two kinds claim the same axis of a tensor, or as in :func:`check_layers`.
     """
-    _check_weights(host)
+    check_layers(host)
     sites: Dict[str, HostSite] = {}
     for config in kinds:
         cls, where, options = _parse(config)
@@ -124,21 +134,60 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> Dict[str, HostSi
                              f'{len(found)} modules (such as `{next(iter(found.values())).path}`), '
                              f'found {where!r}')
         sites.update(matching)
+    check_ties(host, sites)
     _check_axes(sites)
     # hosts register their modules in forward order
     order = {path: place for place, (path, _) in enumerate(host.named_modules())}
     return dict(sorted(sites.items(), key=lambda item: order[item[1].path]))
 
 
-def _check_weights(host: nn.Module) -> None:
-    """Refuse weights that are computed at every call: slicing them would not last."""
-    for path, module in host.named_modules():
-        hooks = {type(hook).__name__ for hook in module._forward_pre_hooks.values()}
-        if is_parametrized(module) or hooks & {'SpectralNorm', 'WeightNorm'}:
-            raise ValueError(f'expected weights that are parameters, found a parametrised layer at '
-                             f'`{path}`: `torch.nn.utils.parametrize.remove_parametrizations` '
-                             '(or `torch.nn.utils.remove_spectral_norm`, `remove_weight_norm`) '
-                             'leaves an ordinary one')
+def check_layers(model: nn.Module) -> None:
+    """Refuse layers whose weight is not a parameter of their own: slicing it would not last.
+
+    Args:
+        model (nn.Module): The network.
+
+    Raises:
+        ValueError: A layer with an adapter (LoRA), a mask, a norm or another parametrisation of
+            its weight, a quantised or a sharded one; the message says which, and what to do.
+    """
+    for path, module in model.named_modules():
+        odd = next((name for name in ('weight', 'bias') if not _owns(module, name)), '')
+        if hasattr(module, '_orig_mod'):
+            odd = 'forward'
+        if odd:
+            raise _odd_layer(module, path, odd)
+
+
+def _odd_layer(module: nn.Module, path: str, name: str) -> ValueError:
+    remedy = next((text for part, text in _REMEDIES.items() if hasattr(module, part)),
+                  'compress first, then quantise, compile or shard')
+    return ValueError('expected layers whose weights are parameters of their own, found a '
+                      f'`{type(module).__module__}.{type(module).__qualname__}` at `{path}` '
+                      f'without such a `{name}`: {remedy}')
+
+
+def _owns(module: nn.Module, name: str) -> bool:
+    """Whether an attribute is a parameter of the module's own, a buffer, or no tensor at all."""
+    if name in module._parameters:
+        value = module._parameters[name]
+        return value is None or type(value) is nn.Parameter
+    if name in module._buffers:
+        return True
+    value = getattr(module, name, None)
+    # quantised layers have methods of these names
+    return not isinstance(value, Tensor) and not (callable(value)
+                                                  and not isinstance(value, nn.Module))
+
+
+def _check_owned(host: nn.Module, view: Any) -> None:
+    """Refuse a view with a layer of another kind than the adapter takes it for."""
+    for name in ('inputs', 'projections', 'writers', 'output'):
+        paths = getattr(view, name, ())
+        for path in filter(None, (paths, ) if isinstance(paths, str) else paths):
+            layer = host.get_submodule(path)
+            if 'weight' not in layer._parameters:
+                raise _odd_layer(layer, path, 'weight')
 
 
 def why_not(host: nn.Module, kind: str) -> str:
@@ -171,6 +220,7 @@ def _sites_of(host: nn.Module, cls: Type[HostSite],
         if isinstance(view, Unsupported):  # the adapter already knows why not
             reasons.append(str(view))
             continue
+        _check_owned(host, view)
         try:
             site = cls.of(host, view, **options)
         except Unsupported as reason:
@@ -188,6 +238,34 @@ def _nothing_found(host: nn.Module, kind: str, reasons: List[str]) -> str:
                 f'`{kind}`{reason}')
     return (f'expected a backbone with MLPs or attention that an adapter knows (such as those of '
             f'{", ".join(known_hosts())}), found `{name}`{reason}')
+
+
+def check_ties(model: nn.Module, sites: Mapping[str, HostSite]) -> None:
+    """Refuse sites on a tensor that another layer has too: slicing one of them breaks the tie.
+
+    A layer that is called at several places is one layer, and no tie.
+
+    Args:
+        model (nn.Module): The sites' host, or a model around it.
+        sites (Mapping[str, HostSite]): Sites of the network.
+
+    Raises:
+        ValueError: Two layers share a weight, and a site lies along it.
+    """
+    owners: Dict[int, List[str]] = {}
+    for path, module in model.named_modules():
+        for name, value in module._parameters.items():
+            if value is not None:
+                owners.setdefault(id(value), []).append(f'{path}.{name}')
+    for name, site in sites.items():
+        for axis in site.axes():
+            shared = owners.get(id(axis.value), ())
+            if len(shared) > 1:
+                raise ValueError(
+                    f'expected layers with weights of their own at the site `{name}`, found one '
+                    f'tensor for {" and ".join(f"`{one}`" for one in shared[:3])}: give one of '
+                    'them a copy (`nn.Parameter(weight.clone())`), or leave the site out by '
+                    '`where`')
 
 
 def _check_axes(sites: Mapping[str, HostSite]) -> None:

@@ -96,7 +96,7 @@ class HeadOperatorSite(AttentionSite):
         self.detach()
         self.host.set_submodule(self.path, OperatorAttention(
             owner, kept, operator or self.operator, self.grid))
-        self.hold(kept)
+        self._kept = kept
 
     def macs(self, size: Cost, input_shape: Sequence[int]) -> Cost:
         """With ``size`` attention heads, see :func:`head_macs`."""

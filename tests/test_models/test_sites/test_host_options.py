@@ -228,8 +228,8 @@ def test_weights_that_are_computed_are_refused(normalise):
     """A slice of such a weight would be written over at the next call."""
     host = VisionTransformer(ARCH, img_size=64, patch_size=16)
     normalise(host.layers[1].ffn.layers[1])
-    with pytest.raises(ValueError, match=r'expected weights that are parameters, found a '
-                       r'parametrised layer at `layers\.1\.ffn\.layers\.1`'):
+    with pytest.raises(ValueError, match=r'expected layers whose weights are parameters of their '
+                       r'own, found a .*Linear` at `layers\.1\.ffn\.layers\.1` without such'):
         SearchSpace.of_dense(host, ['mlp_hidden'])
 
 

@@ -226,7 +226,7 @@ def test_half_precision_weights_keep_their_type(make):
 
 def test_keys_are_those_of_the_dense_modules_plus_the_channels():
     kept, keys = torch.arange(5), sorted(dense().state_dict())
-    assert sorted(sliced(kept).state_dict()) == sorted([*keys, 'ffn.mlp_channels.kept'])
+    assert sorted(sliced(kept).state_dict()) == sorted([*keys, 'kept_units'])
     assert sorted(gated(kept).state_dict()) == sorted([*keys, 'ffn.mlp_channels.gate.alpha'])
 
 

@@ -1,0 +1,231 @@
+"""What a user gives: layers, wrappers and batches that are not what they seem, in a sentence."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.utils.prune
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lab.kind_coverage import FAMILIES, installed
+from mmkcr.apis import compress, count_macs, slim
+from mmkcr.core import parse_target
+from mmkcr.core.weights import state_bytes
+from mmkcr.models import Searchable
+from mmkcr.models.sites import why_not
+
+SHAPE = (3, 64, 64)
+
+
+def vit():
+    torch.manual_seed(0)
+    return FAMILIES['timm ViT'].build()
+
+
+def images(count=6):
+    return torch.randn(count, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def small(model, batches=None, target='80%', **kwargs):
+    return compress(model, images() if batches is None else batches, target, ['mlp_hidden'],
+                    SHAPE, **kwargs)
+
+
+class LoRA(nn.Module):
+    """As PEFT's: the weight is that of the layer inside."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.base_layer, self.lora_A = layer, nn.Linear(layer.in_features, 2, bias=False)
+        self.lora_B = nn.Linear(2, layer.out_features, bias=False)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    @property
+    def bias(self):
+        return self.base_layer.bias
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+class Inside(nn.Module):
+    """An adapter without attributes of the layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.original_layer = layer
+
+    def forward(self, x):
+        return self.original_layer(x)
+
+
+def exchanged(make):
+    def change(model, path):
+        model.set_submodule(path, make(model.get_submodule(path)))
+
+    return change
+
+
+def quantised(model, path):
+    model.set_submodule(path, torch.ao.quantization.quantize_dynamic(
+        nn.Sequential(model.get_submodule(path)), {nn.Linear}, torch.qint8)[0])
+
+
+CHANGES = dict(
+    lora=(exchanged(LoRA), 'merge'), inside=(exchanged(Inside), 'merge'),
+    pruned=(lambda model, path: torch.nn.utils.prune.l1_unstructured(
+        model.get_submodule(path), 'weight', 0.5), 'prune.remove'),
+    pruned_bias=(lambda model, path: torch.nn.utils.prune.l1_unstructured(
+        model.get_submodule(path), 'bias', 0.5), 'prune.remove'),
+    quantised=(quantised, 'then quantise'),
+    compiled=(exchanged(torch.compile), 'compile'),
+    normed=(lambda model, path: torch.nn.utils.parametrizations.weight_norm(
+        model.get_submodule(path)), 'remove_parametrizations'))
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name', CHANGES)
+@settings(max_examples=6, deadline=None)
+@given(st.data())
+def test_layers_that_do_not_own_their_weight(name, data):
+    change, remedy = CHANGES[name]
+    path = data.draw(st.sampled_from(['blocks.0.mlp.fc1', 'blocks.1.mlp.fc2', 'blocks.0.attn.qkv',
+                                      'blocks.1.attn.proj']))
+    kinds = data.draw(st.sampled_from([['mlp_hidden', 'head_channels'], ['heads', 'mlp_hidden']]))
+    model = vit()
+    change(model, path)
+    with pytest.raises(ValueError, match=f'`{path}`|`{path.rpartition(".")[0]}`') as error:
+        compress(model, images(), '80%', kinds, SHAPE)
+    assert remedy in str(error.value) and '\n' not in str(error.value)
+    with pytest.raises(ValueError, match='weights are parameters of their own'):
+        Searchable(model, kinds)
+
+
+@pytest.mark.parametrize('wrap', [nn.DataParallel, torch.compile])
+def test_wrappers_are_taken_off(wrap):
+    assert count_macs(wrap(vit()), SHAPE) == count_macs(vit(), SHAPE)
+    found = small(wrap(vit())).model
+    assert list(found.state_dict()) == list(vit().state_dict())
+    supernet = Searchable(vit(), ['mlp_hidden'], dict(type='mmkcr.GumbelChannelGate'))
+    assert list(slim(wrap(supernet), None, 1, SHAPE)[0].state_dict()) == list(vit().state_dict())
+
+
+@dataclasses.dataclass
+class Outputs:
+    """Of a model."""
+
+    logits: torch.Tensor
+    other: object = None
+
+
+class Giving(nn.Module):
+    """A model that gives its outputs in another form."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.net, self.form = vit(), form
+
+    def forward(self, x):
+        return self.form(self.net(x))
+
+
+@pytest.mark.parametrize('form', [Outputs, lambda x: (x, None), lambda x: dict(a=[x, None], b=3)])
+def test_forms_of_outputs(form):
+    assert small(Giving(form)).agreement['error'] > 0
+
+
+@pytest.mark.parametrize('form', [lambda x: None, lambda x: 'text', lambda x: x.argmax(-1)])
+def test_outputs_that_tell_nothing(form):
+    with pytest.raises(ValueError, match='expected outputs with tensors .*`forward='):
+        small(Giving(form))
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Images with labels."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, place):
+        if place >= 6:
+            raise IndexError
+        return images()[place], place
+
+
+@pytest.mark.parametrize('batches, said', [
+    ([(images(2), torch.zeros(2))] * 3, r'for images, \*_ in loader'),
+    ([[images(2), torch.zeros(2)]] * 3, r'for images, \*_ in loader'),
+    (Pairs(), r'torch.stack\(\[image for image'),
+    (list(images()), r'torch.stack\(images\)'),
+    ([dict(pixel_values=images(2))] * 3, r'model\(\*\*batch\)'),
+    ([None] * 3, 'a `NoneType`'),
+    ([torch.zeros(2, 5)] * 3, 'takes the first batch, a tensor'),
+])
+def test_batches_that_no_model_takes(batches, said):
+    with pytest.raises(ValueError, match=said) as error:
+        small(vit(), batches)
+    assert '\n' not in str(error.value)
+
+
+def test_a_model_that_keeps_a_feature_map():
+    model = Giving(lambda x: x)
+    model.net.blocks[1].seen = [model(images(1))]
+    with pytest.raises(ValueError, match='forward pass in `net.blocks.1.seen`'):
+        small(model)
+
+
+COSTS = dict(macs=lambda model, shape: count_macs(model, shape), bytes=lambda model, _:
+             state_bytes(model), params=lambda model, _: sum(p.numel() for p in model.parameters()))
+
+
+class Tied(nn.Module):
+    """A host with a layer beside it that may share a weight with one of the host's."""
+
+    def __init__(self, host):
+        super().__init__()
+        self.host, self.beside = host, nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.host(x)
+
+    def tie(self, owner, name):
+        self.beside.weight = owner._parameters[name]
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('family', [name for name, family in FAMILIES.items() if installed(name)
+                                    and family.forward is None])
+@settings(max_examples=1, deadline=None)
+@given(st.data())
+def test_the_budget_law_on_the_built_network(family, data):
+    """For each cost, with a tie at random, a wrapper or none, and frozen parts."""
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    size = FAMILIES[family].size
+    shape, model = (3, size, size), Tied(FAMILIES[family].build())
+    kinds = [kind for kind in ('mlp_hidden', 'head_channels', 'heads') if not why_not(model, kind)]
+    kinds = [data.draw(st.sampled_from(kinds))]
+    owners = [(module, name) for module in model.host.modules()
+              for name, value in module._parameters.items() if value is not None]
+    if data.draw(st.booleans()):
+        model.tie(*data.draw(st.sampled_from(owners)))
+    for parameter in model.parameters():
+        parameter.requires_grad_(data.draw(st.booleans()))
+    cost = data.draw(st.sampled_from(sorted(COSTS)))
+    share = data.draw(st.floats(0.5, 0.95))
+    dense = COSTS[cost](model, shape)
+    limit = parse_target(share, dense)
+    wrap = data.draw(st.sampled_from([lambda model: model, nn.DataParallel, torch.compile]))
+    batches = [torch.randn(2, *shape), torch.randn(2, *shape)]
+    try:
+        found = compress(wrap(model), batches, share, kinds, shape, cost=cost, refit='none')
+    except ValueError as reason:  # a tie at a site, or a budget out of reach
+        assert 'one tensor for' in str(reason) or 'reachable' in str(reason)
+        return
+    assert COSTS[cost](found.model, shape) <= limit
+    assert found.structure.params['subnet'] == COSTS['params'](found.model, shape)
+    assert found.structure.macs['subnet'] == COSTS['macs'](found.model, shape)

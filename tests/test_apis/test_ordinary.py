@@ -1,0 +1,178 @@
+"""What compress returns is as ordinary a network as its dense parent: both side by side."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lab.kind_coverage import FAMILIES, installed, randomise
+from mmkcr.apis import compress, slim
+from mmkcr.core.forward import flat_tensors
+from mmkcr.models import Searchable
+from mmkcr.models.sites import why_not
+
+#: Families whose own layers express every narrower form that is the default.
+PLAIN = [name for name in ('timm ViT', 'timm DeiT III', 'timm SigLIP 2', 'timm Swin', 'HF ViT',
+                           'HF DINOv2', 'ViT') if installed(name)]
+every_family = pytest.mark.parametrize('name', PLAIN)
+
+
+@pytest.fixture(scope='module')
+def pairs():
+    """Dense and compressed networks by family."""
+    found = {}
+    for name in PLAIN:
+        dense = randomise(FAMILIES[name].build())
+        kinds = [kind for kind in ('mlp_hidden', 'head_channels') if not why_not(dense, kind)]
+        found[name] = dense, compress(dense, images(name), '80%', kinds,
+                                      (3, ) + images(name).shape[2:]).model
+    return found
+
+
+def images(name):
+    size = FAMILIES[name].size
+    return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def tensor(outs):
+    """The first tensor of whatever a host returns."""
+    return flat_tensors(outs)[0]
+
+
+def ours(value):
+    return type(value).__module__.split('.')[0] == 'mmkcr' or \
+        getattr(value, '__module__', None) is not None and \
+        str(value.__module__).split('.')[0] == 'mmkcr'
+
+
+@every_family
+def test_nothing_of_ours_is_on_it(pairs, name):
+    dense, small = pairs[name]
+    assert list(small.state_dict()) == list(dense.state_dict())
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in dense.parameters())
+    for one, other in zip(dense.modules(), small.modules(), strict=True):
+        assert type(one) is type(other)
+        assert set(vars(one)) == set(vars(other))
+        for key, value in vars(other).items():
+            assert not ours(value), key
+            if 'hooks' in key:
+                assert len(value) == len(vars(one)[key]), key
+
+
+def scripted(model, x):
+    return torch.jit.script(model)
+
+
+def traced(model, x):
+    return torch.jit.trace(model, x, strict=False)
+
+
+def exported(model, x):
+    return torch.export.export(model, (x, )).module()
+
+
+def compiled(model, x):
+    torch.compiler.reset()
+    return torch.compile(model, backend='aot_eager', fullgraph=True)
+
+
+def quantised(model, x):
+    return torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, torch.qint8)
+
+
+def wrapped(model, x):
+    return nn.DataParallel(model)
+
+
+def reloaded(model, x):
+    return pickle.loads(pickle.dumps(model))
+
+
+def copied(model, x):
+    again = copy.deepcopy(model)
+    return again.load_state_dict(model.state_dict(), strict=True) and again
+
+
+FORMS = [scripted, traced, exported, compiled, quantised, wrapped, reloaded, copied]
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('form', FORMS)
+@every_family
+def test_what_the_dense_network_can_the_small_one_can(pairs, name, form):
+    dense, small = pairs[name]
+    x = images(name)
+    with torch.no_grad():
+        try:
+            expected = tensor(form(dense, x)(x))
+        except Exception as error:
+            pytest.skip(f'the dense network cannot: {type(error).__name__}')
+        found = tensor(form(small, x)(x))
+        assert found.shape == expected.shape
+        if form is not quantised:
+            torch.testing.assert_close(found, tensor(small(x)), rtol=1e-4, atol=1e-4)
+
+
+def test_a_whole_file_loads_without_us(pairs, tmp_path):
+    dense, small = pairs['timm ViT']
+    torch.save(small, tmp_path / 'whole.pt')
+    torch.save((images('timm ViT'), small(images('timm ViT'))), tmp_path / 'told.pt')
+    # imported for the operators that a torchvision for CUDA lacks, then out of reach
+    code = ('import sys, torch, mmkcr; '
+            'sys.modules.update({name: None for name in sys.modules if "mmkcr" in name}); '
+            f'model = torch.load({str(tmp_path / "whole.pt")!r}, weights_only=False); '
+            f'x, y = torch.load({str(tmp_path / "told.pt")!r}); '
+            'torch.testing.assert_close(model(x), y); print("same")')
+    assert 'same' in subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
+                                    check=True).stdout
+
+
+def switches(model):
+    """Plain attributes of attention layers that choose an implementation."""
+    return [module for module in model.modules() if hasattr(module, 'fused_attn')]
+
+
+@pytest.mark.parametrize('name', [name for name in FAMILIES if name.startswith('timm ')
+                                  and installed(name)])
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_switching_fused_attention_changes_nothing(name, seed):
+    kind = 'head_channels'
+    if why_not(FAMILIES[name].build(), kind):
+        kind = 'heads'
+    host = Searchable(FAMILIES[name].build(), [kind], dict(
+        type='mmkcr.BiMaskGate')).double()
+    if not switches(host):
+        return
+    fused = [module.fused_attn for module in switches(host)]
+    small, _ = slim(randomise(host, seed), None, 1, (3, ) + images(name).shape[2:])
+    x, outs = images(name).double(), []
+    assert all(module.fused_attn for module in switches(small)) == all(fused)
+    for choice in (True, False):
+        for module in switches(small):
+            module.fused_attn = choice
+        outs.append(tensor(small(x)).detach())
+    torch.testing.assert_close(*outs, rtol=1e-10, atol=1e-10)
+
+
+def test_a_searched_network_is_as_ordinary(pairs):
+    dense = pairs['timm ViT'][0]
+    supernet = Searchable(copy.deepcopy(dense), ['mlp_hidden', 'heads'],
+                          dict(type='mmkcr.GumbelChannelGate', min_size=1))
+    small, structure = slim(randomise(supernet), None, 1, (3, 64, 64))
+    assert list(small.state_dict()) == list(dense.state_dict())
+    torch.jit.script(small)
+    buffer = io.BytesIO()
+    torch.save(small, buffer)
+    assert b'mmkcr' not in buffer.getvalue()
+    again = Searchable(copy.deepcopy(dense), ['mlp_hidden', 'heads'], structure=structure)
+    again.load_state_dict(small.state_dict())
+    x = images('timm ViT')
+    torch.testing.assert_close(again(x), small(x))
