@@ -81,9 +81,10 @@ def _profile_group(dense: nn.Module, group: Sequence[Units], batches: Sequence[A
                    forward: Forward, settings: CompressOptions, looked: Survey, part: str
                    ) -> dict[str, SiteProfile]:
     """Profiles of some sites, see :func:`profile_sites`; ``part`` is shown with the progress."""
-    # by site and path, as two sites may share a layer
-    layers = {(one.site.name, path): layer for one in group for path, layer in one.layers().items()}
-    projections = {(one.site.name, path): layer for one in group
+    # by `site:path`, as two sites may share a layer
+    layers = {f'{one.site.name}:{path}': layer for one in group
+              for path, layer in one.layers().items()}
+    projections = {f'{one.site.name}:{path}': layer for one in group
                    for path, layer in one.projections().items()}
     size, enough = looked.batch(settings.memory), settings.per_unit[0]
     probes = of_size(last_images(batches, settings.probe_images), size)
@@ -101,8 +102,8 @@ def _profile_group(dense: nn.Module, group: Sequence[Units], batches: Sequence[A
                         looked.scales, {key: layer for key, layer in projections.items()
                                         if key not in layers}, backward)
     for one in group:
-        one.moments = {path: moments for (name, path), moments in found.items()
-                       if name == one.site.name}
+        one.moments = {path: found[f'{one.site.name}:{path}']
+                       for path in {**one.layers(), **one.projections()}}
         one.prepare()  # from here on the network and the moments of rotated heads are in new bases
     with ExitStack() as stack:
         again = [stack.enter_context(one.observing()) or one for one in group if one.second_pass]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mmkcr.core import atomic_write, remove_stale
 from mmkcr.functional.pivots import UnitOrder
@@ -77,7 +77,9 @@ class CompressProgress:
             return
         self._save(_BEGUN if begun else _PROFILES, {name: dict(
             order=found.order.order, errors=found.order.errors,
-            groups=_together(found.order.groups),
+            # channels of all units in one tensor (U, C), if they have equally many
+            groups=torch.stack(list(found.order.groups)) if len(set(
+                map(len, found.order.groups))) == 1 else list(found.order.groups),
             losses=found.losses, rotated=found.rotated)
             for name, found in profiles.items()})
         if not begun:
@@ -140,11 +142,6 @@ class CompressProgress:
         self._mark()
         with atomic_write(self.folder / name) as path:
             torch.save(content, path)
-
-
-def _together(groups: Sequence[Tensor]) -> Tensor | list[Tensor]:
-    """Channels of all units in one tensor (U, C), if they have equally many: thousands are slow."""
-    return torch.stack(list(groups)) if len({len(group) for group in groups}) == 1 else list(groups)
 
 
 def kept_profiles(folder: str | Path, key: Mapping[str, Any],
