@@ -1,6 +1,7 @@
-"""Installs mmkcr with its configs and tools, which ``mmkcr::`` references need."""
+"""Installs mmkcr with its configs and commands; the laboratory stays in the clone."""
 
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -27,6 +28,12 @@ def version() -> str:
     return scope['__version__']
 
 
+def of_laboratory(folder: str, names: List[str]) -> List[str]:
+    """Names in a folder that do not go into a wheel: ``tools/lab``, its commands, and caches."""
+    return [name for name in names if name in ('lab', '__pycache__') or name.endswith('.py')
+            and re.search(r'^ *from (lab|study)\b', Path(folder, name).read_text(), re.MULTILINE)]
+
+
 def provide_mim_folder(target: Path, link: bool) -> None:
     """Put configs, tools and indices where MMEngine looks for those of a library.
 
@@ -41,8 +48,7 @@ def provide_mim_folder(target: Path, link: bool) -> None:
         if link:
             (target / name).symlink_to(os.path.relpath(source, target))
         elif source.is_dir():
-            shutil.copytree(source, target / name,
-                            ignore=shutil.ignore_patterns('__pycache__', '*.py[co]'))
+            shutil.copytree(source, target / name, ignore=of_laboratory)
         else:
             shutil.copyfile(source, target / name)
 

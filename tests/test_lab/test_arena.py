@@ -1,6 +1,5 @@
 """The arena: intervals, equal training from the records, sizes of the narrow network, reuse."""
 
-import dataclasses
 import json
 import re
 
@@ -27,10 +26,9 @@ from lab.study import Call, Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from lab.torch_pruning import IMPORTANCES, torch_pruning_structure
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import build_model, file_sha256, load_config
+from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.refit_structure import refit_structure
-from mmkcr.core import Structure
 from mmkcr.models.utils import backbone_macs
 
 NET = 'vit-nano'
@@ -173,10 +171,6 @@ def test_methods_are_those_that_the_network_has_configs_for(net, task, there, ab
             arena_study(net, 0.7, ['random', name], task)
 
 
-SCENES = ('random', 'weight', 'refit', 'refit-all', 'narrow', 'kcr-warm', 'kcr-warm-plain',
-          'ofb-plain', 'random-late', 'dcs-warm', 'dcs-short', 'kcr-short', 'kcr-long',
-          'kcr-fast', 'kcr-refit', 'ofb-plain-short', 'ofb-plain-long', 'ofb-plain-fast',
-          'ofb-plain-data')
 #: Networks of dense tasks: their task, and how many batches they are trained for.
 DENSE = {'upernet-mini': ('scenes', 450), 'mask-rcnn-mini': ('boxes', 300)}
 
@@ -212,29 +206,9 @@ def test_budgets_of_dense_tasks_are_of_the_backbone(budget, net):
          if not name.startswith('norm')}  # a dense task has one more, before its heads
 
 
-@pytest.mark.parametrize('net, task', [(NET, 'digits-300'), *(
-    (net, task) for net, (task, _) in DENSE.items())])
-def test_trials_change_what_they_name(net, task):
-    """Wherever the config has it: the optimizer of the gates, the gates and their scores."""
-    ofb = 'ofb-plain'
-    stages = arena_study(net, 0.5, ['kcr-fast', 'kcr-data', f'{ofb}-fast', f'{ofb}-uniform',
-                                    f'{ofb}-data'], task)['stages']
-
-    def searched(name):
-        stage = stages[f'50-{name}-search']
-        return load_config(CONFIGS / stage['train'].replace('{net}', net), stage['options'])
-
-    assert searched('kcr-fast').optim_wrapper.architecture.optimizer.lr == 0.25
-    assert searched(f'{ofb}-fast').optim_wrapper.architecture.lr == 0.5
-    gates = searched(f'{ofb}-uniform').model.architecture
-    assert gates.get('backbone', gates).gates.init == 'uniform'
-    assert searched('kcr-data').model.scores == searched(f'{ofb}-data').model.scores == \
-        '{stages}/scores/sensitivity.json'
-
-
 @pytest.mark.parametrize('net', DENSE)
 def test_dense_tasks_train_for_the_same_number_of_batches(net):
-    content = arena_study(net, 0.6, SCENES, DENSE[net][0])
+    content = arena_study(net, 0.6, main_methods(net), DENSE[net][0])
     results = {}
     for name, stage in content['stages'].items():
         if 'train' in stage:
@@ -253,12 +227,6 @@ def test_dense_tasks_train_for_the_same_number_of_batches(net):
         else:
             results[name] = {}
     assert equal_batches(content, results) == DENSE[net][1]
-    batches = {name: entry['batches'] for name, entry in results.items() if entry}
-    for method in ('kcr', 'ofb-plain'):
-        short, usual, long = (batches[f'60-{method}-{trial}-search']
-                              for trial in ('short', 'fast', 'long'))
-        assert short == pytest.approx(usual / 2, abs=1), method
-        assert long == pytest.approx(usual * 1.5, abs=1), method
 
 
 def test_all_methods_train_for_the_same_number_of_batches():
@@ -278,11 +246,6 @@ def test_all_methods_train_for_the_same_number_of_batches():
         else:
             results[name] = {}
     assert equal_batches(content, results) == 720
-    lengths = {stage.get('options', {}).get('train_cfg.max_epochs')
-               for name, stage in content['stages'].items() if name.endswith('-search')}
-    assert lengths == {None, 5, 8, 15, 24}
-    assert content['stages']['70-random-late-cut']['start'] == 'more'
-    assert content['stages']['more']['options'] == content['stages']['70-refit-late']['options']
     results['70-random']['batches'] += 1
     with pytest.raises(ValueError, match='expected the same number of batches'):
         equal_batches(content, results)
@@ -304,23 +267,6 @@ def _last_logged(folder):
     found = [re.search(r'Epoch\(train\)\s+\[(\d+)\]\[\s*(\d+)/(\d+)\]', line) for line in lines]
     epoch, step, steps = max(tuple(map(int, match.groups())) for match in found if match)
     return (epoch - 1) * steps + step
-
-
-@pytest.mark.long
-def test_gates_and_weights_begin_with_the_closed_form(folder, pipeline, tmp_path):
-    content = arena_study(NET, 0.5, ['kcr-data', 'kcr-refit'], 'digits-300')
-    study = Study(write_study_file(folder / 'trials.yml', content))
-    own = StudyPipeline(study, NET, 0, dataclasses.replace(pipeline.options,
-                                                           work_dir=str(tmp_path)))
-    found = own.run()['stages']
-    kept = {stage: Structure.load(own.folder / f'50-kcr-{stage}-slim/structure.json').sites
-            for stage in ('data', 'refit')}
-    assert {name: site.kept for name, site in kept['data'].items()} == \
-        {name: site.kept for name, site in kept['refit'].items()}
-    assert found['50-kcr-data-slim']['digests'][1] != file_sha256(
-        own.folder / '50-kcr-refit-slim/subnet.pth')  # the dense network's weights, refitted
-    assert str(own.folder) in own.config('kcr-warm_{net}.py', None, content['stages'][
-        '50-kcr-data-search']['options']).model.scores
 
 
 @pytest.mark.long

@@ -235,7 +235,7 @@ SHORT = (
     Short(r'(study\.py \S+vqa\S+) (.*)', r'\1 \2 --rows kcr', _MINUTES),
     Short(r'(study\.py|quickstart\.py)(.*?)(?: --jobs 1)?$', r'\1\2 --epochs-factor 0.05 --jobs 1',
           _MINUTES),
-    Short(r'quickstart\.py', 'quickstart.py --archs vit-mini', _MINUTES),
+    Short(r'quickstart\.py', 'quickstart.py --nets vit-mini', _MINUTES),
     Short(r'(arena\.py .*)', r'\1 --methods random --epochs-factor 0.05', _MINUTES),
     Short(r'(cross_validate\.py .*)', r'\1 --folds 2 --fraction 0.4 --cfg-options '
           'train_cfg.max_epochs=1 train_dataloader.batch_size=16', _MINUTES),

@@ -50,7 +50,7 @@ WRITES = {
     'cross_validate': '--work-dir {run}/cross_validation summary.json',
     'init': '--out {stage}_{stem}.py',
     'publish': '--out checkpoints {stem}-*.pth',
-    'quickstart': '--work-dir work_dirs/quickstart table.txt summary.json *.png',
+    'quickstart': '--work-dir work_dirs/quickstart table.txt table.md summary.json *.png',
     'search': '--work-dir {run} last_checkpoint *.pth */vis_data/scalars.json',
     'slim': '--out {run}/slim structure.json subnet.pth',
     'study': '--work-dir {run} table.txt table.md summary.json',

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from mmkcr.apis.cli import COMMANDS as COMMANDS_OF_USERS
 from mmkcr.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -87,9 +88,15 @@ def test_contents(build):
     clone, before, wheel = build
     names = set(zipfile.ZipFile(wheel).namelist())
     package = {name for name in before if name.startswith('mmkcr/')}
-    shipped = {f'mmkcr/.mim/{name}' for name in before
+    laboratory = {name for name in before if name.startswith('tools/') and (
+        name.startswith('tools/lab/') or 'from lab' in (clone / name).read_text(errors='ignore')
+        or name == 'tools/quickstart.py')}
+    assert {'tools/lab/study.py', 'tools/quickstart.py'} < laboratory
+    shipped = {f'mmkcr/.mim/{name}' for name in before - laboratory
                if name.startswith(('configs/', 'tools/')) or name.endswith('-index.yml')}
     assert len(package) > 20 and len(shipped) > 6
+    commands = {f'mmkcr/.mim/tools/{entry.tool}.py' for entry in COMMANDS_OF_USERS.values()}
+    assert commands <= shipped  # none of them needs the laboratory
     inside = {name for name in names if '.dist-info/' not in name}
     assert inside == package | shipped  # no tests, nothing else at the top level
     assert any(name.endswith('.dist-info/licenses/LICENSE') for name in names)

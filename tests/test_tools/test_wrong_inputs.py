@@ -109,7 +109,7 @@ OPTIONS = {
     '--target-latency': ['abc', '0ms', '-1ms', '5'], '--targets': ['0', '2', 'nan'],
     '--tokens': ['0'], '--tolerance': ['-1', 'nan'], '--variants': ['nothing'],
     '--wait-time': ['-1', 'nan'], '--where': ['(', 'nothing'], '--widths': ['0'],
-    '--archs': ['nothing'], '--nets': ['nothing'], '--rows': ['nothing']}
+    '--nets': ['nothing'], '--rows': ['nothing']}
 #: Known to be wrong after an evaluation alone: what was measured until then stays.
 LATE = ('--metric', )
 #: Calls that are wrong otherwise: what a run is asked for.

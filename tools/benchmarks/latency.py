@@ -36,9 +36,6 @@ import torch
 from mmengine.config import Config, DictAction
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
-
-from lab.operator_times import PROFILES, exported, operator_table, operator_times
 from mmkcr.apis.build import (
     backbone_config,
     build_model,
@@ -63,6 +60,7 @@ from mmkcr.apis.latency import (
 )
 from mmkcr.closed_form.kinds import DEFAULT_SITES
 from mmkcr.core.machine import hardware_name, versions_name
+from mmkcr.deploy.operator_times import PROFILES, exported, operator_table, operator_times
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.models.layers.selection import FORMS

@@ -17,17 +17,15 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 import yaml
 from mmengine.config import Config
-from mmengine.runner import find_latest_checkpoint
 from torch import nn
 
 from mmkcr.apis.build import (
     build_model,
     default_shape,
-    file_sha256,
     load_config,
     load_weights,
 )
-from mmkcr.apis.compress_files import SENSITIVITY, task_outputs, write_sensitivity
+from mmkcr.apis.compress_files import task_outputs
 from mmkcr.apis.slim_files import write_subnet
 from mmkcr.closed_form.batches import first_images
 from mmkcr.closed_form.compression import CompressResult, compress
@@ -41,10 +39,7 @@ from .arena_methods import (
     CONFIGS,
     METHODS,
     SITES,
-    late_options,
-    length_options,
     missing_configs,
-    placed_options,
 )
 from .arena_tasks import TASKS
 from .compress_study import VARIANTS
@@ -70,21 +65,6 @@ def cut(call: Call) -> Dict[str, Any]:
     return _written(call, result, content)
 
 
-def refit(call: Call) -> Dict[str, Any]:
-    """A call stage: the dense network's weights, refitted to what a search keeps.
-
-    Args:
-        call (Call): It starts from the slimming; with ``dense``, the folder of the dense network.
-
-    Returns:
-        dict: As of :func:`cut`.
-    """
-    model, content, batches = _dense(call, find_latest_checkpoint(call.arguments['dense']))
-    result = refit_structure(model, call.start.structure, batches,
-                             **_settings(call, model, batches))
-    return _written(call, result, content)
-
-
 def prune(call: Call) -> Dict[str, Any]:
     """A call stage: cut a trained dense network as Torch-Pruning does.
 
@@ -103,21 +83,6 @@ def prune(call: Call) -> Dict[str, Any]:
                              refit=call.arguments.get('refit', 'none'),
                              **_settings(call, model, batches))
     return _written(call, result, content)
-
-
-def scores(call: Call) -> Dict[str, Any]:
-    """A call stage: ``sensitivity.json`` of the dense network, which gates can begin with.
-
-    Args:
-        call (Call): It starts from the dense network.
-
-    Returns:
-        dict: The file's ``digest``.
-    """
-    model, _, batches = _dense(call, call.start.weights)
-    result = compress(model, batches, '50%', SITES, **_settings(call, model, batches))
-    write_sensitivity(result.profiles, call.folder)
-    return dict(digest=file_sha256(call.folder / SENSITIVITY))
 
 
 def _dense(call: Call, weights: str) -> Tuple[nn.Module, Dict[str, Any], List[Any]]:
@@ -256,18 +221,12 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
 
         def own(text: str, name: str = name) -> str:
             text = text.replace('{method}', name)
-            return text if text in ('start', 'more', 'scores', '') else f'{at}-{text}'
+            return text if text in ('start', '') else f'{at}-{text}'
 
-        retraining = late_options(net) if name.endswith('-late') else {}
-        lengths = length_options(net, method)
         narrow = narrow_overrides(config, macs) if name == 'narrow' else {}
         classifier = _classifier(narrow.get('model.backbone.arch', {}))
         for stage, content in method.stages.items():
-            content = _filled(content, dict(MACS=macs, NARROW=narrow, CLASSIFIER=classifier,
-                                            RETRAINING=retraining))
-            options = {**content.get('options', {}), **lengths.get(stage, {})}
-            if options:
-                content['options'] = placed_options(net, content['train'], options)
+            content = _filled(content, dict(MACS=macs, NARROW=narrow, CLASSIFIER=classifier))
             content.update({key: own(content[key]) for key in ('start', 'slim') if key in content})
             stages[own(stage)] = content
         row = dict(config=method.deploy, label=method.label,

@@ -1,11 +1,8 @@
 """Cross-validation of hyper-parameters on a share of the training set (KCR v2, section 4.1)."""
 
 import copy
-import hashlib
-import json
 import math
 import re
-import shutil
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
 
@@ -13,15 +10,14 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
 from mmkcr.apis.build import build_model
-from mmkcr.core import atomic_write, locked
+from mmkcr.core import locked
 from mmkcr.datasets import check_data_folders
 from mmkcr.datasets.fold_part import sides_of
 from mmkcr.datasets.part import class_labels
 from mmkcr.registry import DATASETS
-from .folds import Deal, fold_config, run_fold
+from .folds import Deal, fold_config
 from .grids import combinations, with_values
-
-RESULTS = 'results.json'
+from .pipeline import StagedPipeline
 
 
 class Score(NamedTuple):
@@ -50,8 +46,9 @@ def cross_validate(config: Config,
 
     The validation set of the config is never touched: a fold is validated on
     the part of the training set that it holds out, with the validation
-    transforms. Finished folds are kept in ``results.json`` and not run again;
-    a fold that was interrupted goes on from its last checkpoint.
+    transforms. Every fold is a recorded stage (:mod:`lab.stages`): a finished one
+    with the same settings is not run again, and an interrupted one goes on from its
+    last checkpoint. Checkpoints of finished folds are removed.
 
     Args:
         config (Config): A training config: a search, a retraining or any other
@@ -69,27 +66,25 @@ def cross_validate(config: Config,
 
     Raises:
         FileNotFoundError: The data is not on disk.
-        ValueError: A path that the config does not have, folds that cannot be
-            dealt, or results of other settings in ``work_dir``; nothing is
-            written then. An unknown metric, after the first fold, which is
-            kept.
+        ValueError: A path that the config does not have, or folds that cannot be
+            dealt; nothing is written then. An unknown metric, after the first
+            fold, which is kept.
     """
     work_dir, tried = Path(work_dir), list(combinations(grids))
-    counts = _check(config, tried, deal)
+    counts, scores = _check(config, tried, deal), []
     with locked(work_dir):
-        results = _Results(work_dir / RESULTS, _fingerprint(config, deal))
-        jobs = [(values, fold) for values in tried for fold in range(deal.folds)]
-        for number, (values, fold) in enumerate(jobs, 1):
-            if results.get(values, fold) is None:
-                folder = work_dir / _slug(values) / f'fold_{fold}'
-                run = fold_config(with_values(config, values), deal, fold, counts[fold])
-                results.add(values, fold, run_fold(run, folder))
-                done = folder.parent if fold == deal.folds - 1 else folder
-                shutil.rmtree(done, ignore_errors=True)
-            report(f'[{number}/{len(jobs)}] {_slug(values)} fold {fold}: '
-                   f'{_pick(results.get(values, fold), metric):.4f}')
-    return [_score(values, [_pick(results.get(values, fold), metric)
-                            for fold in range(deal.folds)]) for values in tried]
+        for values in tried:
+            pipeline, found = StagedPipeline(_slug(values), deal.seed, work_dir / _slug(values)), []
+            for fold, count in enumerate(counts):
+                run = fold_config(with_values(config, values), deal, fold, count)
+                metrics = pipeline.train(f'fold_{fold}', run)['metrics']
+                for checkpoint in (pipeline.folder / f'fold_{fold}').glob('*.pth'):
+                    checkpoint.unlink()
+                found.append(_pick(metrics, metric))
+                report(f'[{len(scores) * deal.folds + fold + 1}/{len(tried) * deal.folds}] '
+                       f'{pipeline.name} fold {fold}: {found[-1]:.4f}')
+            scores.append(_score(values, found))
+    return scores
 
 
 def best(scores: Sequence[Score], minimize: bool = False) -> Score:
@@ -100,38 +95,6 @@ def best(scores: Sequence[Score], minimize: bool = False) -> Score:
         minimize (bool): A lower metric is better. Defaults to False.
     """
     return min(scores, key=lambda score: score.mean if minimize else -score.mean)
-
-
-class _Results:
-    """Metrics by values and fold, kept in a file."""
-
-    def __init__(self, path: Path, settings: Dict[str, Any]) -> None:
-        self.path = path
-        self.content = dict(settings=settings, results=[])
-        if path.is_file():
-            self.content = json.loads(path.read_text(encoding='utf8'))
-            for key, value in settings.items():
-                if self.content['settings'].get(key) != value:
-                    raise ValueError(
-                        f'expected results of the same settings in `{path}`, found others '
-                        f'(`{key}` is {str(self.content["settings"].get(key))[:12]}, now '
-                        f'{str(value)[:12]}): choose another folder')
-
-    def get(self, values: Mapping[str, Any], fold: int) -> Optional[Dict[str, float]]:
-        """The metrics of a finished fold."""
-        return next((row['metrics'] for row in self.content['results']
-                     if row['values'] == values and row['fold'] == fold), None)
-
-    def add(self, values: Mapping[str, Any], fold: int, metrics: Dict[str, float]) -> None:
-        """Keep the metrics of a fold."""
-        self.content['results'].append(dict(values=values, fold=fold, metrics=metrics))
-        with atomic_write(self.path) as temporary:
-            temporary.write_text(json.dumps(self.content, indent=1), encoding='utf8')
-
-
-def _fingerprint(config: Config, deal: Deal) -> Dict[str, Any]:
-    text = json.dumps(config._cfg_dict.to_dict(), sort_keys=True, default=str)
-    return dict(deal._asdict(), config_sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
 def _check(config: Config, tried: Sequence[Mapping], deal: Deal) -> List[int]:

@@ -1,16 +1,11 @@
-"""One fold of a cross-validation: its config, and its run."""
+"""One fold of a cross-validation: its config."""
 
 import copy
-import hashlib
-from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping, NamedTuple
+from typing import Any, Dict, Mapping, NamedTuple
 
 from mmengine.config import Config
-from mmengine.runner import Runner, find_latest_checkpoint
-from mmengine.utils import ManagerMeta, ManagerMixin
 
-from mmkcr.apis.launch import one_run, set_dataloader_defaults
-from mmkcr.engine.workers import no_workers_left
+from mmkcr.apis.launch import set_dataloader_defaults
 
 
 class Deal(NamedTuple):
@@ -56,55 +51,6 @@ def fold_config(config: Config, deal: Deal, fold: int, train_size: int) -> Confi
         if hook.get('landmarks') is not None and hook['landmarks'] > used:
             hook['landmarks'] = None
     return config
-
-
-def run_fold(config: Config, folder: Path) -> Dict[str, float]:
-    """Train one fold, from its last checkpoint if there is one, and validate it.
-
-    Args:
-        config (Config): From :func:`fold_config`.
-        folder (Path): Work directory of the run.
-
-    Returns:
-        dict[str, float]: The metrics of the last validation.
-    """
-    latest = find_latest_checkpoint(str(folder)) if folder.is_dir() else None
-    config = Config(config._cfg_dict.to_dict())
-    config.work_dir, config.launcher = str(folder), 'none'
-    config.experiment_name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    if latest is not None:
-        config.load_from, config.resume = latest, True
-    with _fresh_instances(), one_run(config) as start:
-        runner = Runner.from_cfg(config)
-        runner.register_hook(start)
-        with no_workers_left(runner):
-            runner.train()
-        scalars = runner.message_hub.log_scalars
-        return {name[len('val/'):]: float(buffer.current()) for name, buffer in scalars.items()
-                if name.startswith('val/') and not name.endswith('time')}
-
-
-def _managers() -> Iterator[ManagerMeta]:
-    """The classes whose instances MMEngine keeps by name, each in a registry of its own."""
-    waiting = [ManagerMixin]
-    while waiting:
-        manager = waiting.pop()
-        waiting += manager.__subclasses__()
-        yield manager
-
-
-class _fresh_instances:
-    """Drops what a Runner leaves behind in the process: hubs, loggers and their files."""
-
-    def __enter__(self) -> None:
-        self._before = {manager: set(manager._instance_dict) for manager in _managers()}
-
-    def __exit__(self, *exc: Any) -> None:
-        for manager in _managers():
-            for name in set(manager._instance_dict) - self._before.get(manager, set()):
-                instance = manager._instance_dict.pop(name)
-                for handler in list(getattr(instance, 'handlers', ())):
-                    handler.close()
 
 
 def _pipeline(dataset: Mapping) -> Any:

@@ -1,12 +1,15 @@
-"""Train, slim and evaluate as recorded stages: what the quickstart and the studies are made of."""
+"""Train, slim and evaluate as recorded stages: what studies and cross-validations are made of."""
 
+import contextlib
+import hashlib
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.utils import ManagerMeta, ManagerMixin
 from torch import nn
 
 from mmkcr.apis.build import (
@@ -17,9 +20,10 @@ from mmkcr.apis.build import (
     load_weights,
     set_structure,
 )
-from mmkcr.apis.launch import resume_latest
+from mmkcr.apis.launch import one_run, resume_latest
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
 from mmkcr.core import count_params
+from mmkcr.engine.workers import no_workers_left
 from mmkcr.models.counting import count_macs
 from mmkcr.models.utils import search_space
 from .jobs import Say
@@ -101,7 +105,7 @@ class StagedPipeline:
 
         Returns:
             dict: ``checkpoint``, ``epochs``, ``batches`` (forward and backward passes, for
-            weights or for gates), ``seconds`` and ``curves``.
+            weights or for gates), ``seconds``, ``curves`` and ``metrics`` of the last validation.
         """
         inputs = dict(config=config.to_dict(), start=start and start.digests())
         if start is not None:
@@ -111,15 +115,24 @@ class StagedPipeline:
 
         def work(folder: Path) -> Dict[str, Any]:
             began = time.perf_counter()
-            config.work_dir = str(folder)
+            config.work_dir, config.launcher = str(folder), 'none'
+            config.experiment_name = hashlib.sha256(str(folder.resolve()).encode()
+                                                    ).hexdigest()[:16]
             resume_latest(config)
-            runner = Runner.from_cfg(config)
-            runner.register_hook(SayHook(lambda *news: self.say(self.name, stage, *news)))
-            runner.train()
-            return dict(checkpoint=find_latest_checkpoint(folder), epochs=runner.max_epochs,
-                        batches=_batches(runner),
-                        seconds=round(time.perf_counter() - began, 1),
-                        curves=_curves(runner, curves))
+            with fresh_instances(), one_run(config) as begun:
+                runner = Runner.from_cfg(config)
+                runner.register_hook(begun)
+                runner.register_hook(SayHook(lambda *news: self.say(self.name, stage, *news)))
+                with no_workers_left(runner):
+                    runner.train()
+                scalars = runner.message_hub.log_scalars
+                return dict(checkpoint=find_latest_checkpoint(folder), epochs=runner.max_epochs,
+                            batches=_batches(runner),
+                            seconds=round(time.perf_counter() - began, 1),
+                            curves=_curves(runner, curves),
+                            metrics={name.removeprefix('val/'): float(buffer.current())
+                                     for name, buffer in scalars.items()
+                                     if name.startswith('val/') and not name.endswith('time')})
 
         return self.stage(stage, inputs, work)
 
@@ -198,6 +211,29 @@ class StagedPipeline:
         epochs = result.get('epochs', 0)
         self.say(self.name, stage, epochs, epochs, None)
         return result
+
+
+@contextlib.contextmanager
+def fresh_instances() -> Iterator[None]:
+    """Drop what a Runner leaves behind in the process: hubs, loggers and their files."""
+    before = {manager: set(manager._instance_dict) for manager in _managers()}
+    try:
+        yield
+    finally:
+        for manager in _managers():
+            for name in set(manager._instance_dict) - before.get(manager, set()):
+                instance = manager._instance_dict.pop(name)
+                for handler in list(getattr(instance, 'handlers', ())):
+                    handler.close()
+
+
+def _managers() -> Iterator[ManagerMeta]:
+    """The classes whose instances MMEngine keeps by name, each in a registry of its own."""
+    waiting = [ManagerMixin]
+    while waiting:
+        manager = waiting.pop()
+        waiting += manager.__subclasses__()
+        yield manager
 
 
 def deployed(config: Config, start: Start) -> Tuple[Config, nn.Module]:

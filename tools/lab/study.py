@@ -4,7 +4,7 @@ A study is a YAML file::
 
     title: What the mask brings
     configs: .                      # folder of the configs, relative to this file
-    nets: [swin-mini, vit-mini]     # replaces {net} everywhere
+    nets: [swin-mini, vit-mini]     # replaces {net} everywhere; `1xb*` is any batch size
     input_shape: [3, 32, 32]        # that MACs are counted for (what the configs say)
     stages:
       dense: {train: kcr-dense_{net}_1xb64_digits.py}
@@ -22,8 +22,8 @@ A stage is run once a network and seed, whatever number of rows read it. ``start
 earlier stage to begin with: its weights, and the structure that it wrote or started from itself;
 ``from_scratch: true`` takes the structure alone. ``overrides`` are config entries by path, as of
 ``tools/cross_validate.py``; ``options`` of a training are set before ``compression`` is read, as
-``--cfg-options`` are. ``{stages}`` in options and arguments is the folder of the stages, and the
-argument ``weights`` the name of one.
+``--cfg-options`` are. ``{stages}`` in options, arguments and configs of rows is the folder of the
+stages, and the argument ``weights`` the name of one.
 
 A ``call`` stage runs a function that takes a :class:`Call`; it may write ``structure.json`` and
 ``subnet.pth`` into its folder, which then is a start as a slimming is.
@@ -142,6 +142,11 @@ class Study:
             raise ValueError(f'expected one of {sorted(_KINDS)} in stage `{stage}` of '
                              f'{self.path}, found {sorted(self.stages[stage])}')
         return kinds[0]
+
+    def file(self, name: str, net: str) -> Path:
+        """The config of a name in the study; ``*`` in it may be anything."""
+        path = self.configs / name.replace('{net}', net)
+        return next(path.parent.glob(path.name), path)
 
     def steps(self) -> int:
         """Stages and evaluations of one network with one seed."""

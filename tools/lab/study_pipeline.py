@@ -73,7 +73,7 @@ class StudyPipeline(StagedPipeline):
         return None if before is None else self._structure(before)
 
     def _file(self, name: str) -> Path:
-        return self.study.configs / name.replace('{net}', self.net)
+        return self.study.file(name.replace('{stages}', str(self.folder)), self.net)
 
     def _placed(self, values: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
         """Values with the folder of the stages where they say ``{stages}``."""

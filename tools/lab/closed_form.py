@@ -1,0 +1,27 @@
+"""The stage of a study that compresses a trained network in closed form."""
+
+from typing import Any, Dict
+
+from mmkcr.apis.compress_files import compress_files
+from mmkcr.visualization import plot_channel_masks
+from .pipeline import Start
+from .study import Call
+
+
+def compressed(call: Call) -> Dict[str, Any]:
+    """Compress the network that a stage starts from, and draw what is kept.
+
+    Args:
+        call (Call): With the ``arguments`` ``target``, ``images`` and ``divisor`` of
+            :func:`~mmkcr.apis.compress_files.compress_files`.
+
+    Returns:
+        dict: ``digests`` of structure and weights.
+    """
+    file, arguments = call.folder / 'dense.py', dict(call.arguments)
+    file.write_text(call.config.pretty_text)  # as it was trained: data, its slice
+    found = compress_files(file, call.start.weights, arguments.pop('target'), out=call.folder,
+                           progress=False, seed=call.seed, **arguments)
+    plot_channel_masks(found.result.structure, call.folder / 'channels.png',
+                       'compressed in closed form')
+    return dict(digests=Start.of_folder(call.folder).digests())
