@@ -1,9 +1,12 @@
-"""Where the configs are."""
+"""Where the configs are, and how a run of one is built."""
 
 import re
 from pathlib import Path
 
 import yaml
+from mmengine.runner import Runner
+
+from lab.model_zoo import uninitialized
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / 'configs').rglob('*.py')
@@ -39,3 +42,16 @@ def search_of(folder):
         if found:
             return found[0]
     raise AssertionError(f'expected a config of the run `{folder}`, found none')
+
+
+def build(config, context=uninitialized):
+    """A runner with its loops and optimizers, by default without values of weights."""
+    with context():
+        runner = Runner.from_cfg(config)
+        runner._train_loop = runner.build_train_loop(runner._train_loop)
+        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+        runner.scale_lr(runner.optim_wrapper, dict(runner.auto_scale_lr, enable=True))
+        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
+        runner._val_loop = runner.build_val_loop(runner._val_loop)
+        runner._test_loop = runner.build_test_loop(runner._test_loop)
+    return runner

@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from config_files import CONFIGS
+from config_files import CONFIGS, build
 from mmdet.structures.bbox import HorizontalBoxes
 from mmdet.structures.mask import BitmapMasks
 from mmengine.model import revert_sync_batchnorm
-from mmengine.runner import Runner
 
-from lab.model_zoo import uninitialized
 from long_form import few
 from mmkcr.apis.build import default_shape
 from mmkcr.models import KernelComplexityLoss
@@ -35,18 +33,6 @@ def stage_of(path):
     """'dense', 'search', 'slim' (searched on this task) or 'kcr' (searched on ImageNet)."""
     part = Path(path).stem.split('_')[2]
     return part if part in ('dense', 'search', 'slim') else 'kcr'
-
-
-def build(config):
-    with uninitialized():
-        runner = Runner.from_cfg(config)
-        runner._train_loop = runner.build_train_loop(runner._train_loop)
-        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-        runner.scale_lr(runner.optim_wrapper, dict(runner.auto_scale_lr, enable=True))
-        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
-        runner._val_loop = runner.build_val_loop(runner._val_loop)
-        runner._test_loop = runner.build_test_loop(runner._test_loop)
-    return runner
 
 
 def test_found():

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from config_files import CONFIGS, ROOT, rows_of
+from config_files import CONFIGS, ROOT, build, rows_of
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import PARAM_SCHEDULERS
-from mmengine.runner import Runner
 from mmengine.structures import InstanceData, PixelData
 from mmpretrain.structures import DataSample
 from mmseg.structures import SegDataSample
@@ -33,18 +32,6 @@ TARGETS = {'deit-small': (0.9, 1.1, 1.7), 'deit-base': (3.6, 8.7), 'swin-tiny': 
 def stage_of(path):
     parts = Path(path).stem.split('_')
     return parts[2] if parts[2] in ('dense', 'search', 'slim') else parts[0].split('-')[1]
-
-
-def build(config, context=uninitialized):
-    with context():
-        runner = Runner.from_cfg(config)
-        runner._train_loop = runner.build_train_loop(runner._train_loop)
-        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-        runner.scale_lr(runner.optim_wrapper, dict(runner.auto_scale_lr, enable=True))
-        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
-        runner._val_loop = runner.build_val_loop(runner._val_loop)
-        runner._test_loop = runner.build_test_loop(runner._test_loop)
-    return runner
 
 
 def test_found():

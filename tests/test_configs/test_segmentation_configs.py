@@ -6,9 +6,8 @@ from unittest import mock
 
 import pytest
 import torch
-from config_files import CONFIGS, ROOT
+from config_files import CONFIGS, ROOT, build
 from mmengine.model import BaseModel, revert_sync_batchnorm
-from mmengine.runner import Runner
 from mmengine.structures import PixelData
 from mmseg.datasets import ADE20KDataset
 from mmseg.structures import SegDataSample
@@ -34,19 +33,6 @@ def stage_of(path):
     return part if part in ('dense', 'search', 'slim') else 'kcr'
 
 
-def build(path, config):
-    """Without the time that weights take where they have no values on the meta device."""
-    with uninitialized() if path in ADE20K else nullcontext():
-        runner = Runner.from_cfg(config)
-        runner._train_loop = runner.build_train_loop(runner._train_loop)
-        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-        runner.scale_lr(runner.optim_wrapper, dict(runner.auto_scale_lr, enable=True))
-        runner.param_schedulers = runner.build_param_scheduler(runner.param_schedulers)
-        runner._val_loop = runner.build_val_loop(runner._val_loop)
-        runner._test_loop = runner.build_test_loop(runner._test_loop)
-    return runner
-
-
 def wrappers_of(runner, stage):
     return list(runner.optim_wrapper.values()) if stage == 'search' else [runner.optim_wrapper]
 
@@ -60,7 +46,7 @@ def test_found():
 @pytest.mark.parametrize('path', SEGMENTATION, ids=lambda path: Path(path).stem)
 def test_builds_and_takes_a_step(path, prepared):
     stage = stage_of(path)
-    runner = build(path, prepared(path))
+    runner = build(prepared(path), uninitialized if path in ADE20K else nullcontext)
     task, backbone = find_task(runner.model), find_backbone(runner.model)
     space = search_space(runner.model)
     classes = runner.train_dataloader.dataset.metainfo['classes']
@@ -180,7 +166,7 @@ def test_a_step_with_numbers(arch, stage, prepared):
     task.decode_head.channels = task.auxiliary_head.channels = 16
     if stage == 'search':
         config.model.price.input_shape = (3, 128, 128)
-    runner = build(path, config)
+    runner = build(config, uninitialized if path in ADE20K else nullcontext)
     for parameter in runner.model.parameters():
         torch.nn.init.normal_(parameter, 0, 0.02)
     for gate in find_backbone(runner.model).gates().values():
