@@ -13,8 +13,8 @@ from mmkcr.models.layers.head_operators import OPERATORS
 from mmkcr.registry import MODELS
 
 ROOT = Path(__file__).parents[2]
-NAMES = ('kcr-search_vit-small_8xb64_in1k-100', 'kcr-search_swin-tiny_8xb64_in1k-100',
-         'dcs-search_mobilevit-small_8xb64_in1k-100', 'kcr-search_efficientvit-b1_8xb64_in1k-100')
+NAMES = ('kcr-search_vit-small_8xb64_in1k-100', 'dcs-search_mobilevit-small_8xb64_in1k-100',
+         'kcr-search_efficientvit-b1_8xb64_in1k-100')
 
 
 @pytest.fixture(scope='module')
@@ -44,7 +44,7 @@ def test_outputs_and_indices_at_a_fixed_size(name, exported):
     assert not report.operators.get('Range')
 
 
-@pytest.mark.parametrize('name', NAMES[2:])
+@pytest.mark.parametrize('name', NAMES[1:])
 def test_batch_norms_are_in_the_convolutions(name, exported):
     model, report = exported(name)
     path = ROOT / 'configs/structures' / f'{name}.json'
