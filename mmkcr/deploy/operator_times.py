@@ -5,14 +5,11 @@ import json
 import statistics
 import tempfile
 from collections import defaultdict
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Union
+from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
-from torch import nn
 
-from mmkcr.apis.export import export_onnx
 from mmkcr.deploy.runtimes import onnxruntime_session, openvino_request
 from mmkcr.visualization import format_table
 
@@ -94,23 +91,6 @@ def operator_times(paths: Sequence[Path], runtime: str, threads: int, images: np
         for session in sessions:
             session(images)
     return [_lower_quartiles(session.runs()[-repeats:]) for session in sessions]
-
-
-@contextmanager
-def exported(sides: Sequence[Union[nn.Module, Path]], runtime: str,
-             shape: Sequence[int]) -> Iterator[List[Path]]:
-    """ONNX files of models, for as long as the context lasts; files stay as they are.
-
-    Args:
-        sides (Sequence[nn.Module | Path]): What is exported for the runtime.
-        runtime (str): One of :data:`PROFILES`.
-        shape (Sequence[int]): (B, C, H, W) of the images.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        yield [side if isinstance(side, Path) else
-               export_onnx(side, Path(folder) / f'{place}.onnx', tuple(shape[1:]), False,
-                           (shape[0],), 1e-3, runtime).path
-               for place, side in enumerate(sides)]
 
 
 def operator_table(dense: Mapping[str, float], slim: Mapping[str, float], title: str) -> str:

@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config, DictAction
@@ -60,7 +60,7 @@ from mmkcr.apis.latency import (
 )
 from mmkcr.closed_form.kinds import DEFAULT_SITES
 from mmkcr.core.machine import hardware_name, versions_name
-from mmkcr.deploy.operator_times import PROFILES, exported, operator_table, operator_times
+from mmkcr.deploy.operator_times import PROFILES, operator_table, operator_times
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.models.layers.selection import FORMS
@@ -303,6 +303,23 @@ def report(rows: List[Dict[str, Any]]) -> str:
         f'{row["ms_dense"]} to {row["ms_slim"]}',
         row['macs_ratio'], row['ratio'], f'{row["ratio_q1"]} to {row["ratio_q3"]}', row['share'])
         for row in rows], title=rows[0]['dense'])
+
+
+@contextlib.contextmanager
+def exported(sides: Sequence[nn.Module | Path], runtime: str,
+             shape: Sequence[int]) -> Iterator[List[Path]]:
+    """ONNX files of models, for as long as the context lasts; files stay as they are.
+
+    Args:
+        sides (Sequence[nn.Module | Path]): What is exported for the runtime.
+        runtime (str): One of :data:`PROFILES`.
+        shape (Sequence[int]): (B, C, H, W) of the images.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        yield [side if isinstance(side, Path) else
+               export_onnx(side, Path(folder) / f'{place}.onnx', tuple(shape[1:]), False,
+                           (shape[0],), 1e-3, runtime).path
+               for place, side in enumerate(sides)]
 
 
 @command
