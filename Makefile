@@ -45,9 +45,10 @@ $(VENV)/docs.stamp: $(VENV)/created.stamp requirements/docs.txt requirements/con
 
 # mmcv comes as whatever pip finds without compiling: the compiled operators can wait.
 $(VENV)/runtime.stamp: $(VENV)/created.stamp requirements/build.txt requirements/runtime.txt \
-		requirements/constraints.txt setup.py
+		requirements/openmmlab.txt requirements/constraints.txt setup.py
 	@echo '== installing PyTorch and the OpenMMLab libraries'
-	$(PIP) -r requirements/build.txt -r requirements/runtime.txt
+	$(PIP) -r requirements/build.txt -r requirements/runtime.txt \
+		-r requirements/openmmlab.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -76,7 +76,7 @@ setup(
     entry_points=dict(console_scripts=['mmkcr = mmkcr.apis.console:main']),
     install_requires=requirements('runtime'),
     extras_require={name: requirements(name)
-                    for name in ('optional', 'tests', 'lint', 'docs', 'notebook',
+                    for name in ('openmmlab', 'optional', 'tests', 'lint', 'docs', 'notebook',
                                  'transformers')},
     options={'build': {'build_base': BUILD.name}},
     cmdclass={'build_py': BuildWithMim},

@@ -1,28 +1,14 @@
-"""mmkcr: vision transformers made smaller and faster inside OpenMMLab.
+"""mmkcr: vision transformers made smaller and faster.
 
-Importing the package makes the host libraries importable, lets configs refer
-to ``mmkcr::`` and ``mmseg::`` bases, and makes MMEngine read checkpoints without
-running code (:mod:`mmkcr.safe_load`). Models, hooks, loops and metrics are
-imported when a registry of scope ``mmkcr`` is first asked for one of them.
+Importing the package imports no library but PyTorch and changes none. What it offers is imported
+when it is asked for; the OpenMMLab libraries when a config names one of them.
 """
 
-from .compat import (
-    ensure_torchvision,
-    hush_missing_operators,
-    hush_optional_parts,
-    name_unreadable_images,
-    refuse_mixed_families,
-    register_references,
-)
+from .lazy import lazy_names
 from .version import __version__
 
-refuse_mixed_families()
-ensure_torchvision()
-hush_optional_parts()
-hush_missing_operators()
-name_unreadable_images()
-register_references()
+_HOMES = dict(compress='apis', count_macs='apis', load_config='apis', prepare_hosts='hosts',
+              slim='apis')
 
-from . import registry, safe_load  # noqa: E402,F401  (need the host libraries)
-
-__all__ = ['__version__']
+__all__ = ['__version__', *_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

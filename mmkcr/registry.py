@@ -2,18 +2,22 @@
 
 Inside a config of mmpretrain, mmdet or mmseg a module of this package is named
 with its scope, as in ``type='mmkcr.KCRSwinTransformer'``, beside
-``custom_imports=dict(imports=['mmkcr'])``.
+``custom_imports=dict(imports=['mmkcr'])``. MMEngine imports this module when it meets the scope.
 """
 
 from mmengine import registry as root
 from mmengine.registry import Registry
+
+from .hosts import ensure_torchvision
+
+ensure_torchvision()  # the host libraries need it
 
 
 def _child(name: str, parent: Registry, location: str) -> Registry:
     return Registry(name, parent=parent, scope='mmkcr', locations=[f'mmkcr.{location}'])
 
 
-MODELS = _child('model', root.MODELS, 'models')
+MODELS = _child('model', root.MODELS, 'models.registered')
 HOOKS = _child('hook', root.HOOKS, 'engine')
 RUNNERS = _child('runner', root.RUNNERS, 'engine')
 LOOPS = _child('loop', root.LOOPS, 'engine')
@@ -22,4 +26,4 @@ OPTIM_WRAPPER_CONSTRUCTORS = _child('optimizer wrapper constructor',
 DATASETS = _child('dataset', root.DATASETS, 'datasets')
 DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, 'datasets')
 TRANSFORMS = _child('transform', root.TRANSFORMS, 'datasets')
-METRICS = _child('metric', root.METRICS, 'evaluation')
+METRICS = _child('metric', root.METRICS, 'evaluation.metrics')

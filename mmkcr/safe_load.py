@@ -1,9 +1,9 @@
-"""Checkpoints and YAML files are data: reading one runs no code, unless the user trusts it.
+"""Checkpoints are data: reading one runs no code, unless the user trusts it.
 
 MMEngine tries PyTorch's restricted unpickler and then falls back to the unrestricted one, which
-runs whatever a file asks for; and its list of permitted functions contains ``getattr``. Importing
-this package replaces MMEngine's readers by those below, also for its own runs, inferencers and
-``Pretrained``, and its handler of YAML files by one that creates plain values only.
+runs whatever a file asks for; and its list of permitted functions contains ``getattr``. This
+package reads with :func:`read_checkpoint`. :func:`restrict_checkpoints` makes MMEngine's own
+readers do the same in this process, for its runs, inferencers and ``Pretrained``.
 :func:`trust_checkpoints`, ``--trust-checkpoint`` of the commands, or the environment variable
 ``MMKCR_TRUST_CHECKPOINT=1`` permit for checkpoints what MMEngine permits.
 """
@@ -16,18 +16,16 @@ import pickle
 import re
 import zipfile
 from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PosixPath
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Union
+from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 
 import numpy as np
 import torch
-import yaml
-from mmengine.config import Config, ConfigDict
-from mmengine.fileio import YamlHandler, register_handler
-from mmengine.logging import HistoryBuffer
-from mmengine.runner import checkpoint as host
-from mmengine.runner.checkpoint import CheckpointLoader
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
 
 ENVIRONMENT = 'MMKCR_TRUST_CHECKPOINT'
 #: Names that a registry resolves itself; any other dotted name would import a module's function.
@@ -50,7 +48,7 @@ def is_trusted() -> bool:
     return _trusted or os.environ.get(ENVIRONMENT, '0') not in ('', '0')
 
 
-def is_address(path: Union[str, Path]) -> bool:
+def is_address(path: str | Path) -> bool:
     """Whether a file is not a local one but lies behind an address, as the hosts' checkpoints.
 
     Args:
@@ -59,8 +57,8 @@ def is_address(path: Union[str, Path]) -> bool:
     return '://' in str(path)
 
 
-def read_checkpoint(path: Union[str, Path], map_location: Any = 'cpu',
-                    keys: Sequence[str] = ('state_dict', )) -> Dict[str, Any]:
+def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
+                    keys: Sequence[str] = ('state_dict', )) -> dict[str, Any]:
     """Read a checkpoint.
 
     Args:
@@ -75,19 +73,18 @@ def read_checkpoint(path: Union[str, Path], map_location: Any = 'cpu',
     """
     if not is_address(path) and not Path(path).expanduser().is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{path}`, found none')
-    checkpoint = CheckpointLoader.load_checkpoint(str(path), map_location, logger='silent')
+    if is_address(path):
+        from mmengine.runner.checkpoint import CheckpointLoader
+        loader = CheckpointLoader._get_checkpoint_loader(str(path))
+        checkpoint = _restricted(loader)(str(path), map_location)
+    else:
+        checkpoint = load_from_local(str(path), map_location)
     state = next((checkpoint[key] for key in keys if key in checkpoint), checkpoint)
     tensors = isinstance(state, Mapping) and state and all(
         isinstance(name, str) and torch.is_tensor(value) for name, value in state.items())
     if not tensors:
         raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found '
                          f'{_described(state)}')
-    for name, value in state.items():  # a view of few bytes may stand for any number of values
-        if value.layout == torch.strided and \
-                value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise ValueError(f'expected a checkpoint at `{path}` that stores its tensors, found '
-                             f'`{name}` of shape {tuple(value.shape)} in '
-                             f'{value.untyped_storage().nbytes()} bytes')
     return checkpoint
 
 
@@ -123,7 +120,10 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
 
 
 def _without_code(content: Any, filename: str) -> Any:
-    """Remove ``meta.config``, text that MMEngine runs on resuming only to print a warning.
+    """Remove texts of Python that MMEngine runs: ``meta.config`` on resuming, to print a warning.
+
+    Its inferencers without a config run ``cfg`` of ``message_hub.runtime_info`` or of ``meta``,
+    which stay if they are configs of plain values.
 
     Raises:
         ValueError: It is no dict, as of every checkpoint.
@@ -131,15 +131,34 @@ def _without_code(content: Any, filename: str) -> Any:
     if not isinstance(content, Mapping):
         raise ValueError(f'expected a checkpoint with a `state_dict` at `{filename}`, found a '
                          f'`{type(content).__name__}`')
-    meta = content.get('meta')
-    if isinstance(meta, dict) and not is_trusted():
-        meta.pop('config', None)
+    if is_trusted():
+        return content
+    meta, hub = content.get('meta'), content.get('message_hub')
+    runtime = hub.get('runtime_info') if isinstance(hub, dict) else None
+    for owner, key in ((meta, 'config'), (meta, 'cfg'), (runtime, 'cfg')):
+        if isinstance(owner, dict) and key in owner and not (
+                key == 'cfg' and _is_plain_config(owner[key])):
+            del owner[key]
     return content
 
 
-def load_from_http(filename: str, *args: Any, **kwargs: Any) -> Any:
-    """Download a file, see :func:`mmengine.runner.checkpoint.load_from_http`."""
-    return _restricted(host.load_from_http)(filename, *args, **kwargs)
+def _is_plain_config(text: Any) -> bool:
+    try:
+        # a base would be run
+        return not isinstance(text, str) or '_base_' not in read_config_text(text, 'a checkpoint')
+    except ValueError:
+        return False
+
+
+def restrict_checkpoints() -> None:
+    """Make all of MMEngine's checkpoint readers in this process read data alone, once."""
+    from mmengine.runner.checkpoint import CheckpointLoader
+    loaders = CheckpointLoader._schemes
+    if loaders.get('') is load_from_local:
+        return
+    for prefix, loader in list(loaders.items()):
+        CheckpointLoader.register_scheme(
+            prefix, _restricted(loader) if prefix else load_from_local, force=True)
 
 
 def _restricted(loader: Callable) -> Callable:
@@ -210,13 +229,14 @@ def _check_archive(path: Path) -> None:
 
 def _method(owner: Any, name: str) -> Any:
     """The only ``getattr`` that a log's pickle needs: statistics of a ``HistoryBuffer``."""
+    from mmengine.logging import HistoryBuffer
     if owner is not HistoryBuffer or name not in ('min', 'max', 'mean', 'current'):
         raise pickle.UnpicklingError('Trying to call reduce for unrecognized function getattr')
     return getattr(owner, name)
 
 
 @functools.lru_cache(maxsize=None)
-def _harmless() -> List[Any]:
+def _harmless() -> list[Any]:
     """Types and functions in checkpoints beside tensors and plain values.
 
     Those of MMEngine's runs, and containers in which other trainings keep their options (DeiT, MAE
@@ -224,15 +244,19 @@ def _harmless() -> List[Any]:
     """
     arrays = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in '?bBhHiIlLqQefdU'}]
     multiarray = np._core.multiarray
+    found = [slice, Namespace, PosixPath, *arrays]
     # a pair (object, name) lets the name in the pickle stand for our object; NumPy's old and new
     # module names both occur
-    return [slice, Namespace, ConfigDict, PosixPath, HistoryBuffer, *arrays,
-            (_method, 'builtins.getattr'),
-            *((getattr(multiarray, name), f'numpy.{core}.multiarray.{name}')
-              for core in ('core', '_core') for name in ('_reconstruct', 'scalar'))]
+    found += [(getattr(multiarray, name), f'numpy.{core}.multiarray.{name}')
+              for core in ('core', '_core') for name in ('_reconstruct', 'scalar')]
+    with contextlib.suppress(ImportError):  # not needed for other checkpoints than its own
+        from mmengine.config import ConfigDict
+        from mmengine.logging import HistoryBuffer
+        found += [ConfigDict, HistoryBuffer, (_method, 'builtins.getattr')]
+    return found
 
 
-def read_config_text(text: str, path: Union[str, Path]) -> Config:
+def read_config_text(text: str, path: str | Path) -> 'Config':
     """Parse the config that a run wrote into its checkpoint, without running it.
 
     Args:
@@ -242,6 +266,7 @@ def read_config_text(text: str, path: Union[str, Path]) -> Config:
     Raises:
         ValueError: The text holds anything else.
     """
+    from mmengine.config import Config
     if is_trusted():
         return Config.fromstring(text, '.py')
     try:
@@ -249,6 +274,7 @@ def read_config_text(text: str, path: Union[str, Path]) -> Config:
         for line in ast.parse(text).body:
             (target, ) = line.targets
             found[target.id] = _plain(line.value)
+        check_types(found, path)
         return Config(found)
     except (AttributeError, KeyError, MemoryError, RecursionError, SyntaxError, TypeError,
             ValueError) as error:
@@ -257,7 +283,7 @@ def read_config_text(text: str, path: Union[str, Path]) -> Config:
                          'run code') from error
 
 
-def check_types(config: Any, path: Union[str, Path]) -> None:
+def check_types(config: Any, path: str | Path) -> None:
     """Refuse a config from a data file in which a ``type`` names a function of any module.
 
     A registry would import whatever a dotted ``type`` names.
@@ -277,7 +303,7 @@ def check_types(config: Any, path: Union[str, Path]) -> None:
                 raise ValueError(f'expected registered types in `{path}`, found '
                                  f'`{str(node["type"]):.60}`, which a registry would import')
             waiting += node.values()
-        elif isinstance(node, (list, tuple)):
+        elif isinstance(node, (list, tuple, set)):
             waiting += node
 
 
@@ -292,8 +318,6 @@ def _plain(node: ast.AST) -> Any:
                 found.update({word.arg: _plain(word.value)} if word.arg else _plain(word.value))
         else:
             raise ValueError('a call of another function than `dict`')
-        if not _CLASS.fullmatch(str(found.get('type', 'Any'))):  # a registry imports what it names
-            raise ValueError('a `type` that names a function')
         return found
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
         kind = dict(List=list, Tuple=tuple, Set=set)[type(node).__name__]
@@ -303,32 +327,3 @@ def _plain(node: ast.AST) -> Any:
     if isinstance(node, ast.Name):
         return dict(inf=float('inf'), nan=float('nan'))[node.id]
     return ast.literal_eval(node)
-
-
-@register_handler(['yaml', 'yml'])
-class SafeYamlHandler(YamlHandler):
-    """MMEngine's handler of YAML files, except that tags cannot create Python objects."""
-
-    def load_from_fileobj(self, file: Any, **kwargs: Any) -> Any:
-        """Read plain values.
-
-        Raises:
-            ValueError: It is no YAML, or asks for more than plain values.
-        """
-        kwargs.setdefault('Loader', getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
-        try:
-            return super().load_from_fileobj(file, **kwargs)
-        except yaml.YAMLError as error:
-            text = ' '.join(str(error).split())
-            raise ValueError(f'expected YAML of plain values, found: {text:.200}') from error
-
-
-CheckpointLoader.register_scheme('', load_from_local, force=True)
-CheckpointLoader.register_scheme(('http://', 'https://'), load_from_http, force=True)
-for _prefixes, _loader in (
-        (('modelzoo://', 'torchvision://'), host.load_from_torchvision),
-        (('open-mmlab://', 'openmmlab://'), host.load_from_openmmlab),
-        (('mmcls://', ), host.load_from_mmcls),
-        (('pavi://', ), host.load_from_pavi),
-        ((r'(\S+\:)?s3://', r'(\S+\:)?petrel://'), host.load_from_ceph)):
-    CheckpointLoader.register_scheme(_prefixes, _restricted(_loader), force=True)

@@ -9,8 +9,10 @@ import pytest
 import torch
 from yapf.yapflib import yapf_api
 
-import mmkcr  # noqa: F401  (before any host library: makes torchvision importable)
+from mmkcr.hosts import ensure_torchvision, prepare_hosts
 
+ensure_torchvision()  # before any host library
+prepare_hosts()  # tests read `mmkcr::` bases, as commands do
 torch.set_num_threads(1)
 gc.disable()  # until all is imported
 

@@ -5,7 +5,6 @@ import pickle
 from argparse import Namespace
 from pathlib import Path
 
-import mmengine
 import numpy as np
 import pytest
 import torch
@@ -13,7 +12,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
 
-from mmkcr.apis.build import recorded_config
+from mmkcr.apis.build import load_config, recorded_config
 from mmkcr.safe_load import read_checkpoint, read_config_text, trust_checkpoints
 
 
@@ -44,7 +43,7 @@ def save(path, extra, legacy=False):
 @pytest.mark.parametrize('legacy', [False, True])
 @pytest.mark.parametrize('read', [read_checkpoint, CheckpointLoader.load_checkpoint])
 def test_code_is_refused_by_name(trap, tmp_path, read, legacy):
-    """By MMEngine's own reader too: runs, inferencers and ``Pretrained`` use it."""
+    """By MMEngine's own reader too, of a run of ours: inferencers and ``Pretrained`` use it."""
     path = save(tmp_path / 'bad.pth', Touch(trap), legacy)
     with pytest.raises(ValueError, match=r'needs `posix.mkdir` to be read; `--trust-checkpoint`'):
         read(str(path))
@@ -138,22 +137,56 @@ def test_recorded_code_is_refused(trap, tmp_path, text):
     assert not trap.exists()
 
 
-@pytest.mark.parametrize('read', [mmengine.load, Config.fromfile])
-def test_yaml_makes_no_objects(trap, tmp_path, read):
-    """Of studies, configs and metafiles."""
-    path = tmp_path / 'study.yml'
+def with_config(path, text):
+    """A file of text and tensors, as a run writes it; the hosts' inferencers read its config."""
+    torch.save(dict(state_dict=dict(weight=torch.ones(2)), meta=dict(cfg=text),
+                    message_hub=dict(log_scalars={}, runtime_info=dict(cfg=text),
+                                     resumed_keys={})), path)
+    return str(path)
+
+
+def infer_detections(weights):
+    from mmdet.apis import DetInferencer
+    return DetInferencer(weights=weights)
+
+
+def infer_segments(weights):
+    from mmseg.apis import MMSegInferencer
+    return MMSegInferencer(None, weights=weights)
+
+
+@pytest.mark.parametrize('text', ['import os\nos.mkdir({trap!r})', '_base_ = {base!r}'])
+@pytest.mark.parametrize('infer', [infer_detections, infer_segments])
+def test_inferencers_run_no_text_of_a_checkpoint(trap, tmp_path, infer, text):
+    """Once `prepare_hosts` was called, as by every command and by `mmkcr.apis.inferencer`."""
+    base = tmp_path / 'base.py'
+    base.write_text(f'import os\nos.mkdir({str(trap)!r})')
+    text = text.format(trap=str(trap), base=str(base))
+    with pytest.raises((ValueError, AssertionError)):
+        infer(with_config(tmp_path / 'run.pth', text))
+    assert not trap.exists()
+
+
+def test_plain_configs_of_checkpoints_stay(tmp_path):
+    text = Config(PLAIN).pretty_text
+    found = read_checkpoint(with_config(tmp_path / 'run.pth', text))
+    assert found['meta']['cfg'] == found['message_hub']['runtime_info']['cfg'] == text
+
+
+def test_yaml_makes_no_objects(trap, tmp_path):
+    path = tmp_path / 'config.yml'
     path.write_text(f'model: !!python/object/apply:os.mkdir [{str(trap)!r}]\n')
-    with pytest.raises(ValueError, match='expected YAML of plain values, found'):
-        read(str(path))
+    with pytest.raises(ValueError, match='expected a config at .*, found one that cannot be read'):
+        load_config(str(path))
     assert not trap.exists()
     path.write_text('model: {type: ViT, depth: 3}\n')
-    assert dict(read(str(path)))['model']['depth'] == 3
+    assert load_config(str(path)).model.depth == 3
 
 
 def test_broken_yaml(tmp_path):
     Path(tmp_path / 'x.yml').write_text('a: [1, \nb: }')
-    with pytest.raises(ValueError, match='expected YAML of plain values'):
-        mmengine.load(str(tmp_path / 'x.yml'))
+    with pytest.raises(ValueError, match='expected a config at .*, found one that cannot be read'):
+        load_config(str(tmp_path / 'x.yml'))
 
 
 def test_a_download_that_fails_says_so(monkeypatch, tmp_path):

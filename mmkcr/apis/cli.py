@@ -11,8 +11,6 @@ import sys
 import warnings
 from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Sequence
 
-from mmengine.config import DictAction
-
 from mmkcr.apis.arguments import check_arguments
 from mmkcr.safe_load import trust_checkpoints
 
@@ -120,6 +118,7 @@ def add_options_argument(parser: argparse.ArgumentParser) -> None:
     Args:
         parser (ArgumentParser): Parser of a command that reads a config.
     """
+    from mmengine.config import DictAction
     parser.add_argument('--cfg-options', nargs='+', action=DictAction,
                         help='entries of the config to overwrite: key=value, lists as '
                         'key="[a,b]" or key=a,b')

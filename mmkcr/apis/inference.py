@@ -10,6 +10,7 @@ import mmengine
 from mmengine.config import Config
 from mmengine.logging import print_log
 
+from mmkcr.hosts import prepare_hosts
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.safe_load import read_checkpoint
 from .build import load_config, set_structure
@@ -95,6 +96,7 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
         >>> detect = inferencer('kcr-mask-rcnn_swin-mini_slim_1xb8_digit-scenes', 'epoch_8.pth')
         >>> detect('scene.png', out_dir='pictures')
     """
+    prepare_hosts()
     config = deepcopy(model) if isinstance(model, Config) else model_config(model)
     if structure is not None:
         set_structure(config, structure)

@@ -19,11 +19,11 @@ from torch import nn
 from mmkcr.apis.build import drop_idle_workers, run_folder
 from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument
 from mmkcr.apis.processes import is_first_process, join_processes
-from mmkcr.compat import UnreadableImageError
 from mmkcr.core import NonFiniteError, atomic_write, locked
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.engine.hooks.refresh import RefreshHook
 from mmkcr.engine.workers import no_workers_left
+from mmkcr.hosts import UnreadableImageError
 from mmkcr.models.losses import MacsPrice
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import unwrap

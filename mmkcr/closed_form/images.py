@@ -13,10 +13,10 @@ from mmengine.dataset import Compose, default_collate, pseudo_collate
 from mmengine.registry import DATASETS, init_default_scope
 from torch import nn
 
-from mmkcr.compat import UnreadableImageError
 from mmkcr.core.forward import flat_tensors
 from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import preprocessed, with_pipeline
+from mmkcr.hosts import UnreadableImageError
 from mmkcr.models.utils import find_task, is_dense_task, is_self_supervised
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')

@@ -1,5 +1,8 @@
 """Metrics and the mathematics behind them."""
 
-from .metrics import InformationBottleneckMetric, KernelComplexityMetric
+from mmkcr.lazy import lazy_names
 
-__all__ = ['InformationBottleneckMetric', 'KernelComplexityMetric']
+_HOMES = dict(InformationBottleneckMetric='metrics', KernelComplexityMetric='metrics')
+
+__all__ = list(_HOMES)
+__getattr__ = lazy_names(__name__, _HOMES)

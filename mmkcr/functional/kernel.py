@@ -13,7 +13,6 @@ import math
 from typing import Optional, Tuple, Union
 
 import torch
-from mmengine.dist import all_reduce
 from torch import Tensor
 
 CHUNK = 2048
@@ -67,6 +66,7 @@ class MomentAccumulator:
 
     def all_reduce(self) -> 'MomentAccumulator':
         """Sums over ranks, in place: afterwards all ranks hold the same sums, bit for bit."""
+        from mmengine.dist import all_reduce
         count = self.total.new_tensor([float(self.count)])
         all_reduce(self.total)
         all_reduce(count)

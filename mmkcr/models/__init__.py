@@ -1,11 +1,11 @@
 """Backbones, gates, layers, losses and algorithms."""
 
-from .backbones import *  # noqa: F401,F403
-from .flava import FlavaImageEncoder, FlavaVQA  # noqa: F401
-from .gates import *  # noqa: F401,F403
-from .heads import *  # noqa: F401,F403
-from .losses import *  # noqa: F401,F403
-from .search_space import SearchSpace  # noqa: F401
-from .searchable import Searchable, SearchableBackbone  # noqa: F401
-from .selfsup import *  # noqa: F401,F403
-from .wrappers import *  # noqa: F401,F403
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """A class of :mod:`.registered`, which imports the host libraries."""
+    if not name[0].isupper():  # a module, or nothing
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(import_module(f'{__name__}.registered'), name)

@@ -5,9 +5,6 @@ import re
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
-from mmengine.logging import print_log
-from mmengine.model import PretrainedInit, update_init_info
-from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
 
 from mmkcr.core import KEPT, check_finite_state
@@ -34,6 +31,7 @@ def split_pretrained(init_cfg: InitCfg) -> Tuple[Optional[Dict[str, Any]], List[
         tuple[dict | None, list[dict]]: The arguments of ``Pretrained``, and
         the other initialisers.
     """
+    from mmengine.model import PretrainedInit
     configs = [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or [])
     chosen = [config for config in configs if config['type'] in ('Pretrained', PretrainedInit)]
     others = [config for config in configs if config not in chosen]
@@ -87,6 +85,8 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] 
         ValueError: As in :func:`read_backbone`, or the keys are not those of
             the backbone.
     """
+    from mmengine.model import update_init_info
+    from mmengine.runner.checkpoint import load_state_dict
     state = read_backbone(str(checkpoint), prefix, map_location)
     check_finite_state(state, str(checkpoint), backbone.state_dict())
     try:
@@ -111,6 +111,7 @@ def inherit_dense(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: s
     inherited = [_inherit(site, state_dict, prefix) for site in space.sites.values()
                  if site.kind == 'head_operator']
     if any(inherited):
+        from mmengine.logging import print_log
         print_log(f'The replaced heads of the `{space.type_name}` start from the values and '
                   'projections of the dense network that is loaded', 'current')
 
@@ -207,6 +208,7 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
             error.add_note('\n'.join([f'{kind}:', *keys]))  # all of them, with --debug
         raise error
     if new or unused:
+        from mmengine.logging import print_log
         print_log(f'Expected a checkpoint with all entries of the `{space.type_name}` and no '
                   f'others, found {_listing("missing", new)}, which keep their initial values, and '
                   f'{_listing("surplus", unused)}, which are not used', 'current', logging.WARNING)

@@ -4,10 +4,12 @@ import copy
 from pathlib import Path
 from typing import Any, Dict, Mapping, Union
 
+import yaml
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
+from mmkcr.hosts import ensure_torchvision, prepare_hosts
 from mmkcr.safe_load import read_checkpoint
 from .loading import load_task, weights_of
 from .utils import check_recorded_macs
@@ -35,12 +37,15 @@ def read_config(path: Union[str, Path]) -> Config:
         FileNotFoundError: There is no such config.
         ValueError: The file is no config.
     """
+    prepare_hosts()
     file = Path(_resolve(str(path)))
     if not file.is_file():
         raise FileNotFoundError(f'expected a config file at `{path}`, found none')
     if file.suffix not in ('.py', '.json', '.yaml', '.yml'):
         raise ValueError(f'expected a config file (.py, .json or .yaml), found `{path}`')
     try:
+        if file.suffix in ('.yaml', '.yml'):  # MMEngine's own reader of YAML makes any object
+            yaml.safe_load(file.read_text(encoding='utf8'))
         config = Config.fromfile(file)
     except (ImportError, OSError):  # which name what is missing
         raise
@@ -100,6 +105,8 @@ def build_model(config: Config) -> nn.Module:
     if not isinstance(config.get('model'), Mapping):
         raise ValueError('expected a config with a `model`, found the keys '
                          f'{sorted(config.keys())}')
+    prepare_hosts()
+    ensure_torchvision()
     init_default_scope(config.get('default_scope', 'mmengine'))
     model = copy.deepcopy(dict(config.model))  # detectors of mmdet add entries to theirs
     if config.get('data_preprocessor') is not None:

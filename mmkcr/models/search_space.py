@@ -26,10 +26,8 @@ from mmkcr.core import (
     scale_axes,
     slice_axes,
 )
-from mmkcr.registry import MODELS
 from .backbone_loading import check_state, inherit_dense, take_kept
 from .head_choice import choose_heads, is_choice
-from .mask_fold import fold_mask
 from .sites import QKMaskSite, find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
@@ -194,6 +192,7 @@ class SearchSpace:
 
     def _gate_configs(self, gates: Mapping[str, Any]) -> Dict[str, Mapping[str, Any]]:
         """Config of the gate of every site that has one."""
+        from mmkcr.registry import MODELS  # of MMEngine, which only a search needs
         found = {site.kind for site in self.sites.values()}
         # one config for all, one per kind, or both: then a kind's entries override the common ones
         given = {key: value for key, value in gates.items() if key in KINDS}
@@ -221,6 +220,7 @@ class SearchSpace:
         return configs
 
     def _add_gates(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        from mmkcr.registry import MODELS
         gates = []
         for name, config in configs.items():
             site = self.sites[name]
@@ -263,7 +263,10 @@ class SearchSpace:
         """The type that a structure must name: our own, a parent class's, or the class's alias."""
         found = structure.backbone['type'].split('.')[-1]
         parents = {cls.__name__ for cls in type(self.host).__mro__}
-        alias = MODELS.get(f'mmkcr.{found}') if self.type_name == 'Searchable' else None
+        alias = None
+        if found not in parents and self.type_name == 'Searchable':
+            from mmkcr.registry import MODELS
+            alias = MODELS.get(f'mmkcr.{found}')
         if inspect.isclass(alias) and hasattr(alias, 'kinds'):  # a class of its own, see searchable
             parents.update([found] if issubclass(type(self.host), alias.__bases__[-1]) else [])
         return found if found in parents else self.type_name
@@ -317,6 +320,9 @@ class SearchSpace:
         Raises:
             ValueError: There is no such mask, it is folded already, or of another size.
         """
+        if not entries:
+            return
+        from .mask_fold import fold_mask  # of DCS, with its masks
         for name, entry in entries.items():
             if self._folded.get(name) == entry:  # a supernet whose structure is fixed in part
                 continue

@@ -2,17 +2,17 @@
 
 import inspect
 import random
+import sys
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 import torch
-from mmengine.model import BaseAveragedModel, BaseModel, BaseTTAModel, is_model_wrapper
-from mmpretrain.models import BaseSelfSupervisor, ConformerHead
 from torch import Tensor, nn
 
 from mmkcr.core import MacsReport, count_forward_macs
 from mmkcr.core.added import added_layers
+from mmkcr.lazy import is_of
 from .search_space import SearchSpace
 from .two_stage import most_proposals, two_stage_outputs
 
@@ -20,12 +20,19 @@ from .two_stage import most_proposals, two_stage_outputs
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside wrappers: distributed, compiled, or for test-time augmentation."""
     while True:
-        if is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+        if _is_wrapper(model):
             model = model.module
         elif '_orig_mod' in model._modules:  # of `torch.compile`
             model = model._orig_mod
         else:
             return model
+
+
+def _is_wrapper(model: nn.Module) -> bool:
+    if 'mmengine.model' not in sys.modules:
+        return isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+    from mmengine.model import BaseTTAModel, is_model_wrapper
+    return is_model_wrapper(model) or isinstance(model, BaseTTAModel)
 
 
 @contextmanager
@@ -42,10 +49,10 @@ def kept_randomness() -> Iterator[None]:
         random.setstate(python_state)
 
 
-def momentum_copies(model: nn.Module) -> List[BaseAveragedModel]:
+def momentum_copies(model: nn.Module) -> List[nn.Module]:
     """Averaged copies that a model keeps of parts of itself, such as MoCo's key encoder."""
     return [module for module in model.modules()
-            if module is not model and isinstance(module, BaseAveragedModel)]
+            if module is not model and is_of(module, 'mmengine.model.BaseAveragedModel')]
 
 
 def online_modules(model: nn.Module) -> List[nn.Module]:
@@ -68,7 +75,7 @@ def copied_spaces(model: nn.Module) -> List[SearchSpace]:
             if isinstance(getattr(module, 'search_space', None), SearchSpace)]
 
 
-def renew_record(average: BaseAveragedModel) -> None:
+def renew_record(average: nn.Module) -> None:
     """Make an averaged copy average the parameters that it has now.
 
     MMEngine collects them once, when the copy is made; slicing has replaced some since.
@@ -84,7 +91,7 @@ def held_copies(model: nn.Module) -> Iterator[None]:
     Self-supervised models update their copies in every training forward. A copy that was never
     updated still becomes equal to the model, as in its first update.
     """
-    def hold(copy: BaseAveragedModel) -> None:
+    def hold(copy: nn.Module) -> None:
         def begin(online: nn.Module) -> None:
             if copy.steps == 0:
                 # the method of the class: the attribute of the instance is this very function
@@ -165,7 +172,7 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
 
 def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], Any]:
     inputs = next(model.parameters()).new_zeros(1, *input_shape)
-    if not isinstance(model, BaseModel):
+    if not is_of(model, 'mmengine.model.BaseModel'):
         whole = dict(mask=None) if 'mask' in inspect.signature(model.forward).parameters else {}
         return lambda: model(inputs, **whole)
     task = find_task(model)
@@ -211,7 +218,7 @@ def deciding_scores(task: nn.Module, outputs: Any) -> Any:
         task (nn.Module): A task model; of others the outputs are returned as they are.
         outputs (Any): What its head, or a file of it, returns.
     """
-    summed = isinstance(getattr(task, 'head', None), ConformerHead)
+    summed = is_of(getattr(task, 'head', None), 'mmpretrain.models.ConformerHead')
     return sum(outputs) if summed else outputs
 
 
@@ -250,7 +257,7 @@ def find_task(model: nn.Module) -> nn.Module:
 
 def is_self_supervised(task: nn.Module) -> bool:
     """Whether a task model is one of mmpretrain that learns without labels."""
-    return isinstance(task, BaseSelfSupervisor)
+    return is_of(task, 'mmpretrain.models.BaseSelfSupervisor')
 
 
 def is_detector(task: nn.Module) -> bool:

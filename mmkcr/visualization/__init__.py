@@ -1,12 +1,11 @@
 """Plots and tables. Every function is pure: data in, a text or one file out."""
 
-from .masks import plot_channel_masks, plot_kept_shares, plot_mask_evolution
-from .plots import plot_curve, plot_gate_histograms
-from .progress import shown
-from .sensitivity import plot_metric_over_time, plot_sensitivity
-from .tables import format_table
+from mmkcr.lazy import lazy_names
 
-__all__ = [
-    'format_table', 'plot_channel_masks', 'plot_curve', 'plot_gate_histograms',
-    'plot_kept_shares', 'plot_mask_evolution', 'plot_metric_over_time', 'plot_sensitivity', 'shown'
-]
+_HOMES = dict(
+    format_table='tables', plot_channel_masks='masks', plot_curve='plots',
+    plot_gate_histograms='plots', plot_kept_shares='masks', plot_mask_evolution='masks',
+    plot_metric_over_time='sensitivity', plot_sensitivity='sensitivity', shown='progress')
+
+__all__ = list(_HOMES)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -13,8 +13,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / 'mmkcr'
 #: From the bottom up. A line is a layer: what stands in it may not import each other.
 LAYERS = [
-    ('version', ),
-    ('compat', 'safe_load', 'registry'),
+    ('version', 'lazy'),
+    ('safe_load', ),
+    ('hosts', ),          # what is changed in the OpenMMLab libraries, and when
+    ('registry', ),
     ('core', ),           # structure, sites, axes, MACs, budget: torch only
     ('functional', 'visualization'),  # mathematics, and figures: no models
     ('models', ),
@@ -92,7 +94,7 @@ def test_the_package_imports_neither_tools_nor_laboratory_nor_tests():
 def test_the_package_itself_imports_the_lowest_layers_only():
     own = [target.split('.')[1] for path, target in ALL if path == PACKAGE / '__init__.py'
            and target.startswith('mmkcr.')]
-    assert own and all(LEVEL[name] < 2 for name in own)
+    assert own and all(LEVEL[name] < 1 for name in own)
 
 
 def third_party(package: str) -> Set[str]:

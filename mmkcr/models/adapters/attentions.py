@@ -7,28 +7,21 @@ a view are ``partial`` of functions of this module, so that networks can be pick
 """
 
 from functools import partial
+from importlib import import_module
 from typing import Any, Dict, List, Sequence, Type
 
 from torch import nn
 
 from mmkcr.core import Axis, Unsupported
 from mmkcr.models.layers.sized_attention import (
-    NarrowQueries,
     Rotary,
-    SizedBEiTAttention,
-    SizedClassAttention,
-    SizedCrossCovariance,
-    SizedGroupedAttention,
     SizedHuggingFaceAttention,
     SizedHuggingFaceRotaryAttention,
-    SizedMixMIMAttention,
     SizedMultiheadAttention,
     SizedReducedAttention,
     SizedRotaryAttention,
     SizedTimmBEiTAttention,
     SizedWindowAttentionV2,
-    SizedWindowMSA,
-    SizedWindowMSAV2,
 )
 from mmkcr.models.layers.take_over import take_over
 from .views import RotaryView, attention_adapter
@@ -36,6 +29,11 @@ from .views import RotaryView, attention_adapter
 _UTILS = 'mmpretrain.models.utils.attention'
 _HF = 'transformers.models'
 _TABLE = 'relative_position_bias_table'
+
+
+def _of_mmpretrain(name: str) -> Type[nn.Module]:
+    """A class of ours that is a layer of mmpretrain, which is imported for it."""
+    return getattr(import_module('mmkcr.models.layers.mmpretrain_attention'), name)
 
 
 def _is(module: nn.Module, name: str) -> bool:
@@ -53,7 +51,7 @@ def multihead_attention(module: nn.Module) -> Dict[str, Any]:
     fixed = getattr(module.scaled_dot_product_attention, 'keywords', {})  # option `qk_scale`
     return dict(projections=('qkv', ), output='proj', heads=module.num_heads,
                 width=module.head_dims, resize=_resize_multihead,
-                narrow=None if fixed else partial(take_over, NarrowQueries))
+                narrow=None if fixed else partial(take_over, _of_mmpretrain('NarrowQueries')))
 
 
 def _resize_multihead(layer: nn.Module, heads: int, width: int) -> nn.Module:
@@ -80,7 +78,7 @@ def reduced_attention(module: nn.Module) -> Dict[str, Any]:
                    'mmseg.models.backbones.twins.LocallyGroupedSelfAttention')
 def grouped_attention(module: nn.Module) -> Dict[str, Any]:
     """Attention within windows of Twins' SVT."""
-    return dict(_fused(module), resize=partial(_exchange, SizedGroupedAttention))
+    return dict(_fused(module), resize=partial(_exchange, _of_mmpretrain('SizedGroupedAttention')))
 
 
 @attention_adapter('mmpretrain.models.backbones.xcit.ClassAttntion')
@@ -88,15 +86,15 @@ def class_attention(module: nn.Module) -> Dict[str, Any]:
     """XCiT's attention of the class token to all tokens."""
     return dict(projections=('q', 'k', 'v'), fused=(1, 1, 1), output='proj',
                 heads=module.num_heads, width=module.q.out_features // module.num_heads,
-                resize=partial(_exchange, SizedClassAttention))
+                resize=partial(_exchange, _of_mmpretrain('SizedClassAttention')))
 
 
 @attention_adapter('mmpretrain.models.backbones.xcit.XCA')
 def cross_covariance(module: nn.Module) -> Dict[str, Any]:
     """XCiT's attention among the channels of a head, with a temperature for every head."""
     width = module.qkv.out_features // 3 // module.num_heads
-    return dict(_fused(module, width), resize=partial(_exchange, SizedCrossCovariance),
-                of_heads=_temperature,
+    return dict(_fused(module, width), of_heads=_temperature,
+                resize=partial(_exchange, _of_mmpretrain('SizedCrossCovariance')),
                 why_no_width='its softmax is over the channels of a head')
 
 
@@ -152,7 +150,8 @@ def sam_attention(module: nn.Module) -> Dict[str, Any]:
 def window_msa(module: nn.Module) -> Dict[str, Any]:
     """``WindowMSA`` of Swin in the three hosts, with a table of positions per head."""
     # MixMIM's has a mask of its own in pre-training
-    sized = SizedMixMIMAttention if _is(module, 'MixMIMWindowAttention') else SizedWindowMSA
+    sized = _of_mmpretrain('SizedMixMIMAttention' if _is(module, 'MixMIMWindowAttention')
+                           else 'SizedWindowMSA')
     return dict(_fused(module, module.embed_dims // module.num_heads),
                 resize=partial(_exchange, sized), extra=partial(_along, (), _TABLE))
 
@@ -160,7 +159,8 @@ def window_msa(module: nn.Module) -> Dict[str, Any]:
 @attention_adapter(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention')
 def window_msa_v2(module: nn.Module) -> Dict[str, Any]:
     """Swin V2's window attention: cosine products, a temperature and positions for every head."""
-    sized = SizedWindowMSAV2 if _is(module, 'WindowMSAV2') else SizedWindowAttentionV2
+    sized = _of_mmpretrain('SizedWindowMSAV2') if _is(module, 'WindowMSAV2') \
+        else SizedWindowAttentionV2
     width = module.qkv.out_features // 3 // module.num_heads
     return dict(_fused(module, width), resize=partial(_exchange, sized), called=False,
                 extra=partial(_along_cosine, width),
@@ -179,7 +179,8 @@ def beit_attention(module: nn.Module) -> Dict[str, Any]:
     """mmpretrain's ``BEiTAttention``; biases of queries and values are parameters of their own."""
     return dict(_fused(module, module.embed_dims // module.num_heads),
                 extra=partial(_along, ('q_bias', 'v_bias'), _TABLE),
-                resize=partial(_exchange, SizedBEiTAttention), called=module.bias != 'qv_bias')
+                resize=partial(_exchange, _of_mmpretrain('SizedBEiTAttention')),
+                called=module.bias != 'qv_bias')
 
 
 @attention_adapter('timm.models.beit.Attention')

@@ -3,12 +3,9 @@
 import math
 from typing import Iterator, List, Optional, Sequence, Tuple
 
-from mmcv.cnn.bricks.transformer import FFN
-from mmpretrain.models.utils import MultiheadAttention, WindowMSA
 from torch import nn
 
 from mmkcr.core import Axis, Unsupported
-from mmkcr.models.layers.sized_attention import SizedWindowMSA
 from mmkcr.models.layers.take_over import take_over
 from . import mlps
 from .views import LinearStream, StreamView, stream_adapter
@@ -95,6 +92,8 @@ class ViTStream(StreamView):
 @stream_adapter('mmpretrain.models.backbones.vision_transformer.VisionTransformer')
 def vision_transformer(host: nn.Module) -> List[StreamView]:
     """mmpretrain's ``VisionTransformer`` with its own blocks."""
+    from mmcv.cnn.bricks.transformer import FFN
+    from mmpretrain.models.utils import MultiheadAttention
     for layer in host.layers:
         known = (isinstance(getattr(layer, 'attn', None), MultiheadAttention)
                  and isinstance(getattr(layer, 'ffn', None), FFN))
@@ -163,6 +162,9 @@ class SwinStream(StreamView):
 
     def resize(self, host: nn.Module, units: int) -> None:
         """See :class:`StreamView`."""
+        from mmpretrain.models.utils import WindowMSA
+
+        from mmkcr.models.layers.mmpretrain_attention import SizedWindowMSA
         stage = host.stages[self.number]
         host.num_features[self.number] = stage.embed_dims = units
         for block in stage.blocks:

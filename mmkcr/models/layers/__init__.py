@@ -1,12 +1,11 @@
 """Layers of supernets and subnets."""
 
-from .lite_mla import LiteMLA
-from .mbconv import DSConv, MBConv
-from .norms import MaskedLayerNorm, SlicedLayerNorm
-from .operator_attention import MixedAttention, OperatorAttention, TokenGrid
-from .selection import Put, Take
+from mmkcr.lazy import lazy_names
 
-__all__ = [
-    'DSConv', 'LiteMLA', 'MBConv', 'MaskedLayerNorm', 'MixedAttention', 'OperatorAttention', 'Put',
-    'SlicedLayerNorm', 'Take', 'TokenGrid'
-]
+_HOMES = dict(
+    DSConv='mbconv', LiteMLA='lite_mla', MBConv='mbconv', MaskedLayerNorm='norms',
+    MixedAttention='operator_attention', OperatorAttention='operator_attention', Put='selection',
+    SlicedLayerNorm='norms', Take='selection', TokenGrid='operator_attention')
+
+__all__ = list(_HOMES)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -11,11 +11,10 @@ from typing import Iterator, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
-from mmengine.model import BaseModule
-from mmpretrain.models.utils import MultiheadAttention
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, slice_axes
+from mmkcr.lazy import is_of
 from .head_operators import FOLDED, Derived, HeadOperator, channels_of_heads, head_operator
 
 
@@ -81,12 +80,14 @@ def dense_places(kept: Tensor, heads: int, head_dims: int) -> Tuple[Tensor, Tens
     return torch.cat([stay, stay + dims, both + 2 * dims]), both
 
 
-class _AttentionParts(BaseModule):
+class _AttentionParts(nn.Module):
     """Holds the parts of a dense attention under their own keys."""
 
     def __init__(self, attn: nn.Module, grid: TokenGrid) -> None:
         super().__init__()
-        if not isinstance(attn, (MultiheadAttention, MixedAttention)) or attn.v_shortcut:
+        known = isinstance(attn, MixedAttention) or \
+            is_of(attn, 'mmpretrain.models.utils.MultiheadAttention')
+        if not known or attn.v_shortcut:
             raise TypeError('expected a `MultiheadAttention` of mmpretrain without a shortcut to '
                             f'replace heads of, found `{attn.__class__.__name__}`')
         # attributes and children have the host's names, so that its keys and callers stay valid

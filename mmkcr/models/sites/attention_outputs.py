@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mmkcr.core import Axis, Cost, MaskPoint
-from mmkcr.models.layers.lite_mla import LiteMLA
+from mmkcr.lazy import is_of
 from mmkcr.models.layers.selection import Take
 from .base import HostSite, register_kind
 
@@ -21,7 +21,8 @@ class AttentionOutputs(HostSite):
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
         """Paths of the linear attention layers."""
-        return [path for path, module in host.named_modules() if isinstance(module, LiteMLA)]
+        return [path for path, module in host.named_modules()
+                if is_of(module, 'mmkcr.models.layers.lite_mla.LiteMLA')]
 
     @classmethod
     def of(cls, host: nn.Module, view: str) -> 'AttentionOutputs':

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, MaskPoint, Unsupported
-from mmkcr.models.gates import QKMask
-from mmkcr.models.layers.lite_mla import LiteMLA
-from mmkcr.registry import MODELS
+from mmkcr.lazy import is_of
 from .base import AttentionSite, register_kind
 
 
@@ -21,7 +19,7 @@ class MaskHook:
             queries, 1 for keys, None for values, which are not masked.
     """
 
-    def __init__(self, mask: QKMask, parts: Tuple[Optional[int], ...]) -> None:
+    def __init__(self, mask: nn.Module, parts: Tuple[Optional[int], ...]) -> None:
         self.mask, self.parts = mask, parts
 
     def __call__(self, _: nn.Module, args: Tuple[Tensor, ...], out: Tensor) -> Tensor:
@@ -34,6 +32,11 @@ class MaskHook:
         pieces = [piece if part is None else piece * chosen[..., part % chosen.shape[-2], :]
                   for piece, part in zip(out.split(sizes, -1), self.parts)]
         return torch.cat(pieces, -1)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether a layer is EfficientViT's linear attention."""
+    return is_of(module, 'mmkcr.models.layers.lite_mla.LiteMLA')
 
 
 @register_kind
@@ -50,7 +53,7 @@ class QKMaskSite(AttentionSite):
     @classmethod
     def views(cls, host: nn.Module) -> List[Any]:
         """Views of attention layers, and the paths of EfficientViT's linear attention layers."""
-        linear = [path for path, module in host.named_modules() if isinstance(module, LiteMLA)]
+        linear = [path for path, module in host.named_modules() if _is_linear(module)]
         return [*super().views(host), *linear]
 
     @classmethod
@@ -78,7 +81,7 @@ class QKMaskSite(AttentionSite):
 
     def projections(self) -> List[nn.Module]:
         """The fused projection of queries, keys and values, or those of queries and of keys."""
-        if isinstance(self.owner, LiteMLA):
+        if _is_linear(self.owner):
             return [self.owner.qkv]
         return [self.module(path) for path in self.view.projections[:2]]
 
@@ -88,7 +91,8 @@ class QKMaskSite(AttentionSite):
 
     def prepare(self) -> None:
         """Put the mask on the layer, in its precision."""
-        owner, linear = self.owner, isinstance(self.owner, LiteMLA)
+        owner, linear = self.owner, _is_linear(self.owner)
+        from mmkcr.registry import MODELS  # masks are of searches alone
         projections = self.projections()
         weight = projections[0].weight
         heads = self.total // owner.head_dim if linear else self.view.heads
@@ -104,12 +108,12 @@ class QKMaskSite(AttentionSite):
             parts = parts[count:]  # each projection takes its `count` parts
 
     @property
-    def mask(self) -> Optional[QKMask]:
+    def mask(self) -> Optional[nn.Module]:
         """The mask, or None where nothing is left of a folded one."""
         return getattr(self.owner, 'mask', None)
 
     @staticmethod
-    def masks(host: nn.Module) -> Mapping[str, QKMask]:
+    def masks(host: nn.Module) -> Mapping[str, nn.Module]:
         """The masks of a host by module path."""
         return {name: module for name, module in host.named_modules()
-                if isinstance(module, QKMask)}
+                if is_of(module, 'mmkcr.models.gates.qk_mask.QKMask')}

@@ -1,8 +1,9 @@
 """Wrappers that train any task model."""
 
-from .feature_tap import FeatureTap
-from .masked_search import MaskedSearchModel
-from .regularized import RegularizedModel
-from .search import SearchModel
+from mmkcr.lazy import lazy_names
 
-__all__ = ['FeatureTap', 'MaskedSearchModel', 'RegularizedModel', 'SearchModel']
+_HOMES = dict(FeatureTap='feature_tap', MaskedSearchModel='masked_search',
+              RegularizedModel='regularized', SearchModel='search')
+
+__all__ = list(_HOMES)
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -1,13 +1,9 @@
-"""Makes the host libraries importable where their wheels conflict, and their configs usable here.
+"""What this package changes in the OpenMMLab libraries, and when.
 
-The maintained forks of the OpenMMLab libraries (``onedl-*``) install the same folders as the
-original packages. If both are installed, their files are mixed up, so the import stops with
-instructions.
-
-The torchvision wheel is built for CUDA. Beside a CPU build of torch its
-compiled operators cannot be loaded, and ``import torchvision`` then stops with
-``operator torchvision::nms does not exist`` although no operator is needed.
-Declaring the two schemas that torchvision registers fake kernels for is enough.
+Importing the package changes nothing. :func:`prepare_hosts` changes four things for the rest of
+the process; commands call it, and so do the functions that read a config, build a model or build a
+runner. Whoever loads a config with ``mmkcr::`` bases by MMEngine's own ``Config.fromfile`` calls it
+before.
 """
 
 import functools
@@ -15,17 +11,12 @@ import logging
 import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
-import mmengine.config.config
-import mmengine.logging
 import torch
-from mmengine.config import Config
-from mmengine.config.utils import MODULE2PACKAGE
-from mmengine.logging import MMLogger
 
 #: Original packages by the fork that installs the same folder.
-ORIGINALS: Dict[str, Tuple[str, ...]] = {
+ORIGINALS: dict[str, tuple[str, ...]] = {
     'onedl-mmcv': ('mmcv', 'mmcv-lite', 'mmcv-full'),
     'onedl-mmengine': ('mmengine', 'mmengine-lite'),
     'onedl-mmpretrain': ('mmpretrain', 'mmcls'),
@@ -37,8 +28,44 @@ _NMS_SCHEMA = '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor'
 _library = None  # keeps the declared schemas alive for the whole process
 
 
+class UnreadableImageError(ValueError):
+    """An image that is missing, empty or damaged."""
+
+
+@functools.lru_cache(maxsize=None)
+def prepare_hosts() -> None:
+    """Adapt MMEngine and mmcv to this package, once, for the rest of the process.
+
+    - Configs may refer to ``mmkcr::`` and ``mmseg::`` bases.
+    - mmcv's ``LoadImageFromFile`` names the file that it cannot read, in an
+      :class:`UnreadableImageError`.
+    - MMEngine reads checkpoints as data, see :func:`mmkcr.safe_load.restrict_checkpoints`.
+    - Notices of the hosts about optional parts that are not installed are not shown.
+
+    Raises:
+        ImportError: The hosts are not installed, or are of two families.
+    """
+    refuse_mixed_families()
+    try:
+        import mmengine  # noqa: F401
+        import mmcv  # noqa: F401  isort: skip
+    except ImportError as error:
+        raise ImportError('expected the OpenMMLab libraries for a config, found none: install '
+                          f'them with `pip install "mmkcr[openmmlab]"` ({error})') from error
+    from .safe_load import restrict_checkpoints
+    hush_missing_parts()
+    register_references()
+    name_unreadable_images()
+    restrict_checkpoints()
+
+
 def ensure_torchvision() -> bool:
     """Import torchvision, declaring its operator schemas if they are missing.
+
+    The torchvision wheel is built for CUDA. Beside a CPU build of torch its compiled operators
+    cannot be loaded, and ``import torchvision`` stops with ``operator torchvision::nms does not
+    exist`` although no operator is needed. Declaring the two schemas that torchvision registers
+    fake kernels for is enough.
 
     Returns:
         bool: Whether the schemas had to be declared.
@@ -59,7 +86,7 @@ def ensure_torchvision() -> bool:
     return _library is not None
 
 
-def _installed(name: str) -> Optional[str]:
+def _installed(name: str) -> str | None:
     """Version of an installed distribution, or None."""
     try:
         return version(name)
@@ -68,7 +95,7 @@ def _installed(name: str) -> Optional[str]:
 
 
 def refuse_mixed_families() -> None:
-    """Refuse the original OpenMMLab packages beside their forks.
+    """Refuse the original OpenMMLab packages beside their forks, which install the same folders.
 
     Raises:
         ImportError: Both are installed; the message has the two commands that mend it.
@@ -86,19 +113,13 @@ def refuse_mixed_families() -> None:
         f'--no-build-isolation {" ".join(forks)}`')
 
 
-class UnreadableImageError(ValueError):
-    """An image that is missing, empty or damaged."""
-
-
 def name_unreadable_images() -> None:
     """Make mmcv's image loading name the file that it cannot read, whatever the cause."""
     from mmcv.transforms import LoadImageFromFile
     load = LoadImageFromFile.transform
-    if hasattr(load, '__wrapped__'):  # once is enough
-        return
 
     @functools.wraps(load)
-    def transform(self: Any, results: Dict) -> Optional[Dict]:
+    def transform(self: Any, results: dict) -> dict | None:
         try:
             return load(self, results)
         except Exception as error:  # of the file system, OpenCV, Pillow
@@ -110,11 +131,16 @@ def name_unreadable_images() -> None:
     LoadImageFromFile.transform = transform
 
 
-def hush_optional_parts() -> None:
-    """Drop what the forks print at import when an optional service is not installed."""
+def hush_missing_parts() -> None:
+    """Drop the hosts' notices at import about operators and a service that nothing here uses.
+
+    Every command's output would begin with them. A model that does need operators still stops,
+    with one sentence.
+    """
+    import mmengine.logging
+    warnings.filterwarnings('ignore', 'Fail to import ``MultiScaleDeformableAttention``')
+    mmengine.logging.MMLogger.get_current_instance().addFilter(_is_no_line_nms_notice)
     say = mmengine.logging.print_log
-    if hasattr(say, '__wrapped__'):  # once is enough
-        return
 
     @functools.wraps(say)
     def print_log(msg: Any, *args: Any, **kwargs: Any) -> None:
@@ -122,16 +148,6 @@ def hush_optional_parts() -> None:
             say(msg, *args, **kwargs)
 
     mmengine.logging.print_log = print_log
-
-
-def hush_missing_operators() -> None:
-    """Drop the hosts' notices at import about two operators that nothing here uses.
-
-    Without mmcv's compiled operators every command's output would begin with them. A
-    model that does need operators still stops, with one sentence.
-    """
-    warnings.filterwarnings('ignore', 'Fail to import ``MultiScaleDeformableAttention``')
-    MMLogger.get_current_instance().addFilter(_is_no_line_nms_notice)
 
 
 def _is_no_line_nms_notice(record: logging.LogRecord) -> bool:
@@ -148,24 +164,20 @@ def register_references() -> None:
     MMEngine also parses every metafile of that library, which takes a second each time, before it
     looks among the library's config files. Here an existing file is taken at once.
     """
+    from mmengine.config import Config
+    from mmengine.config import config as files
+    from mmengine.config.utils import MODULE2PACKAGE
     MODULE2PACKAGE.update(mmkcr='mmkcr', mmseg='mmseg')
-    find = Config._get_cfg_path
-    if hasattr(find, '__wrapped__'):  # once is enough
-        return
-    files = mmengine.config.config
-    by_metafiles = files._get_external_cfg_path
+    find, by_metafiles = Config._get_cfg_path, files._get_external_cfg_path
 
-    @functools.wraps(by_metafiles)
     def by_path(package_path: str, cfg_file: str) -> str:
         path = Path(package_path, '.mim', 'configs', cfg_file)
         return str(path) if path.is_file() else by_metafiles(package_path, cfg_file)
 
-    # `_get_cfg_path` finds it by this name in its module
-    files._get_external_cfg_path = by_path
-
-    @functools.wraps(find)
-    def find_unscoped(cfg_path: str, filename: str) -> Tuple[str, Optional[str]]:
+    def find_unscoped(cfg_path: str, filename: str) -> tuple[str, str | None]:
         path, scope = find(cfg_path, filename)
         return path, None if scope == 'mmkcr' else scope
 
+    # `_get_cfg_path` finds it by this name in its module
+    files._get_external_cfg_path = by_path
     Config._get_cfg_path = staticmethod(find_unscoped)

@@ -1,4 +1,4 @@
-"""torchvision is importable after mmkcr, and nothing else is hidden."""
+"""The hosts are prepared when it is asked for, and nothing else is hidden."""
 
 import subprocess
 import sys
@@ -15,10 +15,10 @@ assert hasattr(torch.ops.torchvision, 'qnms')
 """
 CALL = """
 import importlib.util
-spec = importlib.util.spec_from_file_location('compat', {path!r})
-compat = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(compat)
-print(compat.ensure_torchvision(), compat.ensure_torchvision())
+spec = importlib.util.spec_from_file_location('hosts', {path!r})
+hosts = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(hosts)
+print(hosts.ensure_torchvision(), hosts.ensure_torchvision())
 """
 
 
@@ -30,11 +30,11 @@ def run(code, cwd):
 @pytest.fixture
 def call_with(tmp_path):
     """Calls ``ensure_torchvision`` twice beside a torchvision of our own."""
-    from mmkcr import compat
+    from mmkcr import hosts
 
     def call(torchvision):
         (tmp_path / 'torchvision.py').write_text(torchvision)
-        return run(CALL.format(path=compat.__file__), tmp_path)
+        return run(CALL.format(path=hosts.__file__), tmp_path)
     return call
 
 
@@ -56,21 +56,22 @@ def test_only_two_notices_are_hushed():
     import logging
     import warnings
 
-    from mmkcr.compat import _is_no_line_nms_notice, hush_missing_operators
+    from mmkcr.hosts import _is_no_line_nms_notice, hush_missing_parts
     record = logging.LogRecord('x', 30, '', 0, 'Line NMS is not compiled. Most likely', (), None)
     other = logging.LogRecord('x', 30, '', 0, 'NMS is not compiled', (), None)
     assert not _is_no_line_nms_notice(record) and _is_no_line_nms_notice(other)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
-        hush_missing_operators()
+        hush_missing_parts()
         warnings.warn('Fail to import ``MultiScaleDeformableAttention`` from x', stacklevel=1)
         warnings.warn('Fail to import ``DeformConv`` from x', stacklevel=1)
     assert [str(w.message) for w in seen] == ['Fail to import ``DeformConv`` from x']
 
 
-def test_hosts_are_importable_after_mmkcr(tmp_path):
+def test_hosts_are_importable_after_the_registry(tmp_path):
     """And the service that is not installed is not mentioned."""
-    result = run('import mmkcr, torchvision\n'
+    result = run('import mmkcr, mmkcr.registry, torchvision\n'
+                 'mmkcr.prepare_hosts()\n'
                  'import mmpretrain.datasets, mmdet.datasets, mmseg.datasets\n'
                  'import mmpretrain.models, mmseg.models\n'
                  'from torchvision.transforms import functional\n'
@@ -88,7 +89,7 @@ def test_both_families_at_once_are_refused(tmp_path, original):
     info = tmp_path / f'{original.replace("-", "_")}-3.3.0.dist-info'
     info.mkdir()
     (info / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {original}\nVersion: 3.3.0\n')
-    result = run('import mmkcr', tmp_path)
+    result = run('import mmkcr; mmkcr.prepare_hosts()', tmp_path)
     assert result.returncode != 0
     line = result.stderr.splitlines()[-1]
     fork = dict(mmdet='onedl-mmdetection', **{'mmcv-lite': 'onedl-mmcv'})[original]
@@ -97,7 +98,7 @@ def test_both_families_at_once_are_refused(tmp_path, original):
 
 
 def test_one_family_alone_is_good():
-    from mmkcr.compat import ORIGINALS, _installed, refuse_mixed_families
+    from mmkcr.hosts import ORIGINALS, _installed, refuse_mixed_families
     assert any(_installed(fork) for fork in ORIGINALS)
     refuse_mixed_families()
 

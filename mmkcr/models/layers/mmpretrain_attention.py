@@ -1,0 +1,128 @@
+"""Attention layers of :mod:`.sized_attention` that are also layers of mmpretrain.
+
+They keep the class of their host's layer, so that it initialises them and knows them as its own.
+"""
+
+from typing import Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from mmpretrain.models.backbones.twins import LocallyGroupedSelfAttention
+from mmpretrain.models.backbones.xcit import XCA, ClassAttntion
+from mmpretrain.models.utils import MultiheadAttention, WindowMSA
+from mmpretrain.models.utils.attention import BEiTAttention, WindowMSAV2
+from torch import Tensor
+
+from .sized_attention import (
+    CosineWindowAttention,
+    SizedAttention,
+    WindowAttention,
+    split_heads,
+)
+
+
+class SizedWindowMSA(WindowAttention, WindowMSA):
+    """mmpretrain's ``WindowMSA``."""
+
+    def _weights(self, scores: Tensor) -> Tensor:
+        return self.softmax(scores)  # a module, which an analysis may hook
+
+
+class SizedMixMIMAttention(SizedWindowMSA):
+    """mmpretrain's ``MixMIMWindowAttention``."""
+
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        """Attend within windows, and in pre-training among the tokens of one of two mixed images.
+
+        Args:
+            x (Tensor): Tokens, (B, N, C).
+            mask (Tensor, optional): 1 for tokens of the one image and 0 for those of the other,
+                with B N elements.
+        """
+        if mask is None:
+            return self._attend(x)
+        first = mask.reshape(x.shape[0], 1, 1, x.shape[1])
+        alike = first * first.transpose(2, 3) + (1 - first) * (1 - first).transpose(2, 3)
+        return self._attend(x, (alike - 1) * (65500 if alike.dtype == torch.float16 else 1e30))
+
+
+class SizedWindowMSAV2(CosineWindowAttention, WindowMSAV2):
+    """mmpretrain's ``WindowMSAV2``."""
+
+
+class SizedBEiTAttention(SizedAttention, BEiTAttention):
+    """mmpretrain's ``BEiTAttention``."""
+
+    def forward(self, x: Tensor, rel_pos_bias: Optional[Tensor] = None) -> Tensor:
+        """Attend among tokens (B, N, C), optionally with a shared bias (H, N, N) on the scores."""
+        return self._attend(x, rel_pos_bias)
+
+
+class NarrowQueries(MultiheadAttention):
+    """mmpretrain's ``MultiheadAttention`` whose queries and keys are narrower than its values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend among tokens (B, N, C)."""
+        values = self.embed_dims  # H d
+        width = (self.qkv.out_features - values) // 2
+        q, k, v = (split_heads(part, self.num_heads)
+                   for part in self.qkv(x).split([width, width, values], -1))
+        out = self.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.attn_drop if self.training else 0.)
+        out = self.proj(out.transpose(1, 2).flatten(2))
+        return self.out_drop(self.gamma1(self.proj_drop(out)))
+
+
+class SizedGroupedAttention(SizedAttention, LocallyGroupedSelfAttention):
+    """Twins' ``LocallyGroupedSelfAttention``."""
+
+    relative_position_bias_table: Optional[Tensor] = None
+
+    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """Attend within windows among tokens (B, N, C) of a map of ``hw_shape``."""
+        height, width = hw_shape
+        side, x = self.window_size, x.unflatten(1, (height, width))
+        right, below = -width % side, -height % side  # padding to whole windows
+        x = F.pad(x, (0, 0, 0, right, 0, below))
+        mask = None
+        if right and below:  # the host does not mask the padding of one side alone
+            padded = F.pad(x.new_zeros(1, height, width, 1), (0, 0, 0, right, 0, below), value=1.)
+            mask = self._windows(padded).squeeze(-1)  # (windows, side^2): 1 where padded
+            # real tokens and padding do not attend to each other
+            mask = -1000. * (mask[:, :, None] != mask[:, None, :]).to(x.dtype)
+        windows = self._mix(self._windows(x), mask=mask)
+        # `x.shape`, not `len`, which exporters freeze
+        windows = windows.view(x.shape[0], x.shape[1] // side, -1, side, side, windows.shape[-1])
+        # (B, rows of windows, columns, side, side, H d): back to a map
+        out = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, height, width, H d)
+        # projected as in the host, without padding and in the order of the map
+        return self.proj_drop(self.proj(out[:, :height, :width].flatten(1, 2)))
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """Split maps (B, height, width, C) into windows (B * windows, side^2, C)."""
+        side = self.window_size
+        x = x.unflatten(2, (-1, side)).unflatten(1, (-1, side))
+        return x.transpose(2, 3).flatten(0, 2).flatten(1, 2)
+
+
+class SizedClassAttention(ClassAttntion):
+    """XCiT's attention of the class token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend from the first of the tokens (B, N, C) to all; returns (B, 1, C)."""
+        q, k, v = (split_heads(layer(tokens), self.num_heads) for layer, tokens in (
+            (self.q, x[:, :1]), (self.k, x), (self.v, x)))
+        weights = self.attn_drop(((q * self.scale) @ k.transpose(-2, -1)).softmax(-1))
+        return self.proj_drop(self.proj((weights @ v).transpose(1, 2).flatten(2)))
+
+
+class SizedCrossCovariance(XCA):
+    """XCiT's cross-covariance attention: channels of a head attend to each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, C) to (B, N, C)."""
+        # (B, H, d, N) each: the scores are (d, d), between channels
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 4, 1)
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        out = self.attn_drop((scores * self.temperature).softmax(-1)) @ v  # (B, H, d, N)
+        return self.proj_drop(self.proj(out.permute(0, 3, 1, 2).flatten(2)))

@@ -1,0 +1,96 @@
+"""Importing the package imports no host and changes none; compressing needs none of them."""
+
+import subprocess
+import sys
+
+import pytest
+
+HOSTS = ('mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg')
+IMPORT = """
+import sys
+import torch
+before = set(sys.modules)
+import mmkcr
+third = {{name.partition('.')[0] for name in set(sys.modules) - before}}
+assert third - set(sys.stdlib_module_names) == {{'mmkcr'}}, third
+{rest}
+"""
+COMPRESS = """
+import mmkcr.hosts
+mmkcr.hosts.ensure_torchvision()  # `timm` imports it
+{network}
+from mmkcr import compress
+images = [torch.rand(4, 3, 32, 32) for _ in range(2)]
+result = compress(model, images, '80%', input_shape=(3, 32, 32))
+assert isinstance(result.model, type(model)) and result.structure.sites
+found = {{name for name in sys.modules if name.partition('.')[0] in {hosts}}}
+assert not found, sorted(found)[:5]
+"""
+TIMM = """
+import timm
+model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, embed_dim=32, depth=2,
+                          num_heads=2, num_classes=4)
+"""
+TRANSFORMERS = """
+from transformers import ViTConfig, ViTForImageClassification
+model = ViTForImageClassification(ViTConfig(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+    image_size=32, patch_size=8))
+"""
+#: What the package replaces for commands, see `mmkcr.hosts.prepare_hosts`.
+OBJECTS = """
+import mmengine.config.config, mmengine.logging, mmengine.runner.checkpoint
+import mmengine.fileio.handlers.registry_utils as handlers
+from mmcv.transforms import LoadImageFromFile
+from mmengine.config.utils import MODULE2PACKAGE
+
+def objects():
+    return dict(
+        image=LoadImageFromFile.transform, print_log=mmengine.logging.print_log,
+        path=mmengine.config.Config._get_cfg_path,
+        external=mmengine.config.config._get_external_cfg_path,
+        packages=dict(MODULE2PACKAGE), yaml=handlers.file_handlers['yaml'],
+        backends=dict(mmengine.fileio.backends.registry_utils.backends),
+        loaders=dict(mmengine.runner.checkpoint.CheckpointLoader._schemes))
+
+before = objects()
+"""
+UNCHANGED = OBJECTS + """
+import mmkcr
+from mmkcr import compress, count_macs, slim
+assert objects() == before
+from mmkcr import prepare_hosts
+prepare_hosts()
+changed = {name for name, value in objects().items() if value != before[name]}
+assert changed == {'image', 'print_log', 'path', 'external', 'packages', 'loaders'}, changed
+after = objects()
+prepare_hosts()
+assert objects() == after
+"""
+
+
+def run(code):
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+@pytest.mark.parametrize('library, network', [('timm', TIMM), ('transformers', TRANSFORMERS)])
+def test_no_host_for_networks_of_others(library, network):
+    pytest.importorskip(library)
+    run(IMPORT.format(rest=COMPRESS.format(network=network, hosts=HOSTS)))
+
+
+def test_nothing_is_changed_until_it_is_asked_for():
+    run(UNCHANGED)
+
+
+def test_a_scope_is_found_without_an_import_of_ours():
+    """As in the hosts' own tools: `custom_imports` names the package, a type has its scope."""
+    run('from mmkcr.hosts import ensure_torchvision; ensure_torchvision()\n'
+        'from mmengine.registry import HOOKS, MODELS, init_default_scope\n'
+        'init_default_scope("mmpretrain")\n'
+        'assert HOOKS.build(dict(type="mmkcr.FiniteHook"))\n'
+        'host = dict(type="mmpretrain.VisionTransformer", arch=dict(embed_dims=8, num_layers=1,\n'
+        '            num_heads=2, feedforward_channels=16), img_size=16, patch_size=8)\n'
+        'model = MODELS.build(dict(type="mmkcr.Searchable", backbone=host, sites=["mlp_hidden"]))\n'
+        'assert model.search_space.totals()')
