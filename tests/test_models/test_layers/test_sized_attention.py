@@ -9,7 +9,7 @@ from timm.layers import AttentionRope
 from timm.models.eva import EvaAttention
 
 from mmkcr.models.adapters.attentions import eva_attention, timm_attention
-from mmkcr.models.layers.sized_attention import SizedGroupedAttention
+from mmkcr.models.layers.mmpretrain_attention import SizedGroupedAttention
 from mmkcr.models.layers.take_over import take_over
 
 
