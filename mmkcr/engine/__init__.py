@@ -4,3 +4,4 @@ from .compressed_config import CompressionRunner, compressed_config  # noqa: F40
 from .hooks import *  # noqa: F401,F403
 from .loops import *  # noqa: F401,F403
 from .optimizers import *  # noqa: F401,F403
+from .resume import *  # noqa: F401,F403

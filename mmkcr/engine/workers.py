@@ -1,5 +1,6 @@
 """Processes that load data, and how they end."""
 
+import signal
 from contextlib import contextmanager
 from typing import Iterator
 
@@ -20,9 +21,11 @@ def no_workers_left(runner: Runner) -> Iterator[None]:
     Args:
         runner (Runner): Its loops run within the block.
     """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # where the hook of signals was not ended
         loops = [value for value in vars(runner).values() if isinstance(value, BaseLoop)]
         for loader in (value for loop in loops for value in vars(loop).values()):
             if isinstance(loader, DataLoader) and loader._iterator is not None:

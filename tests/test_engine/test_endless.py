@@ -11,8 +11,7 @@ from mmdet.datasets.samplers import AspectRatioBatchSampler
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from torch.utils.data import BatchSampler, DataLoader
 
-from mmkcr.engine.endless import EndlessBatches, PairedBatches
-from mmkcr.engine.reproducible import make_reproducible
+from mmkcr.engine.resume.batches import EndlessBatches, PairedBatches, make_reproducible
 
 SAMPLERS = dict(infinite=InfiniteSampler, epochs=DefaultSampler)
 BATCH_SAMPLERS = dict(slices=BatchSampler, shapes=AspectRatioBatchSampler)

@@ -13,14 +13,14 @@ from mmdet.datasets.samplers import AspectRatioBatchSampler
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from mmkcr.engine import reproducible
-from mmkcr.engine.reproducible import (
-    DrawnIndex,
+from mmkcr.engine.resume import batches as reproducible
+from mmkcr.engine.resume.batches import (
+    DrawnBatch,
     continue_with,
     derive_seed,
     make_reproducible,
     seed_everything,
-    source_sampler,
+    set_epoch,
 )
 
 
@@ -52,7 +52,7 @@ def batches(sampler, epoch, num_workers=0, seed=5, stream='train', limit=None, b
 
 def read(loader, epoch, seed=5, stream='train', limit=None):
     make_reproducible(loader, seed, stream)
-    source_sampler(loader).set_epoch(epoch)
+    set_epoch(loader, epoch)
     seed_everything(np.random.randint(99))  # whatever happened before must not matter
     return [batch for batch, _ in zip(loader, range(limit or len(loader)))]
 
@@ -67,7 +67,7 @@ def test_independent_of_workers_and_history(num_workers, size, epoch, persistent
                         persistent_workers=persistent and num_workers > 0)
     make_reproducible(loader, 5, 'train')
     for earlier in range(epoch + 1):
-        source_sampler(loader).set_epoch(earlier)
+        set_epoch(loader, earlier)
         found = list(loader)
     assert found == expected
 
@@ -123,7 +123,7 @@ def test_a_pass_that_was_left_early_does_not_change_the_next(num_workers, passed
         return loader
 
     def epoch(loader, number):
-        source_sampler(loader).set_epoch(number)
+        set_epoch(loader, number)
         skipped = iter(loader.batch_sampler) if passed and number == 1 else None
         for _ in range(passed if skipped else 0):
             next(skipped)
@@ -141,22 +141,26 @@ def test_everything_else_is_as_before():
     dataset = Noisy()
     sampler = DefaultSampler(dataset)
     loader = DataLoader(dataset, sampler=sampler, batch_size=4)
+    batches = loader.batch_sampler
     make_reproducible(loader, 5, 'train')
     make_reproducible(loader, 5, 'train')
-    assert isinstance(dataset, Noisy) and isinstance(sampler, DefaultSampler)
+    assert type(dataset) is Noisy and type(sampler) is DefaultSampler and type(loader) is DataLoader
     assert loader.dataset is dataset and loader.sampler is sampler
-    assert dataset.metainfo == Noisy.metainfo and len(dataset) == 13
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    assert dataset[3] == (random.seed(1), np.random.seed(1), torch.manual_seed(1),
-                          Noisy()[3])[-1]  # a plain index is not seeded
-    for clone in (pickle.loads(pickle.dumps(dataset)), copy.deepcopy(dataset), copy.copy(dataset)):
-        assert isinstance(clone, Noisy) and clone.size == 13
-        assert clone[DrawnIndex(3, 7)] == dataset[DrawnIndex(3, 7)]
+    assert loader.batch_sampler.batches is batches and loader.batch_sampler.batch_size == 4
+    assert len(loader) == len(batches) == 4
 
 
-def test_drawn_index_is_an_int_that_pickles():
-    index = pickle.loads(pickle.dumps(DrawnIndex(3, 2**62)))
-    assert index == 3 and [10, 11, 12, 13][index] == 13 and index.seed == 2**62
+def test_a_drawn_batch_pickles_and_sets_the_random_states():
+    batch = DrawnBatch([3, (1, 2)], ('train', 2**62), range(5, 9, 2))
+    again = pickle.loads(pickle.dumps(batch))
+    torch.manual_seed(0)
+    pickle.dumps(batch), copy.deepcopy(batch)  # which must not draw
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert torch.equal(state, torch.get_rng_state())
+    drawn = [[(index, torch.rand(()).item()) for index in one] for one in (batch, again)]
+    assert drawn[0] == drawn[1] and [index for index, _ in drawn[0]] == [3, (1, 2)]
+    assert drawn[0][0][1] != drawn[0][1][1]
 
 
 @given(st.lists(st.integers(), max_size=3), st.lists(st.integers(), max_size=3))

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from torch.utils.data._utils.worker import _worker_loop
 
-from mmkcr.engine.reproducible import make_reproducible
+from mmkcr.engine.resume.batches import make_reproducible
 
 
 class Numbers(Dataset):

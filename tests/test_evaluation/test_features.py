@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from mmkcr.datasets import ClassSubset, DatasetPart
-from mmkcr.engine.reproducible import make_reproducible
+from mmkcr.engine.resume.batches import make_reproducible
 from mmkcr.evaluation import features
 from mmkcr.evaluation.features import (
     feature_batches,

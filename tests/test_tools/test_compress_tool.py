@@ -571,7 +571,7 @@ setattr(place, name, killed)
 tool.main(sys.argv[3:])
 """
 BLOCK = 'mmkcr.closed_form.progress:CompressProgress.save_block'
-POINTER = 'mmkcr.engine.hooks.atomic_checkpoint:point_to'
+POINTER = 'mmkcr.engine.resume.atomic_checkpoint:point_to'
 
 
 def killed(*words):

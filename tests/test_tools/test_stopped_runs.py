@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.engine.hooks import atomic_checkpoint
+from mmkcr.engine.resume import atomic_checkpoint
 from mmkcr.models import MacsPrice, RegularizedModel
 
 EVERY = """

@@ -50,11 +50,11 @@ LATER = {
     'self-supervision, questions, whole models': (
         'models/selfsup/*.py', 'models/flava.py', 'datasets/vqa.py'),
     'nothing lost, the first minute': (
-        'safe_load.py', 'engine/hooks/checkpoint_guard.py', 'engine/hooks/atomic_checkpoint.py',
-        'engine/hooks/preemption.py', 'engine/hooks/exact_resume.py',
-        'engine/hooks/class_check.py', 'engine/hooks/finite.py', 'engine/reproducible.py',
-        'engine/resume_check.py', 'apis/init_config.py', 'apis/publish.py', 'apis/shipped.py',
-        'apis/expected.py', 'apis/launch.py', 'apis/processes.py', 'apis/console.py',
+        'safe_load.py', 'engine/resume/checkpoint_guard.py', 'engine/resume/atomic_checkpoint.py',
+        'engine/resume/preemption.py', 'engine/resume/exact_resume.py',
+        'engine/hooks/class_check.py', 'engine/hooks/finite.py', 'engine/resume/batches.py',
+        'engine/resume/resume_check.py', 'apis/init_config.py', 'apis/publish.py',
+        'apis/shipped.py', 'apis/expected.py', 'apis/launch.py', 'apis/processes.py', 'apis/console.py',
         'apis/arguments.py', 'datasets/*_check.py', 'core/finite.py'),
     'what masks select': ('models/losses/mask_price.py', 'evaluation/masks.py',
                           'models/mask_fold.py', 'apis/mask_folding.py'),

@@ -5,8 +5,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
 
-from mmkcr.engine.endless import PairedBatches
-from mmkcr.engine.reproducible import source_sampler
+from mmkcr.engine.resume.batches import PairedBatches, set_epoch
 from mmkcr.registry import LOOPS
 from .bilevel_steps import BilevelSteps
 from .split import build_split_dataloaders
@@ -66,7 +65,7 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
         if self.dataloader.persistent_workers and self.dataloader._iterator is None:
             self.architecture_dataloader._iterator = None
         # the host's sampler hook knows of the other loader only
-        source_sampler(self.architecture_dataloader).set_epoch(self._epoch)
+        set_epoch(self.architecture_dataloader, self._epoch)
         self.runner.model.train()
         # the weights' loader comes first: its end is the end of the epoch
         batches = zip(self.dataloader, self.architecture_dataloader)

@@ -8,7 +8,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmkcr.engine.optimizers import check_optimizers, gate_parameters
-from mmkcr.engine.reproducible import average_gradients
+from mmkcr.engine.resume.gradients import average_gradients
 from mmkcr.models.utils import held_copies, unwrap
 
 

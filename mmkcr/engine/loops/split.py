@@ -10,7 +10,7 @@ from mmengine.runner import Runner
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from mmkcr.datasets.part import DatasetPart, sample_sources
-from mmkcr.engine.reproducible import source_sampler
+from mmkcr.engine.resume.batches import source_sampler
 
 
 class CycledSampler(Sampler):

@@ -10,8 +10,8 @@ from mmengine.hooks import CheckpointHook
 from mmengine.runner import find_latest_checkpoint
 
 from long_form import few
-from mmkcr.engine.hooks import AtomicCheckpointHook, ExactResumeHook
-from mmkcr.engine.hooks.atomic_checkpoint import AtomicLocalBackend, write_atomically
+from mmkcr.engine.resume import AtomicCheckpointHook, ExactResumeHook
+from mmkcr.engine.resume.atomic_checkpoint import AtomicLocalBackend, write_atomically
 
 OPTIONS = {
     'train_cfg.max_iters': 9, 'train_cfg.val_interval': 4,

@@ -22,7 +22,7 @@ from mmengine.runner import Runner
 from mmengine.structures import InstanceData
 
 from long_form import few
-from mmkcr.engine.host_state import host_state, set_host_state
+from mmkcr.engine.resume.host_state import host_state, set_host_state
 from mmkcr.safe_load import read_checkpoint
 
 # kind, the iteration after which SIGKILL comes (within an epoch, and not on a checkpoint)

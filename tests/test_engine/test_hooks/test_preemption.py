@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from long_form import few
-from mmkcr.engine.hooks.preemption import STATUS
+from mmkcr.engine.resume.preemption import STATUS
 
 # kind, and the iteration after which SIGTERM comes: within an epoch of 5 (search) or 9; where
 # gradients are waiting; at the end of an epoch, also of two loaders without workers, which draw
@@ -79,7 +79,7 @@ def test_two_processes_agree_on_the_iteration(run_jobs, last_checkpoint, logged,
 
 def test_a_file_without_a_pointer_stays(tmp_path):
     """A run may be killed between the two; every later start died in its first iteration."""
-    from mmkcr.engine.hooks import PreemptionHook
+    from mmkcr.engine.resume import PreemptionHook
     path = tmp_path / 'preempted.pth'
     path.write_bytes(b'weights')
     for pointer, stays in ((None, True), ('preempted.pth', True), ('epoch_1.pth', False)):
@@ -91,7 +91,7 @@ def test_a_file_without_a_pointer_stays(tmp_path):
 
 def test_the_signal_is_given_back(run_jobs, tmp_path):
     """After a training SIGTERM ends the process again as it did before."""
-    from mmkcr.engine.hooks import PreemptionHook
+    from mmkcr.engine.resume import PreemptionHook
     before, hook = signal.getsignal(signal.SIGTERM), PreemptionHook()
 
     class Runner:

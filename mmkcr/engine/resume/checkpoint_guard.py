@@ -5,10 +5,10 @@ from typing import Optional
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmkcr.engine.resume_check import config_changes
 from mmkcr.models.loading import load_run, load_start, load_task, weights_of
 from mmkcr.models.utils import check_recorded_macs
 from mmkcr.registry import HOOKS
+from .resume_check import config_changes
 
 
 @HOOKS.register_module()
@@ -20,8 +20,8 @@ class CheckpointGuardHook(Hook):
     task model (:func:`~mmkcr.models.loading.load_task`). To start a training (``load_from``), it
     must hold those of the backbone (:func:`~mmkcr.models.loading.load_start`). A run is not
     resumed with another model, price, split or accumulation than it had; other changes of its
-    config are logged, see :func:`~mmkcr.engine.resume_check.config_changes`. ``tools/train.py``
-    and ``tools/test.py`` use this hook.
+    config are logged, see :func:`~mmkcr.engine.resume.resume_check.config_changes`.
+    ``tools/train.py`` and ``tools/test.py`` use this hook.
 
     Args:
         complete (bool, optional): Whether the whole task model must be there. Defaults to None:

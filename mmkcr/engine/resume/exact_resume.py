@@ -16,23 +16,24 @@ from mmengine.optim import OptimWrapperDict
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch import Tensor
 
-from mmkcr.engine.endless import EndlessBatches
-from mmkcr.engine.host_state import host_state, set_host_state
-from mmkcr.engine.reproducible import (
-    continue_with,
-    derive_seed,
-    gather_gradients,
-    make_reproducible,
-    seed_everything,
-    source_sampler,
-    train_loaders,
-)
+from mmkcr.engine.hooks.finite import FiniteHook
+from mmkcr.engine.hooks.sync_batch_norm import SyncBatchNormHook
 from mmkcr.models.utils import unwrap
 from mmkcr.registry import HOOKS
 from .atomic_checkpoint import AtomicCheckpointHook
-from .finite import FiniteHook
+from .batches import (
+    EndlessBatches,
+    continue_with,
+    derive_seed,
+    make_reproducible,
+    seed_everything,
+    set_epoch,
+    source_sampler,
+    train_loaders,
+)
+from .gradients import gather_gradients
+from .host_state import host_state, set_host_state
 from .preemption import PreemptionHook
-from .sync_batch_norm import SyncBatchNormHook
 
 _KEY = 'exact_resume'
 
@@ -47,17 +48,17 @@ class ExactResumeHook(Hook):
 
     - a sample's augmentation depends on (seed, epoch, position in the epoch):
       on no worker and on no number of ranks
-      (:func:`~mmkcr.engine.reproducible.make_reproducible`);
+      (:func:`~mmkcr.engine.resume.batches.make_reproducible`);
     - an iteration-based run reaches its sample by drawing indices, without loading the batches
-      that it skips (:class:`~mmkcr.engine.endless.EndlessBatches`);
+      that it skips (:class:`~mmkcr.engine.resume.batches.EndlessBatches`);
     - mixup, dropout and stochastic depth in the main process depend on
       (seed, iteration, rank). They differ between ranks, on purpose: with
       them, two processes are not one with twice the batch.
 
     It also does the following. It stores the seeds of samplers when ``randomness`` gives none,
     gradients that are still being accumulated, and what modules and hooks of the hosts remember
-    outside of any state_dict (:data:`~mmkcr.engine.host_state.HOST_STATE`). It resumes within an
-    epoch. It saves a run that is told to end (:class:`PreemptionHook`). It repeats the validation
+    outside of any state_dict (:data:`~mmkcr.engine.resume.host_state.HOST_STATE`). It resumes
+    within an epoch. It saves a run that is told to end (:class:`PreemptionHook`). It repeats the validation
     that follows a checkpoint, whose results the checkpoint cannot hold. It gives a plain
     ``CheckpointHook`` the behaviour of :class:`AtomicCheckpointHook`, so that saving survives being
     killed. It stops a run whose loss is not finite (:class:`FiniteHook`). And it lets the batch
@@ -94,10 +95,9 @@ class ExactResumeHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         """Make a plain ``CheckpointHook`` atomic, and add the hooks that this one needs."""
-        for hook in runner.hooks:
+        for place, hook in enumerate(runner.hooks):
             if type(hook) is CheckpointHook:
-                # in place: the runner and other hooks hold this object
-                hook.__class__ = AtomicCheckpointHook
+                runner.hooks[place] = AtomicCheckpointHook.in_place_of(hook)
         wanted = [MissedValidationHook, PreemptionHook, FiniteHook]
         wanted += [SyncBatchNormHook] if self.sync_batch_norm else []
         for hook in wanted:
@@ -161,7 +161,7 @@ class ExactResumeHook(Hook):
                 param.grad = grad.to(param)
         hosts = self._resumed.get('hosts') or [{}]
         set_host_state(runner, hosts[rank if len(hosts) == processes else 0])
-        self._endless(runner.train_loop)
+        self._make_endless(runner.train_loop)
         self._passed = self._within_epoch(runner, self._resumed.get('batches'))
         self._resumed = {}
 
@@ -169,7 +169,7 @@ class ExactResumeHook(Hook):
         """Set the random states and the samplers' epoch, and skip batches of a resumed epoch."""
         seed_everything(derive_seed(self._seed, 'epoch', runner.epoch, get_rank()))
         for loader in train_loaders(runner).values():
-            source_sampler(loader).set_epoch(runner.epoch)
+            set_epoch(loader, runner.epoch)
             # a pass that is entered later, as indices only
             batches = iter(loader.batch_sampler) if self._passed else None
             for _ in range(self._passed):
@@ -191,7 +191,7 @@ class ExactResumeHook(Hook):
         self._validated = True
 
     @staticmethod
-    def _endless(loop: BaseLoop) -> None:
+    def _make_endless(loop: BaseLoop) -> None:
         """Let an iteration-based run go to its position without loading skipped batches."""
         if isinstance(loop, IterBasedTrainLoop) and not isinstance(loop.dataloader_iterator,
                                                                    EndlessBatches):

@@ -5,7 +5,7 @@ import os.path as osp
 import signal
 import threading
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 from mmengine.dist import all_reduce, barrier, is_main_process
@@ -13,9 +13,9 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from mmkcr.engine.reproducible import extend_in_place, host_of, train_loaders
 from mmkcr.registry import HOOKS
 from .atomic_checkpoint import BEFORE_CHECKPOINT, point_to
+from .batches import train_loaders
 
 #: Exit status of a process that ended as it was told, as a shell reports a SIGTERM.
 STATUS = 128 + signal.SIGTERM
@@ -53,6 +53,16 @@ class PreemptionHook(Hook):
             loaders.append(runner.val_loop.dataloader)
         for loader in loaders:
             keep_workers(loader, self.signals)
+        self._mask(signal.SIG_BLOCK)
+
+    def before_train_iter(self, runner: Runner, batch_idx: int,
+                          data_batch: Optional[Any] = None) -> None:
+        """Let the signals come, which are blocked wherever a worker may be born.
+
+        In the worker it would be too late to block them: a signal may have come, and PyTorch may
+        have started its pool of threads anew before, any of which would take the signal.
+        """
+        self._mask(signal.SIG_UNBLOCK)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[Any] = None,
                          outputs: Optional[Dict] = None) -> None:
@@ -65,6 +75,7 @@ class PreemptionHook(Hook):
         all_reduce(told, 'max')
         if not told:
             self._forget_old(runner)
+            self._mask(signal.SIG_BLOCK)
             return
         runner.call_hook(BEFORE_CHECKPOINT)
         runner.save_checkpoint(runner.work_dir, NAME, by_epoch=False,
@@ -79,9 +90,14 @@ class PreemptionHook(Hook):
 
     def after_train(self, runner: Runner) -> None:
         """Restore the former handlers."""
+        self._mask(signal.SIG_UNBLOCK)
         while self._before:
             signal.signal(*self._before.popitem())
         self._forget_old(runner)
+
+    def _mask(self, how: int) -> None:
+        if self._before:
+            signal.pthread_sigmask(how, self.signals)
 
     def _note(self, *_: Any) -> None:
         self._told = True
@@ -122,23 +138,6 @@ class _Loyal:
         os._exit(0)  # SystemExit would only end this thread
 
 
-class _ShieldedLoader:
-    """Template of a loader whose workers are born with signals blocked.
-
-    In ``worker_init_fn`` it is too late: a signal may have come, and PyTorch may have started its
-    pool of threads anew before, any of which would take the signal and end the worker.
-    """
-
-    worker_init_fn: _Loyal
-
-    def __iter__(self) -> Iterator:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, self.worker_init_fn.signals)
-        try:
-            return host_of(self).__iter__()
-        finally:  # what came meanwhile is noted now
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
     """Let a loader's workers outlive other processes' signals, so that an iteration can finish.
 
@@ -150,4 +149,3 @@ def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
         return
     if not isinstance(loader.worker_init_fn, _Loyal):
         loader.worker_init_fn = _Loyal(signals, loader.worker_init_fn)
-        extend_in_place(loader, _ShieldedLoader)

@@ -1,0 +1,284 @@
+"""Batches that are a function of the seed and of the position in the data stream.
+
+MMEngine seeds a data-loading worker once, when it starts. A sample's augmentation then depends on
+which worker loads it and on how many it loaded before, and a resumed run, which starts new
+workers, augments differently. Here the batch sampler numbers the draws, and the random states are
+set from that number just before a sample is loaded. So neither the number of workers, nor the
+number of ranks, nor the point where a run was stopped matters.
+"""
+
+import copy
+import hashlib
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dist import get_dist_info
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+
+def derive_seed(*parts: Any) -> int:
+    """Derive an independent seed from numbers and names.
+
+    Args:
+        *parts: What the seed depends on; equal parts give an equal seed, on
+            every machine.
+
+    Returns:
+        int: A seed within [0, 2**63).
+    """
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') >> 1
+
+
+def seed_everything(seed: int, devices: bool = True) -> None:
+    """Seed Python, NumPy and PyTorch.
+
+    Args:
+        seed (int): Within [0, 2**63).
+        devices (bool): Whether to seed accelerators too. Defaults to True.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if devices and torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # torch.manual_seed takes 2 ms to queue the call for devices that are not there
+        torch.default_generator.manual_seed(seed)
+
+
+class DrawnBatch(list):
+    """Indices of a batch; whoever goes through them sets the random states before each.
+
+    PyTorch loads the samples one by one in that loop, in the main process or in a worker.
+
+    Args:
+        indices (Sequence): The indices.
+        key (tuple): What the seeds depend on, see :func:`derive_seed`.
+        numbers (range): Numbers of the draws, one an index.
+    """
+
+    def __init__(self, indices: Sequence[Any], key: tuple, numbers: range) -> None:
+        super().__init__(indices)
+        self.key, self.numbers = key, numbers
+
+    def __iter__(self) -> Iterator:
+        for index, number in zip(super().__iter__(), self.numbers):
+            seed_everything(derive_seed(*self.key, number), devices=False)
+            yield index
+
+    def __reduce__(self) -> tuple:
+        # a slice is a plain list; to go through the indices here would set the random states
+        return DrawnBatch, (self[:], self.key, self.numbers)
+
+
+class SeededBatches(Sampler):
+    """A batch sampler whose samples have seeds, and whose next pass may be the rest of another.
+
+    The number of a sample is its position among the draws of all ranks (ranks interleave, as in
+    ``DefaultSampler`` and ``InfiniteSampler``). So one process and several with the same global
+    batch see the same samples. A whole pass begins with the containers, such as buckets by shape,
+    that the batch sampler had before its first one: a pass that was left early does not change
+    the next.
+
+    Args:
+        batches (Sampler): The batch sampler, before its first pass. Its attributes are this one's.
+    """
+
+    def __init__(self, batches: Sampler) -> None:
+        self.batches = batches
+        self.key: tuple | None = None  # without one the samples have no seeds
+        self.epoch = 0
+        self.rest: Iterator | None = None
+        self._fresh = {name: copy.deepcopy(value) for name, value in vars(batches).items()
+                       if isinstance(value, (list, dict, set, deque))}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('__') or 'batches' not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list]:
+        # a generator: PyTorch asks twice for an iterator and uses the second
+        rest, self.rest = self.rest, None
+        yield from self._pass() if rest is None else rest
+
+    def _pass(self) -> Iterator[list]:
+        vars(self.batches).update(copy.deepcopy(self._fresh))
+        if self.key is None:
+            yield from self.batches
+            return
+        key, count, (rank, processes) = (*self.key, self.epoch), 0, get_dist_info()
+        # for samplers that shuffle by the global random state
+        seed_everything(derive_seed(*key))
+        for indices in self.batches:
+            first = count * processes + rank
+            yield DrawnBatch(indices, key, range(first, first + len(indices) * processes,
+                                                 processes))
+            count += len(indices)
+
+
+def set_epoch(loader: DataLoader, epoch: int) -> None:
+    """Choose the epoch whose order and seeds come next.
+
+    Args:
+        loader (DataLoader): Any; its sampler need not know epochs.
+        epoch (int): From 0.
+    """
+    if isinstance(loader.batch_sampler, SeededBatches):
+        loader.batch_sampler.epoch = epoch
+    sampler = source_sampler(loader)
+    if hasattr(sampler, 'set_epoch'):
+        sampler.set_epoch(epoch)
+
+
+def source_sampler(loader: DataLoader) -> Sampler:
+    """The sampler that draws a loader's indices, under any batch sampler.
+
+    Args:
+        loader (DataLoader): A loader of a map-style dataset.
+
+    Returns:
+        Sampler: Its innermost sampler.
+    """
+    sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    sampler = sampler.batches if isinstance(sampler, SeededBatches) else sampler
+    # batch samplers, and samplers that wrap another, hold it as `sampler`
+    while not hasattr(sampler, 'dataset') and hasattr(sampler, 'sampler'):
+        sampler = sampler.sampler
+    return sampler
+
+
+def make_reproducible(loader: DataLoader, seed: int, stream: str) -> None:
+    """Make what a loader yields a function of ``seed``, epoch and position.
+
+    Idempotent. The epoch is that of :func:`set_epoch`. Transforms that remember earlier samples,
+    such as mmdet's ``CachedMosaic``, remain dependent on their worker. Samples of a data set that
+    loads a batch at once (``__getitems__``) share the seed of one of them.
+
+    Args:
+        loader (DataLoader): Changed in place, before it is iterated.
+        seed (int): The run's seed, the same on every rank.
+        stream (str): Name that sets this loader apart from the run's others.
+
+    Raises:
+        TypeError: The dataset is iterable-style, so samples have no index.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        raise TypeError('expected a map-style dataset for an exact resume, found the iterable '
+                        f'`{type(loader.dataset).__name__}` in the {stream} loader')
+    _seeded(loader).key = (seed, stream)
+
+
+def _seeded(loader: DataLoader) -> SeededBatches:
+    """The loader's batch sampler, which becomes a :class:`SeededBatches` if it is none."""
+    if not isinstance(loader.batch_sampler, SeededBatches):
+        # PyTorch forbids to set the attribute, as a loader that iterates would not know of it
+        vars(loader)['batch_sampler'] = SeededBatches(loader.batch_sampler)
+        loader._iterator = None  # of workers that were started with the other
+    return loader.batch_sampler
+
+
+def continue_with(loader: DataLoader, batches: Iterator | None) -> None:
+    """Make a loader's next pass go on with an iterator of its batch sampler.
+
+    Args:
+        loader (DataLoader): Changed in place, between two passes.
+        batches (Iterator, optional): ``iter(loader.batch_sampler)``, advanced to where
+            the pass shall begin; None for a whole pass.
+    """
+    _seeded(loader).rest = batches
+
+
+def train_loaders(runner: Runner) -> dict[str, DataLoader]:
+    """The loaders of a run's training loop, by attribute: a search has two."""
+    return {name: value for name, value in vars(runner.train_loop).items()
+            if isinstance(value, DataLoader)}
+
+
+class EndlessBatches:
+    """The batches of a loader without end, as an iteration-based run takes them.
+
+    It works like MMEngine's own iterator, with one difference. Going to a position takes the same
+    path for any sampler, batch sampler and number of workers; it draws indices but loads no
+    sample. MMEngine loads every batch that it skips, unless the batches are plain slices of an
+    ``InfiniteSampler``.
+
+    A sampler that ends is restarted with the next epoch's order.
+
+    Args:
+        loader (DataLoader): Loader of a map-style dataset.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self.loader = loader
+        self._iterator: Any = None
+        self._epoch = 0
+
+    def __iter__(self) -> 'EndlessBatches':
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = iter(self.loader)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._begin_epoch(self._epoch + 1)
+            self._iterator = iter(self.loader)
+            return next(self._iterator)
+
+    def skip_iter(self, num_iters: int) -> None:
+        """Go to a position, counted from the very beginning.
+
+        Args:
+            num_iters (int): Batches to skip on this rank.
+        """
+        self._begin_epoch(0)
+        continue_with(self.loader, None)
+        indices = iter(self.loader.batch_sampler)
+        for _ in range(num_iters):
+            indices = self._pass_over(indices)
+        # the next `iter(loader)` takes the rest of this very pass
+        continue_with(self.loader, indices)
+        self._iterator = None
+
+    def _pass_over(self, indices: Iterator) -> Iterator:
+        try:
+            next(indices)
+        except StopIteration:
+            self._begin_epoch(self._epoch + 1)
+            indices = iter(self.loader.batch_sampler)
+            next(indices)
+        return indices
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        set_epoch(self.loader, epoch)
+
+
+class PairedBatches(EndlessBatches):
+    """Two streams of batches that advance together.
+
+    Args:
+        first (DataLoader): The first.
+        second (DataLoader): The second.
+    """
+
+    def __init__(self, first: DataLoader, second: DataLoader) -> None:
+        super().__init__(first)
+        self.second = EndlessBatches(second)
+
+    def __next__(self) -> tuple[Any, Any]:
+        return super().__next__(), next(self.second)
+
+    def skip_iter(self, num_iters: int) -> None:
+        """Skip batches of both streams, see :meth:`EndlessBatches.skip_iter`."""
+        super().skip_iter(num_iters)
+        self.second.skip_iter(num_iters)
