@@ -58,8 +58,8 @@ class ExactResumeHook(Hook):
     It also does the following. It stores the seeds of samplers when ``randomness`` gives none,
     gradients that are still being accumulated, and what modules and hooks of the hosts remember
     outside of any state_dict (:data:`~mmkcr.engine.resume.host_state.HOST_STATE`). It resumes
-    within an epoch. It saves a run that is told to end (:class:`PreemptionHook`). It repeats the validation
-    that follows a checkpoint, whose results the checkpoint cannot hold. It gives a plain
+    within an epoch. It saves a run that is told to end (:class:`PreemptionHook`). It repeats the
+    validation that follows a checkpoint, whose results the checkpoint cannot hold. It gives a plain
     ``CheckpointHook`` the behaviour of :class:`AtomicCheckpointHook`, so that saving survives being
     killed. It stops a run whose loss is not finite (:class:`FiniteHook`). And it lets the batch
     norms of several processes keep one set of statistics, which is the one in the checkpoint
