@@ -78,7 +78,10 @@ def read_checkpoint(path: str | Path, map_location: Any = 'cpu',
         loader = CheckpointLoader._get_checkpoint_loader(str(path))
         checkpoint = _restricted(loader)(str(path), map_location)
     else:
-        checkpoint = load_from_local(str(path), map_location)
+        checkpoint = _load_local(str(path), map_location)
+    if not isinstance(checkpoint, Mapping):
+        raise ValueError(f'expected a checkpoint with a `state_dict` at `{path}`, found a '
+                         f'`{type(checkpoint).__name__}`')
     state = next((checkpoint[key] for key in keys if key in checkpoint), checkpoint)
     tensors = isinstance(state, Mapping) and state and all(
         isinstance(name, str) and torch.is_tensor(value) for name, value in state.items())
@@ -96,7 +99,7 @@ def _described(state: Any) -> str:
 
 
 def load_from_local(filename: str, map_location: Any = None) -> Any:
-    """Read a local file, see :class:`mmengine.runner.checkpoint.CheckpointLoader`.
+    """Read a local file for MMEngine, see :class:`mmengine.runner.checkpoint.CheckpointLoader`.
 
     A file that was damaged after it was written is refused: PyTorch writes checksums but does not
     compare them.
@@ -109,29 +112,26 @@ def load_from_local(filename: str, map_location: Any = None) -> Any:
         FileNotFoundError: There is no such file.
         ValueError: It cannot be read, is damaged, or would run code.
     """
+    return _without_code(_load_local(filename, map_location))
+
+
+def _load_local(filename: str, map_location: Any) -> Any:
     path = Path(filename).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{filename}`, found none')
     with _refusing(filename):
         _check_archive(path)
         with torch.serialization.safe_globals([] if is_trusted() else _harmless()):
-            content = torch.load(path, map_location=map_location, weights_only=not is_trusted())
-    return _without_code(content, filename)
+            return torch.load(path, map_location=map_location, weights_only=not is_trusted())
 
 
-def _without_code(content: Any, filename: str) -> Any:
+def _without_code(content: Any) -> Any:
     """Remove texts of Python that MMEngine runs: ``meta.config`` on resuming, to print a warning.
 
     Its inferencers without a config run ``cfg`` of ``message_hub.runtime_info`` or of ``meta``,
     which stay if they are configs of plain values.
-
-    Raises:
-        ValueError: It is no dict, as of every checkpoint.
     """
-    if not isinstance(content, Mapping):
-        raise ValueError(f'expected a checkpoint with a `state_dict` at `{filename}`, found a '
-                         f'`{type(content).__name__}`')
-    if is_trusted():
+    if is_trusted() or not isinstance(content, Mapping):
         return content
     meta, hub = content.get('meta'), content.get('message_hub')
     runtime = hub.get('runtime_info') if isinstance(hub, dict) else None
@@ -170,7 +170,7 @@ def _restricted(loader: Callable) -> Callable:
         if is_trusted():
             return loader(filename, *args, **kwargs)
         with _refusing(filename), _forced(), torch.serialization.safe_globals(_harmless()):
-            return _without_code(loader(filename, *args, **kwargs), filename)
+            return _without_code(loader(filename, *args, **kwargs))
 
     return load
 

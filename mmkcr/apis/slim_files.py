@@ -10,7 +10,7 @@ from mmengine.config import Config
 from torch import nn
 
 from mmkcr.closed_form.images import calibration_images
-from mmkcr.core import Structure, atomic_write
+from mmkcr.core import Structure, atomic_write, write_tensors
 from mmkcr.core.added import added_layers
 from mmkcr.models.counting import Parts, counted_proposals, known_parts
 from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
@@ -221,7 +221,10 @@ def subnet_name(structure: Structure) -> Optional[str]:
 
 def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any],
                  folder: Path) -> None:
-    """Write ``structure.json`` and ``subnet.pth``, or neither.
+    """Write ``subnet.pth`` and ``structure.json``, or neither.
+
+    ``subnet.pth`` holds the structure too. So its renaming decides: if the process is killed before
+    the other's, it loads with itself as the ``structure`` of the config.
 
     Args:
         subnet (nn.Module): Bare task model.
@@ -232,9 +235,9 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
     state = {name: value.detach().cpu().clone().contiguous()
              for name, value in subnet.state_dict().items()}
     kept = {key: meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in meta}
-    kept['provenance'] = structure.provenance
-    with ExitStack() as stack:
-        weights = stack.enter_context(atomic_write(folder / WEIGHTS))
+    kept.update(provenance=structure.provenance, structure=structure.to_dict())
+    with ExitStack() as stack:  # which renames the last first
         text = stack.enter_context(atomic_write(folder / STRUCTURE))
-        torch.save(dict(state_dict=state, meta=kept), weights)
+        weights = stack.enter_context(atomic_write(folder / WEIGHTS))
+        write_tensors(dict(state_dict=state, meta=kept), weights)
         structure.save(text)

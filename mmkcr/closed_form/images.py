@@ -140,7 +140,8 @@ def _folder(config: Config, folder: str) -> tuple[int, Callable[[int], dict[str,
     if not Path(folder).is_dir():
         raise FileNotFoundError(f'expected a folder of calibration images at `{folder}`, found '
                                 'none')
-    paths = sorted(path for path in Path(folder).rglob('*') if path.suffix.lower() in SUFFIXES)
+    paths = sorted(path for path in Path(folder).rglob('*')
+                   if path.suffix.lower() in SUFFIXES and path.is_file())  # no pipe, which waits
     if not paths:
         raise ValueError(f'expected calibration images ({", ".join(SUFFIXES)}) below `{folder}`, '
                          'found none')

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmkcr.core import atomic_write, remove_stale
+from mmkcr.core import atomic_write, remove_stale, write_tensors
 from mmkcr.functional.pivots import UnitOrder
 from .options import CompressOptions, SiteProfile
 
@@ -141,7 +141,7 @@ class CompressProgress:
     def _save(self, name: str, content: dict[str, Any]) -> None:
         self._mark()
         with atomic_write(self.folder / name) as path:
-            torch.save(content, path)
+            write_tensors(content, path)
 
 
 def kept_profiles(folder: str | Path, key: Mapping[str, Any],

@@ -8,7 +8,9 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Iterator, List, Optional, Union
+from typing import IO, Any, Iterator, List, Optional, Union
+
+import torch
 
 LOCK = '.lock'
 _PART, _DAY = '.part-', 24 * 3600.
@@ -44,6 +46,17 @@ def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_tensors(content: Any, path: Union[str, Path]) -> None:
+    """``torch.save`` to a path, where a full disk is an ``OSError``.
+
+    Args:
+        content (Any): What to write.
+        path (str | Path): The file.
+    """
+    with open(path, 'wb') as file:  # PyTorch's own writer raises other errors, each once
+        torch.save(content, file)
 
 
 def remove_stale(folder: Union[str, Path]) -> List[Path]:
@@ -114,8 +127,8 @@ def locked(folder: Union[str, Path]) -> Iterator[None]:
 
 def _acquire(path: Path) -> IO:
     while True:
-        # 'a+' does not truncate: the file may hold the owner's record
-        file = open(path, 'a+', encoding='utf8')  # noqa: SIM115  (held until the run ends)
+        # not truncated: the file may hold the owner's record
+        file = open(path, 'r+', encoding='utf8', opener=_own)  # noqa: SIM115  (held until the end)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -134,6 +147,16 @@ def _acquire(path: Path) -> IO:
         json.dump(dict(pid=os.getpid(), host=socket.gethostname()), file)
         file.flush()
         return file
+
+
+def _own(path: str, _: int) -> int:
+    """Open or create a lock file; one that is a link would lock, and overwrite, another file."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if not os.path.islink(path):
+            raise
+        raise ValueError(f'expected a lock file at `{path}`, found a link: remove it') from error
 
 
 def _inode(path: Path) -> Optional[int]:

@@ -8,18 +8,17 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Union
 
 import torch
 
 from .io import atomic_write
 
 FORMAT_VERSION = 1
-#: Limits on what a file may demand. The largest networks known have 1.5 million units.
-MOST_UNITS, MOST_BYTES, MOST_LEVELS = 2**22, 2**26, 64
+#: Limit on what a file may demand. The largest networks known have 1.5 million units.
+MOST_UNITS = 2**22
 #: Buffer of a subnet with a digest of its kept units: its weights are refused elsewhere.
 KEPT = 'kept_units'
-_COUNTS = dict(macs={'dense', 'subnet', 'input_shape'}, params={'dense', 'subnet'})
 
 
 def digest(sites: Mapping[str, 'SiteEntry']) -> torch.Tensor:
@@ -43,7 +42,7 @@ def _published_structure(path: Path) -> Any:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Content of a JSON file that is not trusted.
+    """Content of a JSON file.
 
     Args:
         path (Path): The file.
@@ -51,80 +50,45 @@ def read_json(path: Path, what: str) -> Any:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is too large or not JSON, or a key occurs twice.
+        ValueError: The file is not JSON.
     """
     if not path.is_file():
         raise FileNotFoundError(f'expected {what} file at `{path}`, found none')
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f'expected {what} file of {MOST_BYTES} bytes at most, found '
-                         f'{path.stat().st_size} in `{path}`')
     try:
-        return json.loads(path.read_text(encoding='utf8'), object_pairs_hook=_without_repeats,
-                          parse_constant=_no_constant)
+        return json.loads(path.read_text(encoding='utf8'))
     except (ValueError, RecursionError) as error:  # huge integers and bad UTF-8 are ValueErrors
         raise ValueError(f'expected {what} file of JSON, found `{path}` that does not parse '
                          f'({error})') from error
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _without_repeats(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-    """A JSON object; refuses repeated keys, of which `json` would silently take the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f'the key `{twice:.60}` comes twice')
-    return found
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 3 and all(
+        _is_count(side) and 0 < side <= MOST_UNITS for side in value)
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f'`{name}` is no JSON')
-
-
-def _check_levels(data: Mapping[str, Any], where: str) -> None:
-    """Refuse nesting so deep that copying a model with this structure would fail."""
-    # level by level, not recursively: the input decides the depth
-    level, nodes = 0, [data]
-    while nodes:
-        level += 1
-        if level > MOST_LEVELS:
-            raise ValueError(f'expected {MOST_LEVELS} levels of nesting at most in a structure, '
-                             f'found more in {where}')
-        inside = [list(node.values()) if isinstance(node, Mapping) else node for node in nodes]
-        nodes = [item for items in inside for item in items
-                 if isinstance(item, (Mapping, list, tuple))]
+#: Counts of a structure: keys that it has, others that it may have, and what they hold.
+_COUNTS = dict(
+    macs=(dict(dense=_is_count, subnet=_is_count, input_shape=_is_shape),
+          dict(part=('model', 'backbone').__contains__, backbone=_is_count)),
+    params=(dict(dense=_is_count, subnet=_is_count), {}))
 
 
 def _check_counts(data: Mapping[str, Any], where: str) -> None:
     """Refuse ``macs`` and ``params`` that are incomplete or whose values are not counts."""
-    for part, required in _COUNTS.items():
-        # `part` is a word and `input_shape` a triple; everything else is a count
-        for key, value in (data.get(part) or {}).items():
-            if key == 'part':
-                good, wanted = value in ('model', 'backbone'), '`model` or `backbone`'
-            elif key == 'input_shape':
-                good = isinstance(value, (list, tuple)) and len(value) == 3 and all(
-                    _is_count(side) and 0 < side <= MOST_UNITS for side in value)
-                wanted = 'three positive integers'
-            else:
-                good, wanted = _is_count(value) and value >= 0, 'a count'
-            if not good:
-                raise ValueError(f'expected {wanted} as `{key}` of `{part}` of a structure, found '
-                                 f'{str(value):.40} in {where}')
-        found = set(data.get(part) or {})
-        optional = {'part', 'backbone'} if part == 'macs' else set()
-        if found and not required <= found <= required | optional:
-            raise ValueError(f'expected `{part}` of a structure with the keys {sorted(required)}'
-                             f'{f" (and of {sorted(optional)})" if optional else ""}, or none, '
-                             f'found {str(sorted(map(str, found))):.80} in {where}')
-    macs = data.get('macs') or {}
-    # `backbone` is a part of `subnet`
-    if macs.get('backbone', 0) > macs.get('subnet', 0):
-        raise ValueError(f'expected a `backbone` of at most the {macs["subnet"]} MACs of the '
-                         f'subnet in a structure, found {str(macs["backbone"]):.40} in {where}')
+    for part, (required, optional) in _COUNTS.items():
+        found, checks = data.get(part) or {}, {**required, **optional}
+        if found and not (set(required) <= set(found) <= set(checks)
+                          and all(checks[key](value) for key, value in found.items())
+                          # `backbone` is a part of `subnet`
+                          and found.get('backbone', 0) <= found['subnet']):
+            raise ValueError(
+                f'expected `{part}` of a structure with counts as {sorted(required)}'
+                f'{f" (and {sorted(optional)})" if optional else ""}, or none, found '
+                f'{str(dict(found)):.120} in {where}')
 
 
 @dataclass
@@ -317,8 +281,6 @@ class Structure:
             raise ValueError('expected a structure with a backbone `type` and at least one site, '
                              f'found backbone {str(data["backbone"]):.80} and '
                              f'{len(data["sites"])} sites in {where}')
-        _check_levels({key: value for key, value in data.items()
-                       if key not in ('sites', 'masks')}, where)
         _check_counts(data, where)
         # before any site is expanded, see `SiteEntry.from_dict`
         units = sum(site['total'] for site in data['sites'].values()

@@ -1,5 +1,7 @@
 """Batches of images of several sizes, as data sets of scenes have them."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,7 @@ def test_the_transforms_of_several_test_sets(tmp_path):
     config = Config(dict(test_dataloader=dict(dataset=dict(
         type='ConcatDataset', datasets=[dict(type='CustomDataset', pipeline=pipeline)] * 2))))
     Image.fromarray(np.full((4, 6, 3), 7, np.uint8)).save(tmp_path / 'a.png')
+    os.mkfifo(tmp_path / 'pipe.png')  # to read it would wait for ever
     model = nn.Module()
     model.data_preprocessor = ClsDataPreprocessor()
     (batch, ) = calibration_images(config, model, str(tmp_path))

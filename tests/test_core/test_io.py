@@ -48,6 +48,16 @@ def test_a_second_run_is_refused_by_name(tmp_path):
     assert not (tmp_path / 'run/.lock').exists()
 
 
+def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path):
+    (tmp_path / 'mine.txt').write_text('kept')
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / '.lock').symlink_to(tmp_path / 'mine.txt')
+    with pytest.raises(ValueError, match='expected a lock file at `.*lock`, found a link'), \
+            locked(tmp_path / 'run'):
+        pass
+    assert (tmp_path / 'mine.txt').read_text() == 'kept'
+
+
 def test_nothing_is_left_of_a_lock(tmp_path):
     with locked(tmp_path / 'a/b'):
         assert (tmp_path / 'a/b/.lock').exists()

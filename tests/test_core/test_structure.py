@@ -54,13 +54,6 @@ def test_diff():
     assert found == {FFN_1: dict(removed=[1], added=[5, 6])}
 
 
-def nested(levels):
-    found = []
-    for _ in range(levels):
-        found = [found]
-    return found
-
-
 bad_kept = st.one_of(
     st.lists(st.integers(0, 7), min_size=2, max_size=8).filter(
         lambda kept: any(a >= b for a, b in zip(kept, kept[1:]))),  # not ascending
@@ -107,21 +100,16 @@ def test_corrupted_file_is_refused(tmp_path, data):
     (dict(backbone=dict(arch='base')), 'a backbone `type`'),
     (dict(macs=3), '`macs` of a structure to be a dict'),
     (dict(format_version=True), '`format_version` 1, found True'),
-    (dict(macs=dict(dense=1e30)), 'a count as `dense` of `macs` of a structure, found 1e'),
-    (dict(macs=dict(subnet=-1)), 'a count as `subnet` of `macs`'),
-    (dict(macs=dict(input_shape=[3, 2**40, 2])), 'three positive integers as `input_shape`'),
-    (dict(macs=dict(part='neck')), '`model` or `backbone` as `part` of `macs`'),
-    (dict(params=dict(subnet=True)), 'a count as `subnet` of `params`'),
+    *((dict(macs=dict(GOOD['macs'], **wrong)), '`macs` of a structure with counts as .*found ')
+      for wrong in (dict(dense=1e30), dict(subnet=-1), dict(input_shape=[3, 2**40, 2]),
+                    dict(part='neck'), dict(bakbone=3), dict(backbone=6), dict(dense=True))),
+    (dict(macs=dict(dense=10, subnet=5)), r"`macs` .* as \['dense', 'input_shape', 'subnet'\]"),
+    (dict(params=dict(dense=3, subnet=True)), '`params` of a structure with counts'),
+    (dict(params=dict(dense=3)), r"`params` .* as \['dense', 'subnet'\], or none"),
     (dict(sites={'a': dict(total=5 * 10**9, kept=5 * 10**9)}), 'at most in all.*found 5000000000'),
     (dict(sites={f's{n}': dict(total=2**20, kept=2**20) for n in range(9)}),
      '4194304 units at most in all sites of a structure, found 9437184'),
     (dict(method=3), '`method` of a structure to be a string'),
-    (dict(macs=dict(dense=10, subnet=5)), r"`macs` .* keys \['dense', 'input_shape', 'subnet'\]"),
-    (dict(macs=dict(GOOD['macs'], bakbone=3)), "found .*'bakbone'"),
-    (dict(macs=dict(GOOD['macs'], backbone=6)), '`backbone` of at most the 5 MACs .* found 6'),
-    (dict(params=dict(dense=3)), r"`params` .* keys \['dense', 'subnet'\], or none"),
-    (dict(provenance=dict(a=nested(100))), '64 levels of nesting at most'),
-    (dict(backbone=dict(type='A', arch=nested(500))), '64 levels of nesting at most'),
 ])
 def test_wrong_keys(change, message):
     with pytest.raises(ValueError, match=message):
@@ -129,23 +117,13 @@ def test_wrong_keys(change, message):
 
 
 @pytest.mark.parametrize('text, message', [
-    ('{"sites": 1, "sites": 2}', 'the key `sites` comes twice'),
-    ('{"backbone": {"type": "A", "type": "B"}}', 'the key `type` comes twice'),
     ('[' * 5000 + ']' * 5000, 'recursion'),
-    ('{"sites": NaN}', '`NaN` is no JSON'), ('{"sites": -Infinity}', '`-Infinity` is no JSON'),
     ('{"format_version": 1' + '0' * 5000 + '}', 'Exceeds the limit'), ('\xff', 'does not parse')])
 def test_files_that_are_no_data(tmp_path, text, message):
     path = tmp_path / 'bad.json'
     path.write_text(text, encoding='latin1')
     with pytest.raises(ValueError, match=f'that does not parse.*{message}|{message}'):
         Structure.load(path)
-
-
-def test_a_file_of_any_size_is_not_read(tmp_path):
-    with open(tmp_path / 'large.json', 'wb') as file:
-        file.truncate(2**40)
-    with pytest.raises(ValueError, match=f'of {2**26} bytes at most, found {2**40}'):
-        Structure.load(tmp_path / 'large.json')
 
 
 def test_not_a_dict(tmp_path):
