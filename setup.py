@@ -71,7 +71,7 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     license_files=['LICENSE'],
-    python_requires='>=3.11',
+    python_requires='>=3.10',
     packages=find_packages(include=['mmkcr', 'mmkcr.*']),
     entry_points=dict(console_scripts=['mmkcr = mmkcr.apis.console:main']),
     install_requires=requirements('runtime'),

@@ -134,8 +134,11 @@ def backbone_config(config: Config) -> Mapping[str, Any]:
 
 def file_sha256(path: Union[str, Path]) -> str:
     """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
     with open(path, 'rb') as file:
-        return hashlib.file_digest(file, 'sha256').hexdigest()
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def dense_config(config: Config) -> Config:

@@ -93,8 +93,7 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] 
         load_state_dict(backbone, state, strict=False, logger='silent')
     except ValueError as error:
         wrong = ValueError(f'{error} of `{checkpoint}`')
-        for note in getattr(error, '__notes__', ()):
-            wrong.add_note(note)
+        wrong.__notes__ = getattr(error, '__notes__', [])
         raise wrong from error
     if hasattr(backbone, '_params_init_info'):
         update_init_info(backbone, f'loaded from {checkpoint}')
@@ -204,8 +203,9 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
             f'expected a checkpoint of the {space.state_name()} `{space.type_name}`, '
             f'found {_listing("missing", missing)}, {_listing("unexpected", surplus)} and '
             f'{_listing("mis-shaped", shaped)} keys below `{prefix or "."}`')
-        for kind, keys in (('missing', missing), ('unexpected', surplus), ('mis-shaped', shaped)):
-            error.add_note('\n'.join([f'{kind}:', *keys]))  # all of them, with --debug
+        # all of them, with --debug; `add_note` is of Python 3.11
+        error.__notes__ = ['\n'.join([f'{kind}:', *keys]) for kind, keys in (
+            ('missing', missing), ('unexpected', surplus), ('mis-shaped', shaped))]
         raise error
     if new or unused:
         from mmengine.logging import print_log
