@@ -1,6 +1,6 @@
 """mmkcr: vision transformers made smaller and faster.
 
-Importing the package imports no library but PyTorch and changes none. What it offers is imported
+Importing the package imports no other library and changes none. What it offers is imported
 when it is asked for; the OpenMMLab libraries when a config names one of them.
 """
 
