@@ -40,7 +40,9 @@ def prepare_hosts() -> None:
     - mmcv's ``LoadImageFromFile`` names the file that it cannot read, in an
       :class:`UnreadableImageError`.
     - MMEngine reads checkpoints as data, see :func:`mmkcr.safe_load.restrict_checkpoints`.
-    - Notices of the hosts about optional parts that are not installed are not shown.
+
+    Importing :mod:`mmkcr.registry`, which is imported with the first class of this package that
+    a config names, hushes notices of the hosts about optional parts.
 
     Raises:
         ImportError: The hosts are not installed, or are of two families.
@@ -53,7 +55,6 @@ def prepare_hosts() -> None:
         raise ImportError('expected the OpenMMLab libraries for a config, found none: install '
                           f'them with `pip install "mmkcr[openmmlab]"` ({error})') from error
     from .safe_load import restrict_checkpoints
-    hush_missing_parts()
     register_references()
     name_unreadable_images()
     restrict_checkpoints()
@@ -131,6 +132,7 @@ def name_unreadable_images() -> None:
     LoadImageFromFile.transform = transform
 
 
+@functools.lru_cache(maxsize=None)
 def hush_missing_parts() -> None:
     """Drop the hosts' notices at import about operators and a service that nothing here uses.
 

@@ -8,9 +8,11 @@ with its scope, as in ``type='mmkcr.KCRSwinTransformer'``, beside
 from mmengine import registry as root
 from mmengine.registry import Registry
 
-from .hosts import ensure_torchvision
+from .hosts import ensure_torchvision, hush_missing_parts
 
-ensure_torchvision()  # the host libraries need it
+# for the imports of host libraries that follow; packages that have such import this module first
+ensure_torchvision()
+hush_missing_parts()
 
 
 def _child(name: str, parent: Registry, location: str) -> Registry:

@@ -7,7 +7,6 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Un
 import torch
 import torch.nn.functional as F
 from mmengine.config import Config, ConfigDict
-from mmpretrain.models.heads import ClsHead, RegressionHead
 from torch import nn
 
 from mmkcr.closed_form.compression import CompressResult, compress
@@ -18,6 +17,7 @@ from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import Structure, atomic_write, remove_stale
 from mmkcr.deploy.int8 import require_quantizer
 from mmkcr.engine.compressed_config import scoped, with_import
+from mmkcr.lazy import is_of
 from mmkcr.models.counting import Parts, counted_proposals, known_parts
 from mmkcr.models.utils import (
     deciding_scores,
@@ -167,7 +167,8 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
 def _has_classes(model: nn.Module) -> bool:
     """Whether the outputs are scores of one set of classes: no features, labels or numbers."""
     head = getattr(model, 'head', None)
-    return isinstance(head, ClsHead) and not isinstance(head, RegressionHead)
+    return is_of(head, 'mmpretrain.models.heads.ClsHead') and \
+        not is_of(head, 'mmpretrain.models.heads.RegressionHead')
 
 
 def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],

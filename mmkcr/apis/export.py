@@ -12,8 +12,6 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
-from mmcv.cnn.bricks.transformer import AdaptivePadding
-from mmpretrain.models.utils import ShiftWindowMSA
 from torch import Tensor, nn
 
 from mmkcr.core import atomic_write, eval_mode
@@ -26,6 +24,7 @@ from mmkcr.deploy.onnx_graph import (
 from mmkcr.deploy.prepare import RUNTIMES, prepare
 from mmkcr.deploy.runtimes import Session, open_onnx, quiet, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.lazy import is_of
 from mmkcr.models.utils import unwrap
 
 _NEEDED = ('onnx', 'onnxruntime')
@@ -315,8 +314,9 @@ def padded_shape(model: nn.Module, shape: Sequence[int]) -> Tuple[int, int, int]
     In the graph it has no effect on maps that need none.
     """
     strides = [max(m.stride) for m in model.modules()
-               if isinstance(m, AdaptivePadding) and max(m.stride) > 1]
-    windows = {m.window_size for m in model.modules() if isinstance(m, ShiftWindowMSA)}
+               if is_of(m, 'mmcv.cnn.bricks.transformer.AdaptivePadding') and max(m.stride) > 1]
+    windows = {m.window_size for m in model.modules()
+               if is_of(m, 'mmpretrain.models.utils.ShiftWindowMSA')}
 
     # follow one side through the strides: it must never be divisible by a stride or a window
     def padded(side: int) -> bool:

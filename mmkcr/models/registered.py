@@ -1,5 +1,6 @@
 """Everything that configs name in the registry of models: imported when the first is asked for."""
 
+from mmkcr import registry  # noqa: F401  (before any host library)
 from .backbones import *  # noqa: F401,F403
 from .flava import FlavaImageEncoder, FlavaVQA  # noqa: F401
 from .gates import *  # noqa: F401,F403

@@ -30,6 +30,8 @@ import sys
 import threading
 from pathlib import Path
 
+import mmkcr.registry  # noqa: F401  isort: skip  (before any host library)
+
 import mmkcr.engine  # noqa: F401
 import mmpretrain.datasets  # noqa: F401
 import mmpretrain.models  # noqa: F401

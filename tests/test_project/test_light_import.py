@@ -57,12 +57,12 @@ before = objects()
 """
 UNCHANGED = OBJECTS + """
 import mmkcr
-from mmkcr import compress, count_macs, slim
+from mmkcr import compress
 assert objects() == before
 from mmkcr import prepare_hosts
 prepare_hosts()
 changed = {name for name, value in objects().items() if value != before[name]}
-assert changed == {'image', 'print_log', 'path', 'external', 'packages', 'loaders'}, changed
+assert changed == {'image', 'path', 'external', 'packages', 'loaders'}, changed
 after = objects()
 prepare_hosts()
 assert objects() == after

@@ -1,5 +1,6 @@
 """Backbones of this package, and the methods' backbones by name."""
 
+from mmkcr import registry  # noqa: F401  (before any host library)
 from .efficientvit import EfficientViT
 from .named import (
     DCSEfficientViT,

@@ -1,5 +1,6 @@
 """Heads that the host libraries lack."""
 
+from mmkcr import registry  # noqa: F401  (before any host library)
 from .efficientvit_head import EfficientViTClsHead
 from .masked_image_head import MaskedImageHead
 
