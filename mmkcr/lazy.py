@@ -10,7 +10,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         package (str): Its name.
-        homes (Mapping[str, str]): The module that holds each name; without a dot one of the package.
+        homes (Mapping[str, str]): The module that holds each name, without a dot one of the
+            package.
 
     Returns:
         Callable: Imports the module of a name; other names raise an ``AttributeError``.
