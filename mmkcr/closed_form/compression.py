@@ -23,8 +23,7 @@ from mmkcr.core.machine import free_memory
 from mmkcr.evaluation.complexity import ComplexityTap
 from mmkcr.models.costs import cost_model
 from mmkcr.models.counting import check_built, count_parts, note_backbone_macs
-from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.searchable import leave_ordinary
+from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites.base import KindConfig, check_ties
 from mmkcr.models.utils import (
     counted_part,
@@ -117,7 +116,7 @@ def compress(model: nn.Module,
         cost (str): What the target limits: ``'macs'``, ``'params'``, or the ``'bytes'`` of the
             ``state_dict`` (``'40MB'``). Defaults to ``'macs'``.
         ordinary (bool): Leave an ordinary network, see
-            :func:`~mmkcr.models.searchable.leave_ordinary`. False keeps its search space, which
+            :func:`~mmkcr.models.search_space.leave_ordinary`. False keeps its search space, which
             files of configs need. Defaults to True.
         **options: See :class:`CompressOptions`.
 

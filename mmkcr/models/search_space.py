@@ -26,6 +26,7 @@ from mmkcr.core import (
     scale_axes,
     slice_axes,
 )
+from mmkcr.lazy import is_of
 from .backbone_loading import check_state, inherit_dense, take_kept
 from .head_choice import choose_heads, is_choice
 from .sites import QKMaskSite, find_sites
@@ -548,3 +549,20 @@ def _channels_first(outs: Any) -> Any:
     if type(outs) in (list, tuple):
         return type(outs)(map(_channels_first, outs))
     return outs
+
+
+def leave_ordinary(model: nn.Module) -> None:
+    """Take the search spaces off a model's subnets: plain modules without hooks of ours are left.
+
+    Left as they are: named classes (``KCRSwinTransformer``), and subnets with parts that the hosts
+    do not have: narrower residual streams, which are widened behind the network, heads replaced by
+    other operators, and masks on queries and keys.
+
+    Args:
+        model (nn.Module): Changed in place.
+    """
+    for module in model.modules():
+        space = getattr(module, 'search_space', None)
+        if isinstance(space, SearchSpace) and \
+                not is_of(module, 'mmkcr.models.searchable.SearchableBackbone'):
+            space.leave()

@@ -170,22 +170,6 @@ def Searchable(backbone: Union[Mapping[str, Any], nn.Module], sites: Sequence[Ki
     return backbone
 
 
-def leave_ordinary(model: nn.Module) -> None:
-    """Take the search spaces off a model's subnets: plain modules without hooks of ours are left.
-
-    Left as they are: named classes (``KCRSwinTransformer``), and subnets with parts that the hosts
-    do not have: narrower residual streams, which are widened behind the network, heads replaced by
-    other operators, and masks on queries and keys.
-
-    Args:
-        model (nn.Module): Changed in place.
-    """
-    for module in model.modules():
-        space = getattr(module, 'search_space', None)
-        if isinstance(space, SearchSpace) and not isinstance(module, SearchableBackbone):
-            space.leave()
-
-
 def plain_drop_rates(host: nn.Module) -> None:
     """Replace NumPy numbers by Python's, as the former break the graph of ``torch.compile``."""
     for module in host.modules():
