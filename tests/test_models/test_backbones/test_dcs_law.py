@@ -20,6 +20,7 @@ from mmkcr.core.sites import holders
 from mmkcr.models import DCSEfficientViT, DCSMobileViT, EfficientViT, KCREfficientViT
 from mmkcr.models.utils import task_forward
 from mmkcr.registry import MODELS
+from .law import assert_same, outputs
 
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=2)
 SEPARATE = dict(type='mmkcr.QKMask', separate=True)
@@ -61,18 +62,6 @@ def randomise(model, seed=0):
             module.running_var.uniform_(0.5, 2, generator=generator)
     model.train(False)
     return model
-
-
-def outputs(model, x):
-    with torch.no_grad():
-        return model(x.to(next(model.parameters())))
-
-
-def assert_same(one, two, tolerance=1e-12):
-    assert len(one) == len(two) > 0
-    for a, b in zip(one, two):
-        assert a.shape == b.shape and torch.isfinite(a).all()
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * float(a.abs().max()))
 
 
 @pytest.mark.parametrize('cls, kwargs, size', CASES)

@@ -27,6 +27,7 @@ from mmkcr.models.layers import OperatorAttention
 from mmkcr.models.layers.head_operators import folded_name
 from mmkcr.models.utils import task_forward
 from mmkcr.registry import MODELS
+from .law import assert_same, outputs
 
 pytestmark = pytest.mark.usefixtures('exact_positions')
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=4, feedforward_channels=48)
@@ -56,19 +57,6 @@ def build(kwargs, seed=0, cls=DWConvVisionTransformer, **more):
     model = randomise(cls(**kwargs, **more), seed)
     model.eval()
     return model
-
-
-def outputs(model, x):
-    with torch.no_grad():
-        return model(x.to(next(model.parameters())))
-
-
-def assert_same(one, two):
-    """Of two networks in fp64."""
-    assert len(one) == len(two) > 0
-    for a, b in zip(one, two):
-        assert a.shape == b.shape and torch.isfinite(a).all() and a.dtype == torch.float64
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * float(a.abs().max()))
 
 
 def structure(model, kept):

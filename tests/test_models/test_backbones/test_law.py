@@ -18,6 +18,7 @@ from mmkcr.core.sites import holders
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.layers import Put, SlicedLayerNorm
 from mmkcr.registry import MODELS
+from .law import assert_same, outputs
 
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)
 VIT = dict(arch=dict(embed_dims=24, num_layers=3, num_heads=2, feedforward_channels=48),
@@ -52,18 +53,6 @@ def supernet(cls, kwargs, seed=0):
     model = randomise(cls(**kwargs, gates=GATES), seed).double()
     model.eval()
     return model
-
-
-def outputs(model, x):
-    with torch.no_grad():
-        return model(x.to(next(model.parameters())))
-
-
-def assert_same(one, two, tolerance=1e-12):
-    assert len(one) == len(two) > 0
-    for a, b in zip(one, two):
-        assert a.shape == b.shape and torch.isfinite(a).all()
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * float(a.abs().max()))
 
 
 @pytest.mark.parametrize('cls, kwargs, size', CASES)

@@ -15,6 +15,7 @@ from mmkcr.apis import count_macs, slim
 from mmkcr.core import MacsModel
 from mmkcr.models import OFBResNet, OFBSwinTransformer, OFBVisionTransformer
 from mmkcr.registry import MODELS
+from .law import assert_same, outputs
 
 pytestmark = pytest.mark.usefixtures('exact_positions')
 GATES = dict(type='mmkcr.BiMaskGate')
@@ -64,18 +65,6 @@ def drop_some(model, seed, share=0.6):
         if not alive.any():
             alive.view(-1)[int(gate.alive.flatten().nonzero()[0])] = True
         gate.restrict(alive)
-
-
-def outputs(model, x):
-    with torch.no_grad():
-        return model(x.to(next(model.parameters())))
-
-
-def assert_same(one, two, atol=1e-12):
-    assert len(one) == len(two) > 0
-    for a, b in zip(one, two):
-        assert a.shape == b.shape and torch.isfinite(a).all()
-        torch.testing.assert_close(a, b, rtol=0, atol=atol * float(a.abs().max()))
 
 
 @pytest.mark.parametrize('cls, kwargs, size', CASES)
