@@ -39,10 +39,12 @@ from mmkcr.apis.compress_files import (
     dense_and_slim,
     refit_files,
 )
+from mmkcr.apis.distil_files import distil_files
 from mmkcr.apis.finetune import shortened, write_finetune_config
 from mmkcr.apis.latency_table import add_table_arguments, chosen_table
 from mmkcr.apis.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.apis.slim_files import WEIGHTS
+from mmkcr.closed_form.distil import read_length
 from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES
 from mmkcr.closed_form.refit_blocks import LEAST_PER_INPUT
 from mmkcr.datasets.data_check import check_data_folders
@@ -99,6 +101,9 @@ def make_parser() -> Parser:
     parser.add_argument('--device', default='cpu', help='such as cuda (%(default)s)')
     parser.add_argument('--out', metavar='DIR',
                         help='folder to write to (work_dirs/<config name>/compress)')
+    parser.add_argument('--distil', metavar='LENGTH',
+                        help='then teach it what the dense model does, on the calibration images '
+                        'without labels: steps, or a time such as 30min; never worse')
     parser.add_argument('--finetune', type=int, metavar='LENGTH',
                         help='then train for so many epochs, or iterations where the config counts '
                         'these, with its own schedule shortened and the dense model as teacher')
@@ -276,6 +281,11 @@ def compressed(args: Any, later: Mapping[str, Any]) -> Iterator[CompressFiles]:
 def finish(args: Any, dense: Config, files: CompressFiles,
            metrics: List[Dict[str, float]]) -> None:
     """Fine-tune, evaluate and report; ``metrics`` gets or has those of the dense model."""
+    if args.distil is not None:
+        if not files.progress.has_begun('distil'):  # an earlier one is no start
+            (files.folder / 'distil/last_checkpoint').unlink(missing_ok=True)
+            files.progress.begin('distil')
+        distil_files(task_of(args), files.folder, args.distil)
     tuned = [] if args.finetune is None else [finetune(dense, args, files)]
     found: List[Dict[str, float]] = []
     deployed: List[Dict[str, float]] = []
@@ -358,6 +368,9 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                              f'{args.scope}`')
     # what follows, evaluation included, does not compress again if it is killed
     later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
+    if args.distil is not None:
+        read_length(args.distil)
+        later['distil'] = args.distil
     finished, metrics = [], []
     for files in compressed(args, later) if args.structure is None else [
             refit_files(task_of(args), args.structure, later, seed=args.seed, rho=args.rho,

