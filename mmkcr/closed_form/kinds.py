@@ -19,7 +19,8 @@ DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'c
 #: Families named to whoever has a backbone without sites: those of the hosts and timm, of which
 #: others have adapters too, and all of ``transformers``.
 FAMILIES = ('ViT', 'Swin', 'PVT v2', 'MiT', 'ConvNeXt', 'LeViT', 'BEiT', 'EVA-02', 'DINOv2')
-HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA')
+HF_FAMILIES = ('ViT', 'DINOv2', 'DINOv3', 'SigLIP', 'CLIP', 'FLAVA', 'Swin', 'SegFormer',
+               'DepthAnything', 'ViTDet', 'SAM', 'RT-DETR')
 #: The part that is compressed: the backbone, or the whole model with its neck and heads.
 SCOPES = ('backbone', 'model')
 

@@ -208,7 +208,7 @@ class Structure:
         backbone (dict): ``type`` (registered name) and the arguments that the
             searched backbone was built with.
         sites (dict[str, SiteEntry]): Kept units by site. A site's name is the
-            module path of its holder within the backbone, ``<module path>.<kind>``.
+            module path within the backbone and its kind, ``<module path>.<kind>``.
         method (str): Name of the method. Defaults to ''.
         macs (dict): MACs for one image: ``dense``, ``subnet`` and the
             ``input_shape`` (C, H, W) of the count. ``part`` is ``'backbone'`` if the

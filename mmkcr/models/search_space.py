@@ -265,7 +265,7 @@ class SearchSpace:
         found = structure.backbone['type'].split('.')[-1]
         parents = {cls.__name__ for cls in type(self.host).__mro__}
         alias = None
-        if found not in parents and self.type_name == 'Searchable':
+        if found not in parents and found != self.type_name == 'Searchable':
             from mmkcr.registry import MODELS
             alias = MODELS.get(f'mmkcr.{found}')
         if inspect.isclass(alias) and hasattr(alias, 'kinds'):  # a class of its own, see searchable

@@ -96,6 +96,36 @@ def _levit() -> nn.Module:
 
 
 
+def _depth_anything() -> nn.Module:
+    """A DINOv2 with a head that gives depths."""
+    import transformers
+    backbone = transformers.Dinov2Config(**dict(_HF_VIT, image_size=56, patch_size=14), mlp_ratio=2,
+                                         out_indices=[1, 2], reshape_hidden_states=False,
+                                         apply_layernorm=True)
+    return transformers.DepthAnythingForDepthEstimation(transformers.DepthAnythingConfig(
+        backbone_config=backbone, reassemble_hidden_size=32, patch_size=14,
+        reassemble_factors=[2, 1], neck_hidden_sizes=[16, 16], fusion_hidden_size=16,
+        head_hidden_size=16))
+
+
+def _rt_detr() -> nn.Module:
+    """A ResNet, an encoder and a decoder of one layer each."""
+    import transformers
+    backbone = transformers.RTDetrResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1], layer_type='basic',
+        out_features=['stage2', 'stage3', 'stage4'])
+    return transformers.RTDetrModel(transformers.RTDetrConfig(
+        backbone_config=backbone, encoder_hidden_dim=32, encoder_in_channels=[16, 16, 16],
+        encoder_ffn_dim=48, encoder_attention_heads=4, d_model=32, decoder_ffn_dim=48,
+        num_queries=8, decoder_layers=1, decoder_attention_heads=4, num_denoising=0,
+        decoder_in_channels=[32, 32, 32]))
+
+
+def _tensors(model: nn.Module, images: Tensor) -> List[Tensor]:
+    """What a network for pixels gives, without what it takes for granted."""
+    return flat_tensors(model(pixel_values=images))
+
+
 #: By a short name. Small, so that the whole matrix runs in a minute or two.
 FAMILIES: Dict[str, Family] = {
     'ViT': _mm('mmpretrain', 'VisionTransformer', arch=_VIT, img_size=64, patch_size=16,
@@ -209,10 +239,26 @@ FAMILIES: Dict[str, Family] = {
                                **_HF_VIT),
     'HF DINOv2 (SwiGLU)': _transformers('Dinov2Model', 'Dinov2Config', mlp_ratio=2,
                                         use_swiglu_ffn=True, other=(64, 96), **_HF_VIT),
+    'HF DINOv2 (registers)': _transformers(
+        'Dinov2WithRegistersModel', 'Dinov2WithRegistersConfig', mlp_ratio=2, other=(64, 96),
+        **_HF_VIT),
     'HF DINOv3': _transformers('DINOv3ViTModel', 'DINOv3ViTConfig', other=(64, 96), **_HF_VIT),
     'HF SigLIP': _transformers('SiglipVisionModel', 'SiglipVisionConfig', **_HF_VIT),
     'HF CLIP': _transformers('CLIPVisionModel', 'CLIPVisionConfig', **_HF_VIT),
     'HF FLAVA': _transformers('FlavaImageModel', 'FlavaImageConfig', **_HF_VIT),
+    'HF Swin': _transformers('SwinModel', 'SwinConfig', image_size=64, embed_dim=16, depths=[2, 2],
+                             num_heads=[2, 4], window_size=4),
+    'HF SegFormer': _transformers('SegformerModel', 'SegformerConfig', other=(64, 96),
+                                  depths=[1, 1], num_encoder_blocks=2, hidden_sizes=[16, 32],
+                                  mlp_ratios=[2, 2], sr_ratios=[2, 1],
+                                  num_attention_heads=[2, 4], strides=[4, 2], patch_sizes=[7, 3]),
+    'HF DepthAnything': Family('transformers', _depth_anything, 56, None, _tensors),
+    'HF ViTDet': _transformers('VitDetModel', 'VitDetConfig', mlp_ratio=2, window_size=2,
+                               use_relative_position_embeddings=True, window_block_indices=[0],
+                               residual_block_indices=[], **_HF_VIT),
+    'HF SAM': _transformers('SamVisionModel', 'SamVisionConfig', mlp_dim=48, output_channels=16,
+                            window_size=2, global_attn_indexes=[1], **_HF_VIT),
+    'HF RT-DETR': Family('transformers', _rt_detr, 64, None, _tensors),
 }
 
 

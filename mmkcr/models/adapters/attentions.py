@@ -6,6 +6,7 @@ the width of its input, the layer is replaced by one of
 a view are ``partial`` of functions of this module, so that networks can be pickled.
 """
 
+import sys
 from functools import partial
 from importlib import import_module
 from typing import Any, Dict, List, Sequence, Type
@@ -28,6 +29,7 @@ from .views import RotaryView, attention_adapter
 
 _UTILS = 'mmpretrain.models.utils.attention'
 _HF = 'transformers.models'
+_REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
 _TABLE = 'relative_position_bias_table'
 
 
@@ -138,10 +140,15 @@ def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
     return layer
 
 
-@attention_adapter('mmpretrain.models.backbones.vit_sam.Attention')
+@attention_adapter('mmpretrain.models.backbones.vit_sam.Attention',
+                   f'{_HF}.sam.modeling_sam.SamVisionAttention',
+                   f'{_HF}.vitdet.modeling_vitdet.VitDetAttention')
 def sam_attention(module: nn.Module) -> Dict[str, Any]:
     """ViT-SAM's attention, whose relative positions have channels that all heads share."""
-    return dict(_fused(module), resize=partial(_record, ('num_heads', ), ''),
+    name = 'num_heads' if hasattr(module, 'num_heads') else 'num_attention_heads'
+    heads = getattr(module, name)
+    return dict(projections=('qkv', ), output='proj', heads=heads,
+                width=module.qkv.out_features // 3 // heads, resize=partial(_record, (name, ), ''),
                 why_no_width='its positions have channels that all heads share')
 
 
@@ -269,10 +276,15 @@ def timm_window_attention(module: nn.Module) -> Dict[str, Any]:
 
 @attention_adapter(f'{_HF}.vit.modeling_vit.ViTAttention',
                    f'{_HF}.dinov2.modeling_dinov2.Dinov2Attention',
+                   f'{_REGISTERS}.Dinov2WithRegistersAttention',
                    f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention',
                    f'{_HF}.clip.modeling_clip.CLIPAttention',
                    f'{_HF}.siglip.modeling_siglip.SiglipAttention',
-                   f'{_HF}.siglip2.modeling_siglip2.Siglip2Attention')
+                   f'{_HF}.siglip2.modeling_siglip2.Siglip2Attention',
+                   f'{_HF}.swin.modeling_swin.SwinAttention',
+                   f'{_HF}.segformer.modeling_segformer.SegformerAttention',
+                   f'{_HF}.rt_detr.modeling_rt_detr.RTDetrSelfAttention',
+                   f'{_HF}.d_fine.modeling_d_fine.DFineSelfAttention')
 def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
     """Attention of Hugging Face's vision encoders, with separate projections."""
     if 'q_proj' not in module._modules:
@@ -282,21 +294,35 @@ def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
     heads = module.q_proj.out_features // module.head_dim
     names = tuple(name for name in ('num_heads', 'num_attention_heads') if hasattr(module, name))
     resize = partial(_record, names, 'head_dim')
-    if hasattr(module, 'embed_dim') and not rotary:  # before v5: heads fill the input's width
+    if hasattr(module, 'embed_dim') and not rotary and _before_v5():  # heads fill the input's width
         resize = partial(_exchange, SizedHuggingFaceAttention)
     view = RotaryView('half', partial(_open_rotary, SizedHuggingFaceRotaryAttention, 'half'))
     return dict(projections=('q_proj', 'k_proj', 'v_proj'), fused=(1, 1, 1), output=output,
                 heads=heads, width=module.head_dim, resize=resize,
+                extra=partial(_along_bias, module.head_dim, 'relative_position_bias'),
                 rotary=view if rotary else None)
+
+
+def _before_v5() -> bool:
+    """Whether the `transformers` of a module at hand is of a version before 5."""
+    return int(sys.modules['transformers'].__version__.split('.')[0]) < 5
+
+
+def _along_bias(width: int, path: str, layer: nn.Module) -> List[Axis]:
+    """The axis of a Swin's table of positions, with an entry for every head of the dense width."""
+    owner = getattr(layer, path, None) if path else layer
+    return [Axis(owner, _TABLE, 1, per=width)] if hasattr(owner, _TABLE) else []
 
 
 @attention_adapter(f'{_HF}.flava.modeling_flava.FlavaAttention')
 def _nested_attention(module: nn.Module) -> Dict[str, Any]:
-    """Attention of FLAVA, and of ViT and DINOv2 before v5: a nested module, then a layer."""
-    inner = module.attention
-    return dict(path='attention', fused=(1, 1, 1), output='output.dense',
+    """Attention of FLAVA, and of the others before v5: a nested module, then a layer."""
+    name = 'attention' if 'attention' in module._modules else 'self'
+    inner = module.get_submodule(name)
+    return dict(path=name, fused=(1, 1, 1), output='output.dense',
                 heads=inner.num_attention_heads,
-                projections=('attention.query', 'attention.key', 'attention.value'),
+                projections=tuple(f'{name}.{part}' for part in ('query', 'key', 'value')),
+                extra=partial(_along_bias, inner.attention_head_size, ''),
                 width=inner.attention_head_size, resize=_resize_nested)
 
 

@@ -11,6 +11,7 @@ from .views import mlp_adapter, simple_mlp
 _MM = 'mmpretrain.models.backbones'
 _TIMM = 'timm.layers.mlp'
 _HF = 'transformers.models'
+_REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
 
 
 @mlp_adapter('mmcv.cnn.bricks.transformer.FFN', f'{_MM}.deit3.DeiT3FFN')
@@ -167,6 +168,10 @@ def mbconv(module: nn.Module) -> Dict[str, Any]:
 
 @mlp_adapter(f'{_HF}.vit.modeling_vit.ViTMLP',
              f'{_HF}.dinov2.modeling_dinov2.Dinov2MLP',
+             f'{_HF}.dinov2.modeling_dinov2.Dinov2SwiGLUFFN',
+             f'{_REGISTERS}.Dinov2WithRegistersMLP', f'{_REGISTERS}.Dinov2WithRegistersSwiGLUFFN',
+             f'{_HF}.swin.modeling_swin.SwinMLP', f'{_HF}.rt_detr.modeling_rt_detr.RTDetrMLP',
+             f'{_HF}.vitdet.modeling_vitdet.VitDetMlp', f'{_HF}.sam.modeling_sam.SamMLPBlock',
              f'{_HF}.clip.modeling_clip.CLIPMLP',
              f'{_HF}.siglip2.modeling_siglip2.Siglip2MLP',
              f'{_HF}.siglip.modeling_siglip.SiglipMLP',
@@ -174,16 +179,41 @@ def mbconv(module: nn.Module) -> Dict[str, Any]:
              f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP')
 def hugging_face_mlp(module: nn.Module) -> Dict[str, Any]:
     """MLPs of Hugging Face's vision encoders, gated or not."""
-    names = [name for name in ('fc1', 'gate_proj', 'up_proj') if name in module._modules]
-    return dict(inputs=tuple(names), output='fc2' if 'fc2' in module._modules else 'down_proj',
+    parts = module._modules
+    names = [name for name in ('fc1', 'lin1', 'gate_proj', 'up_proj', 'weights_in')
+             if name in parts]
+    output = next(name for name in ('fc2', 'lin2', 'down_proj', 'weights_out') if name in parts)
+    return dict(inputs=tuple(names), output=output, parts=2 if 'weights_in' in parts else 1,
                 why_no_channels='nothing stands behind its last layer')
 
 
-simple_mlp(f'{_HF}.dinov2.modeling_dinov2.Dinov2SwiGLUFFN', inputs=('weights_in', ), parts=2,
-           output='weights_out', why_no_channels='nothing stands behind its last layer')
+@mlp_adapter(f'{_HF}.segformer.modeling_segformer.SegformerMixFFN',
+             f'{_HF}.segformer.modeling_segformer.SegformerMixMLP')
+def hugging_face_mix_ffn(module: nn.Module) -> Dict[str, Any]:
+    """SegFormer's MLP, with a depthwise convolution between, before and since v5."""
+    first, last = ('dense1', 'dense2') if 'dense1' in module._modules else ('fc1', 'fc2')
+    return dict(inputs=(first, ), between=('dwconv.dwconv', ), output=last, **_TWICE)
 
 
-@mlp_adapter(f'{_HF}.flava.modeling_flava.FlavaLayer', f'{_HF}.vit.modeling_vit.ViTLayer')
+@mlp_adapter(f'{_HF}.rt_detr.modeling_rt_detr.RTDetrEncoderLayer',
+             f'{_HF}.rt_detr.modeling_rt_detr.RTDetrDecoderLayer',
+             f'{_HF}.d_fine.modeling_d_fine.DFineEncoderLayer')
+def detr_mlp(module: nn.Module) -> Any:
+    """MLP of RT-DETR and D-FINE before v5, whose two layers are those of the block."""
+    return dict(_PLAIN, why_no_channels='it is part of its block, without a place for a selection'
+                ) if 'fc1' in module._modules else []
+
+
+@mlp_adapter(f'{_HF}.d_fine.modeling_d_fine.DFineMLP')
+def d_fine_mlp(module: nn.Module) -> Any:
+    """D-FINE's MLP of two layers; its heads have more."""
+    return dict(inputs=('layers.0', ), output='layers.1',
+                why_no_channels='nothing stands behind its last layer'
+                ) if len(module.layers) == 2 else []
+
+
+@mlp_adapter(f'{_HF}.flava.modeling_flava.FlavaLayer', f'{_HF}.vit.modeling_vit.ViTLayer',
+             f'{_HF}.swin.modeling_swin.SwinLayer')
 def split_mlp(module: nn.Module) -> Any:
     """MLP of FLAVA, and of ViT before v5, whose two layers are separate modules of the block."""
     if 'intermediate' not in module._modules:

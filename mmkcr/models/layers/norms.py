@@ -29,7 +29,7 @@ class SlicedLayerNorm(nn.LayerNorm):
         new = cls(norm.normalized_shape, norm.eps, norm.elementwise_affine)
         new.total = norm.normalized_shape[0]
         new.weight, new.bias, new.training = norm.weight, norm.bias, norm.training
-        # not in the state_dict: the site's holder saves the kept units
+        # not in the state_dict: the structure has the kept units
         new.register_buffer('kept', kept.clone(), persistent=False)
         return new
 

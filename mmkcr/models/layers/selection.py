@@ -116,7 +116,7 @@ class _Selection(nn.Module):
     def __init__(self, kept: Tensor, total: int, dim: int = -1) -> None:
         super().__init__()
         self.total, self.dim = total, dim
-        # not in the state_dict: the site's holder saves the kept units
+        # not in the state_dict: the structure has the kept units
         self.register_buffer('kept', kept.clone(), persistent=False)
         self.contiguous = is_range(kept)
         self.first, self.count = int(kept[0]) if len(kept) else 0, len(kept)

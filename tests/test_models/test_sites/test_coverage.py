@@ -272,4 +272,4 @@ def test_rows_of_a_missing_library_stay():
     assert set(cells) == set(FAMILIES)
     assert read_cells(format_cells(cells)) == cells
     assert {kind for kind, value in cells['HF FLAVA'].items() if value == HOLDS} == {
-        'heads', 'mlp_channels', 'mlp_hidden', 'qk_mask'}
+        'heads', 'head_channels', 'mlp_channels', 'mlp_hidden', 'qk_mask'}
