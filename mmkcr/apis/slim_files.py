@@ -1,5 +1,6 @@
 """Slimming from files to files: what ``tools/slim.py`` does."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Union
@@ -235,7 +236,8 @@ def write_subnet(subnet: nn.Module, structure: Structure, meta: Mapping[str, Any
     state = {name: value.detach().cpu().clone().contiguous()
              for name, value in subnet.state_dict().items()}
     kept = {key: meta[key] for key in ('dataset_meta', 'epoch', 'iter') if key in meta}
-    kept.update(provenance=structure.provenance, structure=structure.to_dict())
+    # of plain values, as of the file: arguments of a backbone may be a config's
+    kept.update(provenance=structure.provenance, structure=json.loads(structure.dumps()))
     with ExitStack() as stack:  # which renames the last first
         text = stack.enter_context(atomic_write(folder / STRUCTURE))
         weights = stack.enter_context(atomic_write(folder / WEIGHTS))
