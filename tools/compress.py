@@ -46,7 +46,7 @@ from mmkcr.apis.launch import check_file, latest_checkpoint, resume_latest, star
 from mmkcr.apis.slim_files import WEIGHTS
 from mmkcr.closed_form.distil import read_length
 from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES
-from mmkcr.closed_form.refit_blocks import LEAST_PER_INPUT
+from mmkcr.closed_form.report import sentences, site_table
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
@@ -72,8 +72,8 @@ def make_parser() -> Parser:
                         'where their channels cannot be)')
     parser.add_argument('--calibration', metavar='FOLDER',
                         help='folder of images (default: the training set of the config)')
-    parser.add_argument('--images', type=int, default=512,
-                        help='calibration images at most (%(default)s)')
+    parser.add_argument('--images', type=int,
+                        help='calibration images at most (as many as refits need, 32 to 512)')
     parser.add_argument('--profiles', metavar='DIR',
                         help='folder of an earlier compression of this checkpoint, with these '
                         'images and sites: its calibration is used (that in --out, if it fits)')
@@ -126,42 +126,17 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = (),
 
     ``deployed`` are the metrics of the files of ``--int8``.
     """
-    structure, agreement = files.result.structure, files.result.agreement
-    profiles, rows = files.result.profiles, []
-    for name, site in structure.sites.items():
-        kept = len(site.kept)
-        known = (f'{profiles[name].removed(kept):.2%}',
-                 f'{float(profiles[name].losses[kept]):.2g}') if profiles else ()
-        rows.append((name, site.total, kept, f'{kept / site.total:.1%}', *known))
-    print(format_table(('site', 'units', 'kept', 'share',
-                        *(('energy removed', 'loss') if profiles else ())), rows))
+    structure = files.result.structure
+    print(site_table(structure))
     tuned = [''] * (len(metrics) > 2)
     rows = [(name, f'{dense:.4g}', f'{slim:.4g}', *tuned, f'{slim / dense:.1%}')
             for name, dense, slim in dense_and_slim(files)]
-    complexity = files.result.complexity
-    for name, value in complexity.get('dense', {}).items():
-        slim = complexity['slim'][name]
-        rows.append((dict(kc='KC', a_kc='A-KC')[name], f'{value:.4g}', f'{slim:.4g}', *tuned,
-                     f'{slim / value:.1%}' if value else ''))
     for name, value in metrics[0].items() if metrics else ():
         if isinstance(value, Real):  # mmseg gives NumPy's
             rows.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))
-    print(format_table(('', 'dense', 'slim', *(['tuned'] if tuned else []), 'share'), rows))
-    same = f', {agreement["top1"]:.1%} with the same class' if 'top1' in agreement else ''
-    one = structure.provenance.get('calibration', {}).get('images') == 1
-    print(f'Outputs on {"the calibration image" if one else "held-out calibration images"} differ '
-          f'by {agreement["error"]:.1%} of their size{same}.')
-    few = structure.provenance.get('few_rows')
-    if few:
-        path = max(few, key=lambda name: few[name]['inputs'] / few[name]['rows'])
-        inputs, rows = few[path]['inputs'], few[path]['rows']
-        used = structure.provenance['calibration']['images']
-        enough = -(-used * LEAST_PER_INPUT * inputs // rows)
-        print(f'Few images: {len(few)} layers were refitted on less than {LEAST_PER_INPUT} tokens '
-              f'or positions for each of their inputs, at worst `{path}` on {rows} for {inputs} '
-              f'inputs. {used} images were used; about {enough} (`--images`) are enough.')
-    height, width = structure.macs['input_shape'][1:]
-    print(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x {width}.')
+    print(format_table(('', 'dense', 'slim', *(['tuned'] if tuned else []), 'left'), rows))
+    for said in sentences(structure, files.result.agreement):
+        print(said)
     if files.deployed:
         own = files.deployed
         rows = [('file', *(entry.path.name for entry in own)),
@@ -175,13 +150,27 @@ def report(files: CompressFiles, metrics: Sequence[Dict[str, float]] = (),
                   if isinstance(value, Real))]
         print(format_table(('', *(entry.name for entry in own)), rows))
     if files.parts:
-        print(format_table(('part', 'MACs (G)', 'slim', 'share'), part_rows(files.parts)))
+        print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
     reused = f'Profiles of the sites are those of an earlier call, in {files.reused}.' \
         if files.reused else ''
     for said in (files.proposals, files.latency, reused, earlier_note(files.folder)):
         if said:
             print(said)
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
+    print(next_steps(files))
+
+
+def next_steps(files: CompressFiles) -> str:
+    """What can be done with the written files."""
+    config, weights = files.folder / CONFIG, files.folder / WEIGHTS
+    whole, scope = '', files.result.structure.provenance.get('asked', {}).get('scope')
+    if files.parts and scope == 'backbone':
+        dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
+        whole = f'The whole model went to {slim / dense:.1%} of its MACs: `--scope model` cuts ' \
+            'neck and heads, too. '
+    return (f'{whole}Next: `mmkcr test {config} {weights}`, `mmkcr export {config} {weights}`, '
+            f'`mmkcr latency {config}` (against the dense network), or `--finetune LENGTH` in this '
+            'call.')
 
 
 def earlier_note(folder: Path) -> str:
@@ -201,7 +190,7 @@ def report_targets(finished: Sequence[CompressFiles]) -> None:
         rows.append((files.folder.name, f'{macs["subnet"] / macs["dense"]:.1%}',
                      f'{macs["subnet"] / 1e9:.4g}', f'{structure.params["subnet"] / 1e6:.4g}',
                      f'{agreement["error"]:.1%}'))
-    print(format_table(('folder', 'share', 'MACs (G)', 'parameters (M)', 'outputs differ by'),
+    print(format_table(('folder', 'left', 'MACs (G)', 'parameters (M)', 'outputs differ by'),
                        rows))
 
 

@@ -1,8 +1,9 @@
 """Compressing from files to files: what ``tools/compress.py`` does."""
 
 import json
+import math
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,11 @@ from torch import nn
 
 from mmkcr.closed_form.compression import CompressResult, compress
 from mmkcr.closed_form.images import calibration_images
-from mmkcr.closed_form.options import SiteProfile
+from mmkcr.closed_form.options import CompressOptions, SiteProfile
 from mmkcr.closed_form.progress import CompressProgress, kept_profiles
 from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.closed_form.report import size_rows
+from mmkcr.closed_form.survey import Survey, survey
 from mmkcr.core import Structure, atomic_write, remove_stale
 from mmkcr.deploy.int8 import require_quantizer
 from mmkcr.engine.compressed_config import scoped, with_import
@@ -42,6 +45,8 @@ from .int8 import DeployedFile, deploy_int8
 from .latency_table import check_prediction, usable_table
 from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 
+#: Maximum number of calibration images by default.
+MOST_IMAGES = 512
 CONFIG, SENSITIVITY, PROGRESS = 'config.py', 'sensitivity.json', '.progress'
 
 
@@ -122,7 +127,7 @@ class CompressTask(NamedTuple):
 
 
 def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
-                  calibration: Optional[str] = None, images: int = 512,
+                  calibration: Optional[str] = None, images: Optional[int] = None,
                   shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
                   out: Union[str, Path, None] = None, seed: int = 0, device: str = 'cpu',
                   options: Optional[Mapping[str, Any]] = None,
@@ -147,7 +152,10 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
     part = part or (None if of_mmpretrain else 'backbone')
     input_shape = shape or default_shape(cfg, model)
     model.to(device)
-    batches = calibration_images(cfg, model, calibration, images, seed)
+    batches = calibration_images(cfg, model, calibration, images or MOST_IMAGES, seed)
+    if images is None:
+        batches = batches[:enough_images(survey(model.eval(), batches, task_outputs, False), (
+            model if scope == 'model' else model.backbone).modules())]
     folder = Path(out) if out else run_folder(cfg, config) / 'compress'
     remove_stale(folder)  # half-written files of a killed call
     searched = without_initial_weights(cfg).model
@@ -164,6 +172,24 @@ def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
              shape=input_shape, part=part, seed=seed, scope=scope))
 
 
+def enough_images(looked: Survey, layers: Iterable[nn.Module]) -> int:
+    """Number of calibration images that refits need, with the tenth that is held out.
+
+    They have 12 positions for each input of every layer, and as many pixels as 256 images of 224 x
+    224; there are at least 32 and at most 512 of them.
+
+    Args:
+        looked (Survey): Of the network.
+        layers (Iterable[nn.Module]): Its layers; those with one position per image do not count.
+    """
+    wide = [layer for layer in layers if looked.rows.get(layer, 0) > 1
+            and getattr(layer, 'groups', 1) == 1]
+    pixels = max((math.prod(size[-2:]) for size in looked.sizes), default=224**2)
+    least = min(max(256 * 224**2 // pixels, 32), 256)
+    needed = looked.needed(wide, max(CompressOptions.per_unit), least)
+    return min(math.ceil(needed / 0.9), MOST_IMAGES)
+
+
 def _has_classes(model: nn.Module) -> bool:
     """Whether the outputs are scores of one set of classes: no features, labels or numbers."""
     head = getattr(model, 'head', None)
@@ -173,7 +199,7 @@ def _has_classes(model: nn.Module) -> bool:
 
 def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
                    target: Union[str, int, float], sites: Optional[Sequence[Any]] = None,
-                   calibration: Optional[str] = None, images: int = 512,
+                   calibration: Optional[str] = None, images: Optional[int] = None,
                    shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
                    out: Union[str, Path, None] = None, seed: int = 0,
                    device: str = 'cpu', options: Optional[Mapping[str, Any]] = None,
@@ -195,8 +221,8 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         target (str | int | float): See :func:`~mmkcr.closed_form.compression.compress`.
         sites (Sequence, optional): Kinds of site, as there.
         calibration (str, optional): Folder of images. Defaults to None: the training set.
-        images (int): Maximum number of calibration images; a tenth of them measures agreement.
-            Defaults to 512.
+        images (int, optional): Maximum number of calibration images; a tenth of them measures
+            agreement. Defaults to None: :func:`enough_images`.
         shape (Sequence[int], optional): (C, H, W) that MACs are counted for. Defaults to
             :func:`~mmkcr.apis.build.default_shape`.
         part (str, optional): ``'model'`` or ``'backbone'``. Defaults to None: the backbone of a
@@ -382,7 +408,5 @@ def write_sensitivity(profiles: Mapping[str, SiteProfile], folder: Path) -> None
 
 def dense_and_slim(files: CompressFiles) -> Tuple[Tuple[str, float, float], ...]:
     """Rows of the table of sizes: name, dense value, slim value."""
-    structure = files.result.structure
-    return (('MACs (G)', structure.macs['dense'] / 1e9, structure.macs['subnet'] / 1e9),
-            ('parameters (M)', structure.params['dense'] / 1e6, structure.params['subnet'] / 1e6),
+    return (*size_rows(files.result.structure),
             ('weights (MB)', files.bytes['dense'] / 1e6, files.bytes['subnet'] / 1e6))

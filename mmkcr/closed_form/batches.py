@@ -22,6 +22,11 @@ class ImageBatches(Sequence):
             list(group) for _, group in itertools.groupby(images, lambda image: image.shape))
             for start in range(0, len(alike), size)]
 
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return len(self._images)
+
     def of_size(self, size: int) -> 'ImageBatches':
         """The same images in batches of another size."""
         return ImageBatches(self._images, size)
@@ -59,8 +64,8 @@ def images_of(batch: Any) -> int:
 
 
 def count_images(batches: Sequence[Any]) -> int:
-    """Number of images in batches of one size."""
-    return len(batches) * images_of(batches[0])
+    """Number of images in batches that know it, or are of one size."""
+    return getattr(batches, 'images', None) or len(batches) * images_of(batches[0])
 
 
 def first_images(batches: Sequence[Any], count: int) -> Sequence[Any]:

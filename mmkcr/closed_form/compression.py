@@ -11,7 +11,8 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
-from mmkcr.evaluation.complexity import ComplexityTap
 from mmkcr.models.costs import cost_model
 from mmkcr.models.counting import check_built, count_parts, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
@@ -28,8 +28,8 @@ from mmkcr.models.sites.base import KindConfig, check_ties
 from mmkcr.models.utils import (
     counted_part,
     is_detector,
+    is_segmentor,
     kept_randomness,
-    search_space,
     task_forward,
 )
 from .batches import numbered, of_size, split_batches
@@ -39,13 +39,15 @@ from .kinds import SCOPES, searched
 from .options import CompressOptions, Forward, Pair, SiteProfile
 from .profiles import profile_sites
 from .progress import CompressProgress
+from .readers import readers
 from .refit_blocks import refit_along
+from .report import plan, result_text
 from .share_out import check_reach, share_out
-from .survey import Survey, survey
+from .survey import Spread, Survey, survey
 from .whole import HeldBatches, whole_outputs
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class CompressResult:
     """Result of :func:`compress`.
 
@@ -53,17 +55,19 @@ class CompressResult:
         model (nn.Module): The subnet, a copy of the given model.
         structure (Structure): The kept units.
         profiles (dict[str, SiteProfile]): By site; another budget needs no new pass.
-        agreement (dict[str, float]): Agreement of dense and slim outputs on held-out images:
-            relative ``error``, and for class scores the share with the same ``top1``.
-        complexity (dict[str, dict[str, float]]): ``kc`` and ``a_kc`` of the backbone's features,
-            ``dense`` and ``slim``, on the same images; empty if these are no maps.
+        agreement (dict[str, float]): Of dense and slim outputs on held-out images, see
+            :func:`agreement`.
     """
 
     model: nn.Module
     structure: Structure
     profiles: dict[str, SiteProfile]
     agreement: dict[str, float]
-    complexity: dict[str, dict[str, float]]
+
+    def __str__(self) -> str:
+        return result_text(self)
+
+    __repr__ = __str__
 
 
 @torch.inference_mode(False)  # losses of units need gradients, wherever it is called
@@ -145,6 +149,7 @@ def compress(model: nn.Module,
     default = forward is None and scope == 'backbone'
     forward = forward or (whole_outputs if scope == 'model' else called)
     batches, held_out = split_batches(images, held_out)
+    seen = held_out is batches
     if scope == 'model' and is_detector(dense):
         # proposals follow the weights: outputs are compared on the dense network's proposals
         chooser = copy.deepcopy(dense)
@@ -164,6 +169,10 @@ def compress(model: nn.Module,
                          ) from None
     profiles = profiles or (done.profiles() if done else None)
     looked = survey(dense, batches, forward)
+    if settings.progress:
+        layers = [site.module(reader.path) for site in spaces.dense.sites.values()
+                  for reader in readers(site)]
+        print(plan(looked, layers, batches, held_out, settings), file=sys.stderr, flush=True)
     if profiles is not None:
         _check_profiles(profiles, spaces.slim)
     else:
@@ -184,7 +193,7 @@ def compress(model: nn.Module,
     refit_along(networks, structure, batches, forward, settings, looked, done)
     check_built(promises, sizes, input_shape)
     result = finished(networks, structure, macs, input_shape, part, held_out, forward, settings,
-                      looked, profiles)
+                      looked, profiles, seen)
     if ordinary:
         leave_ordinary(result.model)
     return result
@@ -193,15 +202,17 @@ def compress(model: nn.Module,
 def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape: Sequence[int],
              part: str | None, held_out: Sequence[Any], forward: Forward,
              settings: CompressOptions, looked: Survey,
-             profiles: Mapping[str, SiteProfile] | None = None) -> CompressResult:
+             profiles: Mapping[str, SiteProfile] | None = None,
+             seen: bool = False) -> CompressResult:
     """The result of a compression: sizes are noted in the structure, and outputs are compared.
 
     Args:
         networks (Pair): Dense and slim, refitted.
         structure (Structure): Of the slim network; changed in place.
         macs (MacsModel): MACs of the dense network.
-        profiles (Mapping[str, SiteProfile]): By site. Defaults to none. The other arguments are
-            those of :func:`compress`.
+        profiles (Mapping[str, SiteProfile]): By site. Defaults to none.
+        seen (bool): Whether the refit saw the held-out images. Defaults to False. The other
+            arguments are those of :func:`compress`.
     """
     dense, slim = networks
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
@@ -209,13 +220,8 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape:
     if hasattr(slim, 'data_preprocessor'):  # otherwise only `forward` knows how to run it
         note_backbone_macs(structure, slim, part)
     structure.params = dict(dense=count_params(dense), subnet=count_params(slim))
-    hosts = [search_space(network).host for network in networks]
-    with ComplexityTap(getattr(hosts[0], 'backbone', hosts[0])) as of_dense, \
-            ComplexityTap(getattr(hosts[1], 'backbone', hosts[1])) as of_slim:
-        found = agreement(dense, slim, of_size(held_out, looked.batch(settings.memory)), forward,
-                          settings.logits)
-    return CompressResult(slim, structure, dict(profiles or {}), found,
-                          dict(dense=of_dense.values(), slim=of_slim.values()))
+    return CompressResult(slim, structure, dict(profiles or {}), agreement(
+        dense, slim, held_out, forward, settings.logits, looked.batch(settings.memory), seen))
 
 
 def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> None:
@@ -279,27 +285,32 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
 
 
 @torch.no_grad()
-def agreement(dense: nn.Module, subnet: nn.Module, batches: Iterable[Any], forward: Forward,
-              logits: bool = False) -> dict[str, float]:
+def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forward: Forward,
+              logits: bool = False, size: int = 1, seen: bool = False) -> dict[str, float]:
     """Distance between the outputs of two networks.
 
     Args:
         dense (nn.Module): The reference.
         subnet (nn.Module): The network to compare.
-        batches (Iterable): What ``forward`` takes.
+        batches (Sequence): What ``forward`` takes.
         forward (Callable): See :func:`compress`.
         logits (bool): Whether outputs are class scores. Defaults to False.
+        size (int): Images of a batch. Defaults to 1.
+        seen (bool): Whether the calibration used these images. Defaults to False.
 
     Returns:
         dict[str, float]: ``error``, the root of the summed squared difference over the summed
         squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
-        first class.
+        first class, and of a segmentor ``pixels``, that of pixels; ``images``, their number;
+        ``spread``, the share of the dense outputs' energy that differs between images; ``seen``, 1
+        if the images are those of the calibration.
 
     Raises:
         ValueError: Outputs are not finite.
     """
     lost = energy = same = total = 0.
-    for batch, images in numbered(batches):
+    spread, count, maps = Spread(), 0, is_segmentor(dense)
+    for batch, images in numbered(of_size(batches, size)):
         # all outputs in one sum: large maps weigh more
         ours, theirs = (flat_tensors(forward(model, batch)) for model in (subnet, dense))
         for a, b in zip(ours, theirs):
@@ -310,11 +321,16 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Iterable[Any], forwa
                              f'{"compressed" if math.isfinite(energy) else "dense"} network on '
                              f'held-out images, found `nan` or `inf` in images {images.start + 1} '
                              f'to {images.stop} of these')
-        if logits:
-            same += float((ours[-1].argmax(-1) == theirs[-1].argmax(-1)).sum())
-            total += len(ours[-1])
-    found = dict(error=(lost / max(energy, 1e-30))**0.5)
-    return dict(found, top1=same / max(total, 1)) if logits else found
+        if logits or maps and ours[-1].ndim == 4:
+            same += float((ours[-1].argmax(1) == theirs[-1].argmax(1)).sum())
+            total += ours[-1].numel() / ours[-1].shape[1]
+        count = images.stop
+        spread.add(theirs, len(images))
+    found = dict(error=(lost / max(energy, 1e-30))**0.5, images=count,
+                 spread=spread.share())
+    if total:
+        found['pixels' if maps else 'top1'] = same / total
+    return dict(found, seen=1) if seen else found
 
 
 def _square(values: Tensor) -> float:

@@ -104,11 +104,3 @@ class SiteProfile:
     order: UnitOrder
     losses: Tensor
     rotated: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-
-    def removed(self, count: int) -> float:
-        """Share of the energy in the readers' outputs that is lost with the first units alone.
-
-        Args:
-            count (int): Number of kept units.
-        """
-        return float(self.order.errors[count] / self.order.errors[0].clamp(min=1e-30))

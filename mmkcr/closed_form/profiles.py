@@ -1,6 +1,6 @@
 """Profiles of every site of a dense network, measured on calibration images."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.visualization.progress import shown
-from .batches import count_images, first_images, last_images, of_size
+from .batches import count_images, first_images, images_of, last_images, of_size
 from .calibration import collect, output_changes
 from .forms import form_of
 from .head_rotation import take_weights
@@ -97,7 +97,7 @@ def _profile_group(dense: nn.Module, group: Sequence[Units], batches: Sequence[A
     with ExitStack() as stack:
         for one in group:
             stack.enter_context(one.observing())
-        bar = shown(batches, f'Orders of units{part}', visible=settings.progress)
+        bar = shown_images(batches, f'Orders of units{part}', settings)
         found = collect(dense, bar, forward, layers, rows, settings.logits, settings.seed,
                         looked.scales, {key: layer for key, layer in projections.items()
                                         if key not in layers}, backward)
@@ -107,7 +107,7 @@ def _profile_group(dense: nn.Module, group: Sequence[Units], batches: Sequence[A
         one.prepare()  # from here on the network and the moments of rotated heads are in new bases
     with ExitStack() as stack:
         again = [stack.enter_context(one.observing()) or one for one in group if one.second_pass]
-        for batch in shown(batches, 'Kernels of heads', visible=settings.progress) if again else ():
+        for batch in shown_images(batches, 'Kernels of heads', settings) if again else ():
             with torch.no_grad():
                 forward(dense, batch)
         profiles = {one.site.name: one.profile() for one in group}
@@ -134,7 +134,7 @@ def _measure(dense: nn.Module, group: Sequence[Units], profiles: Mapping[str, Si
             name = one.site.name
             changes[name] = one.changes(profiles[name].order, one.probed())
             size += sum(change.deltas.numel() * 4 for change in changes[name])
-        bar = shown(batches, 'Losses of sizes', visible=settings.progress)
+        bar = shown_images(batches, 'Losses of sizes', settings)
         found = output_changes(dense, bar, forward, changes, settings.logits, settings.seed,
                                looked.scales)
         for one in group:
@@ -154,3 +154,9 @@ def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> Non
         share = ((own - own[-1]) / (own[0] - own[-1]).clamp(min=1e-30)).clamp(0, 1)
         scaled[low:high + 1] = least + (most - least) * share
     profile.losses = scaled.flip(0).cummax(0).values.flip(0)
+
+
+def shown_images(batches: Sequence[Any], what: str, settings: CompressOptions) -> Iterable[Any]:
+    """Batches, with a bar that counts their images if the options want one."""
+    return shown(batches, f'{what}, images', count_images(batches), visible=settings.progress,
+                 size=images_of)

@@ -27,11 +27,9 @@ from .readers import (
     weight_matrix,
 )
 from .replay import ResumableForward, added_last, block_rows, caught, norms_behind
+from .report import LEAST_PER_INPUT
 from .survey import Survey
 from .units import Units
-
-#: Rows per input of a layer below which a refit is reported as uncertain.
-LEAST_PER_INPUT = 4
 
 
 def refit_along(networks: Pair, structure: Structure, batches: Sequence[Any], forward: Forward,
@@ -81,6 +79,8 @@ def refit_along(networks: Pair, structure: Structure, batches: Sequence[Any], fo
         if len(structure.sites[name].kept) == site.total:
             site.slice_to(torch.arange(site.total))
     spaces.slim.structure = structure
+    if refits.constant:
+        structure.provenance['constant'] = refits.constant
 
 
 def _enough(space: SearchSpace, structure: Structure, batches: Sequence[Any],
@@ -101,7 +101,8 @@ def _enough(space: SearchSpace, structure: Structure, batches: Sequence[Any],
             needed = max(needed, looked.images_for(layer, enough * inputs))
             if units < site.total and \
                     looked.rows[layer] * there < LEAST_PER_INPUT * inputs:
-                few[reader.path] = dict(inputs=inputs, rows=round(looked.rows[layer] * there))
+                few[reader.path] = dict(inputs=inputs, rows=max(round(
+                    looked.rows[layer] * there), 1), images=there)
     if few:
         structure.provenance['few_rows'] = few
     batches = first_images(batches, needed)
@@ -122,6 +123,8 @@ class Refits:
     def __init__(self, runs: Pair, settings: CompressOptions, rows: Rows,
                  paths: Sequence[str]) -> None:
         self.runs, self._settings, self._rows, self._block = runs, settings, rows, ''
+        #: Layers whose inputs were the same everywhere.
+        self.constant: list[str] = []
         #: Kept outputs of layers, in the dense layers' numbering.
         self._kept: dict[str, Tensor] = {}
         #: Batch norms that take the means of layers without a bias.
@@ -182,6 +185,9 @@ class Refits:
     def _set(self, path: str, layer: nn.Module, moments: Moments) -> None:
         """Give a layer its least-squares weights."""
         before, norm = weight_matrix(layer), self._norms.get(path)
+        energy = moments.variance + float(moments.mean.square().sum())
+        if moments.variance <= 1e-12 * energy and path not in self.constant:
+            self.constant.append(path)
         if self._settings.refit == 'mean':
             # a control: old weights, and the bias that matches the means
             weight = before.double()

@@ -57,6 +57,7 @@ def refit_structure(model: nn.Module,
     wanted = Structure.load(structure)
     forward = forward or called
     batches, held_out = split_batches(images, held_out)
+    seen = held_out is batches
     dense = copy.deepcopy(model)
     dense.eval()
     networks = Pair(dense, copy.deepcopy(dense))
@@ -82,7 +83,8 @@ def refit_structure(model: nn.Module,
     found.method = wanted.method
     looked = survey(dense, batches, forward)
     refit_along(networks, found, batches, forward, settings, looked, done)
-    return finished(networks, found, macs, input_shape, part, held_out, forward, settings, looked)
+    return finished(networks, found, macs, input_shape, part, held_out, forward, settings, looked,
+                    seen=seen)
 
 
 def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:

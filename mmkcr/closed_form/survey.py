@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
-from .batches import images_of
+from .batches import count_images, images_of
 from .calibration import gradients_of_activations, output_scales
 from .options import Forward
 from .readers import count_rows, weight_matrix
@@ -50,9 +50,9 @@ class Survey(NamedTuple):
             least (int): Number in any case.
             gradients (bool): Count the layers' outputs instead. Defaults to False.
         """
-        return max(least, *(
-            self.images_for(layer, enough * weight_matrix(layer).shape[not gradients])
-            for layer in layers))
+        side = 0 if gradients else 1
+        return max([least, *(self.images_for(layer, enough * weight_matrix(layer).shape[side])
+                             for layer in layers)])
 
     def images_for(self, layer: nn.Module, rows: float) -> int:
         """Number of images that give so many rows of a layer."""
@@ -73,14 +73,69 @@ class Survey(NamedTuple):
         return min(max(int(ACTIVATIONS * memory / max(self.bytes, 1)), 1), BATCH)
 
 
-def survey(model: nn.Module, batches: Sequence[Any], forward: Forward) -> Survey:
+class Spread:
+    """How much outputs differ between images: the share of their energy beyond that of the mean."""
+
+    def __init__(self) -> None:
+        self._sums: list[Tensor] | None = None
+        self._energy, self._count, self._sizes = 0., 0, False
+
+    def add(self, outputs: Sequence[Tensor], images: int) -> None:
+        """Take the outputs of a batch in."""
+        if images > 1 and any(out.ndim == 0 or len(out) % images for out in outputs):
+            images = 1
+        sums = [(out.double().unflatten(0, (images, -1)) if out.ndim else out.double()[None]).sum(0)
+                for out in outputs]
+        self._energy += sum(float(torch.linalg.vector_norm(out, dtype=torch.float64))**2
+                            for out in outputs)
+        self._count += images
+        if self._sums is None:
+            self._sums = sums
+        elif [total.shape for total in self._sums] != [value.shape for value in sums]:
+            self._sizes = True  # images of other sizes are not alike
+        else:
+            for total, value in zip(self._sums, sums):
+                total += value
+
+    def share(self) -> float:
+        """The share, 0 to 1; 1 if images have several sizes or there is none."""
+        if self._sizes or self._sums is None or not self._energy:
+            return 1.
+        mean = sum(float(total.square().sum()) for total in self._sums) / self._count
+        return max(1 - mean / self._energy, 0.)
+
+
+def _check_different(batches: Sequence[Any]) -> None:
+    """Refuse images that are all the same; only then more than the first ones are read.
+
+    Raises:
+        ValueError: They are.
+    """
+    first = None
+    for place in range(len(batches)):
+        for image in (value for one in flat_tensors(batches[place])[:1] for value in one):
+            if first is not None and (image.shape != first.shape or not torch.equal(image, first)):
+                return
+            first = image
+    if first is not None and count_images(batches) > 1:
+        raise ValueError(f'expected calibration images that differ, found that all '
+                         f'{count_images(batches)} are the same')
+
+
+def survey(model: nn.Module, batches: Sequence[Any], forward: Forward,
+           backward: bool = True) -> Survey:
     """Run the first images of a network, the first of them backward, too.
 
     Args:
         model (nn.Module): In eval mode.
         batches (Sequence): Of one image each, unless they are given as they are.
         forward (Callable): Takes model and batch.
+        backward (bool): Measure memory and time of a pass backward. Defaults to True.
+
+    Raises:
+        ValueError: All images are the same.
     """
+    _check_different(batches)
     layers = [layer for layer in model.modules()
               if isinstance(layer, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))]
     rows, squares, images, sizes = dict.fromkeys(layers, 0.), [], 0, []
@@ -101,9 +156,9 @@ def survey(model: nn.Module, batches: Sequence[Any], forward: Forward) -> Survey
             spent = (time.perf_counter() - start) / own
             squares.append([scale**2 * own for scale in output_scales(outputs, own)])
     scales = [(sum(own) / images)**0.5 for own in zip(*squares)]
-    taken, backward = _backward(model, layers, batches[0], forward)
+    taken, later = _backward(model, layers, batches[0], forward) if backward else (0, 0.)
     return Survey({layer: value / images for layer, value in rows.items()}, scales,
-                  taken // images_of(batches[0]), (spent, backward / images_of(batches[0])),
+                  taken // images_of(batches[0]), (spent, later / images_of(batches[0])),
                   list(dict.fromkeys(sizes)))
 
 

@@ -211,6 +211,12 @@ class Moments:
         return lower + lower.tril(-1).mT
 
     @property
+    def variance(self) -> float:
+        """float: Sum of the features' variances, over all streams."""
+        self._check_not_empty()
+        return float(self._scatter.diagonal(dim1=-2, dim2=-1).sum()) / self.count
+
+    @property
     def second_moment(self) -> Tensor:
         """Tensor: ``E[h h^T]``, shape (*batch, d, d), fp64."""
         return self.covariance + self._mean.unsqueeze(-1) * self._mean.unsqueeze(-2)

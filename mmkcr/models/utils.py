@@ -265,6 +265,11 @@ def is_detector(task: nn.Module) -> bool:
     return any(cls.__module__.startswith('mmdet.') for cls in type(task).__mro__)
 
 
+def is_segmentor(task: nn.Module) -> bool:
+    """Whether a task model is one of mmseg."""
+    return any(cls.__module__.startswith('mmseg.') for cls in type(task).__mro__)
+
+
 def is_dense_task(task: nn.Module) -> bool:
     """Whether a task model is a detector or a segmentor: its backbone is not the whole of it."""
     libraries = ('mmdet.', 'mmseg.')

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from typing import Iterable, Iterator, Optional, TypeVar
+from typing import Callable, Iterable, Iterator, Optional, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,7 +15,8 @@ PERIOD = 30
 
 
 def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
-          refresh: bool = True, visible: bool = True) -> Iterator[Item]:
+          refresh: bool = True, visible: bool = True,
+          size: Callable[[Item], int] | None = None) -> Iterator[Item]:
     """Yield items, with a bar and the remaining time on standard error.
 
     If standard error is not a terminal, as in logs and pipes, there is a line every
@@ -28,6 +29,8 @@ def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
         refresh (bool): Draw from a separate thread, ten times a second. False draws only between
             items, for loops that are timed. Defaults to True.
         visible (bool): Whether to show anything. Defaults to True.
+        size (Callable, optional): What an item counts as, such as the images of a batch. Defaults
+            to None: 1.
 
     Yields:
         Item: Each, in order.
@@ -35,10 +38,11 @@ def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
     if not visible or os.environ.get('RANK', '0') != '0':
         yield from items
         return
+    size = size or (lambda item: 1)
     if total is None and hasattr(items, '__len__'):
         total = len(items)
     if not sys.stderr.isatty():
-        yield from _logged(items, what, total)
+        yield from _logged(items, what, total, size)
         return
     columns = (TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())
@@ -47,14 +51,17 @@ def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
         task = bar.add_task(what, total=total)
         for item in items:
             yield item
-            bar.update(task, advance=1, refresh=not refresh)
+            bar.update(task, advance=size(item), refresh=not refresh)
 
 
-def _logged(items: Iterable[Item], what: str, total: Optional[int]) -> Iterator[Item]:
+def _logged(items: Iterable[Item], what: str, total: Optional[int],
+            size: Callable[[Item], int]) -> Iterator[Item]:
     """Yield items, and print how many there were from time to time."""
     start = last = time.monotonic()
-    for count, item in enumerate(items, 1):
+    count = 0
+    for item in items:
         yield item
+        count += size(item)
         now = time.monotonic()
         if now - last >= PERIOD:
             last = now

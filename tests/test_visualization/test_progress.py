@@ -37,6 +37,13 @@ def test_a_line_every_half_minute_in_a_log(monkeypatch, capsys, letters, of):
     assert capsys.readouterr() == ('', f'Letters: 2{of} after 40 s\nLetters: 4{of} after 80 s\n')
 
 
+def test_items_may_count_more_than_one(monkeypatch, capsys):
+    monkeypatch.setattr(progress, 'PERIOD', 0)
+    assert list(shown(['ab', 'c'], 'Letters', 3, size=len)) == ['ab', 'c']
+    assert [line.partition(' after')[0] for line in capsys.readouterr().err.splitlines()] == [
+        'Letters: 2 of 3', 'Letters: 3 of 3']
+
+
 def test_nothing_of_other_processes(monkeypatch, capsys):
     monkeypatch.setenv('RANK', '1')
     monkeypatch.setattr(progress, 'PERIOD', 0)

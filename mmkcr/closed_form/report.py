@@ -1,0 +1,107 @@
+"""What a compression did, in tables and sentences."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from mmkcr.core import Structure
+from mmkcr.visualization import format_table
+from .batches import count_images
+from .options import CompressOptions
+from .survey import Survey
+
+#: Rows per input of a layer below which a refit is reported as uncertain.
+LEAST_PER_INPUT = 4
+#: Share of the outputs' energy that must differ between images for them to tell something.
+LEAST_SPREAD = 1e-6
+
+
+def site_table(structure: Structure) -> str:
+    """How many units every site keeps."""
+    rows = [(name, site.total, len(site.kept), f'{len(site.kept) / site.total:.1%}')
+            for name, site in structure.sites.items()]
+    return format_table(('site', 'units', 'kept', 'of them'), rows)
+
+
+def size_rows(structure: Structure) -> list[tuple[str, float, float]]:
+    """Name, dense value, slim value."""
+    return [('MACs (G)', structure.macs['dense'] / 1e9, structure.macs['subnet'] / 1e9),
+            ('parameters (M)', structure.params['dense'] / 1e6, structure.params['subnet'] / 1e6)]
+
+
+def size_table(rows: Sequence[tuple[str, float, float]]) -> str:
+    """The networks side by side."""
+    return format_table(('', 'dense', 'slim', 'left'), [
+        (name, f'{dense:.4g}', f'{slim:.4g}', f'{slim / dense:.1%}') for name, dense, slim in rows])
+
+
+def sentences(structure: Structure, agreement: Mapping[str, float]) -> list[str]:
+    """What the table does not say: how well outputs agree, and what is uncertain."""
+    count = agreement['images']
+    images = f'{count} image{"s" * (count != 1)}'
+    which = f'the {images} of the refit itself, not on others,' if agreement.get('seen') else \
+        f'{images} that the refit did not see'
+    same = ''.join(f'; {agreement[key]:.1%} of the {of} have the same class' for key, of in (
+        ('top1', images), ('pixels', f'pixels of the {images}')) if key in agreement)
+    found = [f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.']
+    if agreement['spread'] < LEAST_SPREAD and count > 1:
+        found.append(f'These {images} are all alike: their outputs agree up to '
+                     f'{agreement["spread"]:.1g} of their energy. So this says nothing about other '
+                     'images.')
+    if still := structure.provenance.get('constant'):
+        found.append(f'{len(still)} layers see the same at all positions of all images, as '
+                     f'`{still[0]}`: nothing could be learnt about them. Take other images.')
+    if few := structure.provenance.get('few_rows'):
+        path = max(few, key=lambda name: few[name]['inputs'] / few[name]['rows'])
+        worst = few[path]
+        # a tenth of them is held out
+        enough = -(-worst['images'] * LEAST_PER_INPUT * worst['inputs'] * 10 // worst['rows'] // 9)
+        found.append(
+            f'Few images: {len(few)} layers were refitted on less than {LEAST_PER_INPUT} tokens or '
+            f'positions for each of their inputs, at worst `{path}` on {worst["rows"]} for '
+            f'{worst["inputs"]} inputs. {worst["images"]} images were used; about {enough} '
+            '(`--images`) are enough.')
+    height, width = structure.macs['input_shape'][1:]
+    found.append(f'MACs of the {structure.macs.get("part", "model")} for one image of {height} x '
+                 f'{width}.')
+    return found
+
+
+def result_text(result: Any) -> str:
+    """Tables and sentences of a :class:`~mmkcr.closed_form.compression.CompressResult`."""
+    structure = result.structure
+    return '\n'.join([site_table(structure), size_table(size_rows(structure)),
+                      *sentences(structure, result.agreement),
+                      'Next: `.model` is the network, `.structure.save(FILE)` says what it keeps.'])
+
+
+def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
+         held_out: Sequence[Any], settings: CompressOptions) -> str:
+    """What a compression is about to do, and how long it takes.
+
+    Args:
+        looked (Survey): Of the dense network.
+        layers (Sequence[nn.Module]): Those that may be refitted.
+        batches (Sequence): Of calibration.
+        held_out (Sequence): Of agreement.
+        settings (CompressOptions): Of the compression.
+    """
+    there, held = count_images(batches), count_images(held_out)
+    used = min(there, max(looked.needed(layers, max(settings.per_unit), settings.least_images), 1))
+    forward, backward = looked.seconds
+    probes = min(there, settings.probe_images)
+    # orders, losses of sizes, refits of both networks, agreement
+    seconds = used * forward + min(there, settings.backward_images) * backward + \
+        probes * (forward + backward) + 4 * used * forward + 2 * held * forward
+    sizes = ' and others'.join([' x '.join(map(str, looked.sizes[0])), *(
+        [''] if len(looked.sizes) > 1 else [])]) if looked.sizes else 'their own size'
+    enough = min(looked.needed(layers, max(settings.per_unit), 32), there)
+    more = f'; {enough} would be enough' if enough < used else ''
+    return (f'Calibration: {used} of {there} images of {sizes}, {looked.batch(settings.memory)} at '
+            f'a time, {held} for the comparison; passes take about {_duration(seconds)}, '
+            f'statistics come on top{more}.')
+
+
+def _duration(seconds: float) -> str:
+    return f'{seconds:.0f} s' if seconds < 100 else f'{seconds / 60:.0f} min'
