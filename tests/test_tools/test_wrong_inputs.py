@@ -44,6 +44,7 @@ ROWS = {
     'benchmarks/gpu': '--short --tables refit --out {out}',
     'benchmarks/latency': '{dense} {weights} --out {out}',
     'benchmarks/latency_table': '{dense} --out {file}',
+    'benchmarks/memory': '',
     'benchmarks/refit': '--out {file}',
     'benchmarks/regularizer_overhead': '--quick --out {out}',
     'benchmarks/search_speed': '{search} --out {file}',
