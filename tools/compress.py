@@ -45,7 +45,7 @@ from mmkcr.apis.latency_table import add_table_arguments, chosen_table
 from mmkcr.apis.launch import check_file, latest_checkpoint, resume_latest, start_training
 from mmkcr.apis.slim_files import WEIGHTS
 from mmkcr.closed_form.distil import read_length
-from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES
+from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
 from mmkcr.closed_form.report import sentences, site_table
 from mmkcr.datasets.data_check import check_data_folders
 from mmkcr.deploy.file_model import run_by_file
@@ -348,6 +348,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     quiet_hosts()
     check_file(args.checkpoint, 'a checkpoint')
     check_file(args.structure, 'a structure')
+    check_kinds(args.sites or ())
     check_later_steps(args)
     chosen_target(args)  # refuses what does not belong to a target
     if args.structure is not None:

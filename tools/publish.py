@@ -22,7 +22,8 @@ def make_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__)
     parser.add_argument('config', help='config of a deployment, retraining or dense model')
-    parser.add_argument('checkpoint', help='its checkpoint')
+    parser.add_argument('checkpoint', nargs='?',
+                        help='its checkpoint (`load_from` of the config)')
     parser.add_argument('--out', metavar='DIR', help="folder (the checkpoint's)")
     parser.add_argument('--name', help="of the file, before the hash (the config's)")
     parser.add_argument('--online-weights', action='store_true',

@@ -16,7 +16,7 @@ from mmengine.evaluator import DumpResults
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmkcr.apis.build import load_config, take_options
+from mmkcr.apis.build import load_config, take_options, trained_weights
 from mmkcr.apis.cli import Parser, command
 from mmkcr.apis.expected import check_expected
 from mmkcr.apis.launch import (
@@ -41,7 +41,8 @@ def make_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__)
     parser.add_argument('config', help='config of the test')
-    parser.add_argument('checkpoint', help='checkpoint of the model')
+    parser.add_argument('checkpoint', nargs='?',
+                        help='checkpoint of the model (`load_from` of the config)')
     parser.add_argument('--out', metavar='FILE', help='file for predictions (.pkl) or metrics')
     parser.add_argument('--out-item', choices=['metrics', 'pred'],
                         help='what to write to --out (pred)')
@@ -83,7 +84,7 @@ def merge_args(config: Config, args: Any) -> Config:
         ValueError: An argument does not fit the config or the machine.
     """
     apply_common_arguments(config, args)
-    config.load_from, config.resume = args.checkpoint, False
+    config.load_from, config.resume = trained_weights(config, args.checkpoint, args.config), False
     if args.amp:
         config.test_cfg.fp16 = True
     if args.show or args.show_dir is not None:
@@ -228,7 +229,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         raise ValueError('expected metrics in `expected` of the config for `--check`, found none '
                          f'in `{args.config}`')
     config = merge_args(config, args)
-    check_file(args.checkpoint, 'a checkpoint')
+    check_file(config.load_from, 'a checkpoint')
     if args.onnx is not None:
         require_runtime(args.runtime or 'onnxruntime')
         check_file(args.onnx, 'an exported file')

@@ -77,6 +77,7 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
     flags = {action.dest: max(action.option_strings, key=len) for action in actions
              if action.option_strings}
     metavars = {action.dest: action.metavar for action in actions}
+    _check_order(args)
     for name, flag in flags.items():
         values = _values(getattr(args, name, None))
         if name in LEAST:
@@ -91,6 +92,15 @@ def check_arguments(args: Namespace, actions: Sequence[Action]) -> None:
             image_shape(values)
         elif name in _FOLDERS and values:
             check_place(values[0], flag, metavars[name] in _FILES)
+
+
+def _check_order(args: Namespace) -> None:
+    """Refuse a checkpoint in the config's place, with the config in the checkpoint's."""
+    config, checkpoint = (str(getattr(args, name, '')) for name in ('config', 'checkpoint'))
+    if config.endswith('.pth'):
+        found = f'the config `{checkpoint}` in its place: they are swapped' \
+            if checkpoint.endswith('.py') else 'no config'
+        raise ValueError(f'expected the config before the checkpoint `{config}`, found {found}')
 
 
 def _values(value: Any) -> List[Any]:

@@ -1,7 +1,6 @@
 """Models from configs and checkpoints, for the commands: no data set, no runner."""
 
 import copy
-import difflib
 import hashlib
 import inspect
 from pathlib import Path
@@ -11,8 +10,9 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.apis.arguments import image_shape
+from mmkcr.apis.arguments import check_place, image_shape
 from mmkcr.core.weights import state_bytes
+from mmkcr.core.words import did_you_mean
 from mmkcr.engine.compressed_config import compressed_config, image_size
 from mmkcr.models.building import build_model, load_weights, read_config
 from mmkcr.safe_load import read_checkpoint, read_config_text
@@ -20,7 +20,7 @@ from mmkcr.safe_load import read_checkpoint, read_config_text
 __all__ = [
     'backbone_config', 'build_model', 'default_shape', 'dense_config', 'drop_idle_workers',
     'file_sha256', 'image_shape', 'load_config', 'load_weights', 'read_config',
-    'recorded_config', 'run_folder', 'set_structure', 'state_bytes'
+    'recorded_config', 'run_folder', 'set_structure', 'state_bytes', 'trained_weights'
 ]
 
 
@@ -66,10 +66,9 @@ def take_options(config: Config, options: Mapping[str, Any]) -> None:
     """
     known = {*config, *_ENTRIES}
     for first in {path.split('.')[0] for path in options} - known:
-        near = difflib.get_close_matches(first, sorted(known), 1, 0.8)
-        if near:
-            raise ValueError('expected an entry of the config in `--cfg-options`, found '
-                             f'`{first}`; did you mean `{near[0]}`?')
+        if near := did_you_mean(first, sorted(known), 0.8):
+            raise ValueError(f'expected an entry of the config in `--cfg-options`, found `{first}`'
+                             f'{near}')
     config.merge_from_dict(dict(options))
 
 
@@ -91,8 +90,13 @@ def run_folder(config: Config, name: Union[str, Path]) -> Path:
     Args:
         config (Config): Its ``work_dir``, if it has one.
         name (str | Path): File of the config, for ``work_dirs/<config's name>`` otherwise.
+
+    Raises:
+        OSError: Nothing can be written there.
     """
-    return Path(config.get('work_dir') or Path('work_dirs', Path(str(name)).stem))
+    folder = Path(config.get('work_dir') or Path('work_dirs', Path(str(name)).stem))
+    check_place(folder, '--out')
+    return folder
 
 
 def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:
@@ -139,6 +143,24 @@ def file_sha256(path: Union[str, Path]) -> str:
         while part := file.read(2**20):
             digest.update(part)
     return digest.hexdigest()
+
+
+def trained_weights(config: Config, given: Optional[str], what: str) -> str:
+    """The checkpoint of a command that needs a trained network: the given one, or the config's.
+
+    Args:
+        config (Config): Its ``load_from`` is taken, or the ``weights`` of its ``compression``.
+        given (str, optional): What the user names.
+        what (str): Name of the config, for the message.
+
+    Raises:
+        ValueError: There is neither: nothing is made of an untrained network.
+    """
+    found = given or config.get('load_from') or (config.get('compression') or {}).get('weights')
+    if not found:
+        raise ValueError(f'expected a checkpoint, or a config with `load_from`, found `{what}` '
+                         'without: its network would be untrained')
+    return str(found)
 
 
 def dense_config(config: Config) -> Config:

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import itertools
 import logging
 import os
 import re
@@ -12,6 +13,7 @@ import warnings
 from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Sequence
 
 from mmkcr.apis.arguments import check_arguments
+from mmkcr.core.words import did_you_mean
 from mmkcr.safe_load import trust_checkpoints
 
 #: Errors of this package, the hosts or the system that the user can fix.
@@ -21,6 +23,8 @@ _HOSTS = ('mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg')
 #: How PyTorch reports that memory is exhausted.
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory|tried to allocate|Storage size calc",
                         re.IGNORECASE)
+#: How PyTorch reports that a file cannot be written whole.
+_NO_ROOM = re.compile('PytorchStreamWriter failed|inline_container.*unexpected pos')
 
 
 class Entry(NamedTuple):
@@ -63,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, doc: str, **kwargs: Any) -> None:
         first, _, rest = doc.strip().partition('\n')
-        super().__init__(description=first, epilog=rest.strip('\n'),
+        super().__init__(description=first, epilog=rest.strip('\n'), allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
         if self.prog.startswith('mmkcr '):
             self.epilog = _as_mmkcr(self.epilog)
@@ -76,6 +80,8 @@ class Parser(argparse.ArgumentParser):
         Raises:
             ValueError: See :func:`~mmkcr.apis.arguments.check_arguments`.
         """
+        given = sys.argv[1:] if not args or args[0] is None else args[0]
+        self._check_options(given)
         try:
             parsed = super().parse_args(*args, **kwargs)
         except ValueError as error:  # of `DictAction` alone
@@ -84,6 +90,20 @@ class Parser(argparse.ArgumentParser):
         check_arguments(parsed, self._actions)
         trust_checkpoints(getattr(parsed, 'trust_checkpoint', False))
         return parsed
+
+    def _check_options(self, words: Sequence[str]) -> None:
+        """Refuse an option that is unknown before one that is missing."""
+        for word in itertools.takewhile(lambda word: word != '--', words):
+            name = word.partition('=')[0]
+            if re.fullmatch(r'--[a-z].*', name) and name not in self._option_string_actions:
+                self.error(f'expected an option of this command, found `{name}`'
+                           f'{did_you_mean(name, self._option_string_actions)}')
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = list(map(str, action.choices))
+            raise argparse.ArgumentError(action, f'expected one of {", ".join(choices)}, found '
+                                         f'`{value}`{did_you_mean(str(value), choices)}')
 
     def format_help(self) -> str:
         """The help; options without a default state this, lists are as on a command line."""
@@ -150,6 +170,8 @@ def sentence(error: BaseException) -> str:
         return f'expected to read or write `{error.filename}`, found: {error.strerror}'
     if isinstance(error, OSError) and error.errno is not None:
         return str(error.strerror)
+    if _NO_ROOM.search(str(error)):
+        return f'expected room on the disk to write to, found none ({_first_line(error)})'
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
         return f'expected sizes that fit into memory, found more ({_first_line(error)})'
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
@@ -213,8 +235,9 @@ def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
             print('interrupted', file=sys.stderr)
             sys.exit(128 + signal.SIGINT)
         except (*USER_ERRORS, RuntimeError, AssertionError) as error:
-            if debug or isinstance(error, RuntimeError) and not _NO_MEMORY.search(str(error)) \
-                    or isinstance(error, AssertionError) and not refused_by_host(error):
+            known = _NO_MEMORY.search(str(error)) or _NO_ROOM.search(str(error))
+            if debug or isinstance(error, RuntimeError) and not known or \
+                    isinstance(error, AssertionError) and not refused_by_host(error):
                 raise
             print(f'error: {sentence(error)}', file=sys.stderr)
             sys.exit(1)

@@ -4,12 +4,12 @@
 the same arguments. The first needs no clone.
 """
 
-import difflib
 import sys
 from typing import NoReturn, Optional, Sequence
 
 from mmkcr.apis.cli import COMMANDS, command
 from mmkcr.apis.shipped import load_tool
+from mmkcr.core.words import did_you_mean
 from mmkcr.version import __version__
 
 #: Options of ``mmkcr`` itself.
@@ -40,10 +40,8 @@ def usage() -> str:
 
 def unknown(name: str) -> NoReturn:
     """Refuse a word that is not a command, in one line, with exit status 2."""
-    near = difflib.get_close_matches(name, COMMANDS, 1)
-    hint = f'; did you mean `{near[0]}`?' if near else ''
-    print(f'error: expected a command of {", ".join(COMMANDS)}, found `{name}`{hint} '
-          '(see `mmkcr --help`)', file=sys.stderr)
+    print(f'error: expected a command of {", ".join(COMMANDS)}, found `{name}`'
+          f'{did_you_mean(name, COMMANDS)} (see `mmkcr --help`)', file=sys.stderr)
     sys.exit(2)
 
 

@@ -51,7 +51,7 @@ def require_mmdeploy() -> None:
     """
     if importlib.util.find_spec('mmdeploy') is None:
         raise ImportError('expected `mmdeploy` for whole detectors and segmentors, found none: '
-                          'pip install onedl-mmdeploy (where it has no wheel: docs/deploy.md)')
+                          'pip install onedl-mmdeploy (from its source where it has no wheel)')
 
 
 def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],

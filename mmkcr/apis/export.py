@@ -106,7 +106,7 @@ def export_onnx(model: nn.Module,
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f'expected {", ".join(f"`{n}`" for n in _NEEDED)} to export, found no '
-                          f'{missing[0]}: pip install -r requirements/optional.txt')
+                          f'{missing[0]}: pip install {" ".join(_NEEDED)}')
     if len(input_shape) != 3 or not batch_sizes or min(*input_shape, *batch_sizes) < 1:
         raise ValueError('expected a shape (C, H, W) and batch sizes of positive numbers, found '
                          f'{tuple(input_shape)} and {tuple(batch_sizes)}')
@@ -114,7 +114,7 @@ def export_onnx(model: nn.Module,
     # gates would be traced as constants of this moment
     if holders(model):
         raise ValueError('expected a dense model or a subnet to export, found a supernet with '
-                         f'{len(holders(model))} gates: slim it first (tools/slim.py)')
+                         f'{len(holders(model))} gates: slim it first (`mmkcr slim`)')
     others = {str(value.dtype) for value in model.parameters()} - {'torch.float32'}
     if others:
         raise ValueError('expected a model with weights of torch.float32 to export, found '

@@ -1,6 +1,5 @@
 """The host libraries' inferencers on models of this package, by name or config."""
 
-import logging
 from copy import deepcopy
 from fnmatch import fnmatch
 from pathlib import Path
@@ -8,12 +7,11 @@ from typing import Any, Dict, List, Optional, Union
 
 import mmengine
 from mmengine.config import Config
-from mmengine.logging import print_log
 
 from mmkcr.hosts import prepare_hosts
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.safe_load import read_checkpoint
-from .build import load_config, set_structure
+from .build import load_config, set_structure, trained_weights
 from .shipped import shipped_root
 
 #: Folder of the trained networks in the package; tools/model_zoo/release.py writes it.
@@ -77,8 +75,7 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
     Args:
         model (str | Path | Config): See :func:`model_config`.
         weights (str, optional): Checkpoint. Defaults to None: the one in the package
-            (``mmkcr zoo`` lists the models with weights), or the config's ``load_from`` if there
-            is such a file, otherwise random weights, with a warning.
+            (``mmkcr zoo`` lists the models with weights), or the config's ``load_from``.
         structure (str, optional): Structure file. Defaults to None: that of
             the config.
         device (str): Where it runs. Defaults to ``'cpu'``.
@@ -89,8 +86,8 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
 
     Raises:
         FileNotFoundError: No such config or checkpoint.
-        ValueError: The checkpoint is of another model, or the config of
-            another library.
+        ValueError: The checkpoint is of another model, the config of another library, or there
+            are no weights.
 
     Examples:
         >>> detect = inferencer('kcr-mask-rcnn_swin-mini_slim_1xb8_digit-scenes', 'epoch_8.pth')
@@ -106,25 +103,19 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
                          f'`default_scope = {scope!r}`')
     if weights is None and not isinstance(model, Config):
         weights = model_index().get(str(model), {}).get('Weights')
-    if weights is None and config.get('load_from') and Path(config.load_from).is_file():
-        weights = config.load_from  # as of a config that `compress` or `slim` wrote
-    if weights is None:
-        print_log('No `weights` are given, so the network has random ones.', 'current',
-                  logging.WARNING)
-    # a file that cannot be read is refused here, in one sentence
-    checkpoint = None if weights is None else read_checkpoint(weights)
+    weights = trained_weights(config, weights, str(config.filename or model))
+    checkpoint = read_checkpoint(weights)  # refused here, in one sentence
     if scope == 'mmpretrain':
         from mmpretrain.apis import ImageClassificationInferencer
-        built = ImageClassificationInferencer(config, weights or False, device=device, **kwargs)
+        built = ImageClassificationInferencer(config, weights, device=device, **kwargs)
     elif scope == 'mmdet':
         from mmdet.apis import DetInferencer
         built = DetInferencer(config, weights, device=device, **kwargs)
     else:
         from mmseg.apis import MMSegInferencer
         built = MMSegInferencer(config, weights, device=device, **kwargs)
-    if checkpoint is not None:
-        # once more and strictly: the host has loaded what fits
-        load_task(built.model, weights_of(checkpoint, str(weights)), str(weights))
+    # once more and strictly: the host has loaded what fits
+    load_task(built.model, weights_of(checkpoint, weights), weights)
     return built
 
 

@@ -14,7 +14,7 @@ from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import find_task
 from mmkcr.safe_load import is_address, read_checkpoint
-from .build import build_model, load_config, load_weights
+from .build import build_model, load_config, load_weights, trained_weights
 from .compress_files import CONFIG
 from .finetune import FINETUNE
 from .slim_files import checkpoint_bytes, provenance, relative, subnet_name
@@ -35,7 +35,7 @@ class Published(NamedTuple):
 
 
 def publish(config: Union[str, Path],
-            checkpoint: Union[str, Path],
+            checkpoint: Union[str, Path, None] = None,
             out: Union[str, Path, None] = None,
             name: Optional[str] = None,
             online: bool = False,
@@ -51,7 +51,8 @@ def publish(config: Union[str, Path],
 
     Args:
         config (str | Path): Config of the model: deployment, retraining or dense.
-        checkpoint (str | Path): Its checkpoint.
+        checkpoint (str | Path, optional): Its checkpoint. Defaults to None: ``load_from`` of the
+            config.
         out (str | Path, optional): Folder. Defaults to that of the checkpoint, or the current one
             if that is an address.
         name (str, optional): Defaults to that of the config; of a folder that ``compress`` wrote,
@@ -69,6 +70,7 @@ def publish(config: Union[str, Path],
         ValueError: They do not belong together, or belong to a search.
     """
     cfg = load_config(config, options)
+    checkpoint = trained_weights(cfg, checkpoint and str(checkpoint), str(config))
     model = build_model(cfg)
     task = find_task(model)
     content = load_weights(model, checkpoint, online)

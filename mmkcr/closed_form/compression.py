@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
+from mmkcr.core.finite import check_finite
 from mmkcr.core.forward import flat_tensors
 from mmkcr.core.machine import free_memory
 from mmkcr.models.costs import cost_model
@@ -145,10 +146,12 @@ def compress(model: nn.Module,
     check_images(images)
     dense = copied(model)
     dense.eval()
+    check_finite(dict(dense.named_parameters()), 'weights')
     settings = with_memory(CompressOptions(**options), dense)
     default = forward is None and scope == 'backbone'
     forward = forward or (whole_outputs if scope == 'model' else called)
     batches, held_out = split_batches(images, held_out)
+    _check_precision(dense, batches[0])
     seen = held_out is batches
     if scope == 'model' and is_detector(dense):
         # proposals follow the weights: outputs are compared on the dense network's proposals
@@ -197,6 +200,15 @@ def compress(model: nn.Module,
     if ordinary:
         leave_ordinary(result.model)
     return result
+
+
+def _check_precision(model: nn.Module, batch: Any) -> None:
+    """Refuse images of another precision than the weights."""
+    wanted = next(model.parameters()).dtype
+    if isinstance(batch, Tensor) and batch.is_floating_point() and batch.dtype != wanted:
+        raise ValueError(f'expected images of {wanted}, as the weights of '
+                         f'`{type(model).__name__}` are, found {batch.dtype}: give `model.float()` '
+                         f'or `images.to({wanted})`')
 
 
 def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape: Sequence[int],

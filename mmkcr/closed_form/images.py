@@ -137,6 +137,9 @@ def _path_in(dataset: Any, index: int) -> str | None:
 def _folder(config: Config, folder: str) -> tuple[int, Callable[[int], dict[str, Any]],
                                                   Callable[[int], str]]:
     """Number of images below a folder, a function that loads one and one that names its file."""
+    if Path(folder).is_file():
+        raise ValueError(f'expected a folder of calibration images, found the single file '
+                         f'`{folder}`: give the folder that it is in, or one with more images')
     if not Path(folder).is_dir():
         raise FileNotFoundError(f'expected a folder of calibration images at `{folder}`, found '
                                 'none')

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from mmkcr.core import count_params
+from mmkcr.core.words import did_you_mean
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig
@@ -47,7 +48,8 @@ def searched(model: nn.Module, sites: Sequence[KindConfig] | None = None,
     # the model or its backbone may be searchable already
     for known in (getattr(part, 'search_space', None) for part in (model, host, backbone)):
         if known is not None and known.state_name() != 'dense':
-            raise ValueError(f'expected a dense model to compress, found a {known.state_name()}')
+            raise ValueError(f'expected a dense model to compress, found a {known.state_name()}: '
+                             'give the dense checkpoint and a lower target')
     check_kinds(sites or ())
     kinds = sites or default_kinds(host)
     if scope == 'model':
@@ -107,7 +109,7 @@ def check_kinds(sites: Sequence[KindConfig]) -> None:
                          'is for the search of Once for Both alone')
     if unknown:
         raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
-                         f'found {unknown}')
+                         f'found {unknown}{did_you_mean(unknown[0], REFITTED)}')
     for kind in sites:
         operator = FITTED[0] if isinstance(kind, str) else kind.get('operator', FITTED[0])
         if operator not in FITTED:

@@ -81,6 +81,11 @@ class CompressOptions:
     def __post_init__(self) -> None:
         if self.refit not in REFITS:
             raise ValueError(f'expected `refit` of {list(REFITS)}, found {self.refit!r}')
+        for name, least, most in (('rho', 0, 1e6), ('min_share', 0, 1), ('divisor', 1, 2**20),
+                                  ('seed', 0, 2**63), ('memory', 0, 2**60)):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:  # NaN is refused too
+                raise ValueError(f'expected `{name}` within [{least}, {most:g}], found {value!r}')
 
 
 #: Shares of the memory: statistics of the sites that are profiled together, changed weights that

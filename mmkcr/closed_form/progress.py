@@ -1,13 +1,16 @@
 """Progress of a compression in files, so that a killed one can continue."""
 
 import json
+import logging
 import shutil
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from mmengine.logging import print_log
 from torch import nn
 
 from mmkcr.core import atomic_write, remove_stale, write_tensors
@@ -42,11 +45,11 @@ class CompressProgress:
 
     def _is_ours(self) -> bool:
         mark = self.folder / _KEY
-        return mark.is_file() and mark.read_text() == self._key
+        return mark.is_file() and mark.read_bytes() == self._key.encode()
 
     def has_profiles(self) -> bool:
         """Whether the sites' profiles are stored."""
-        return self._has(_PROFILES)
+        return self._read(_PROFILES) is not None
 
     def profiles(self, begun: bool = False) -> dict[str, SiteProfile] | None:
         """The sites' profiles, or None if they are not computed yet.
@@ -57,13 +60,11 @@ class CompressProgress:
         """
         if self._shared is not None:
             return self._shared.profiles(begun)
-        name = _BEGUN if begun else _PROFILES
-        if not self._has(name):
-            return None
-        return {site: SiteProfile(UnitOrder(found['order'], found['errors'],
-                                            tuple(found['groups'])), found['losses'],
-                                  found['rotated'])
-                for site, found in self._load(name).items()}
+        stored = self._read(_BEGUN if begun else _PROFILES)
+        return None if stored is None else {
+            site: SiteProfile(UnitOrder(found['order'], found['errors'], tuple(found['groups'])),
+                              found['losses'], found['rotated'])
+            for site, found in stored.items()}
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile], begun: bool = False) -> None:
         """Write profiles.
@@ -87,7 +88,7 @@ class CompressProgress:
 
     def has_block(self, block: str) -> bool:
         """Whether a block's refitted weights are stored."""
-        return self._has(f'{block}.pth')
+        return self._read(f'{block}.pth') is not None
 
     def load_block(self, block: str, layers: Mapping[str, nn.Module]) -> None:
         """Load the refitted weights of a block into its sliced layers.
@@ -96,7 +97,7 @@ class CompressProgress:
             block (str): Path.
             layers (Mapping[str, nn.Module]): By path.
         """
-        found = self._load(f'{block}.pth')
+        found = self._read(f'{block}.pth')
         for name, layer in layers.items():
             layer.load_state_dict(found[name])
 
@@ -128,9 +129,21 @@ class CompressProgress:
     def _has(self, name: str) -> bool:
         return self._is_ours() and (self.folder / name).is_file()
 
-    def _load(self, name: str) -> dict[str, Any]:
-        # profiles may be used on another device
-        return torch.load(self.folder / name, weights_only=True, map_location='cpu')
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """The content of a file; None, and the file is removed, if it is damaged."""
+        path = self.folder / name
+        if not self._has(name):
+            return None
+        try:
+            with zipfile.ZipFile(path) as archive:  # PyTorch does not compare its checksums
+                if archive.testzip() is not None:
+                    raise ValueError
+            # profiles may be used on another device
+            return torch.load(path, weights_only=True, map_location='cpu')
+        except Exception:  # of whatever a damaged file makes readers raise
+            print_log(f'`{path}` is damaged: it is made anew.', 'current', logging.WARNING)
+            path.unlink()
+            return None
 
     def _mark(self) -> None:
         if not self._is_ours():  # the key first: files without it belong to nobody

@@ -69,8 +69,7 @@ class CostModel:
             dense (int): Cost of the dense network.
 
         Raises:
-            ValueError: The target is anything else, or a number from 1 to 100 that may lack its
-                ``%``.
+            ValueError: The target is anything else, or a number from 1 to 100 without a unit.
         """
         # a number, then '%' or a multiple, with the suffix of the cost or without
         match = re.fullmatch(rf'\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[KMGT]?(?:{cls.suffix})?)\s*',
@@ -81,8 +80,8 @@ class CostModel:
                              f'`12.6{cls.multiple}{cls.suffix}`, `80%` or `0.8`, found {target!r}')
         if unit == '' and 1 < value <= 100:
             raise ValueError(f'expected a target of {cls.noun} with a unit, found {target!r}: a '
-                             f'share of the dense network is `{value:g}%`, a number '
-                             f'`{value:g}{cls.multiple}{cls.suffix}`')
+                             f'share of the dense network is at most 1, as `0.6` or `60%`, and a '
+                             f'number is such as `{value:g}{cls.multiple}{cls.suffix}`')
         if unit == '%' or (unit == '' and value <= 1):
             return int(dense * (value / 100 if unit == '%' else value))
         return int(value * _MULTIPLES[unit.removesuffix(cls.suffix)])

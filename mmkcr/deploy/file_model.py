@@ -39,7 +39,7 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
     task = find_task(model)
     _check(task)
     session = open_onnx(path, runtime, threads)
-    unseen = [TensorModel(copy.deepcopy(task))]
+    unseen = [copy.deepcopy(task)]
 
     def extract_feat(images: Tensor, *_: Any, **__: Any) -> Any:
         try:
@@ -51,7 +51,9 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
         # copied: the runtimes reuse the memory of their outputs in the next call
         outputs = tuple(torch.from_numpy(np.array(out)).to(images.device) for out in found)
         if unseen:
-            _compare(unseen.pop(), path, images, outputs)
+            network = unseen.pop().to(images.device)
+            network.load_state_dict(task.state_dict())  # a runner loads them behind this call
+            _compare(TensorModel(network), path, images, outputs)
         return outputs if len(outputs) > 1 or is_detector(task) else outputs[0]
 
     task.extract_feat = extract_feat

@@ -1,6 +1,7 @@
 """Models from configs and checkpoints: no data set, no runner."""
 
 import copy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, Mapping, Union
 
@@ -9,14 +10,16 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
+from mmkcr.core.words import did_you_mean
 from mmkcr.hosts import ensure_torchvision, prepare_hosts
 from mmkcr.safe_load import read_checkpoint
 from .loading import load_task, weights_of
-from .utils import check_recorded_macs
+from .utils import check_recorded
 
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
-           'them with `pip install --no-cache-dir --force-reinstall --no-deps --no-build-isolation '
-           'onedl-mmcv` (about 10 minutes)')
+           'them with `pip install "setuptools>=80" wheel packaging ninja` and `pip install '
+           '--no-cache-dir --force-reinstall --no-deps --no-build-isolation onedl-mmcv=='
+           '{}` (about 10 minutes, with gcc)')
 
 
 #: Libraries whose names are scopes of configs.
@@ -40,7 +43,9 @@ def read_config(path: Union[str, Path]) -> Config:
     prepare_hosts()
     file = Path(_resolve(str(path)))
     if not file.is_file():
-        raise FileNotFoundError(f'expected a config file at `{path}`, found none')
+        others = [str(file.with_name(other.name)) for other in file.parent.glob('*.py')]
+        raise FileNotFoundError(f'expected a config file at `{path}`, found none'
+                                f'{did_you_mean(str(file), others)}')
     if file.suffix not in ('.py', '.json', '.yaml', '.yml'):
         raise ValueError(f'expected a config file (.py, .json or .yaml), found `{path}`')
     try:
@@ -82,8 +87,14 @@ def _resolve(path: str) -> str:
     try:
         return Config._get_cfg_path(path, '')[0]
     except (AssertionError, ImportError, FileNotFoundError, ValueError) as error:
-        raise FileNotFoundError(f'expected a config of an installed library (`library::path`), '
-                                f'found `{path}` ({error})') from error
+        library, _, name = path.partition('::')
+        package = find_spec(library) if library.isidentifier() else None
+        folder = Path(package.origin or '').parent / '.mim/configs' if package else Path()
+        names = [f'{library}::{file.relative_to(folder)}' for file in folder.glob('*/**/*.py')] \
+            if package and name else []
+        reason = '' if names else f' ({error})'
+        raise FileNotFoundError('expected a config of an installed library (`library::path`), '
+                                f'found `{path}`{reason}{did_you_mean(path, names)}') from error
 
 
 def build_model(config: Config) -> nn.Module:
@@ -116,9 +127,16 @@ def build_model(config: Config) -> nn.Module:
     except ImportError as error:
         if 'mmcv._ext' not in str(error):
             raise
-        raise ImportError(_NO_OPS) from error
+        import mmcv
+        raise ImportError(_NO_OPS.format(mmcv.__version__)) from error
+    except RuntimeError as error:
+        if 'is not installed' not in str(error):  # as text encoders of mmdet say it
+            raise
+        package = '"transformers>=4.57,<5"' if 'transformers' in str(error) else 'it'
+        raise ImportError(f'expected the packages of this model, found that one is missing '
+                          f'({str(error).partition(",")[0]}): pip install {package}') from error
     built.train(False)
-    check_recorded_macs(built)
+    check_recorded(built)
     return built
 
 

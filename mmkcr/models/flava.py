@@ -26,8 +26,8 @@ def hugging_face() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise ImportError('expected the package `transformers` for FLAVA (`pip install -r '
-                          f'requirements/transformers.txt`), found none ({error})') from error
+        raise ImportError('expected the package `transformers` for FLAVA (`pip install '
+                          f'"transformers>=4.57,<5"`), found none ({error})') from error
     return transformers
 
 

@@ -1,8 +1,10 @@
 """Finding the searchable backbone of a task model, and running one once."""
 
+import copy
 import inspect
 import random
 import sys
+import traceback
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import MacsReport, count_forward_macs
+from mmkcr.core import MacsReport, Structure, count_forward_macs, count_params
 from mmkcr.core.added import added_layers
 from mmkcr.lazy import is_of
 from .search_space import SearchSpace
@@ -101,13 +103,13 @@ def held_copies(model: nn.Module) -> Iterator[None]:
         copy.update_parameters = begin
 
     copies = momentum_copies(model)
-    for copy in copies:
-        hold(copy)
+    for averaged in copies:
+        hold(averaged)
     try:
         yield
     finally:
-        for copy in copies:
-            del copy.update_parameters
+        for averaged in copies:
+            del averaged.update_parameters
 
 
 def search_space(model: nn.Module) -> SearchSpace:
@@ -156,13 +158,18 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
         proposals, independent of what its weights would propose. It raises a ValueError where the
         model does not run on one image of this shape, or not without labels.
     """
+    if hasattr(find_task(model), 'language_model'):
+        raise ValueError('expected a model that reads images alone, found '
+                         f'`{type(find_task(model)).__name__}`, which reads text too: its backbone '
+                         'can be counted and compressed')
     run = _forward_of_zeros(model, input_shape)
 
     def checked() -> Any:
         try:
             return run()
         except Exception as error:  # of whatever module it is
-            reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+            said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+            reason = ' '.join(f'{type(error).__name__}: {said}'.split())
             raise ValueError(f'expected `{type(find_task(model)).__name__}` to run on one image of '
                              f'zeros of `input_shape` {tuple(input_shape)} (`--shape` of the '
                              f'commands), without labels, found that it raised {reason}') from error
@@ -317,26 +324,48 @@ def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool =
     return report.total - sum(report.modules.get(name, 0) for name in layers)
 
 
-def check_recorded_macs(model: nn.Module) -> None:
-    """Check the MACs of a subnet's backbone against those in its structure, by one forward.
+def check_recorded(model: nn.Module) -> None:
+    """Check the MACs and parameters in the structure of a subnet against the network, by forwards.
+
+    Of a model with another head than the one that was searched, what lies outside of the backbone
+    is taken from the structure.
 
     Args:
-        model (nn.Module): Any model; it passes without a structure or without recorded MACs.
+        model (nn.Module): Any model; it passes without a structure or without recorded counts.
 
     Raises:
         ValueError: They differ: the structure or the backbone's arguments were altered.
     """
     for module in online_modules(unwrap(model)):
         structure = getattr(getattr(module, 'search_space', None), 'structure', None)
-        macs = {} if structure is None else structure.macs
-        whole = macs.get('part') == 'backbone'  # with what the method adds, such as masks
-        recorded = macs.get('subnet') if whole else macs.get('backbone')
-        if recorded is None or 'input_shape' not in macs:
+        if structure is None or not (structure.macs or structure.params):
             continue
-        found = backbone_macs(module, macs['input_shape'], added=whole)
-        if found != recorded:
-            raise ValueError(
-                f'expected a `{type(module).__name__}` of {recorded} MACs at '
-                f'{tuple(macs["input_shape"])}, as its structure says, found one of {found}: the '
-                'structure or the arguments of the backbone were altered since it was searched '
-                '(a structure without `macs` is not compared)')
+        for what, recorded, found in _counted_again(module, structure):
+            if found != recorded:
+                raise ValueError(
+                    f'expected a {what[0]}`{type(module).__name__}` of {recorded} {what[1]}, as '
+                    f'its structure says, found one of {found}: the structure or the arguments of '
+                    'the backbone were altered since it was searched (a structure without `macs` '
+                    'and `params` is not compared)')
+
+
+def _counted_again(host: nn.Module,
+                   structure: Structure) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """What a structure's counts are about, the counts, and those of the built network."""
+    from mmkcr.registry import MODELS
+    macs, params = structure.macs, structure.params
+    with kept_randomness():
+        dense = MODELS.build(copy.deepcopy(host.search_space.backbone))
+    if macs:
+        shape, at = macs['input_shape'], f'MACs at {tuple(macs["input_shape"])}'
+        found = backbone_macs(host, shape, added=True)  # with what the method adds, such as masks
+        if 'part' in macs:
+            yield ('', at), macs['subnet'], found
+        elif 'backbone' in macs:
+            yield ('', at), macs['backbone'], backbone_macs(host, shape)
+        outside = macs['subnet'] - found
+        yield ('dense ', at), macs['dense'], outside + backbone_macs(dense, shape)
+    if params:
+        outside = params['subnet'] - count_params(host)
+        added = sum(map(count_params, added_layers(dense).values()))
+        yield ('dense ', 'parameters'), params['dense'], outside + count_params(dense) - added

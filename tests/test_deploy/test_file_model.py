@@ -155,3 +155,16 @@ def test_files_of_another_network_are_named(tmp_path, caplog):
             assert (line.levelname == 'WARNING') == (name != 'same')
     finally:
         logger.removeHandler(caplog.handler)
+
+
+def test_outputs_are_compared_with_the_weights_that_are_tested(tmp_path, caplog):
+    """A runner loads them after the file has taken the network's place."""
+    model, shape = of_config('classifier', 0)
+    path = export_onnx(model, tmp_path / 'model.onnx', shape).path
+    tested, _ = of_config('classifier', 1)
+    run_by_file(tested, path)
+    tested.load_state_dict(model.state_dict())
+    with caplog.at_level('INFO', MMLogger.get_current_instance().name):
+        MMLogger.get_current_instance().addHandler(caplog.handler)
+        tested.extract_feat(torch.rand(2, *shape))
+    assert 'more than rounding' not in caplog.text

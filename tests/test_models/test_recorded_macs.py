@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from mmengine.config import Config
 
 import mmkcr.models  # noqa: F401
@@ -50,14 +52,24 @@ def test_as_it_was_written(built, structure):
     built(lambda data: data['macs'].clear())
 
 
+@pytest.mark.parametrize('part', ['macs', 'params'])
+@given(data=st.data())
+@settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
+def test_every_number_is_counted_again(built, structure, part, data):
+    key = data.draw(st.sampled_from([key for key in structure[part] if key != 'input_shape']))
+    off = data.draw(st.sampled_from([-1, 1, 1000]))
+    with pytest.raises(ValueError, match='as its structure says, found one of|of at most the'):
+        built(lambda found: found[part].update({key: found[part][key] + off}))
+
+
 @pytest.mark.parametrize('change', [
     lambda data: data['macs'].update(backbone=data['macs']['backbone'] - 1),
     lambda data: data['macs'].update(part='backbone'),
     lambda data: data['macs'].update(input_shape=[3, 64, 64]),
     lambda data: data['sites']['layers.1.ffn.mlp_channels']['kept'].pop()])
 def test_altered(built, change):
-    with pytest.raises(ValueError, match=r'expected a `KCRVisionTransformer` of \d+ MACs at .*, '
-                       r'as its structure says, found one of \d+'):
+    with pytest.raises(ValueError, match=r'expected a (dense )?`KCRVisionTransformer` of \d+ MACs '
+                       r'at .*, as its structure says, found one of \d+'):
         built(change)
 
 

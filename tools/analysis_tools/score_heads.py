@@ -41,6 +41,7 @@ from mmkcr.apis.build import (
     load_config,
     load_weights,
     run_folder,
+    trained_weights,
 )
 from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.processes import join_processes
@@ -65,7 +66,9 @@ def make_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__)
     parser.add_argument('config', help='config of the dense model')
-    parser.add_argument('checkpoint', nargs='?', help='its checkpoint')
+    parser.add_argument('checkpoint', nargs='?',
+                        help='its checkpoint (`load_from` of the config, or the `init_cfg` of its '
+                        'parts)')
     parser.add_argument('--images', type=int, default=1000,
                         help='training images, drawn at random (%(default)s)')
     parser.add_argument('--seed', type=int, default=0, help='of the draw (%(default)s)')
@@ -151,10 +154,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         check_data_folders(config, ('train_dataloader', 'val_dataloader'))
     model, content = build_model(config), {}
     space = replaceable_heads(model)
-    if args.checkpoint:
-        content = load_weights(model, args.checkpoint)
-    else:
+    args.checkpoint = args.checkpoint or config.get('load_from')
+    if args.checkpoint is None and "'Pretrained'" in str(config.model):
         model.init_weights()
+    else:
+        args.checkpoint = trained_weights(config, args.checkpoint, args.config)
+        content = load_weights(model, args.checkpoint)
     folder = Path(args.out or run_folder(config, args.config) / 'slim')
     if args.structure is not None:
         _replace(args, config, model, unfolded(Structure.load(args.structure)), folder, content)

@@ -359,6 +359,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                       f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
                       f'{forms}')
     print('\n\n'.join([report(rows), *tables]))
+    if not isinstance(pair.dense, Path):
+        print('Weights are random: times do not depend on them.')
     print(f'Added {len(rows)} lines to {path}')
 
 

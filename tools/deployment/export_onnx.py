@@ -9,7 +9,7 @@ several batch sizes and image sizes; a file that differs is not written. Where t
 has a structure, the latency against the dense network is measured, exported in the same way.
 
 Examples:
-    python tools/deployment/export_onnx.py CONFIG CHECKPOINT --out subnet.onnx
+    python tools/deployment/export_onnx.py slim/config.py --out subnet.onnx
     python tools/deployment/export_onnx.py CONFIG CHECKPOINT --runtime openvino
     python tools/deployment/export_onnx.py DETECTOR CHECKPOINT --end-to-end --evaluate
     python tools/deployment/export_onnx.py slim/config.py slim/subnet.pth --end-to-end \\
@@ -34,6 +34,7 @@ from mmkcr.apis.build import (
     load_config,
     load_weights,
     run_folder,
+    trained_weights,
 )
 from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.end_to_end import EndToEnd, export_end_to_end
@@ -48,7 +49,7 @@ def make_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__)
     parser.add_argument('config', help='config of a deployment, retraining or dense model')
-    parser.add_argument('checkpoint', nargs='?', help='its checkpoint; default: random weights')
+    parser.add_argument('checkpoint', nargs='?', help='its checkpoint (`load_from` of the config)')
     parser.add_argument('--out', metavar='FILE',
                         help='(<config name>.onnx in the work_dir of the config, else in '
                         'work_dirs/<config name>)')
@@ -129,8 +130,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
         model = build_model(config)
-        if args.checkpoint:
-            load_weights(model, args.checkpoint)
+        load_weights(model, trained_weights(config, args.checkpoint, args.config))
         shape = image_shape(args.shape) if args.shape else default_shape(config, model)
         if args.backbone:
             model = find_task(model).backbone
@@ -148,8 +148,6 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     print(format_table(('input', 'difference from PyTorch'),
                        [('x'.join(map(str, key)), f'{error:.2g}')
                         for key, error in report.errors.items()]))
-    if not args.checkpoint:
-        print('notice: no checkpoint was given, the weights are random')
     if timing is not None:
         print(f'{timing.ratio:.3f} of the time of the dense network, at '
               f'{timing.macs_ratio:.3f} of its MACs, in `{measured_in(args)}`: batch 1, '

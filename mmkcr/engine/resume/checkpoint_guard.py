@@ -6,7 +6,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmkcr.models.loading import load_run, load_start, load_task, weights_of
-from mmkcr.models.utils import check_recorded_macs
+from mmkcr.models.utils import check_recorded
 from mmkcr.registry import HOOKS
 from .resume_check import config_changes
 
@@ -34,12 +34,12 @@ class CheckpointGuardHook(Hook):
         self.complete = complete
 
     def before_run(self, runner: Runner) -> None:
-        """Compare a subnet with its structure, see :func:`~mmkcr.models.utils.check_recorded_macs`.
+        """Compare a subnet with its structure, see :func:`~mmkcr.models.utils.check_recorded`.
 
         Raises:
             ValueError: They differ.
         """
-        check_recorded_macs(runner.model)
+        check_recorded(runner.model)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Load the checkpoint once, strictly, before the host loads it.

@@ -37,8 +37,9 @@ def _site(name: str, entry: Any, path: Any) -> Tuple[np.ndarray, np.ndarray]:
     try:
         order, losses = np.asarray(entry['order']), np.asarray(entry['losses'], float)
         # a permutation of the units, and the losses with 0 to n units kept
-        good = np.array_equal(np.sort(order), np.arange(len(order))) and \
-            losses.shape == (len(order) + 1, ) and np.isfinite(losses).all()
+        good = order.dtype.kind in 'iu' and np.isfinite(losses).all() and \
+            np.array_equal(np.sort(order), np.arange(len(order))) and \
+            losses.shape == (len(order) + 1, )
     except (KeyError, TypeError, ValueError, IndexError):
         good = False
     if not good:

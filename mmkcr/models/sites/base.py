@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, Union
 from torch import Tensor, nn
 
 from mmkcr.core import Axis, Site, Unsupported
+from mmkcr.core.words import did_you_mean
 from mmkcr.models.adapters import attention_views, mlp_views
 from mmkcr.models.adapters.views import known_hosts
 
@@ -201,7 +202,8 @@ def _parse(config: KindConfig) -> Tuple[Type[HostSite], str, Dict[str, Any]]:
     options = {'kind': config} if isinstance(config, str) else dict(config)
     kind, where = options.pop('kind', None), options.pop('where', '')
     if kind not in KINDS:
-        raise ValueError(f'expected a kind of site among {sorted(KINDS)}, found {kind!r}')
+        raise ValueError(f'expected a kind of site among {sorted(KINDS)}, found {kind!r}'
+                         f'{did_you_mean(str(kind), KINDS)}')
     unknown = sorted(set(options) - set(KINDS[kind].options))
     if unknown:
         raise ValueError(f'expected options of the kind `{kind}` among '
