@@ -11,7 +11,7 @@ _HOMES = dict(
     fold_masks='mask_folding', inferencer='inference',
     list_models='inference', load_config='build',
     macs_report='mmkcr.models.counting', model_config='inference',
-    register_models='inference', slim='slimming')
+    register_models='inference', sample_image='shipped', slim='slimming')
 
 __all__ = list(_HOMES)
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -40,3 +40,8 @@ def load_tool(name: str) -> ModuleType:
     sys.modules[spec.name] = module  # worker processes and dataclasses look modules up there
     spec.loader.exec_module(module)
     return module
+
+
+def sample_image() -> str:
+    """Path of a handwritten digit, a three, for the networks that come with the package."""
+    return str(shipped_root() / 'tools/model_zoo/digit.png')

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.logging import print_log
 from torch import nn
 
 from mmkcr.core import atomic_write, remove_stale, write_tensors
@@ -141,7 +140,7 @@ class CompressProgress:
             # profiles may be used on another device
             return torch.load(path, weights_only=True, map_location='cpu')
         except Exception:  # of whatever a damaged file makes readers raise
-            print_log(f'`{path}` is damaged: it is made anew.', 'current', logging.WARNING)
+            logging.getLogger('mmkcr').warning('`%s` is damaged: it is made anew.', path)
             path.unlink()
             return None
 

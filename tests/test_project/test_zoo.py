@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 
-from mmkcr.apis import inferencer, list_models
+from mmkcr.apis import inferencer, list_models, sample_image
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.inference import model_index
 from mmkcr.core import Structure
@@ -52,6 +52,11 @@ def test_row(row):
     assert structure.macs['subnet'] == row['macs'] <= 0.3 * row['dense_macs']
     text = (ZOO / 'README.md').read_text()
     assert f'[{row["name"]}]({row["files"][0]})' in text and row['command'] in text
+
+
+def test_the_sample_of_the_readme(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert inferencer(CLASSIFIER)(sample_image())[0]['pred_class'] == '3'
 
 
 def test_classifier_knows_the_digits(scenes):
