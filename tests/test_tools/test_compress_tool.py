@@ -22,7 +22,7 @@ from mmkcr.apis import count_macs
 from mmkcr.apis.build import build_model, load_config, run_folder
 from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.apis.int8 import DeployedFile
-from mmkcr.closed_form.images import CalibrationImages
+from mmkcr.closed_form import images as calibration_module
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure
 from mmkcr.deploy.int8 import QUANTIZERS
@@ -455,16 +455,16 @@ def test_bad_input_is_told_in_one_sentence(what, message, wrong, refused):
 
 def test_a_held_out_image_that_is_not_finite_writes_nothing(wrong, refused, monkeypatch):
     """It is found last, when all is refitted."""
-    words, prepared = wrong('none'), CalibrationImages._prepared
+    words, prepared = wrong('none'), calibration_module.preprocessed
     held_out = torch.randperm(4, generator=torch.Generator().manual_seed(0)).tolist()[-1]
 
-    def broken(self, samples):
-        found = prepared(self, samples)
-        if samples[0]['data_samples'].img_path.endswith(f'{held_out}.png'):
+    def broken(model, batch):
+        found = prepared(model, batch)
+        if found['data_samples'][0].img_path.endswith(f'{held_out}.png'):
             found['inputs'].fill_(float('nan'))
         return found
 
-    monkeypatch.setattr(CalibrationImages, '_prepared', broken)
+    monkeypatch.setattr(calibration_module, 'preprocessed', broken)
     assert 'expected finite outputs of the dense network on held-out' in refused('compress', *words)
 
 
