@@ -432,7 +432,11 @@ def main():
     if args.command == 'compare':
         sys.exit(compare(*(json.loads(file.read_text()) for file in (args.old, args.new))))
     torch.set_num_threads(1)
-    import mmkcr  # noqa: F401  (before any host library: makes torchvision importable)
+    import mmkcr  # noqa: F401  (before any host library: the baseline prepares them here)
+    with contextlib.suppress(ImportError):  # of the baseline
+        hosts = importlib.import_module('mmkcr.hosts')
+        hosts.ensure_torchvision()
+        hosts.prepare_hosts()
     with tempfile.TemporaryDirectory() as folder:
         globals()['WORK'] = Path(folder)
         found = digest(args.only)
