@@ -20,6 +20,7 @@ from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
@@ -262,12 +263,13 @@ def random_subnet(model: nn.Module,
                   divisor: int = 8,
                   seed: int = 0,
                   group: int = 1) -> Tuple[nn.Module, Structure]:
-    """Slice a dense model at one common keep ratio, with random units.
+    """Slice a dense model or a supernet at one common keep ratio, with random units.
 
-    The kept units are scattered, as they are after a search.
+    The kept units are scattered, as they are after a search. Sites whose gates have options take
+    sizes among these.
 
     Args:
-        model (nn.Module): Its backbone has a search space, in the dense state; it is sliced in
+        model (nn.Module): Its backbone has a search space, dense or a supernet; it is sliced in
             place.
         target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
@@ -285,6 +287,7 @@ def random_subnet(model: nn.Module,
         ValueError: The target is out of reach; the message gives the range.
     """
     space, counted = search_space(model), counted_part(model, part)
+    space.put_masks()  # they stay in the subnet, and their MACs count
     macs = MacsModel(counted, space.host, space.sites, task_forward(counted, input_shape))
     offered = {name: _random_sizes(site, divisor, group) for name, site in space.sites.items()}
     wanted = parse_target(target, macs.dense)
@@ -301,16 +304,19 @@ def random_subnet(model: nn.Module,
         sizes = fitted_sizes(sizes, offered, even, macs, wanted)
     structure = space.structure_for({name: random_units(space.sites[name], size, generator, group)
                                      for name, size in sizes.items()})
-    structure.macs = dict(dense=macs.dense, subnet=macs(sizes), input_shape=list(input_shape))
-    if counted is not model:
-        structure.macs['part'] = 'backbone'
     space.slice_to(structure)
+    structure.macs = dict(dense=macs.dense, subnet=count_macs(counted, input_shape),
+                          input_shape=list(input_shape))
+    note_backbone_macs(structure, model, part)
     return model, structure
 
 
 def _random_sizes(site: Site, divisor: int, group: int) -> List[int]:
-    """Sizes of a random subnet's site."""
-    # of every head equally many units
+    """Sizes of a random subnet's site: of every head equally many units."""
+    options = None if site.gate is None else site.gate.options()
+    if options is not None:
+        counts = [site.group_counts(site.gate.selection(place)) for place in range(len(options))]
+        return sorted({int(units.sum()) for units in counts if site.rows in (1, len(units))})
     step = math.lcm(divisor if site.total >= 4 * divisor else 1,
                     site.rows * _together(site, group))
     return allowed_sizes(site.total, 1, step)

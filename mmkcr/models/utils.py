@@ -311,13 +311,13 @@ def _detection_sample(shape: Sequence[int]) -> Any:
                                        batch_input_shape=shape, scale_factor=(1., 1.)))
 
 
-def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool = False) -> int:
+def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool = True) -> int:
     """MACs of a backbone for one image.
 
     Args:
         backbone (nn.Module): A backbone.
         input_shape (Sequence[int]): (C, H, W).
-        added (bool): Include the layers that a method adds, such as masks. Defaults to False.
+        added (bool): Include the layers that a method adds, such as masks. Defaults to True.
     """
     report = count_forward_macs(backbone, task_forward(backbone, input_shape))
     layers = () if added else added_layers(backbone)
@@ -358,13 +358,11 @@ def _counted_again(host: nn.Module,
         dense = MODELS.build(copy.deepcopy(host.search_space.backbone))
     if macs:
         shape, at = macs['input_shape'], f'MACs at {tuple(macs["input_shape"])}'
-        found = backbone_macs(host, shape, added=True)  # with what the method adds, such as masks
-        if 'part' in macs:
-            yield ('', at), macs['subnet'], found
-        elif 'backbone' in macs:
-            yield ('', at), macs['backbone'], backbone_macs(host, shape)
+        found = backbone_macs(host, shape)
+        recorded = macs['subnet'] if 'part' in macs else macs.get('backbone', found)
+        yield ('', at), recorded, found
         outside = macs['subnet'] - found
-        yield ('dense ', at), macs['dense'], outside + backbone_macs(dense, shape)
+        yield ('dense ', at), macs['dense'], outside + backbone_macs(dense, shape, added=False)
     if params:
         outside = params['subnet'] - count_params(host)
         added = sum(map(count_params, added_layers(dense).values()))

@@ -7,7 +7,7 @@ from functools import partial
 import onnx
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.testing import CompileCounter
@@ -236,6 +236,32 @@ def test_random_subnets_of_groups(group):
         assert len(site.kept) < site.total
         assert (blocks - blocks[:, :1]).tolist() == [list(range(group))] * len(blocks)
         assert not (blocks[:, 0] % group).any()
+
+
+FAMILIES = ((KCRVisionTransformer, VIT), (KCRSwinTransformer, SWIN), (OFBVisionTransformer, VIT),
+            (DCSMobileViT, MOBILEVIT), (DCSEfficientViT, dict(EFFICIENTVIT, local=True)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(FAMILIES), st.booleans(), st.floats(0.2, 1.), st.sampled_from([1, 2, 8]))
+def test_random_subnets_cost_what_they_say_and_at_most_their_target(family, gated, share, divisor):
+    """Counted on the network that was built, with the masks on queries and keys."""
+    cls, arguments = family
+    gates = dict(gates=dict(cls.unlearned_gates)) if gated else {}
+    model = cls(**arguments, **gates)
+    options = {name: {size for size, _ in gate.options() or ()}
+               for name, gate in model.gates().items()}
+    try:
+        subnet, structure = random_subnet(model, share, SHAPE, divisor=divisor)
+    except ValueError as error:
+        assume('reachable' not in str(error))
+        raise
+    built = cls(**arguments, structure=structure)
+    counted = count_macs(built, SHAPE)
+    assert counted == count_macs(subnet, SHAPE) == structure.macs['subnet']
+    assert counted == structure.macs['backbone'] <= share * structure.macs['dense']
+    for name, size in structure.sizes().items():
+        assert not options.get(name) or size in options[name]
 
 
 def test_random_subnets_are_within_reach():

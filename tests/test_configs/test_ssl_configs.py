@@ -45,7 +45,7 @@ def slimmed(tmp_path_factory):
 
 def test_found():
     stages = {path: stage_of(path) for path in SSL}
-    assert len(SSL) == 14 and len(DIGITS) == 6
+    assert len(SSL) == 16 and len(DIGITS) == 6
     assert set(stages.values()) == {'dense', 'search', 'pretrain', 'linear', 'finetune'}
 
 
@@ -96,8 +96,25 @@ def test_digits_take_a_step(path, load, slimmed, digits, tmp_path):
         assert len(runner.train_dataloader.dataset) == 103
 
 
-BASE = [f'configs/kcr/ssl/kcr-moco-{stage}.py' for stage in (
-    'pretrain_vit-base_16xb256_in1k', 'finetune_vit-base_8xb64_in1k')]
+@pytest.mark.parametrize('stage', ['finetune', 'linear'])
+def test_a_network_of_moca_is_fine_tuned(stage, load, tmp_path):
+    """By the documented options: its slimmed weights arrive."""
+    model = build_model(load('configs/kcr/ssl/kcr-moca-search_vit-mini_1xb128_digits.py'))
+    subnet, structure = slim(model, 0.8, input_shape=(3, 32, 32))
+    structure.save(tmp_path / 'structure.json')
+    save_checkpoint(dict(state_dict=subnet.state_dict()), str(tmp_path / 'subnet.pth'))
+    config = load_config(f'configs/kcr/ssl/kcr-moco-{stage}_vit-mini_1xb32_digits.py', {
+        'model.backbone.init_cfg.checkpoint': str(tmp_path / 'subnet.pth'),
+        'compression.structure': str(tmp_path / 'structure.json')})
+    tuned = build_model(config)
+    tuned.init_weights()
+    for name, value in tuned.backbone.layers.state_dict().items():
+        torch.testing.assert_close(value, subnet.backbone.layers.state_dict()[name])
+
+
+BASE = [f'configs/kcr/ssl/kcr-{stage}.py' for stage in (
+    'moco-pretrain_vit-base_16xb256_in1k', 'moco-finetune_vit-base_8xb64_in1k',
+    'moca-finetune_vit-base_8xb64_in1k')]
 
 
 @pytest.mark.parametrize('path', BASE, ids=lambda path: Path(path).stem)
@@ -131,6 +148,8 @@ def test_the_search_for_vit_base(load):
 @pytest.mark.parametrize('path, epochs, task', [
     ('kcr-moco-linear_vit-base_8xb128_in1k', 90, 'ImageClassifier'),
     ('kcr-moco-linear_vit-small_8xb128_in1k', 90, 'ImageClassifier'),
+    ('kcr-moca-linear_vit-base_8xb128_in1k', 90, 'ImageClassifier'),
+    ('kcr-moca-finetune_vit-base_8xb64_in1k', 150, 'ImageClassifier'),
     ('kcr-moco-pretrain_vit-small_16xb256_in1k', 300, 'MoCoV3'),
     ('kcr-moca-pretrain_vit-base_32xb64_in1k', 200, 'mmkcr.MOCA')])
 def test_the_others_are_subnets_in_the_hosts_recipes(path, epochs, task, load):
@@ -139,9 +158,11 @@ def test_the_others_are_subnets_in_the_hosts_recipes(path, epochs, task, load):
     assert model.type == task and config.train_cfg.max_epochs == epochs
     arch = 'small' if 'small' in path else 'base'
     assert f'kcr-search_vit-{arch}_8xb64_in1k-100/slim' in model.backbone.structure
-    if 'linear' in path:
+    if stage_of(path) in ('linear', 'finetune'):
         host = model.backbone.backbone
-        assert host.frozen_stages == 12 and f'vit-{arch}_16xb256' in host.init_cfg.checkpoint
+        batch = '32xb64' if 'moca' in path else '16xb256'
+        assert f'{path[:8]}-pretrain_vit-{arch}_{batch}' in host.init_cfg.checkpoint
+        assert host.get('frozen_stages') == (12 if 'linear' in path else None)
     else:
         hooks = {hook['type']: hook for hook in config.custom_hooks}
         assert hooks['mmkcr.WarmupSwitchHook']['begin'] == 0.3 * epochs

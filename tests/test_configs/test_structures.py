@@ -9,9 +9,11 @@ from config_files import CONFIGS, ROOT
 
 from lab.model_zoo import uninitialized
 from lab.structures import structure_name, structure_of_model, uniform_structure, wanted
-from mmkcr.apis.build import backbone_config, build_model, load_config
+from mmkcr.apis import count_macs
+from mmkcr.apis.build import backbone_config, build_model, default_shape, load_config
 from mmkcr.core import Structure, parse_target
-from mmkcr.models.utils import search_space
+from mmkcr.models.gates import BiMaskGate
+from mmkcr.models.utils import online_params, search_space
 
 FOLDER = ROOT / 'configs/structures'
 FILES = sorted(FOLDER.glob('*.json'))
@@ -54,7 +56,9 @@ def test_they_meet_the_targets_of_the_metafiles():
 
 @pytest.mark.parametrize('model', [
     'kcr-retrain_swin-tiny_8xb64_in1k', 'kcr-retrain_swin-base_v1_8xb64_in1k',
-    'dcs-retrain_mobilevit-small_8xb64_in1k', 'ofb-retrain_resnet50_1600m_8xb128_in1k',
+    'dcs-retrain_mobilevit-small_8xb64_in1k', 'dcs-retrain_mobilevit-xsmall_8xb64_in1k',
+    'dcs-retrain_efficientvit-b1_8xb64_in1k', 'dcs-retrain_efficientvit-b1_r288_8xb64_in1k',
+    'ofb-retrain_swin-tiny_3100m_8xb128_in1k', 'ofb-retrain_resnet50_1600m_8xb128_in1k',
     'ofb-retrain_deit-small_900m_8xb128_in1k', 'dwconv-replace_dinov2-vit-base_8xb64_in1k'])
 def test_a_config_is_built_with_it(model):
     entry, = (entry for entry in entries() if entry['Name'] == model)
@@ -65,7 +69,24 @@ def test_a_config_is_built_with_it(model):
         model = build_model(config)
     space = search_space(model)
     assert space.state_name() == 'subnet'
-    assert space.structure.sizes() == Structure.load(FOLDER / f'{name}.json').sizes()
+    structure = Structure.load(FOLDER / f'{name}.json')
+    assert space.structure.sizes() == structure.sizes()
+    # what the file says, the row of the table and the network that is built are one
+    macs, meta = count_macs(model, default_shape(config, model)), entry['Metadata']
+    assert macs == meta['FLOPs'] and online_params(model) == meta['Parameters']
+    assert not structure.macs or macs == structure.macs['subnet'] <= parse_target(
+        meta['Target'], structure.macs['dense'])
+
+
+def test_ofb_keeps_what_its_search_offers():
+    """Widths and hidden units on the grid of the bi-masks, of every head equally many."""
+    for path in FILES:
+        if not path.name.startswith('ofb-'):
+            continue
+        for name, site in Structure.load(path).sites.items():
+            options = BiMaskGate.space[name.rpartition('.')[2]]
+            steps = (len(site.kept) / site.total - options['start']) / options['step']
+            assert steps > -1e-6 and abs(steps - round(steps)) < 1e-6, (path.name, name)
 
 
 def test_a_file_is_reproduced(load):

@@ -2,11 +2,12 @@
 
 A subnet's structure comes from a search. Without one, a target fixes its size
 up to how the channels are spread over the blocks: here each block keeps the
-same share, *one keep ratio everywhere*.
+same share, *one keep ratio everywhere*. The rows of the metafiles and the files of
+configs/structures both have their sizes from :func:`uniform_subnet`.
 """
 
 import copy
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Union
 
 import torch
 from mmengine.config import Config, ConfigDict
@@ -14,7 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mmkcr.apis.build import build_model, default_shape
-from mmkcr.apis.slimming import slim
+from mmkcr.apis.latency import random_subnet
 from mmkcr.core import MacsReport
 from mmkcr.models.counting import macs_report
 from mmkcr.models.searchable import SearchableBackbone
@@ -77,35 +78,39 @@ def attention_macs(report: MacsReport) -> int:
                if any(name in operator for name in _ATTENTION))
 
 
-def uniform_subnet(model: Mapping[str, Any], target: Target,
-                   input_shape: Tuple[int, int, int], scope: str = 'mmpretrain',
-                   part: Optional[str] = None) -> nn.Module:
-    """A task model slimmed to a target with one keep ratio everywhere.
+def uniform_subnet(config: Config, target: Target | None = None, replaced: int | None = None,
+                   seed: int = 0) -> nn.Module:
+    """A config's task model, slimmed with one keep ratio everywhere, units drawn at random.
 
-    Gates with options take those that lie nearest to no preference at all.
+    Gates with options take sizes among these. Nothing is left of the weights.
 
     Args:
-        model (dict): Config of the dense task model.
-        target (str | int | float): As in :func:`~mmkcr.apis.slim`.
-        input_shape (tuple[int]): (C, H, W).
-        scope (str): The library of the task model. Defaults to ``'mmpretrain'``.
-        part (str, optional): See :func:`~mmkcr.apis.slim`.
+        config (Config): With a task model whose backbone is searchable.
+        target (str | int | float, optional): Most MACs, of a detector's or a segmentor's backbone.
+            Defaults to None: it stays dense.
+        replaced (int, optional): Blocks whose attention an operator replaces, the first ones.
+            Defaults to None: none.
+        seed (int): Of the units. Defaults to 0.
 
     Returns:
-        nn.Module: The subnet, without meaningful weights.
+        nn.Module: The model; its search space has the structure.
 
     Raises:
         ValueError: The target is out of reach.
     """
-    model = copy.deepcopy(ConfigDict(model))
-    cls = MODELS.get(model.backbone.type)
-    model.backbone.gates = dict(getattr(cls, 'unlearned_gates', SearchableBackbone.unlearned_gates))
-    supernet = _build(model, scope)
-    for gate in search_space(supernet).gates().values():
-        if gate.options() is None:
-            order = (torch.arange(gate.total) + 0.5) / gate.total
-            gate.alpha.data.copy_(1 - order)  # the same quantiles at every site
-    return slim(supernet, target, input_shape=input_shape, part=part, ordinary=False)[0]
+    task, scope = task_config(config), config.get('default_scope', 'mmpretrain')
+    if target is not None:
+        cls = MODELS.get(task.backbone.type)
+        task.backbone.gates = dict(getattr(cls, 'unlearned_gates',
+                                           SearchableBackbone.unlearned_gates))
+    with uninitialized():
+        model = build_model(Config(dict(model=task, default_scope=scope)))
+    if target is not None:
+        part = 'model' if scope == 'mmpretrain' else 'backbone'
+        random_subnet(model, target, default_shape(config, model), part, seed=seed)
+    if replaced is not None:
+        replace_blocks(model, replaced)
+    return model
 
 
 def replace_blocks(model: nn.Module, count: int) -> None:
@@ -132,23 +137,12 @@ def model_size(config: Config, target: Optional[Target] = None,
         replaced (int, optional): Blocks whose attention an operator replaces.
             Defaults to None: none.
     """
-    task, scope = task_config(config), config.get('default_scope', 'mmpretrain')
-    part = None if scope == 'mmpretrain' else 'backbone'
-    model = _build(task, scope)
-    shape = default_shape(config, model)
-    if target is not None:
-        model = uniform_subnet(task, target, shape, scope, part)
-    if replaced is not None:
-        replace_blocks(model, replaced)
-    report = macs_report(counted_part(model, part), shape)
+    model = uniform_subnet(config, target, replaced)
+    part = None if config.get('default_scope', 'mmpretrain') == 'mmpretrain' else 'backbone'
+    report = macs_report(counted_part(model, part), default_shape(config, model))
     # a dense model may be the host's own, without a search space
     structure = None if target is replaced is None else search_space(model).structure
     kept = [(len(site.kept), site.total) for site in structure.sites.values()] if structure \
         else [(1, 1)]
     keep = sum(size for size, _ in kept) / sum(total for _, total in kept)
     return ModelSize(report.total, online_params(model), attention_macs(report), keep)
-
-
-def _build(model: Mapping[str, Any], scope: str) -> nn.Module:
-    with uninitialized():
-        return build_model(Config(dict(model=model, default_scope=scope)))

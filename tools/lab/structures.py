@@ -7,11 +7,9 @@ from typing import Any, Dict, List, NamedTuple
 import torch
 from mmengine.config import Config
 
-from mmkcr.apis.build import build_model, default_shape
-from mmkcr.apis.latency import random_subnet
 from mmkcr.core import Structure
-from mmkcr.models.utils import backbone_macs, search_space
-from .model_zoo import replace_blocks, task_config, uninitialized
+from mmkcr.models.utils import search_space
+from .model_zoo import uniform_subnet
 
 #: Kinds whose units any others can stand for: the network has the same size and the same layers.
 ALIKE = ('mlp_hidden', 'embedding')
@@ -84,16 +82,8 @@ def uniform_structure(config: Config, target: Any, replaced: Any = None,
         replaced (int, optional): Blocks whose attention is replaced, the first ones.
         seed (int): Of the units. Defaults to 0.
     """
-    with uninitialized():
-        model = build_model(Config(dict(model=task_config(config), default_scope='mmpretrain')))
-    shape = default_shape(config, model)
-    model.eval()
-    if replaced is not None:
-        replace_blocks(model, replaced)
-        structure = search_space(model).structure
-    else:
-        _, structure = random_subnet(model, target, shape, 'model', seed=seed)
-        structure.macs['backbone'] = backbone_macs(search_space(model).host, shape)
+    model = uniform_subnet(config, target, replaced, seed)
+    structure = search_space(model).structure
     kinds = {name: site.kind for name, site in search_space(model).sites.items()}
     for name, site in structure.sites.items():
         if kinds[name] in ALIKE:

@@ -23,7 +23,7 @@ val_cfg = dict()
 test_cfg = dict()
 
 custom_hooks = [
-    dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.95),
+    dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.95, minimum=1e-4),
     # Section 4.1 names t_warm 90 for the search too; algorithm 1 prints no switch there.
     dict(type='mmkcr.WarmupSwitchHook', begin=90),
     dict(type='mmkcr.NystromRefreshHook', interval=30, landmarks=50000),

@@ -25,4 +25,4 @@ compression = dict(
     sites='own',
     # cost='paper' is the paper's own cost
     price=dict(cost='macs'))
-custom_hooks = [dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.95)]
+custom_hooks = [dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.95, minimum=1e-4)]

@@ -19,6 +19,6 @@ compression = dict(
     sites='own',
     # cost='paper' is the paper's own cost
     price=dict(cost='macs'))
-custom_hooks = [dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.95)]
+custom_hooks = [dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.95, minimum=1e-4)]
 # as the host's MobileViT: BGR over 255
 data_preprocessor = dict(mean=[0., 0., 0.], std=[255., 255., 255.], to_rgb=False)

@@ -7,6 +7,6 @@ _base_ = './kcr-search_swin-base_8xb64_in1k-100.py'
 
 compression = dict(regularizers=dict(_delete_=True), hooks=[])
 custom_hooks = [
-    dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.95),
+    dict(type='mmkcr.TemperatureDecayHook', initial=4.5, decay=0.95, minimum=1e-4),
     dict(type='mmkcr.FeatureTapHook'),
 ]
