@@ -106,7 +106,7 @@ def uniform_subnet(config: Config, target: Target | None = None, replaced: int |
     with uninitialized():
         model = build_model(Config(dict(model=task, default_scope=scope)))
     if target is not None:
-        part = 'model' if scope == 'mmpretrain' else 'backbone'
+        part = None if scope == 'mmpretrain' else 'backbone'
         random_subnet(model, target, default_shape(config, model), part, seed=seed)
     if replaced is not None:
         replace_blocks(model, replaced)
