@@ -12,8 +12,6 @@ Examples:
     python tools/slim.py CONFIG CHECKPOINT --target-bytes 40MB
     python tools/slim.py CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
         --threads 1 --batch 1
-    python tools/slim.py DCS_CONFIG CHECKPOINT --target-macs 80% --fold-masks 512
-    python tools/slim.py DCS_RETRAIN_CONFIG CHECKPOINT --fold-masks 512 --out folded
 """
 
 from typing import Optional, Sequence
@@ -23,7 +21,6 @@ from mmkcr.apis.build import image_shape
 from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.latency_table import add_table_arguments, chosen_table
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
-from mmkcr.core import Structure
 from mmkcr.models.counting import part_rows
 from mmkcr.visualization import format_table
 
@@ -44,12 +41,6 @@ def make_parser() -> Parser:
     parser.add_argument('--part', choices=('model', 'backbone'),
                         help='what the target is about; default: what the price of the '
                         'config counts, else the backbone of a detector, else the model')
-    parser.add_argument('--fold-masks', type=int, metavar='IMAGES',
-                        help='remove what is the same in the masks on queries and keys (DCS) for '
-                        'all of so many training images, with 0 only what the weights prove; also '
-                        'of a network without gates, such as a retrained subnet')
-    parser.add_argument('--calibration', metavar='FOLDER',
-                        help='images for --fold-masks (default: the training set of the config)')
     parser.add_argument('--out', metavar='DIR',
                         help='folder to write to (work_dirs/<config name>/slim)')
     parser.add_argument('--online-weights', action='store_true',
@@ -64,9 +55,7 @@ def print_summary(result: SlimResult) -> None:
     structure, sizes = result.structure, result.bytes
     rows = [(name, site.total, len(site.kept), f'{len(site.kept) / site.total:.1%}')
             for name, site in structure.sites.items()]
-    if rows:
-        print(format_table(('site', 'channels', 'kept', 'share'), rows))
-    print_folds(structure)
+    print(format_table(('site', 'channels', 'kept', 'share'), rows))
     rows = []
     for name, before, after, unit, scale in (
             ('MACs (G)', structure.macs['dense'], structure.macs['subnet'], '.4g', 1e9),
@@ -87,23 +76,6 @@ def print_summary(result: SlimResult) -> None:
     print(f'Wrote {result.folder / STRUCTURE} and {result.folder / WEIGHTS}')
 
 
-def print_folds(structure: Structure) -> None:
-    """Print what was constant in the masks on queries and keys, if they were folded."""
-    folded = structure.provenance.get('masks')
-    if folded is None:
-        return
-    if structure.masks:
-        print(format_table(
-            ('folded mask', 'rows', 'always open', 'never open', 'left'),
-            [(name, mask.total, len(mask.open), len(mask.shut),
-              mask.total - len(mask.open) - len(mask.shut))
-             for name, mask in structure.masks.items()]))
-    constant = folded['open'] + folded['shut']
-    where = f'on {folded["images"]} calibration images' if folded['images'] else 'by their weights'
-    print(f'{constant} rows of masks are constant {where}; {folded["proved"]} of them are proved '
-          'to be for any image.')
-
-
 @command
 def main(argv: Optional[Sequence[str]] = None) -> None:
     """Slim, write and print."""
@@ -114,7 +86,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         args.config, args.checkpoint, target, args.divisor,
         image_shape(args.shape) if args.shape else None, args.out, args.online_weights,
         args.cfg_options, args.part, chosen_table(args), args.force_table,
-        cost, args.fold_masks, args.calibration))
+        cost))
 
 
 if __name__ == '__main__':

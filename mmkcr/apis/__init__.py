@@ -8,8 +8,7 @@ from mmkcr.lazy import lazy_names
 _HOMES = dict(
     CompressOptions='mmkcr.closed_form.options', CompressResult='mmkcr.closed_form.compression',
     compress='mmkcr.closed_form.compression', count_macs='mmkcr.models.counting',
-    fold_masks='mask_folding', inferencer='inference',
-    list_models='inference', load_config='build',
+    inferencer='inference', list_models='inference', load_config='build',
     macs_report='mmkcr.models.counting', model_config='inference',
     register_models='inference', sample_image='shipped', slim='slimming')
 

@@ -10,7 +10,6 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.closed_form.images import calibration_images
 from mmkcr.core import Structure, atomic_write, write_tensors
 from mmkcr.core.added import added_layers
 from mmkcr.models.counting import Parts, counted_proposals, known_parts
@@ -28,7 +27,6 @@ from .build import (
     state_bytes,
 )
 from .latency_table import check_prediction, usable_table
-from .mask_folding import fold_masks as fold
 from .slimming import slim
 
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
@@ -68,9 +66,7 @@ def slim_files(config: Union[str, Path],
                part: Optional[str] = None,
                latency: Union[str, Path, None] = None,
                force_latency: bool = False,
-               cost: str = 'macs',
-               fold_masks: Optional[int] = None,
-               calibration: Optional[str] = None) -> SlimResult:
+               cost: str = 'macs') -> SlimResult:
     """Slim a trained supernet and write the subnet.
 
     Two files are written, both or, on any error, neither: ``structure.json``,
@@ -94,12 +90,6 @@ def slim_files(config: Union[str, Path],
             None.
         force_latency (bool): Accept a table of another machine. Defaults to False.
         cost (str): See :func:`mmkcr.apis.slim`. Defaults to ``'macs'``.
-        fold_masks (int, optional): Remove what is constant in the masks on queries and keys on so
-            many calibration images; with 0 only what the weights prove. The config and checkpoint
-            may then also be those of a network without gates: a retrained subnet, or one with
-            masks only. Defaults to None: masks stay whole.
-        calibration (str, optional): Folder of these images. Defaults to None: the training set of
-            the config, with the test transforms.
 
     Returns:
         SlimResult: Written files and sizes.
@@ -112,31 +102,20 @@ def slim_files(config: Union[str, Path],
     """
     cfg = load_config(config, options)
     model = build_model(cfg)
-    searched = bool(search_space(model).gates())
-    if not searched and (fold_masks is None or target_macs is not None):
+    if not search_space(model).gates():
         raise ValueError(f'expected the config of a search (a backbone with `gates`), found '
                          f'`{config}` without')
-    if calibration is not None and not fold_masks:
-        raise ValueError('expected `--calibration` with a number of images to fold masks by '
-                         '(`--fold-masks`), found none')
     # before loading: a checkpoint may be of a supernet that was sliced during training
     task = find_task(model)
     gates = [gate for space in (search_space(model), *copied_spaces(model))
              for gate in space.gates().values()]
-    whole = task if searched else build_model(dense_config(cfg))  # it may be a subnet
-    dense = state_bytes(whole) - sum(map(state_bytes, (*gates, *added_layers(whole).values())))
+    dense = state_bytes(task) - sum(map(state_bytes, (*gates, *added_layers(task).values())))
     content = load_weights(model, checkpoint, online)
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
                                                       force_latency)
-    batches = None if fold_masks is None else () if not fold_masks else calibration_images(
-        cfg, task, calibration, fold_masks)
-    if searched:
-        subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost, batches,
-                                 ordinary=False)
-    else:
-        subnet, structure = fold(model, batches, shape, part)
-    # of a subnet that was folded, the checkpoint is the one that was
+    subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost,
+                             ordinary=False)
     structure.provenance = {**structure.provenance,
                             **provenance(cfg, config, checkpoint, content, online)}
     folder = Path(out) if out else run_folder(cfg, config) / 'slim'

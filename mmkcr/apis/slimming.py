@@ -1,7 +1,7 @@
 """From a trained supernet to a subnet that meets a budget."""
 
 import copy
-from typing import Any, Iterable, Optional, Sequence, Tuple, Union
+from typing import Optional, Sequence, Tuple, Union
 
 from torch import nn
 
@@ -29,7 +29,6 @@ from mmkcr.models.utils import (
     task_forward,
     unwrap,
 )
-from .mask_folding import constant_masks, describe_folds, fold_constants
 
 
 def slim(model: nn.Module,
@@ -39,7 +38,6 @@ def slim(model: nn.Module,
          part: Optional[str] = None,
          latency: Optional[LatencyTable] = None,
          cost: str = 'macs',
-         fold: Optional[Iterable[Any]] = None,
          ordinary: bool = True) -> Tuple[nn.Module, Structure]:
     """Discretise the gates of a supernet under a budget and slice its tensors.
 
@@ -63,10 +61,6 @@ def slim(model: nn.Module,
             time, see :meth:`~mmkcr.core.LatencyModel.read_target`. Defaults to None.
         cost (str): What the target limits, see :func:`~mmkcr.models.costs.cost_model`; parameters
             and bytes (``'40MB'``) are those of the ``state_dict``. Defaults to ``'macs'``.
-        fold (Iterable, optional): Calibration images, see
-            :func:`~mmkcr.apis.mask_folding.constant_masks`: what is constant in the subnet's masks
-            on queries and keys is removed. That saves MACs beyond the target. Defaults to None:
-            masks stay whole.
         ordinary (bool): See :func:`~mmkcr.apis.compress`. Defaults to True.
 
     Returns:
@@ -104,10 +98,6 @@ def slim(model: nn.Module,
     subnet = copy.deepcopy(task)  # the bare task model
     for one in (search_space(subnet), *copied_spaces(subnet)):
         one.slice_to(structure)
-    if fold is not None:
-        constants = constant_masks(subnet, fold, input_shape)
-        fold_constants(subnet, constants)
-        structure.provenance['masks'] = describe_folds(constants, getattr(fold, 'images', None))
     for average in momentum_copies(subnet):
         renew_record(average)
     added = [layer for layer in added_layers(task).values() if layer in online_modules(task)]

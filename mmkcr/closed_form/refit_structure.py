@@ -50,8 +50,7 @@ def refit_structure(model: nn.Module,
 
     Raises:
         ValueError: As in ``compress``; or a structure of another backbone, or with a kind of site
-            that has no closed form, or with folded masks, or one of ``compress`` that keeps
-            channels of rotated bases.
+            that has no closed form, or one of ``compress`` that keeps channels of rotated bases.
     """
     settings = with_memory(CompressOptions(**options), model)
     wanted = Structure.load(structure)
@@ -88,15 +87,7 @@ def refit_structure(model: nn.Module,
 
 
 def _kinds(structure: Structure) -> tuple[list[KindConfig], list[KindConfig]]:
-    """Kinds of site that are refitted, and masks on queries and keys, which begin anew.
-
-    Raises:
-        ValueError: The masks are folded.
-    """
-    if structure.masks:
-        raise ValueError('expected a structure with whole masks on queries and keys to refit, '
-                         f'found `{next(iter(structure.masks))}` folded: take the structure from '
-                         'before `--fold-masks`')
+    """Kinds of site that are refitted, and masks on queries and keys, which begin anew."""
     kinds = structure.backbone.get('sites')
     if not kinds:
         # a structure of a named backbone lists none, but its sites' names end with the kinds

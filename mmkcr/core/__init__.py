@@ -13,12 +13,12 @@ from .options import allowed_ratio_sizes, can_meet, choose_options
 from .selection import TOLERANCE, select_units
 from .sites import Cost, MaskPoint, Site, SiteHolder, UnitMask, Unsupported, block_of
 from .slicing import slice_parameter, take_entries
-from .structure import KEPT, MaskEntry, SiteEntry, Structure, digest
+from .structure import KEPT, SiteEntry, Structure, digest
 from .weights import COUNTED, BytesModel, ParamsModel
 
 __all__ = [
     'Axis', 'BaseGate', 'BytesModel', 'COUNTED', 'Cost', 'CostModel', 'KEPT', 'LatencyModel',
-    'LatencyTable', 'MacsModel', 'MacsReport', 'MaskEntry', 'MaskPoint', 'NoisyGate',
+    'LatencyTable', 'MacsModel', 'MacsReport', 'MaskPoint', 'NoisyGate',
     'NonFiniteError', 'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure',
     'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'block_of',
     'can_meet', 'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',

@@ -144,55 +144,6 @@ class SiteEntry:
         return {key: value for key, value in vars(self).items() if value is not None}
 
 
-@dataclass
-class MaskEntry:
-    """Constant rows of a mask on queries and keys, which are folded away.
-
-    Args:
-        total (int): Rows of the whole mask.
-        open (list[int]): Rows that are 1 everywhere, ascending.
-        shut (list[int]): Rows that are 0 everywhere, ascending.
-    """
-
-    total: int
-    open: List[int]
-    shut: List[int]
-
-    @classmethod
-    def from_dict(cls, name: str, data: Any) -> 'MaskEntry':
-        """Check one entry of ``masks``.
-
-        Args:
-            name (str): The mask's name, for the message.
-            data (dict): ``total``, ``open`` and ``shut``.
-
-        Raises:
-            ValueError: A key or a type is wrong, or the rows are not ascending within [0, total),
-                or one is both open and shut.
-        """
-        if not isinstance(data, Mapping) or set(data) != {'total', 'open', 'shut'}:
-            found = sorted(data) if isinstance(data, Mapping) else data
-            raise ValueError(f'expected the keys `open`, `shut` and `total` at mask `{name}`, '
-                             f'found {str(found):.80}')
-        total = data['total']
-        if not _is_count(total) or not 1 <= total <= MOST_UNITS:
-            raise ValueError(f'expected an integer `total` within [1, {MOST_UNITS}] at mask '
-                             f'`{name}`, found {str(total):.40}')
-        for key in ('open', 'shut'):
-            if not _ascending(data[key], total):
-                raise ValueError(f'expected `{key}` at mask `{name}` to be ascending rows within '
-                                 f'[0, {total}), found {str(data[key]):.80}')
-        both = sorted(set(data['open']) & set(data['shut']))
-        if both:
-            raise ValueError(f'expected rows that are open or shut at mask `{name}`, found row '
-                             f'{both[0]} as both')
-        return cls(total, list(data['open']), list(data['shut']))
-
-    def to_dict(self) -> Dict[str, Any]:
-        """The entry as plain JSON types."""
-        return dict(vars(self))
-
-
 def _ascending(units: Any, total: int) -> bool:
     """Whether these are ascending indices within [0, total)."""
     return (isinstance(units, (list, tuple))
@@ -216,8 +167,6 @@ class Structure:
             subnet's backbone.
         params (dict): Parameters, ``dense`` and ``subnet``.
         provenance (dict): Config, checkpoint hash, seed, epoch, versions.
-        masks (dict[str, MaskEntry]): Folded masks on queries and keys, by
-            ``<module path>.qk_mask``. Defaults to none: the masks are whole.
         format_version (int): Version of this file format.
     """
 
@@ -227,7 +176,6 @@ class Structure:
     macs: Dict[str, Any] = field(default_factory=dict)
     params: Dict[str, int] = field(default_factory=dict)
     provenance: Dict[str, Any] = field(default_factory=dict)
-    masks: Dict[str, MaskEntry] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @classmethod
@@ -263,6 +211,10 @@ class Structure:
             raise ValueError(f'expected a structure of one network, found an order in {where}, '
                              'which is no longer read: compress the dense checkpoint with the '
                              'targets themselves (`mmkcr compress --target-macs 80% 60%`)')
+        if 'masks' in found:
+            raise ValueError('expected a structure with whole masks on queries and keys, found '
+                             f'folded ones in {where}, which are no longer read: take the '
+                             'structure and weights from before the fold')
         if not required <= found <= names:
             raise ValueError(f'expected a structure with the keys {sorted(required)} (and of '
                              f'{sorted(names - required)}), found {sorted(found)} in {where}')
@@ -271,13 +223,12 @@ class Structure:
             raise ValueError(f'expected structure `format_version` {FORMAT_VERSION}, found '
                              f'{data["format_version"]!r} in {where}')
         for key, kind in dict(backbone=Mapping, sites=Mapping, macs=Mapping, params=Mapping,
-                              provenance=Mapping, masks=Mapping, method=str).items():
+                              provenance=Mapping, method=str).items():
             if not isinstance(data.get(key, kind() if kind is str else {}), kind):
                 raise ValueError(f'expected `{key}` of a structure to be a '
                                  f'{"string" if kind is str else "dict"}, found '
                                  f'{str(data[key]):.60} in {where}')
-        masks = data.get('masks') or {}
-        if not isinstance(data['backbone'].get('type'), str) or not (data['sites'] or masks):
+        if not isinstance(data['backbone'].get('type'), str) or not data['sites']:
             raise ValueError('expected a structure with a backbone `type` and at least one site, '
                              f'found backbone {str(data["backbone"]):.80} and '
                              f'{len(data["sites"])} sites in {where}')
@@ -289,23 +240,19 @@ class Structure:
             raise ValueError(f'expected {MOST_UNITS} units at most in all sites of a structure, '
                              f'found {str(units):.40} in {where}')
         sites = {name: SiteEntry.from_dict(name, site) for name, site in data['sites'].items()}
-        entries = {name: MaskEntry.from_dict(name, mask) for name, mask in masks.items()}
-        return cls(**{**data, 'sites': sites, 'masks': entries})
+        return cls(**{**data, 'sites': sites})
 
     def to_dict(self) -> Dict[str, Any]:
         """The structure as plain JSON types."""
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for key in ('sites', 'masks'):
-            data[key] = {name: entry.to_dict() for name, entry in data[key].items()}
-        if not self.masks:
-            del data['masks']
+        data['sites'] = {name: site.to_dict() for name, site in self.sites.items()}
         return {'format_version': data.pop('format_version'), **data}
 
     def dumps(self) -> str:
-        """The file's text, with one line per key and one line per site and per mask."""
+        """The file's text, with one line per key and one line per site."""
         lines = []
         for key, value in self.to_dict().items():
-            if key in ('sites', 'masks') and value:
+            if key == 'sites' and value:
                 body = ',\n'.join(f'    {json.dumps(name)}: {json.dumps(site)}'
                                   for name, site in value.items())
                 text = f'{{\n{body}\n  }}'

@@ -2,9 +2,9 @@
 
 A method base (``configs/_base_/methods``) gives a config the key ``compression`` and the runner
 type ``mmkcr.CompressionRunner``; it changes nothing else before the run is built. So one base fits
-any host config. The hosts' own ``tools/train.py`` runs it where it can read it: a base as a path, or
-a dumped config with ``custom_imports`` of ``mmkcr``. It reads no ``mmkcr::`` base, and mmseg's
-reads no ``mmseg::`` base either: MMEngine looks these up before anything imports ``mmkcr``.
+any host config. The hosts' own ``tools/train.py`` runs it where it can read it: with the base as
+a path and ``custom_imports`` of ``mmkcr``, or dumped. It reads no ``mmkcr::`` base, and mmseg's no
+``mmseg::`` base either: MMEngine looks these up before anything imports ``mmkcr``.
 """
 
 import copy

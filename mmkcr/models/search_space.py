@@ -18,7 +18,6 @@ from mmkcr.core import (
     KEPT,
     Axis,
     BaseGate,
-    MaskEntry,
     SiteEntry,
     Structure,
     count_params,
@@ -29,7 +28,7 @@ from mmkcr.core import (
 from mmkcr.lazy import is_of
 from .backbone_loading import check_state, inherit_dense, take_kept
 from .head_choice import choose_heads, is_choice
-from .sites import QKMaskSite, find_sites
+from .sites import find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
 StructureLike = Union[str, Mapping[str, Any], Structure, None]
@@ -72,11 +71,8 @@ class SearchSpace:
         self._fixed: Dict[str, SiteEntry] = {}
         self._attached: Dict[str, List[Axis]] = {}
         self._sites: Dict[str, HostSite] = {}
-        self._masks: Dict[str, QKMaskSite] = {}
         #: Sites without gates that are not applied yet, of a dense host.
         self._waiting: Dict[str, HostSite] = {}
-        #: Constant rows of the masks that are folded.
-        self._folded: Dict[str, MaskEntry] = {}
         self._dense_params = count_params(host)
         searched = gates is not None or structure is not None
         # before the gates: they are built with the number of units that the kinds find
@@ -152,7 +148,6 @@ class SearchSpace:
         """Put the masks on queries and keys on a dense host, with their initial values."""
         for site in self._waiting.values():
             site.prepare()
-        self._masks.update(self._waiting)  # no other kind is without gates
         self._waiting = {}
 
     @property
@@ -174,10 +169,6 @@ class SearchSpace:
     def gates(self) -> Dict[str, BaseGate]:
         """The gates of a supernet by site; empty in the other states."""
         return {name: site.gate for name, site in self._sites.items() if site.gate is not None}
-
-    def mask_sites(self) -> Dict[str, QKMaskSite]:
-        """The attention layers with a mask on queries and keys, by ``<module path>.qk_mask``."""
-        return dict(self._masks)
 
     def gated_sites(self) -> Dict[str, HostSite]:
         """The sites that have a gate."""
@@ -253,7 +244,6 @@ class SearchSpace:
             self._slice(name, entry)
         self._fixed = fixed
         self._record(fixed)
-        self.fold_masks(structure.masks)
 
     @property
     def type_name(self) -> str:
@@ -286,15 +276,13 @@ class SearchSpace:
         if self.structure is not None:
             raise ValueError('expected a dense backbone or a supernet to slice, found a subnet of '
                              f'`{self.type_name}`')
-        totals = self._totals_with(structure.masks)
-        structure.validate(totals, self._accepted_types(structure))
+        structure.validate(self.totals(), self._accepted_types(structure))
         for name, entry in structure.sites.items():
             if name not in self._fixed:
                 self._slice(name, entry)
             elif entry != self._fixed[name]:
                 raise ValueError(f'expected site `{name}` as the supernet has it, found another in '
                                  'the structure')
-        self.fold_masks(structure.masks)
         self.structure = structure
         self._record(structure.sites)
 
@@ -307,33 +295,6 @@ class SearchSpace:
     def decided(self) -> Mapping[str, SiteEntry]:
         """Entries of the sites that are sliced for good: all of a subnet's."""
         return self._fixed if self.structure is None else self.structure.sites
-
-    def _totals_with(self, masks: Mapping[str, MaskEntry]) -> Dict[str, int]:
-        """Units of every site; masks may be folded without a site."""
-        return self.totals() if self._sites or not masks else {}
-
-    def fold_masks(self, entries: Mapping[str, MaskEntry]) -> None:
-        """Remove what is constant in the masks on queries and keys, in place.
-
-        Args:
-            entries (Mapping[str, MaskEntry]): By the names of :meth:`mask_sites`; other masks stay.
-
-        Raises:
-            ValueError: There is no such mask, it is folded already, or of another size.
-        """
-        if not entries:
-            return
-        from .mask_fold import fold_mask  # of DCS, with its masks
-        for name, entry in entries.items():
-            if self._folded.get(name) == entry:  # a supernet whose structure is fixed in part
-                continue
-            if name not in self._masks:
-                raise ValueError(f'expected folded masks among the {len(self._masks)} of '
-                                 f'`{self.type_name}`, found `{name}`')
-            fold_mask(self._masks[name], entry)
-            self._folded[name] = entry
-        if self.structure is not None:
-            self.structure.masks = dict(self._folded)
 
     def _slice(self, name: str, entry: SiteEntry) -> None:
         site, operators = self.sites[name], self.sites[name].operators()
@@ -352,16 +313,14 @@ class SearchSpace:
     def structure_for(self, kept: Mapping[str, Tensor]) -> Structure:
         """Structure of this backbone with the given units; sites not given keep all of theirs."""
         sites = {}
-        for name, site in (self._sites if self._folded else self.sites).items():
+        for name, site in self.sites.items():
             units = kept[name].tolist() if name in kept else list(range(site.total))
             replaced = len(units) < site.total and site.operators()
             sites[name] = dict(total=site.total, kept=units,
                                operator=replaced[0] if replaced else None)
         sites.update({name: entry.to_dict() for name, entry in self._fixed.items()})
         return Structure.load(dict(format_version=1, method=self.method,
-                                   backbone=copy.deepcopy(self.backbone), sites=sites,
-                                   masks={name: entry.to_dict()
-                                          for name, entry in self._folded.items()}))
+                                   backbone=copy.deepcopy(self.backbone), sites=sites))
 
     def fixed(self) -> Mapping[str, SiteEntry]:
         """Entries of sites that a structure has decided beside gates at others."""

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 import mmkcr.engine  # noqa: F401
-from mmkcr.models.gates import QKMask
-from mmkcr.models.losses import FeatureDistillationLoss, KernelComplexityLoss, MaskPrice
+from mmkcr.models.losses import FeatureDistillationLoss, KernelComplexityLoss
 
 
 class Task(nn.Module):
@@ -43,24 +42,8 @@ def distillation():
     return student, value
 
 
-def mask():
-    task = Task(nn.ModuleDict(dict(a=QKMask(6, 4), b=QKMask(6, 8))))
-    for parameter in task.parameters():
-        nn.init.normal_(parameter)
-    price = MaskPrice(0.7)
-    price.bind(task)
-
-    def value(x, _):
-        with price.watch():
-            for module in task.backbone.values():
-                module(x.float()[:, None].expand(-1, 5, -1))
-        return price(x)
-
-    return task, value
-
-
 CASES = dict(scale_free=lambda: complexity('projection'), sample=lambda: complexity('sample'),
-             distillation=distillation, mask=mask)
+             distillation=distillation)
 
 
 def run(part):

@@ -287,39 +287,3 @@ def test_masks_forced_open(within, tmp_path, monkeypatch):
     one, two = ([sample['pred_score'] for sample in mmengine.load(file)]
                 for file in (plain, with_masks))
     assert len(one) == len(two) and all(map(torch.equal, one, two))
-
-
-def test_slim_folds_a_retrained_network(within, tmp_path):
-    """By the command, from a retraining's checkpoint to a deploy config with the new structure."""
-    run, deploy, retrain, checkpoint = within
-    if not deploy.name.startswith('dcs-'):  # others have no masks
-        return
-    content = torch.load(checkpoint, weights_only=False)
-    for key in ('state_dict', 'ema_state_dict'):
-        for name, value in content[key].items():
-            if name.endswith('.mask.bias'):  # a quarter of the channels of each head is never open
-                value[:] = 60.
-                value[::4] = -60.
-    torch.save(content, tmp_path / 'constant.pth')
-    printed = run('slim', retrain, tmp_path / 'constant.pth', '--fold-masks', '24',
-                  '--out', tmp_path / 'folded')
-    structure = Structure.load(tmp_path / 'folded/structure.json')
-    folded = structure.provenance['masks']
-    assert folded['images'] == 24 and folded['shut'] * 3 == folded['open'] == folded['rows'] * 3 / 4
-    assert f'{folded["rows"]} rows of masks are constant on 24 calibration images' in printed
-    metrics = {}
-    for name, weights, options in (
-            ('whole', tmp_path / 'constant.pth', ()),
-            ('folded', tmp_path / 'folded/subnet.pth',
-             (f'model.backbone.structure={tmp_path}/folded/structure.json', ))):
-        out = tmp_path / f'{name}.json'
-        run('test', deploy, weights, '--work-dir', tmp_path, '--out', out, '--out-item', 'metrics',
-            *HELD_OUT, *options)
-        metrics[name] = json.loads(out.read_text())
-    assert metrics['whole'] == metrics['folded']
-    # all its masks are constant, so none is left
-    config = load_config(str(deploy), {'model.backbone.structure': str(
-        tmp_path / 'folded/structure.json')})
-    model = build_model(config)
-    assert not any(isinstance(module, QKMask) for module in model.modules())
-    load_weights(model, str(tmp_path / 'folded/subnet.pth'))

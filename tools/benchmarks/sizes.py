@@ -26,10 +26,10 @@ METHODS = dict(
     kcr=('functional/kernel.py', 'models/losses/kernel_complexity.py',
          'engine/hooks/nystrom_refresh.py', 'evaluation/metrics/kernel_complexity.py'),
     dcs=('functional/information.py', 'functional/clusters.py',
-         'models/losses/information_bottleneck.py', 'models/losses/mask_price.py',
+         'models/losses/information_bottleneck.py',
          'engine/hooks/information_bottleneck.py', 'engine/hooks/gate_noise.py',
          'evaluation/metrics/information_bottleneck.py', 'evaluation/bottleneck.py',
-         'models/gates/qk_mask.py', 'models/mask_fold.py', 'apis/mask_folding.py'),
+         'models/gates/qk_mask.py', 'evaluation/masks.py'),
     ofb=('models/gates/bimask.py', 'models/losses/adaptive_one_hot.py',
          'engine/hooks/progressive_pruning.py', 'engine/hooks/linear_schedule.py',
          'engine/optimizers/joint_constructor.py', 'models/wrappers/masked_search.py',
@@ -57,8 +57,6 @@ LATER = {
         'apis/shipped.py', 'apis/expected.py', 'apis/launch.py', 'apis/processes.py',
         'apis/console.py',
         'apis/arguments.py', 'datasets/*_check.py', 'core/finite.py'),
-    'what masks select': ('models/losses/mask_price.py', 'evaluation/masks.py',
-                          'models/mask_fold.py', 'apis/mask_folding.py'),
 }
 _REGISTRARS = ('mlp_adapter', 'attention_adapter', 'channel_adapter', 'stream_adapter')
 

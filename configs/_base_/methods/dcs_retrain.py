@@ -5,6 +5,4 @@ runner_type = 'mmkcr.CompressionRunner'
 compression = dict(
     sites=['qk_mask', 'mlp_channels'],
     wrapper='mmkcr.RegularizedModel',
-    # logs by layer what the masks leave open
-    regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)),
     hooks=[dict(type='mmkcr.GateNoiseHook')])

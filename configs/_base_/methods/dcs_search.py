@@ -4,8 +4,6 @@ compression = dict(
     sites=['qk_mask', 'mlp_channels'],
     gates=dict(type='mmkcr.GumbelChannelGate'),
     wrapper='mmkcr.SearchModel',
-    # logs by layer what the masks leave open; a weight closes them
-    regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)),
     price=dict(type='mmkcr.MacsPrice', weight=0.2),
     loop='bilevel',
     fraction=0.3,

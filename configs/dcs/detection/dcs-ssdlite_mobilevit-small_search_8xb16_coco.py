@@ -18,6 +18,4 @@ _base_ = [
 compression = dict(
     sites='own',
     # as the subnet of ImageNet has at 320 px: 2.99 G
-    target=0.91,
-    # logs what the masks leave open
-    regularizers=dict(mask=dict(type='mmkcr.MaskPrice', weight=0.)))
+    target=0.91)

@@ -4,6 +4,5 @@ _base_ = './dcs-retrain_mobilevit-mini_1xb64_digits.py'
 
 compression = dict(
     feature_layer=None,
-    # logs what the masks leave open
-    regularizers=dict(_delete_=True, mask=dict(type='mmkcr.MaskPrice', weight=0.)))
+    regularizers=None)
 custom_hooks = [dict(type='mmkcr.GateNoiseHook')]

@@ -5,6 +5,5 @@ _base_ = './dcs-retrain_mobilevit-small_8xb64_in1k.py'
 
 compression = dict(
     feature_layer=None,
-    # logs what the masks leave open
-    regularizers=dict(_delete_=True, mask=dict(type='mmkcr.MaskPrice', weight=0.)),
+    regularizers=None,
     hooks=[dict(type='mmkcr.GateNoiseHook')])

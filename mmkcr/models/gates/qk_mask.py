@@ -7,12 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmkcr.core.added import AddedLayer
-from mmkcr.core.axes import Axis, slice_axes
 from mmkcr.core.gate import NoisyGate, logistic_noise
 from mmkcr.registry import MODELS
-
-#: Logit of a folded entry that is always 1: large, and finite in fp16.
-ALWAYS_OPEN = 1e4
 
 
 @MODELS.register_module()
@@ -81,26 +77,8 @@ class QKMask(NoisyGate, AddedLayer):
             nn.init.trunc_normal_(torch.empty(rank, in_channels), std=in_channels**-.5))
         self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(rows, inner), std=std))
         self.bias = nn.Parameter(torch.full((rows, ), float(init)))
-        #: MACs of one position that leave the products of linear attention with a channel; set by
-        #: the site. Softmax attention has one MAC for every position that is attended to.
-        self.linear_products = 0
-        #: Of a folded mask: for every entry its row of the linear layer, or their number for 1.
-        self.register_buffer('place', None, persistent=False)
         self._seed: Optional[int] = None
         self._noise: Optional[Tensor] = None
-
-    def fold(self, rows: Tensor, place: Tensor) -> None:
-        """Keep the rows of the linear layer that are not constant, in place.
-
-        Args:
-            rows (Tensor): Rows to keep, int64, ascending.
-            place (Tensor): (R, D) for the D channels that are left: for every entry the position
-                of its row among ``rows``, or ``len(rows)`` for an entry that is always 1.
-        """
-        slice_axes([Axis(self, 'weight'), Axis(self, 'bias')], rows)
-        self.place = place.flatten().to(self.weight.device)
-        self.channels, self.repeats = place.shape[1], 1
-        self._noise = None
 
     def resample(self, generator: Optional[torch.Generator] = None) -> None:
         """Draw the seed of one training step's noise; the forward draws it once it has a shape."""
@@ -123,18 +101,12 @@ class QKMask(NoisyGate, AddedLayer):
 
         Returns:
             Tensor: (B, N, R, D), or (B, R, D, H, W) with ``maps``; R is 1, or 2 with
-            ``separate``, so that it broadcasts to queries and keys. Entries that were folded
-            are :data:`ALWAYS_OPEN`.
+            ``separate``, so that it broadcasts to queries and keys.
         """
-        dim = 1 if self.maps else -1
         if self.down is not None:
             x = self._linear(x, self.down)
         theta = self._linear(x, self.weight, self.bias)
-        if self.place is not None:
-            # one more row, the constant (`F.pad` lists the last dimension first)
-            behind = (0, 0) * (theta.ndim - 1 - dim % theta.ndim) + (0, 1)
-            theta = F.pad(theta, behind, value=ALWAYS_OPEN).index_select(dim, self.place)
-        theta = theta.unflatten(dim, (-1, self.channels // self.repeats))
+        theta = theta.unflatten(1 if self.maps else -1, (-1, self.channels // self.repeats))
         if self.repeats > 1:  # the same channels for every head
             theta = torch.cat([theta] * self.repeats, 2 if self.maps else -1)
         return theta

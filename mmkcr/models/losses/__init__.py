@@ -5,10 +5,9 @@ from .distillation import DistillationLoss
 from .feature_distillation import FeatureDistillationLoss
 from .information_bottleneck import InformationBottleneckLoss
 from .kernel_complexity import KernelComplexityLoss
-from .mask_price import MaskPrice
 from .price import MacsPrice
 
 __all__ = [
     'AdaptiveOneHotLoss', 'DistillationLoss', 'FeatureDistillationLoss',
-    'InformationBottleneckLoss', 'KernelComplexityLoss', 'MacsPrice', 'MaskPrice'
+    'InformationBottleneckLoss', 'KernelComplexityLoss', 'MacsPrice'
 ]

@@ -99,18 +99,11 @@ class QKMaskSite(AttentionSite):
         owner.mask = MODELS.build(dict(self.config, channels=self.total, num_heads=heads,
                                        maps=linear, in_channels=weight.shape[1])).to(weight)
         if linear:  # the layer calls the mask itself
-            # of all scales: keys times values and ones, and that times queries
-            owner.mask.linear_products = 2 * (1 + len(owner.aggreg)) * (owner.head_dim + 1)
             return
         parts: Tuple[Optional[int], ...] = (0, 1, None)
         for projection, count in zip(projections, self.view.fused):
             projection.register_forward_hook(MaskHook(owner.mask, parts[:count]))
             parts = parts[count:]  # each projection takes its `count` parts
-
-    @property
-    def mask(self) -> Optional[nn.Module]:
-        """The mask, or None where nothing is left of a folded one."""
-        return getattr(self.owner, 'mask', None)
 
     @staticmethod
     def masks(host: nn.Module) -> Mapping[str, nn.Module]:
