@@ -41,7 +41,7 @@ def scripts(host, folder, *calls):
     ('mmseg', f'segmentation/kcr-upernet_{SCENES}', dict(QUICK, **ITERS, **NOT_STARTED), 'iter_2',
      'mIoU')])
 def test_a_search_of_each_host(host, config, options, checkpoint, metric, digits_root, tmp_path):
-    """Configs with relative bases, and for mmseg, which has an `mmseg::` base, as dumped."""
+    """Bases as paths; for mmseg, as dumped, and to test as its run writes it (docs/running.md)."""
     (tmp_path / 'data').mkdir()
     (tmp_path / 'data/digits').symlink_to(digits_root)
     shipped = ROOT / f'configs/kcr/{config}.py'
@@ -53,15 +53,16 @@ def test_a_search_of_each_host(host, config, options, checkpoint, metric, digits
         (tmp_path / 'config.py').write_text('\n'.join(
             [f'_base_ = {str(shipped)!r}', *(f'{key} = {value!r}'
                                              for key, value in options.items())]))
+    tested = 'run/config.py' if host == 'mmseg' else 'config.py'
     status, printed = scripts(host, tmp_path, ('train.py', 'config.py'),
-                              ('test.py', 'config.py', f'run/{checkpoint}.pth'))
+                              ('test.py', tested, f'run/{checkpoint}.pth'))
     assert status == 0, printed[-2000:]
-    assert 'loss_macs' in printed or 'price' in printed
+    assert 'loss_price' in printed  # it was a search
     assert metric in printed.rpartition('(test)')[2]
 
 
 def test_references_that_only_our_own_tools_know(tmp_path):
-    """As docs/your_model.md says; when a host knows them, that page can be mended."""
+    """As docs/running.md says; when a host knows them, that page can be mended."""
     (tmp_path / 'config.py').write_text("_base_ = ['mmkcr::_base_/methods/kcr_search.py']\n")
     status, printed = scripts('mmdet', tmp_path, ('train.py', 'config.py'))
-    assert status and "KeyError: 'mmkcr'" in printed.splitlines()[-1] or 'mmkcr' in printed
+    assert status and 'mmkcr' in printed.splitlines()[-1]
