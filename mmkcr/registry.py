@@ -15,17 +15,18 @@ ensure_torchvision()
 hush_missing_parts()
 
 
-def _child(name: str, parent: Registry, location: str) -> Registry:
-    return Registry(name, parent=parent, scope='mmkcr', locations=[f'mmkcr.{location}'])
+def _child(name: str, parent: Registry, *locations: str) -> Registry:
+    found = [f'mmkcr.{location}' for location in (*locations, 'methods.registered')]
+    return Registry(name, parent=parent, scope='mmkcr', locations=found)
 
 
 MODELS = _child('model', root.MODELS, 'models.registered')
 HOOKS = _child('hook', root.HOOKS, 'engine')
 RUNNERS = _child('runner', root.RUNNERS, 'engine')
-LOOPS = _child('loop', root.LOOPS, 'engine')
+LOOPS = _child('loop', root.LOOPS)
 OPTIM_WRAPPER_CONSTRUCTORS = _child('optimizer wrapper constructor',
                                     root.OPTIM_WRAPPER_CONSTRUCTORS, 'engine')
 DATASETS = _child('dataset', root.DATASETS, 'datasets')
 DATA_SAMPLERS = _child('data sampler', root.DATA_SAMPLERS, 'datasets')
 TRANSFORMS = _child('transform', root.TRANSFORMS, 'datasets')
-METRICS = _child('metric', root.METRICS, 'evaluation.metrics')
+METRICS = _child('metric', root.METRICS)

@@ -33,7 +33,7 @@ from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.engine.workers import no_workers_left
-from mmkcr.evaluation.masks import MaskWatch, masks_held_open
+from mmkcr.methods.dcs.masks import MaskWatch, masks_held_open
 from mmkcr.visualization import format_table
 
 

@@ -10,7 +10,8 @@ _HOMES = dict(
     compress='mmkcr.closed_form.compression', count_macs='mmkcr.models.counting',
     inferencer='inference', list_models='inference', load_config='build',
     macs_report='mmkcr.models.counting', model_config='inference',
-    register_models='inference', sample_image='shipped', slim='slimming')
+    register_models='inference', sample_image='shipped',
+    slim='mmkcr.methods.search.slimming')
 
 __all__ = list(_HOMES)
 __getattr__ = lazy_names(__name__, _HOMES)

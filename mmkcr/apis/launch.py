@@ -21,13 +21,13 @@ from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument
 from mmkcr.apis.processes import is_first_process, join_processes
 from mmkcr.core import NonFiniteError, atomic_write, locked
 from mmkcr.datasets.data_check import check_data_folders
-from mmkcr.engine.hooks.refresh import RefreshHook
 from mmkcr.engine.workers import no_workers_left
 from mmkcr.hosts import UnreadableImageError
-from mmkcr.models.losses import MacsPrice
+from mmkcr.methods.search.price import MacsPrice
+from mmkcr.methods.search.refresh import RefreshHook
+from mmkcr.methods.search.search_model import SearchModel
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import unwrap
-from mmkcr.models.wrappers import SearchModel
 from mmkcr.safe_load import is_address
 
 _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
@@ -255,7 +255,7 @@ def refuse_unreachable_target(runner: Runner) -> None:
         runner (Runner): About to train.
 
     Raises:
-        ValueError: See :meth:`~mmkcr.models.losses.MacsPrice.check_target`.
+        ValueError: See :meth:`~mmkcr.methods.search.price.MacsPrice.check_target`.
     """
     model = unwrap(runner.model)
     price = getattr(model, 'price', None)

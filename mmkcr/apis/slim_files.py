@@ -12,6 +12,7 @@ from torch import nn
 
 from mmkcr.core import Structure, atomic_write, write_tensors
 from mmkcr.core.added import added_layers
+from mmkcr.methods.search.slimming import slim
 from mmkcr.models.counting import Parts, counted_proposals, known_parts
 from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
 from mmkcr.safe_load import is_address
@@ -27,7 +28,6 @@ from .build import (
     state_bytes,
 )
 from .latency_table import check_prediction, usable_table
-from .slimming import slim
 
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
 

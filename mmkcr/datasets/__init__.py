@@ -6,9 +6,7 @@ from .data_check import check_data_folders
 from .fold_part import FoldPart
 from .label_check import CheckSegLabels
 from .part import DatasetPart
-from .vqa import SNLIVE, LabelAnswer, TokenizeQuestion
 
 __all__ = [
-    'CheckSegLabels', 'ClassSubset', 'DatasetPart', 'FoldPart', 'LabelAnswer', 'SNLIVE',
-    'TokenizeQuestion', 'check_data_folders'
+    'CheckSegLabels', 'ClassSubset', 'DatasetPart', 'FoldPart', 'check_data_folders'
 ]

@@ -1,8 +1,1 @@
-"""Metrics and the mathematics behind them."""
-
-from mmkcr.lazy import lazy_names
-
-_HOMES = dict(InformationBottleneckMetric='metrics', KernelComplexityMetric='metrics')
-
-__all__ = list(_HOMES)
-__getattr__ = lazy_names(__name__, _HOMES)
+"""What is measured on features and models, over a data set."""

@@ -12,7 +12,7 @@ from mmkcr.functional.kernel import (
     spectrum,
     tails,
 )
-from mmkcr.models.wrappers.feature_tap import pool_features
+from mmkcr.models.feature_tap import pool_features
 
 
 class ComplexityTap:

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Subset
 from mmkcr.core import eval_mode
 from mmkcr.core.forward import stop_after
 from mmkcr.datasets.part import mixes_images
+from mmkcr.models.feature_tap import FeatureTap, find_layer
 from mmkcr.models.utils import find_task, is_self_supervised, kept_randomness, unwrap
-from mmkcr.models.wrappers.feature_tap import FeatureTap, find_layer
 
 
 def find_pipeline(dataset: Any) -> Any:
@@ -132,9 +132,9 @@ def feature_layer_of(model: nn.Module) -> str:
         model (nn.Module): A classifier, or a model around one.
 
     Returns:
-        str: The ``feature_layer`` of a :class:`~mmkcr.models.wrappers.RegularizedModel` if it
-        differs from the default, otherwise the input of the head's last linear layer (of the
-        head itself if it is one), in the form of :class:`~mmkcr.models.wrappers.FeatureTap`.
+        str: The ``feature_layer`` of a model with regularisers if it differs from the default,
+        otherwise the input of the head's last linear layer (of the head itself if it is one), in
+        the form of :class:`~mmkcr.models.feature_tap.FeatureTap`.
 
     Raises:
         ValueError: The head has no linear layer.
@@ -172,7 +172,7 @@ def feature_batches(model: nn.Module, loader: DataLoader,
     Args:
         model (BaseModel): The task model, or a wrapper around it.
         loader (DataLoader): Batches as the model's data preprocessor takes them.
-        layer (str): As in :class:`mmkcr.models.wrappers.feature_tap.FeatureTap`.
+        layer (str): As in :class:`mmkcr.models.feature_tap.FeatureTap`.
     """
     model = unwrap(model)
     # a layer inside the backbone may run more than once

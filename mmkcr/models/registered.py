@@ -2,11 +2,7 @@
 
 from mmkcr import registry  # noqa: F401  (before any host library)
 from .backbones import *  # noqa: F401,F403
-from .flava import FlavaImageEncoder, FlavaVQA  # noqa: F401
-from .gates import *  # noqa: F401,F403
 from .heads import *  # noqa: F401,F403
 from .losses import *  # noqa: F401,F403
 from .search_space import SearchSpace  # noqa: F401
 from .searchable import Searchable, SearchableBackbone  # noqa: F401
-from .selfsup import *  # noqa: F401,F403
-from .wrappers import *  # noqa: F401,F403

@@ -30,7 +30,7 @@ def ends(capsys, *words):
 def test_help_needs_no_models_of_the_hosts():
     """They take as long to import as everything else; names of functions stay theirs."""
     code = ('import sys, mmkcr.apis.console; print("mmdet" in sys.modules); '
-            'import mmkcr.closed_form.compression, mmkcr.apis.slimming; '
+            'import mmkcr.closed_form.compression, mmkcr.methods.search.slimming; '
             'from mmkcr.apis import compress, slim; print(callable(compress), callable(slim))')
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
                           cwd=REPO)

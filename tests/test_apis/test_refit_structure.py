@@ -11,8 +11,8 @@ from lab.kind_coverage import randomise
 from mmkcr.apis import compress, count_macs
 from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import Structure
+from mmkcr.methods.dcs.qk_mask import QKMask
 from mmkcr.models import DCSMobileViT, Searchable
-from mmkcr.models.gates import QKMask
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 OPTIONS = dict(input_shape=(3, 32, 32), progress=False)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mmkcr.models  # noqa: F401
-from mmkcr.apis.slimming import slim
+from mmkcr.methods.search.slimming import slim
 from mmkcr.registry import MODELS
 
 SHAPE = (3, 32, 32)

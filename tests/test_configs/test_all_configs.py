@@ -16,7 +16,9 @@ from mmpretrain.structures import DataSample
 from lab.model_zoo import uninitialized
 from mmkcr.apis.build import build_model
 from mmkcr.engine.compressed_config import compressed_config
-from mmkcr.models import DistillationLoss, InformationBottleneckLoss, KernelComplexityLoss
+from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
+from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
+from mmkcr.models import DistillationLoss
 from mmkcr.models.utils import find_task, search_space
 
 FOUND = {'combined': 1, 'kcr/ssl': 14, 'kcr/vqa': 6, 'kcr/search': 6, 'kcr/retrain': 7,

@@ -15,9 +15,9 @@ from mmengine.runner import Runner
 from lab.model_zoo import uninitialized
 from mmkcr.apis.build import load_config
 from mmkcr.engine.compressed_config import CompressionRunner, scoped
+from mmkcr.methods.dcs.qk_mask import QKMask
 from mmkcr.models import DistillationLoss
 from mmkcr.models.counting import macs_report
-from mmkcr.models.gates.qk_mask import QKMask
 from mmkcr.models.utils import find_task
 from mmkcr.registry import MODELS
 

@@ -20,7 +20,7 @@ from mmengine.model import revert_sync_batchnorm
 
 from long_form import few
 from mmkcr.apis.build import default_shape
-from mmkcr.models import KernelComplexityLoss
+from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.models.utils import find_backbone, find_task
 
 DETECTION = [path for path in CONFIGS if path.startswith('configs/kcr/detection/')]

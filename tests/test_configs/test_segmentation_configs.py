@@ -15,7 +15,7 @@ from mmseg.structures import SegDataSample
 from lab.model_zoo import uninitialized
 from mmkcr.apis.build import load_config
 from mmkcr.engine.compressed_config import compressed_config
-from mmkcr.models import KernelComplexityLoss
+from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.models.utils import find_backbone, find_task, search_space
 
 SEGMENTATION = [path for path in CONFIGS if path.startswith('configs/kcr/segmentation/')]

@@ -12,7 +12,7 @@ from lab.structures import structure_name, structure_of_model, uniform_structure
 from mmkcr.apis import count_macs
 from mmkcr.apis.build import backbone_config, build_model, default_shape, load_config
 from mmkcr.core import Structure, parse_target
-from mmkcr.models.gates import BiMaskGate
+from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.models.utils import online_params, search_space
 
 FOLDER = ROOT / 'configs/structures'

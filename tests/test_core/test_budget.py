@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mmkcr.core import CostModel, parse_target, solve_budget
 from mmkcr.core.selection import select_units
-from mmkcr.models.gates import BiMaskGate, GumbelChannelGate
+from mmkcr.methods.ofb.bimask import BiMaskGate
+from mmkcr.methods.search.gumbel import GumbelChannelGate
 
 COSTS = {'a': 7, 'b': 3, 'c': 11}
 FIXED = 100

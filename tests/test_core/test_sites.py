@@ -11,7 +11,8 @@ from torch import nn
 
 from mmkcr.core import Axis, MaskPoint, Site, SiteHolder, UnitMask
 from mmkcr.core.sites import holders
-from mmkcr.models.gates import BiMaskGate, GumbelChannelGate
+from mmkcr.methods.ofb.bimask import BiMaskGate
+from mmkcr.methods.search.gumbel import GumbelChannelGate
 
 
 def gate_of(mask):

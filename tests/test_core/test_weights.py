@@ -26,7 +26,9 @@ from mmkcr.core import (
     select_units,
 )
 from mmkcr.core.allocation import Curve, allocate
-from mmkcr.engine.hooks import ProgressivePruningHook
+from mmkcr.methods.ofb.adaptive_one_hot import AdaptiveOneHotLoss
+from mmkcr.methods.ofb.progressive_pruning import ProgressivePruningHook
+from mmkcr.methods.search.price import MacsPrice
 from mmkcr.models import (
     DWConvVisionTransformer,
     KCRVisionTransformer,
@@ -34,8 +36,6 @@ from mmkcr.models import (
     Searchable,
 )
 from mmkcr.models.costs import cost_model
-from mmkcr.models.losses.adaptive_one_hot import AdaptiveOneHotLoss
-from mmkcr.models.losses.price import MacsPrice
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, why_not
 from mmkcr.models.utils import task_forward

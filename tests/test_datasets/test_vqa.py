@@ -19,7 +19,8 @@ from lab.digit_questions import (
 )
 from lab.digit_scenes import Scene
 from mmkcr.apis.shipped import load_tool
-from mmkcr.datasets import SNLIVE, LabelAnswer, TokenizeQuestion, check_data_folders
+from mmkcr.datasets import check_data_folders
+from mmkcr.methods.kcr.vqa.questions import SNLIVE, LabelAnswer, TokenizeQuestion
 
 
 @pytest.fixture(scope='module')

@@ -17,8 +17,8 @@ from lab.study_pipeline import StudyPipeline
 from long_form import few
 from mmkcr.apis import count_macs
 from mmkcr.core import Structure, count_params
-from mmkcr.evaluation.analysis import split_loader
-from mmkcr.models.wrappers import FeatureTap
+from mmkcr.methods.kcr.analysis import split_loader
+from mmkcr.models.feature_tap import FeatureTap
 
 REPO = Path(__file__).parents[2]
 NETS = few(('vit-mini', 'swin-mini'), 'vit-mini')

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 import mmkcr.engine  # noqa: F401
-from mmkcr.models.losses import FeatureDistillationLoss, KernelComplexityLoss
+from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
+from mmkcr.models.losses import FeatureDistillationLoss
 
 
 class Task(nn.Module):

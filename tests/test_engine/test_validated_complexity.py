@@ -10,8 +10,8 @@ from mmengine.runner import Runner
 
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.engine.compressed_config import CompressionRunner
-from mmkcr.evaluation.analysis import kernel_statistics, split_loader
-from mmkcr.evaluation.metrics import KernelComplexityMetric
+from mmkcr.methods.kcr.analysis import kernel_statistics, split_loader
+from mmkcr.methods.kcr.metric import KernelComplexityMetric
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 VALIDATED = 37  # an odd number: two processes pad it

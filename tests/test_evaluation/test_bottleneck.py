@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
-from mmkcr.evaluation import bottleneck
-from mmkcr.evaluation.bottleneck import BottleneckPass, information_statistics
-from mmkcr.models.losses import InformationBottleneckLoss
+from mmkcr.methods.dcs import bottleneck
+from mmkcr.methods.dcs.bottleneck import BottleneckPass, information_statistics
+from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
 from mmkcr.registry import MODELS
 
 

@@ -16,8 +16,7 @@ from mmkcr.apis import compress, count_macs, slim
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.apis.shipped import load_tool
 from mmkcr.deploy.tensor_model import TensorModel
-from mmkcr.models import FlavaImageEncoder
-from mmkcr.models.flava import hugging_face
+from mmkcr.methods.kcr.vqa.flava import FlavaImageEncoder, hugging_face
 from mmkcr.models.utils import counted_part, search_space
 from mmkcr.registry import MODELS
 
@@ -236,7 +235,7 @@ def test_wrong_arguments(transformers):
 
 
 def test_a_tokenizer_of_transformers(transformers, tmp_path):
-    from mmkcr.datasets import TokenizeQuestion
+    from mmkcr.methods.kcr.vqa.questions import TokenizeQuestion
     words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'is', 'it', 'red', '##der', '?']
     (tmp_path / 'vocab.txt').write_text('\n'.join(words))
     (tmp_path / 'config.json').write_text('{"model_type": "bert"}')

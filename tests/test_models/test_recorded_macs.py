@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mmengine.config import Config
 
 import mmkcr.models  # noqa: F401
-from mmkcr.apis.slimming import slim
+from mmkcr.methods.search.slimming import slim
 from mmkcr.models.building import build_model
 
 ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)

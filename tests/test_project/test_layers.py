@@ -23,6 +23,7 @@ LAYERS = [
     ('datasets', ),
     ('evaluation', ),
     ('closed_form', 'engine', 'deploy'),  # closed_form: compress, from models and images
+    ('methods', ),        # the papers, and what they share
     ('apis', ),
     ('__main__', ),
 ]

@@ -18,7 +18,8 @@ def found():
 
 
 def test_a_file_is_one_methods(found):
-    files = Counter(file for names in tool.METHODS.values() for file in names)
+    files = Counter(file for names in tool.METHODS.values()
+                    for file in tool.files_of(ROOT / 'mmkcr', names))
     assert set(files.values()) == {1} and set(found['methods']) == {'kcr', 'dcs', 'ofb', 'dwconv'}
 
 

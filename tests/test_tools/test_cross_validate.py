@@ -7,7 +7,7 @@ import pytest
 from mmengine.config import Config
 
 from lab.folds import Deal, fold_config
-from mmkcr.engine.loops import BilevelTrainLoop
+from mmkcr.methods.search.bilevel import BilevelTrainLoop
 
 STUDY = ('--grid', 'model.price.weight=0.1,0.4', '--folds', 2, '--fraction', 0.2)
 

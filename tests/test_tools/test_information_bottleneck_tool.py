@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.evaluation.analysis import classification_scores, split_loader
-from mmkcr.evaluation.bottleneck import information_statistics
+from mmkcr.methods.dcs.bottleneck import information_statistics
+from mmkcr.methods.kcr.analysis import classification_scores, split_loader
 
 REPO = Path(__file__).parents[2]
 TAIL = """

@@ -11,8 +11,8 @@ import torch
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.init_config import METHODS
 from mmkcr.apis.launch import refuse_gates_without_search
+from mmkcr.methods.search.search_model import SearchModel
 from mmkcr.models.utils import search_space
-from mmkcr.models.wrappers import SearchModel
 
 # one of each host, from its package, as it is
 HOSTS = dict(

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.evaluation import analysis
-from mmkcr.evaluation.analysis import kernel_statistics, training_steps
+from mmkcr.methods.kcr.analysis import kernel_statistics, training_steps
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / 'tools/analysis_tools/kernel_complexity.py'

@@ -25,7 +25,7 @@ def tiny_models(tool, monkeypatch):
     def build(term, width=8):
         import mmpretrain.models  # noqa: F401
 
-        from mmkcr.models import RegularizedModel
+        from mmkcr.methods.search.regularized import RegularizedModel
         arch = dict(embed_dims=width, num_layers=1, num_heads=2, feedforward_channels=8)
         loss = dict(kcr=dict(type='mmkcr.KernelComplexityLoss', num_features=width),
                     ib=dict(type='mmkcr.InformationBottleneckLoss', num_features=width,

@@ -15,7 +15,7 @@ from torch.multiprocessing import start_processes
 
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.core import Structure
-from mmkcr.evaluation.head_scores import HeadStatistics
+from mmkcr.methods.dwconv.head_scores import HeadStatistics
 from mmkcr.models.head_choice import select_heads
 
 REPO = Path(__file__).parents[2]

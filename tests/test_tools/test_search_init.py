@@ -8,7 +8,7 @@ import torch
 from mmengine.runner import save_checkpoint
 
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.models.gates.start import load_scores
+from mmkcr.methods.search.start import load_scores
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 

@@ -10,7 +10,8 @@ import torch
 
 from mmkcr.apis.build import build_model, load_config
 from mmkcr.engine.resume import atomic_checkpoint
-from mmkcr.models import MacsPrice, RegularizedModel
+from mmkcr.methods.search.price import MacsPrice
+from mmkcr.methods.search.regularized import RegularizedModel
 
 EVERY = """
 default_hooks = dict(

@@ -255,7 +255,7 @@ def test_told_to_end(tools, config_path, tmp_path, monkeypatch):
     """A run that gets SIGTERM saves within the epoch, and ends with 143; then it goes on."""
     tools['train'].main([config_path, '--work-dir', str(tmp_path / 'whole')])
     folder = tmp_path / 'told'
-    from mmkcr.models import RegularizedModel
+    from mmkcr.methods.search.regularized import RegularizedModel
     step, steps = RegularizedModel.train_step, []
 
     def train_step(*args, **kwargs):
@@ -373,7 +373,7 @@ def test_a_run_of_another_process_in_the_folder(tools, config_path, trained, ref
 
 def test_errors_within_the_run_keep_their_traceback_and_logs(tools, config_path, tmp_path,
                                                              monkeypatch):
-    from mmkcr.models import RegularizedModel
+    from mmkcr.methods.search.regularized import RegularizedModel
     monkeypatch.setattr(RegularizedModel, 'parse_losses',
                         lambda *_: (_ for _ in ()).throw(ValueError('a bug')))
     with pytest.raises(RuntimeError, match='the run stopped: a bug'):

@@ -32,7 +32,7 @@ from lab.side_by_side import (
 )
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.core import atomic_write
-from mmkcr.models.wrappers.attention_tap import AttentionTap
+from mmkcr.methods.dcs.attention_tap import AttentionTap
 from mmkcr.visualization import format_table
 from mmkcr.visualization.attention import (
     as_map,

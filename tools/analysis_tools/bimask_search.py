@@ -21,7 +21,7 @@ from lab.search_speed import plot_search_speed, read_scalars, search_phases
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
-from mmkcr.models.gates import BiMaskGate
+from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.models.utils import search_space
 from mmkcr.registry import MODELS
 from mmkcr.safe_load import check_types

@@ -18,9 +18,9 @@ from mmengine.config import Config
 from mmkcr.apis.build import build_model, load_config, load_weights, run_folder
 from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
-from mmkcr.engine.hooks import TemperatureDecayHook
-from mmkcr.evaluation.analysis import training_steps
-from mmkcr.models.gates import BiMaskGate
+from mmkcr.methods.kcr.analysis import training_steps
+from mmkcr.methods.ofb.bimask import BiMaskGate
+from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
 from mmkcr.models.utils import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import (

@@ -27,9 +27,9 @@ from mmkcr.apis.machine import machine_info
 from mmkcr.closed_form.compression import compress
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.core import atomic_write, block_of
-from mmkcr.evaluation.analysis import split_loader
 from mmkcr.evaluation.complexity import ComplexityTap
 from mmkcr.functional.rank_correlation import spearman, spearman_interval
+from mmkcr.methods.kcr.analysis import split_loader
 from mmkcr.models.counting import count_macs
 from mmkcr.visualization import format_table, shown
 from mmkcr.visualization.figures import saved_figure

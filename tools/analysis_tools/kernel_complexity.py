@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command
 from mmkcr.core.io import atomic_write
-from mmkcr.evaluation.analysis import (
+from mmkcr.methods.kcr.analysis import (
     kernel_statistics,
     plot_bounds,
     split_loader,

@@ -48,7 +48,7 @@ from mmkcr.apis.processes import join_processes
 from mmkcr.apis.slim_files import provenance
 from mmkcr.core import Structure, atomic_write
 from mmkcr.datasets import check_data_folders
-from mmkcr.evaluation.head_scores import REDUCTIONS
+from mmkcr.methods.dwconv.head_scores import REDUCTIONS
 from mmkcr.models.head_choice import (
     SELECTIONS,
     Count,

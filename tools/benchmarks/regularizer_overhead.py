@@ -38,7 +38,7 @@ from mmkcr.core.io import atomic_write
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator
 from mmkcr.functional.kernel import MomentAccumulator, leading_basis, truncation_rank
-from mmkcr.models.losses import InformationBottleneckLoss
+from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
 
 FULL = dict(batch=16, pairs=20, refresh=(50000, 768), clusters=(256000, 640, 1000),
             paper=(20000, 3000, 384, 64))
@@ -72,7 +72,7 @@ def build_model(term: str) -> torch.nn.Module:
     """ViT-S/16 with ``kcr`` and a basis, or MobileViT-S with ``ib``, clusters and Q."""
     import mmpretrain.models  # noqa: F401
 
-    from mmkcr.models import RegularizedModel
+    from mmkcr.methods.search.regularized import RegularizedModel
     classifier = dict(type='mmpretrain.ImageClassifier',
                       data_preprocessor=dict(type='mmpretrain.ClsDataPreprocessor'))
     if term == 'kcr':

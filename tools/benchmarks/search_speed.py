@@ -43,7 +43,7 @@ from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.cli import Parser, command, quiet_hosts
 from mmkcr.apis.machine import machine_info
 from mmkcr.core import TOLERANCE, atomic_write, choose_options
-from mmkcr.engine.optimizers import JointOptimWrapperConstructor
+from mmkcr.methods.search.joint_constructor import JointOptimWrapperConstructor
 from mmkcr.models.utils import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import format_table

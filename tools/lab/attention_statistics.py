@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mmkcr.evaluation.features import undisturbed
+from mmkcr.methods.dcs.attention_tap import Attention, AttentionTap
 from mmkcr.models.utils import unwrap
-from mmkcr.models.wrappers.attention_tap import Attention, AttentionTap
 from mmkcr.visualization import shown
 
 
@@ -74,7 +74,7 @@ def attention_statistics(model: nn.Module, loader: DataLoader, images: Optional[
 
     Args:
         model (BaseModel): The model, or a wrapper around it.
-        loader (DataLoader): As of :func:`~mmkcr.evaluation.analysis.split_loader`.
+        loader (DataLoader): As of :func:`~mmkcr.methods.kcr.analysis.split_loader`.
         images (int, optional): How many are used. Defaults to all.
         bins (int): See :class:`AttentionStatistics`. Defaults to 40.
 

@@ -16,13 +16,13 @@ from mmkcr.apis.shipped import load_tool
 from mmkcr.closed_form.compression import compress
 from mmkcr.core import Structure, atomic_write
 from mmkcr.datasets import check_data_folders
-from mmkcr.evaluation.analysis import split_loader
-from mmkcr.evaluation.bottleneck import labelled_batches
 from mmkcr.evaluation.features import undisturbed
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator, log_assignments
 from mmkcr.functional.kernel import moment_of, spectrum, tails, truncation_rank
-from mmkcr.models.gates import BiMaskGate
+from mmkcr.methods.dcs.bottleneck import labelled_batches
+from mmkcr.methods.kcr.analysis import split_loader
+from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.models.head_choice import select_heads
 from mmkcr.visualization import (
     plot_channel_masks,

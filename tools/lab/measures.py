@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mmkcr.apis.build import default_shape
-from mmkcr.evaluation.analysis import kernel_statistics, split_loader
-from mmkcr.evaluation.bottleneck import information_statistics
 from mmkcr.evaluation.features import feature_layer_of, undisturbed
-from mmkcr.evaluation.masks import MaskWatch, has_masks, masks_held_open
+from mmkcr.methods.dcs.bottleneck import information_statistics
+from mmkcr.methods.dcs.masks import MaskWatch, has_masks, masks_held_open
+from mmkcr.methods.kcr.analysis import kernel_statistics, split_loader
 from mmkcr.models.counting import count_parts
 from mmkcr.models.utils import find_task, unwrap
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Subset
 
 from mmkcr.apis.build import build_model, load_config, load_weights, set_structure
 from mmkcr.apis.cli import Parser, add_trust_argument
-from mmkcr.evaluation.analysis import split_loader
+from mmkcr.methods.kcr.analysis import split_loader
 from mmkcr.models.utils import find_task
 
 
@@ -80,7 +80,7 @@ def spread_loader(config: Config, split: str, images: int) -> DataLoader:
     """A loader of images spread evenly over a data set, which may be sorted by class.
 
     Args:
-        config (Config): See :func:`~mmkcr.evaluation.analysis.split_loader`.
+        config (Config): See :func:`~mmkcr.methods.kcr.analysis.split_loader`.
         split (str): As there.
         images (int): How many, at most.
 

@@ -66,8 +66,8 @@ class ExactResumeHook(Hook):
     (:class:`SyncBatchNormHook`).
 
     Works with ``EpochBasedTrainLoop``, ``IterBasedTrainLoop``,
-    :class:`~mmkcr.engine.loops.BilevelTrainLoop` and
-    :class:`~mmkcr.engine.loops.IterBilevelTrainLoop`, any sampler and batch
+    :class:`~mmkcr.methods.search.bilevel.BilevelTrainLoop` and
+    :class:`~mmkcr.methods.search.bilevel.IterBilevelTrainLoop`, any sampler and batch
     sampler, any number of workers, persistent or not. Example::
 
         custom_hooks = [dict(type='mmkcr.ExactResumeHook')]

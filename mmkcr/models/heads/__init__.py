@@ -2,6 +2,5 @@
 
 from mmkcr import registry  # noqa: F401  (before any host library)
 from .efficientvit_head import EfficientViTClsHead
-from .masked_image_head import MaskedImageHead
 
-__all__ = ['EfficientViTClsHead', 'MaskedImageHead']
+__all__ = ['EfficientViTClsHead']

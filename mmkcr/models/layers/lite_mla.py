@@ -12,7 +12,6 @@ from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mmkcr.models.gates import QKMask
 from .selection import exporting
 
 
@@ -64,7 +63,7 @@ class LiteMLA(BaseModule):
         self.proj = ConvModule((1 + len(scales)) * channels, channels, 1, norm_cfg=norm_cfg,
                                act_cfg=None)
         self.select = nn.Identity()  # in a subnet: takes the channels that the projection reads
-        self.mask: Optional[QKMask] = None  # on maps, over the C channels of a scale
+        self.mask: Optional[nn.Module] = None  # of queries and keys, over the C channels of a scale
         #: Of a folded mask: positions of the queries and keys that are left, see :meth:`narrow`.
         self.register_buffer('left', None, persistent=False)
 

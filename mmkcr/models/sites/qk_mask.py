@@ -41,7 +41,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 @register_kind
 class QKMaskSite(AttentionSite):
-    """Puts a :class:`~mmkcr.models.gates.QKMask` on an attention layer, under the key ``mask``.
+    """Puts a mask, by default ``mmkcr.QKMask``, on an attention layer, under the key ``mask``.
 
     It has no gate, slices nothing, and stays in the subnet. Its options are those of the mask.
     """
@@ -109,4 +109,4 @@ class QKMaskSite(AttentionSite):
     def masks(host: nn.Module) -> Mapping[str, nn.Module]:
         """The masks of a host by module path."""
         return {name: module for name, module in host.named_modules()
-                if is_of(module, 'mmkcr.models.gates.qk_mask.QKMask')}
+                if is_of(module, 'mmkcr.methods.dcs.qk_mask.QKMask')}

@@ -16,7 +16,7 @@ from mmengine.structures import BaseDataElement
 from torch import nn
 
 import mmkcr  # noqa: F401
-from mmkcr.engine.hooks import RefreshHook
+from mmkcr.methods.search.refresh import RefreshHook
 
 WIDTH, CLASSES = 6, 3
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mmkcr.engine.hooks import GateNoiseHook
-from mmkcr.models.gates import QKMask
+from mmkcr.methods.dcs.gate_noise import GateNoiseHook
+from mmkcr.methods.dcs.qk_mask import QKMask
 
 
 def noise_at(iteration, seed=0):

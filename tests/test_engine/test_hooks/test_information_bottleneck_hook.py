@@ -7,7 +7,7 @@ from mmengine.hooks import Hook
 
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator
-from mmkcr.models.losses import InformationBottleneckLoss
+from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
 
 
 class IBRecorder(Hook):

@@ -16,7 +16,7 @@ from mmkcr.apis.build import state_bytes
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import count_params
 from mmkcr.datasets import DatasetPart
-from mmkcr.engine.hooks import progressive_pruning
+from mmkcr.methods.ofb import progressive_pruning
 from mmkcr.models.utils import search_space
 from mmkcr.registry import HOOKS, MODELS
 

@@ -5,8 +5,8 @@ import math
 import pytest
 from mmengine.hooks import Hook
 
-from mmkcr.engine.hooks import TemperatureDecayHook
-from mmkcr.models.gates import GumbelChannelGate
+from mmkcr.methods.search.gumbel import GumbelChannelGate
+from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
 
 
 class Watch(Hook):

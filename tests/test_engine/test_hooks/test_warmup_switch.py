@@ -3,7 +3,7 @@
 import pytest
 from mmengine.hooks import Hook
 
-from mmkcr.engine.hooks import WarmupSwitchHook
+from mmkcr.methods.search.warmup_switch import WarmupSwitchHook
 
 
 class Watch(Hook):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from mmkcr.evaluation import InformationBottleneckMetric
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator, log_assignments
+from mmkcr.methods.dcs.metric import InformationBottleneckMetric
 
 MEAN, STD = [100., 120., 90.], [50., 60., 70.]
 

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.evaluation.metrics import kernel_complexity as module
-from mmkcr.evaluation.metrics.kernel_complexity import KernelComplexityMetric, landmark_mask
 from mmkcr.functional.kernel import approximate_tnn, kernel_complexity, moment_of
+from mmkcr.methods.kcr import metric as module
+from mmkcr.methods.kcr.metric import KernelComplexityMetric, landmark_mask
 
 
 def samples(n, d=5, classes=3, seed=0):

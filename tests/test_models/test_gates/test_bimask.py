@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.models.gates import BiMaskGate
+from mmkcr.methods.ofb.bimask import BiMaskGate
 
 
 def gate_of(data):

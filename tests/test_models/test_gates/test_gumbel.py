@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.config import Config
 
-from mmkcr.engine.hooks import TemperatureDecayHook
-from mmkcr.models.gates import GumbelChannelGate
+from mmkcr.methods.search.gumbel import GumbelChannelGate
+from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
 
 
 def seeded(seed):

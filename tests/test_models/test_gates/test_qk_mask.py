@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mmkcr.core.gate import logistic_noise
-from mmkcr.models.gates import QKMask
+from mmkcr.methods.dcs.qk_mask import QKMask
 
 
 def seeded(seed):

@@ -11,10 +11,10 @@ from mmkcr.apis import compress
 from mmkcr.apis.compress_files import write_sensitivity
 from mmkcr.core import MacsModel
 from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.methods.search.search_model import SearchModel
+from mmkcr.methods.search.start import _falling, load_scores, start_from_scores
 from mmkcr.models import Searchable
-from mmkcr.models.gates.start import _falling, load_scores, start_from_scores
 from mmkcr.models.utils import task_forward
-from mmkcr.models.wrappers import SearchModel
 
 IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 KINDS = ['mlp_hidden', 'heads']

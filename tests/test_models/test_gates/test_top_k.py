@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkcr.models.gates import GumbelChannelGate, RelaxedTopKGate
-from mmkcr.models.gates.top_k import relaxed_top_k
+from mmkcr.methods.dwconv.top_k import RelaxedTopKGate, relaxed_top_k
+from mmkcr.methods.search.gumbel import GumbelChannelGate
 
 
 def seeded(seed):

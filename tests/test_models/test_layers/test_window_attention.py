@@ -9,9 +9,9 @@ from mmpretrain.models.utils import ShiftWindowMSA
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmkcr.apis import count_macs, slim
+from mmkcr.methods.dcs.attention_tap import AttentionTap
 from mmkcr.models import KCRSwinTransformer
 from mmkcr.models.layers.window_attention import FusedWindowMSA, fuse_window_attention
-from mmkcr.models.wrappers.attention_tap import AttentionTap
 
 FUSED_KERNEL = 'aten._scaled_dot_product_flash_attention_for_cpu.default'
 SWIN = dict(arch=dict(embed_dims=12, depths=[2, 2], num_heads=[2, 4]), img_size=56,

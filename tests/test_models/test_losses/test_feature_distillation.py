@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmkcr.models import RegularizedModel
+from mmkcr.methods.search.regularized import RegularizedModel
 
 BACKBONE = dict(
     type='mmpretrain.SwinTransformer', img_size=32, window_size=4, patch_size=4, drop_path_rate=0.,

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mmkcr.functional.kernel import leading_basis, moment_of
-from mmkcr.models.losses import KernelComplexityLoss
+from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 
 shapes = st.tuples(st.integers(4, 40), st.integers(2, 12), st.sampled_from([0.2, 0.5, 0.9]),
                    st.integers(0, 10**6))

@@ -9,7 +9,8 @@ from mmengine.logging import MessageHub
 from mmengine.registry import init_default_scope
 
 from mmkcr.apis import slim
-from mmkcr.models.selfsup import OnlineCodebook, codebook
+from mmkcr.methods.kcr.selfsup import codebook
+from mmkcr.methods.kcr.selfsup.codebook import OnlineCodebook
 from mmkcr.models.utils import held_copies, momentum_copies
 from mmkcr.registry import MODELS
 

@@ -6,9 +6,9 @@ from mmpretrain.models import MobileViT, SwinTransformer, VisionTransformer
 from mmpretrain.models.utils import MultiheadAttention
 from torch import nn
 
+from mmkcr.methods.dcs.attention_tap import AttentionTap
 from mmkcr.models import DCSEfficientViT, DCSMobileViT
 from mmkcr.models.searchable import Searchable
-from mmkcr.models.wrappers.attention_tap import AttentionTap
 
 VIT = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
 MOBILE = [['mobilenetv2', 8, 2, 1, 2], ['mobilevit', 12, 1, 16, 32, 2, 2]]

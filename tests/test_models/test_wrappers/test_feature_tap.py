@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmkcr.models.wrappers.feature_tap import FeatureTap, find_layer, pool_features
+from mmkcr.models.feature_tap import FeatureTap, find_layer, pool_features
 
 
 class Wrapper(nn.Module):

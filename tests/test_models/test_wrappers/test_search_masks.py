@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mmkcr.engine.hooks import TemperatureDecayHook
-from mmkcr.models import QKMask
+from mmkcr.methods.dcs.qk_mask import QKMask
+from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
 from mmkcr.registry import MODELS
 
 

@@ -10,9 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmkcr.core import CostModel, MacsModel
 from mmkcr.models.costs import Priced
-from mmkcr.models.gates import BiMaskGate
-from mmkcr.models.gates.bimask import entropy_of
 from mmkcr.registry import MODELS
+from .bimask import BiMaskGate, entropy_of
 
 _PRESETS = dict(
     balanced=dict(one_hot=0.5, budget=1., importance=dict(attn=2e-4, other=5e-5), growth=1e-3,
@@ -59,7 +58,7 @@ class AdaptiveOneHotLoss(Priced):
     over the sites that have more than one option left. g is the exact count of
     the MACs at the expected sizes; of time it is the expected value over the
     options, from a table. This loss takes the place of the price in a
-    :class:`~mmkcr.models.wrappers.SearchModel`.
+    :class:`~mmkcr.methods.search.search_model.SearchModel`.
 
     With the published weights, at the start of a search on DeiT-S, the gradient of
     the tangent on alpha is a thousand times that of the budget. Every site then
@@ -96,12 +95,12 @@ class AdaptiveOneHotLoss(Priced):
         eps (float): See :func:`one_hot_terms`. Defaults to 1e-3.
         input_shape (Sequence[int], optional): (C, H, W) of the image that the
             MACs are counted for. Defaults to that of the first batch.
-        part (str, optional): See :class:`~mmkcr.models.losses.MacsPrice`.
+        part (str, optional): See :class:`~mmkcr.methods.search.price.MacsPrice`.
         cost (str): What g and :math:`\tau` are: ``'macs'``, ``'params'``, the ``'bytes'`` of the
             ``state_dict`` or ``'latency'``, a time such as ``'12ms'``. Defaults to ``'macs'``.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for ``cost='latency'``.
             Defaults to None.
-        force_table (bool): See :class:`~mmkcr.models.losses.MacsPrice`. Defaults to False.
+        force_table (bool): See :class:`~mmkcr.methods.search.price.MacsPrice`. Defaults to False.
 
     Raises:
         FileNotFoundError: There is no such table.
@@ -166,7 +165,7 @@ class AdaptiveOneHotLoss(Priced):
             expected value under its name (ms, M, MB).
 
         Raises:
-            ValueError: A gate is no :class:`~mmkcr.models.gates.BiMaskGate`.
+            ValueError: A gate is no :class:`~mmkcr.methods.ofb.bimask.BiMaskGate`.
         """
         gates: Dict[str, BiMaskGate] = {name: site.gate for name, site in macs.sites.items()}
         for name, gate in gates.items():

@@ -8,9 +8,9 @@ from mmengine.dist import all_reduce
 from torch import Tensor
 
 from mmkcr.core import Axis
+from mmkcr.methods.search.search_model import SearchModel
 from mmkcr.models.utils import find_backbone, search_space
 from mmkcr.registry import MODELS
-from .search import SearchModel
 
 
 @MODELS.register_module()
@@ -26,7 +26,7 @@ class MaskedSearchModel(SearchModel):
     Args:
         *args: See :class:`SearchModel`.
         reconstruction (dict, optional): See
-            :class:`~mmkcr.models.heads.MaskedImageHead`; without ``type``.
+            :class:`~mmkcr.methods.ofb.masked_image_head.MaskedImageHead`; without ``type``.
             Defaults to None: an ordinary search.
         reconstruction_weight (float): Size of the reconstruction loss as a
             share of the task's. Defaults to 1.

@@ -10,6 +10,7 @@ from mmengine.dist import broadcast, get_dist_info
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from mmkcr.evaluation.features import draw_samples, feature_batches, share_of_rank, undisturbed
 from mmkcr.functional.clusters import (
     SAMPLES_PER_CLUSTER,
     fit_clusters,
@@ -17,10 +18,9 @@ from mmkcr.functional.clusters import (
     stream_clusters,
 )
 from mmkcr.functional.information import InformationAccumulator, log_assignments
-from mmkcr.models.losses import InformationBottleneckLoss
+from mmkcr.methods.search.regularized import labels_of
 from mmkcr.models.utils import unwrap
-from mmkcr.models.wrappers.regularized import labels_of
-from .features import draw_samples, feature_batches, share_of_rank, undisturbed
+from .information_bottleneck import InformationBottleneckLoss
 
 
 def labelled_batches(model: nn.Module, loader: DataLoader,
@@ -30,7 +30,7 @@ def labelled_batches(model: nn.Module, loader: DataLoader,
     Args:
         model (BaseModel): The task model, or a wrapper around it.
         loader (DataLoader): Its samples have labels.
-        layer (str): As in :class:`mmkcr.models.wrappers.FeatureTap`.
+        layer (str): As in :class:`mmkcr.models.feature_tap.FeatureTap`.
     """
     for features, batch in feature_batches(model, loader, layer):
         yield features, labels_of(batch['data_samples']).to(features.device), batch
@@ -151,7 +151,7 @@ def information_statistics(model: nn.Module, loader: DataLoader, num_classes: in
 
     Args:
         model (BaseModel): A classifier, or a wrapper around one.
-        loader (DataLoader): See :func:`~mmkcr.evaluation.analysis.split_loader`.
+        loader (DataLoader): See :func:`~mmkcr.methods.kcr.analysis.split_loader`.
         num_classes (int): C = A = B.
         layer (str): Layer of the features. Defaults to 'backbone'.
         seed (int): Seed of k-means and of its samples. Defaults to 0.

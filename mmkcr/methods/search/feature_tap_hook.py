@@ -6,7 +6,7 @@ from typing import Optional
 from mmengine.hooks import Hook
 
 from mmkcr.evaluation.features import feature_layer_of
-from mmkcr.models.wrappers.feature_tap import features_on_samples
+from mmkcr.models.feature_tap import features_on_samples
 from mmkcr.registry import HOOKS
 
 
@@ -20,7 +20,7 @@ class FeatureTapHook(Hook):
 
     Args:
         layer (str, optional): Tapped layer, as in
-            :class:`mmkcr.models.wrappers.feature_tap.FeatureTap`. Defaults to None: that of
+            :class:`mmkcr.models.feature_tap.FeatureTap`. Defaults to None: that of
             the model, see :func:`mmkcr.evaluation.features.feature_layer_of`.
         key (str): Field of the data samples that receives the vector (d,). A second
             hook with ``layer='head.fc', key='logits'`` passes on logits.

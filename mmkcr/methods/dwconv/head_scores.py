@@ -14,10 +14,10 @@ from mmengine.dist import all_gather_object, all_reduce, get_comm_device
 from torch import Tensor, nn
 
 from mmkcr.core.forward import stop_after
+from mmkcr.evaluation.features import undisturbed
 from mmkcr.models.layers.operator_attention import TokenGrid
 from mmkcr.models.utils import find_task, unwrap
 from mmkcr.visualization import shown
-from .features import undisturbed
 
 REDUCTIONS = ('sum', 'mean', 'relative')
 

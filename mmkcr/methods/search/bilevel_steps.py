@@ -7,9 +7,9 @@ from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from mmkcr.engine.optimizers import check_optimizers, gate_parameters
 from mmkcr.engine.resume.gradients import average_gradients
 from mmkcr.models.utils import held_copies, unwrap
+from .search_constructor import check_optimizers, gate_parameters
 
 
 class BilevelSteps:

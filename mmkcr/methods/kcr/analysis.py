@@ -1,7 +1,4 @@
-"""Kernel complexity of trained classifiers, without a Runner.
-
-Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
-"""
+"""Kernel complexity of trained classifiers, without a Runner."""
 
 import copy
 import math
@@ -15,19 +12,19 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mmkcr.functional.kernel import DEFAULT_LANDMARKS
-from mmkcr.models.wrappers.feature_tap import features_on_samples
-from mmkcr.visualization import shown
-from mmkcr.visualization.figures import saved_figure
-from mmkcr.visualization.palette import SERIES
-from .features import (
+from mmkcr.evaluation.features import (
     feature_layer_of,
     find_pipeline,
     share_of_rank,
     undisturbed,
     with_pipeline,
 )
-from .metrics import KernelComplexityMetric
+from mmkcr.functional.kernel import DEFAULT_LANDMARKS
+from mmkcr.models.feature_tap import features_on_samples
+from mmkcr.visualization import shown
+from mmkcr.visualization.figures import saved_figure
+from mmkcr.visualization.palette import SERIES
+from .metric import KernelComplexityMetric
 
 
 def split_loader(config: Config, split: str = 'train') -> DataLoader:
@@ -67,7 +64,7 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: Optional[str]
     Args:
         model (BaseModel): A classifier whose data samples have ``pred_score``.
         loader (DataLoader): See :func:`split_loader`.
-        layer (str, optional): As in :class:`mmkcr.models.wrappers.FeatureTap`. Defaults to
+        layer (str, optional): As in :class:`mmkcr.models.feature_tap.FeatureTap`. Defaults to
             None: :func:`~mmkcr.evaluation.features.feature_layer_of` the model.
         landmarks (int, optional): Expected number of landmarks of A-KC. Defaults to None: a tenth
             of the samples, at most the paper's m = 50000.

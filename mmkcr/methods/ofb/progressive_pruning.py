@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 
 from mmkcr.core import TOLERANCE, CostModel, can_meet, choose_options
 from mmkcr.datasets.part import count_sources
-from mmkcr.models.gates import BiMaskGate
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import renew_record, search_space, unwrap
 from mmkcr.registry import HOOKS
+from .bimask import BiMaskGate
 
 
 @HOOKS.register_module()

@@ -8,11 +8,11 @@ from mmengine.logging import MessageHub
 from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, check_finite, check_finite_gates
-from mmkcr.models.gates import NoisyGate
-from mmkcr.models.gates.start import load_scores, start_from_scores
+from mmkcr.core.gate import NoisyGate
 from mmkcr.models.utils import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel, are_views
+from .start import load_scores, start_from_scores
 
 
 @MODELS.register_module()
@@ -30,14 +30,14 @@ class SearchModel(RegularizedModel):
     Args:
         architecture (dict | nn.Module): The task model; its backbone is in the
             supernet state (``gates=...``).
-        price (dict): See :class:`~mmkcr.models.losses.MacsPrice`. Defaults to
+        price (dict): See :class:`~mmkcr.methods.search.price.MacsPrice`. Defaults to
             ``dict(type='mmkcr.MacsPrice')``.
         entropy_weight (float): Weight of the gates' mean binary entropy in
             nats, which pushes them to 0 or 1. The paper mentions the term and
             gives no weight. Defaults to 0.
         scores (str, optional): ``sensitivity.json`` of ``mmkcr compress``, which the gates start
-            from, see :func:`~mmkcr.models.gates.start.start_from_scores`. The price then needs its
-            ``input_shape``. Defaults to None.
+            from, see :func:`.start_from_scores`. The price then needs its ``input_shape``.
+            Defaults to None.
         **kwargs: See :class:`RegularizedModel`.
 
     Raises:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.functional.kernel import leading_basis, moment_of, orthonormalise, truncation_rank
+from mmkcr.models.losses.processes import mean_over_processes
 from mmkcr.registry import MODELS
-from .processes import mean_over_processes
 
 
 @MODELS.register_module()
@@ -86,7 +86,7 @@ class KernelComplexityLoss(nn.Module):
 
     @property
     def refresh_step(self) -> Tensor:
-        """Tensor: As ``basis_epoch``, for :class:`mmkcr.engine.hooks.RefreshHook`."""
+        """Tensor: As ``basis_epoch``, for :class:`mmkcr.methods.search.refresh.RefreshHook`."""
         return self.basis_epoch
 
     def forward(self, features: Tensor, indices: Optional[Tensor] = None) -> Tensor:

@@ -5,7 +5,7 @@ from typing import List, Optional
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.models.gates import NoisyGate
+from mmkcr.core.gate import NoisyGate
 from mmkcr.registry import HOOKS
 from .scheduled import ScheduledHook
 

@@ -6,7 +6,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmkcr.models.gates import NoisyGate
+from mmkcr.core.gate import NoisyGate
 from mmkcr.registry import HOOKS
 
 

@@ -5,12 +5,12 @@ from typing import Any, Optional
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.evaluation.bottleneck import BottleneckPass
 from mmkcr.functional.clusters import SAMPLES_PER_CLUSTER
-from mmkcr.models.losses import InformationBottleneckLoss
+from mmkcr.methods.search.refresh import RefreshHook
 from mmkcr.models.utils import unwrap
 from mmkcr.registry import HOOKS
-from .refresh import RefreshHook
+from .bottleneck import BottleneckPass
+from .information_bottleneck import InformationBottleneckLoss
 
 
 @HOOKS.register_module()
@@ -20,7 +20,7 @@ class InformationBottleneckHook(RefreshHook):
     It runs before the first epoch with the term on, which is at the end of the warm-up, and before
     every later one. So the loss of an epoch uses the clusters and the Q of the weights
     at the end of the previous epoch. It takes one eval pass over the training set; its memory
-    does not grow with the set, see :class:`~mmkcr.evaluation.bottleneck.BottleneckPass` for the
+    does not grow with the set, see :class:`~mmkcr.methods.dcs.bottleneck.BottleneckPass` for the
     bytes. It logs ``ib_i_labels``, I(X~, Y); if the loss has ``input_features``, also
     ``ib_i_inputs``, ``ib_ib`` and the bounds.
 

@@ -11,9 +11,9 @@ import torch
 from mmengine.dist import all_reduce
 from torch import Tensor, nn
 
-from mmkcr.models.gates import QKMask
 from mmkcr.models.sites.qk_mask import QKMaskSite
 from mmkcr.models.utils import unwrap
+from .qk_mask import QKMask
 
 
 class MaskStatistics(NamedTuple):

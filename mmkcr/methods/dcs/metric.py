@@ -29,7 +29,7 @@ class InformationBottleneckMetric(BaseMetric):
     k-means needs the whole set before anything can be summed. So the set's features, and inputs of
     at most 32 x 32 pixels, are held: n (4 d + 12 288) B over all ranks, 740 MB for ImageNet's
     validation set at d = 640. For larger sets use
-    :func:`~mmkcr.evaluation.bottleneck.information_statistics`, whose memory is bounded.
+    :func:`~mmkcr.methods.dcs.bottleneck.information_statistics`, whose memory is bounded.
 
     Args:
         num_classes (int): C.

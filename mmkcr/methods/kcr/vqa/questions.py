@@ -9,8 +9,8 @@ import torch
 from mmcv.transforms import BaseTransform
 from mmengine.dataset import BaseDataset
 
-from mmkcr.models.flava import hugging_face, read_answers
 from mmkcr.registry import DATASETS, TRANSFORMS
+from .flava import hugging_face, read_answers
 
 _WORD = re.compile(r"[a-z0-9']+")
 
@@ -65,7 +65,7 @@ class LabelAnswer(BaseTransform):
     the regularisers have no such label.
 
     Args:
-        answers (Sequence[str] | str): See :func:`~mmkcr.models.flava.read_answers`.
+        answers (Sequence[str] | str): See :func:`~mmkcr.methods.kcr.vqa.flava.read_answers`.
     """
 
     def __init__(self, answers: Union[Sequence[str], str]) -> None:

@@ -8,9 +8,9 @@ import torch
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
+from mmkcr.models.feature_tap import FeatureTap, feature_width
 from mmkcr.models.utils import is_dense_task
 from mmkcr.registry import MODELS
-from .feature_tap import FeatureTap, feature_width
 
 _PREFIX = 'architecture.'
 
@@ -40,7 +40,7 @@ class RegularizedModel(BaseModel):
             :func:`labels_of`). One with a context manager ``watch()`` observes
             the forward pass. Defaults to none.
         feature_layer (str): Layer whose features are regularised, see
-            :class:`~mmkcr.models.wrappers.FeatureTap`. Defaults to
+            :class:`~mmkcr.models.feature_tap.FeatureTap`. Defaults to
             ``'backbone'``: the pooled last output, which is what a linear
             classification head reads. A regulariser with an attribute
             ``feature_layer`` uses that layer instead.

@@ -1,0 +1,12 @@
+"""DCS-Transformer: channels for attention's weights and outputs, and an information bottleneck.
+
+A mask by token, computed from the attention's input, selects the channels of queries and keys; it
+stays in the network. Gates select channels of the attention's outputs (the kinds
+``attention_outputs`` and ``mlp_channels``, gates of :mod:`mmkcr.methods.search.gumbel`). A term of
+the retraining bounds I(features, images) - I(features, classes) over clusters.
+
+- ``qk_mask``: the mask; ``gate_noise``: its noise in a retraining; ``masks``: what masks select
+- ``information_bottleneck``: the term; ``bottleneck_refresh``: its clusters, once an epoch
+- ``bottleneck``: both informations over a data set; ``metric``: the same as a metric
+- ``attention_tap``: attention weights of any layer, for the paper's analysis
+"""

@@ -1,0 +1,1 @@
+"""Questions about images: FLAVA (``flava``), and the data that it reads (``questions``)."""
