@@ -71,6 +71,8 @@ class SearchSpace:
         self._fixed: Dict[str, SiteEntry] = {}
         self._attached: Dict[str, List[Axis]] = {}
         self._sites: Dict[str, HostSite] = {}
+        #: Sites without gates that are applied: masks on queries and keys.
+        self._masks: Dict[str, HostSite] = {}
         #: Sites without gates that are not applied yet, of a dense host.
         self._waiting: Dict[str, HostSite] = {}
         self._dense_params = count_params(host)
@@ -148,6 +150,7 @@ class SearchSpace:
         """Put the masks on queries and keys on a dense host, with their initial values."""
         for site in self._waiting.values():
             site.prepare()
+        self._masks.update(self._waiting)  # no other kind is without gates
         self._waiting = {}
 
     @property

@@ -284,7 +284,7 @@ def subnet_of(cls, kwargs, share):
     partial(subnet_of, KCRVisionTransformer, VIT, 0.75),
     partial(subnet_of, KCRSwinTransformer, SWIN, 0.75),
     partial(subnet_of, OFBVisionTransformer, VIT, 0.75),
-    partial(subnet_of, DCSEfficientViT, EFFICIENTVIT, 0.98),
+    partial(subnet_of, DCSEfficientViT, EFFICIENTVIT, 0.99),
     partial(subnet_of, DCSMobileViT, MOBILEVIT, 0.95), partial(dwconv, []), partial(dwconv, [1])],
     ids=['KCR ViT', 'KCR Swin', 'OFB ViT', 'DCS EfficientViT', 'DCS MobileViT', 'DWConv blocks',
          'DWConv heads'])

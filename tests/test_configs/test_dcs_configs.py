@@ -51,7 +51,7 @@ def test_settings_of_the_paper(path, load):
     assert task.backbone.get('img_size', 224) == size
     hooks = {hook.type.split('.')[-1]: hook for hook in config.get('custom_hooks', [])}
     if '/search/' in path:
-        assert task.head.num_classes == 100 and not config.model.regularizers
+        assert task.head.num_classes == 100 and 'regularizers' not in config.model
         assert config.model.price.input_shape == (3, size, size)
         assert set(hooks) == {'TemperatureDecayHook'}
         assert config.train_cfg.max_epochs == 200
