@@ -12,7 +12,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmkcr.apis.build import build_model, load_config
-from mmkcr.evaluation import analysis
+from mmkcr.methods.kcr import analysis
 from mmkcr.methods.kcr.analysis import kernel_statistics, training_steps
 
 ROOT = Path(__file__).parents[2]
