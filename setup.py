@@ -73,7 +73,7 @@ setup(
     license_files=['LICENSE'],
     python_requires='>=3.10',
     packages=find_packages(include=['mmkcr', 'mmkcr.*']),
-    entry_points=dict(console_scripts=['mmkcr = mmkcr.apis.console:main']),
+    entry_points=dict(console_scripts=['mmkcr = mmkcr.cli.console:main']),
     install_requires=requirements('runtime'),
     extras_require={name: requirements(name)
                     for name in ('openmmlab', 'optional', 'tests', 'lint', 'docs', 'notebook',

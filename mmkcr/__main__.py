@@ -1,6 +1,6 @@
 """``python -m mmkcr`` is the command ``mmkcr``."""
 
-from mmkcr.apis.console import main
+from mmkcr.cli.console import main
 
 if __name__ == '__main__':
     main()

@@ -12,7 +12,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader
 
-from mmkcr.apis.build import load_config, recorded_config
+from mmkcr.engine.build import load_config, recorded_config
 from mmkcr.safe_load import read_checkpoint, read_config_text, trust_checkpoints
 
 

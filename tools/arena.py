@@ -27,7 +27,7 @@ from lab.run_settings import check_factor
 from lab.stages import RECORD
 from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import locked
 
 

@@ -22,9 +22,9 @@ from mmengine.config import Config
 from lab.cross_validate import Score, best, cross_validate
 from lab.folds import Deal
 from lab.grids import PRESETS, parse_grid, preset_grid
-from mmkcr.apis.build import load_config, run_folder
-from mmkcr.apis.cli import Parser, add_options_argument, command, quiet_hosts
+from mmkcr.cli.command import Parser, add_options_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
+from mmkcr.engine.build import load_config, run_folder
 from mmkcr.visualization import format_table
 
 

@@ -18,7 +18,7 @@ from typing import Optional, Sequence
 from study import make_parser as study_parser
 from study import run
 
-from mmkcr.apis.cli import Parser, command
+from mmkcr.cli.command import Parser, command
 
 STUDY = Path(__file__).resolve().parents[1] / 'configs/kcr/digits/kcr-study_quickstart_digits.yml'
 

@@ -23,7 +23,7 @@ from lab.run_settings import add_run_arguments, check_run_arguments
 from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline, run_study
 from lab.study_report import summarise, table, write_study
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import locked
 
 

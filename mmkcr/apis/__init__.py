@@ -8,7 +8,8 @@ from mmkcr.lazy import lazy_names
 _HOMES = dict(
     CompressOptions='mmkcr.closed_form.options', CompressResult='mmkcr.closed_form.compression',
     compress='mmkcr.closed_form.compression', count_macs='mmkcr.models.counting',
-    inferencer='inference', list_models='inference', load_config='build',
+    export='saved', inferencer='inference', list_models='inference', load='saved',
+    load_config='mmkcr.engine.build',
     macs_report='mmkcr.models.counting', model_config='inference',
     register_models='inference', sample_image='shipped',
     slim='mmkcr.methods.search.slimming')

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from mmengine.config import Config, ConfigDict
 from torch import nn
 
+from mmkcr.apis.finetune import without_initial_weights
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 from mmkcr.closed_form.compression import CompressResult, compress
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.closed_form.options import CompressOptions, SiteProfile
@@ -19,6 +21,17 @@ from mmkcr.closed_form.report import size_rows
 from mmkcr.closed_form.survey import Survey, survey
 from mmkcr.core import Structure, atomic_write, remove_stale
 from mmkcr.deploy.int8 import require_quantizer
+from mmkcr.deploy.int8_files import DeployedFile, deploy_int8
+from mmkcr.deploy.latency_table import check_prediction, usable_table
+from mmkcr.engine.build import (
+    build_model,
+    default_shape,
+    file_sha256,
+    load_config,
+    load_weights,
+    run_folder,
+    state_bytes,
+)
 from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.lazy import is_of
 from mmkcr.models.counting import Parts, counted_proposals, known_parts
@@ -31,19 +44,6 @@ from mmkcr.models.utils import (
 )
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
-from .build import (
-    build_model,
-    default_shape,
-    file_sha256,
-    load_config,
-    load_weights,
-    run_folder,
-    state_bytes,
-)
-from .finetune import without_initial_weights
-from .int8 import DeployedFile, deploy_int8
-from .latency_table import check_prediction, usable_table
-from .slim_files import STRUCTURE, WEIGHTS, provenance, write_subnet
 
 #: Maximum number of calibration images by default.
 MOST_IMAGES = 512
@@ -224,18 +224,18 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
         images (int, optional): Maximum number of calibration images; a tenth of them measures
             agreement. Defaults to None: :func:`enough_images`.
         shape (Sequence[int], optional): (C, H, W) that MACs are counted for. Defaults to
-            :func:`~mmkcr.apis.build.default_shape`.
+            :func:`~mmkcr.engine.build.default_shape`.
         part (str, optional): ``'model'`` or ``'backbone'``. Defaults to None: the backbone of a
             detector or segmentor, the whole of a classifier.
         out (str | Path, optional): Folder. Defaults to ``compress`` in
-            :func:`~mmkcr.apis.build.run_folder`.
+            :func:`~mmkcr.engine.build.run_folder`.
         seed (int): Seed of all random draws. Defaults to 0.
         device (str): Defaults to ``'cpu'``.
         options (dict, optional): Config entries to overwrite.
         latency (str | Path, optional): Table of latencies: ``target`` is a time. Defaults to None.
         force_latency (bool): Accept a table of another machine. Defaults to False.
         int8 (str, optional): Also write fp32 and int8 files of both networks for this runtime, see
-            :func:`~mmkcr.apis.int8.deploy_int8`. Defaults to None.
+            :func:`~mmkcr.deploy.int8_files.deploy_int8`. Defaults to None.
         scope (str): The part that is compressed, see
             :func:`~mmkcr.closed_form.compression.compress`. Defaults to ``'backbone'``.
         cost (str): What the target limits, as there. Defaults to ``'macs'``.

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from mmkcr.apis.compress_files import CONFIG, CompressTask, task_outputs
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, write_subnet
 from mmkcr.closed_form.distil import DistilResult, distil
 from mmkcr.core import Structure
-from .build import build_model, load_config, load_weights
-from .compress_files import CONFIG, CompressTask, task_outputs
-from .slim_files import STRUCTURE, WEIGHTS, write_subnet
+from mmkcr.engine.build import build_model, load_config, load_weights
 
 
 def distil_files(task: CompressTask, folder: str | Path, length: str | int,

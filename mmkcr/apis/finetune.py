@@ -6,11 +6,11 @@ from typing import Union
 
 from mmengine.config import Config, ConfigDict
 
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
 from mmkcr.core import Structure, atomic_write
 from mmkcr.engine.compressed_config import with_import
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 from mmkcr.safe_load import is_address
-from .slim_files import STRUCTURE, WEIGHTS
 
 DENSE, FINETUNE = 'dense.py', 'finetune.py'
 

@@ -8,11 +8,11 @@ from typing import Any, Dict, List, Optional, Union
 import mmengine
 from mmengine.config import Config
 
+from mmkcr.apis.shipped import shipped_root
+from mmkcr.engine.build import load_config, set_structure, trained_weights
 from mmkcr.hosts import prepare_hosts
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.safe_load import read_checkpoint
-from .build import load_config, set_structure, trained_weights
-from .shipped import shipped_root
 
 #: Folder of the trained networks in the package; tools/model_zoo/release.py writes it.
 ZOO = 'tools/model_zoo/trained'

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmkcr.apis.compress_files import CONFIG
+from mmkcr.apis.finetune import FINETUNE
+from mmkcr.apis.slim_files import checkpoint_bytes, provenance, relative, subnet_name
 from mmkcr.core import Structure, atomic_write, count_params
+from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.utils import find_task
 from mmkcr.safe_load import is_address, read_checkpoint
-from .build import build_model, load_config, load_weights, trained_weights
-from .compress_files import CONFIG
-from .finetune import FINETUNE
-from .slim_files import checkpoint_bytes, provenance, relative, subnet_name
 
 
 class Published(NamedTuple):

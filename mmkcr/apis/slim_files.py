@@ -12,12 +12,8 @@ from torch import nn
 
 from mmkcr.core import Structure, atomic_write, write_tensors
 from mmkcr.core.added import added_layers
-from mmkcr.methods.search.slimming import slim
-from mmkcr.models.counting import Parts, counted_proposals, known_parts
-from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
-from mmkcr.safe_load import is_address
-from mmkcr.version import __version__
-from .build import (
+from mmkcr.deploy.latency_table import check_prediction, usable_table
+from mmkcr.engine.build import (
     build_model,
     default_shape,
     dense_config,
@@ -27,7 +23,11 @@ from .build import (
     run_folder,
     state_bytes,
 )
-from .latency_table import check_prediction, usable_table
+from mmkcr.methods.search.slimming import slim
+from mmkcr.models.counting import Parts, counted_proposals, known_parts
+from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
+from mmkcr.safe_load import is_address
+from mmkcr.version import __version__
 
 STRUCTURE, WEIGHTS = 'structure.json', 'subnet.pth'
 
@@ -80,10 +80,10 @@ def slim_files(config: Union[str, Path],
         target_macs (str | int | float, optional): See :func:`mmkcr.apis.slim`.
         divisor (int): See :func:`mmkcr.apis.slim`. Defaults to 1.
         shape (Sequence[int], optional): (C, H, W) of the image that MACs are
-            counted for. Defaults to :func:`~mmkcr.apis.build.default_shape`.
+            counted for. Defaults to :func:`~mmkcr.engine.build.default_shape`.
         out (str | Path, optional): Folder. Defaults to
-            ``slim`` in :func:`~mmkcr.apis.build.run_folder`.
-        online (bool): See :func:`~mmkcr.apis.build.load_weights`.
+            ``slim`` in :func:`~mmkcr.engine.build.run_folder`.
+        online (bool): See :func:`~mmkcr.engine.build.load_weights`.
         options (dict, optional): Config entries to overwrite.
         part (str, optional): See :func:`mmkcr.apis.slim`.
         latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to

@@ -27,7 +27,7 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
 
     Args:
         model (nn.Module): A task model, possibly wrapped; changed in place.
-        path (str | Path): A file of :func:`~mmkcr.apis.export.export_onnx`, of this network.
+        path (str | Path): A file of :func:`~mmkcr.deploy.export.export_onnx`, of this network.
         runtime (str): See :func:`~mmkcr.deploy.runtimes.open_onnx`. Defaults to
             ``'onnxruntime'``.
         threads (int, optional): CPU threads. Defaults to None: the runtime's default.

@@ -24,7 +24,7 @@ def quantize_onnx(source: Union[str, Path], target: Union[str, Path],
     dequantise nodes. So any runtime reads the file, but only the intended one runs it fast.
 
     Args:
-        source (str | Path): A file of :func:`~mmkcr.apis.export.export_onnx`.
+        source (str | Path): A file of :func:`~mmkcr.deploy.export.export_onnx`.
         target (str | Path): Output file; an existing one is replaced.
         images (Sequence[np.ndarray]): Calibration batches (B, C, H, W), normalised.
         runtime (str): ``'onnxruntime'`` or ``'openvino'``. Defaults to ``'onnxruntime'``.

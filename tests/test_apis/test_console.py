@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from mmkcr.apis import console
-from mmkcr.apis.build import build_model
-from mmkcr.apis.cli import COMMANDS, Parser, command, reader_is_gone
-from mmkcr.apis.shipped import load_tool, shipped_root
+from mmkcr.apis.shipped import shipped_root
+from mmkcr.cli import console
+from mmkcr.cli.command import COMMANDS, Parser, command, reader_is_gone
+from mmkcr.cli.console import load_tool
+from mmkcr.engine.build import build_model
 from mmkcr.version import __version__
 
 REPO = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def ends(capsys, *words):
 
 def test_help_needs_no_models_of_the_hosts():
     """They take as long to import as everything else; names of functions stay theirs."""
-    code = ('import sys, mmkcr.apis.console; print("mmdet" in sys.modules); '
+    code = ('import sys, mmkcr.cli.console; print("mmdet" in sys.modules); '
             'import mmkcr.closed_form.compression, mmkcr.methods.search.slimming; '
             'from mmkcr.apis import compress, slim; print(callable(compress), callable(slim))')
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
@@ -51,22 +52,15 @@ def test_unknown_command(capsys):
 
 
 @pytest.mark.parametrize('name', COMMANDS)
-def test_help_is_that_of_the_tool_in_the_words_of_the_command(name, capsys, monkeypatch):
+def test_help_is_that_of_the_module_that_the_tool_starts(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['mmkcr', name])
     status, out, _ = ends(capsys, name, '--help')
     assert status == 0 and out.startswith(f'usage: mmkcr {name} ')
     assert f'    mmkcr {name} ' in out.split('Example')[1]  # an example, with this command
     tool = load_tool(COMMANDS[name].tool)
-    assert Path(tool.__file__) == shipped_root() / 'tools' / f'{COMMANDS[name].tool}.py'
+    script = (shipped_root() / 'tools' / f'{COMMANDS[name].tool}.py').read_text()
+    assert f'from {tool.__name__} import main\n' in script and len(script.splitlines()) < 10
     assert ' '.join(tool.__doc__.strip().splitlines()[0].split()) in ' '.join(out.split())
-
-
-def test_help_of_a_script_names_the_script(capsys, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', ['tools/slim.py'])
-    assert 'python tools/slim.py CONFIG' in Parser(load_tool('slim').__doc__).format_help()
-    monkeypatch.setattr(sys, 'argv', ['mmkcr x'])
-    text = Parser('A.\n\n  python tools/slim.py X; python tools/study.py').format_help()
-    assert 'mmkcr slim X; python tools/study.py' in text
 
 
 def test_defaults_that_are_lists_are_written_as_they_are_typed():
@@ -96,7 +90,7 @@ def test_completion_knows_all_commands():
 
 LONG = """
 import sys
-from mmkcr.apis.cli import command
+from mmkcr.cli.command import command
 @command
 def main(argv=None):
     for number in range(100_000):
@@ -105,7 +99,7 @@ main([])
 """
 
 
-@pytest.mark.parametrize('code', [LONG, 'from mmkcr.apis.console import main; main(["--help"])'])
+@pytest.mark.parametrize('code', [LONG, 'from mmkcr.cli.console import main; main(["--help"])'])
 def test_a_pipe_that_closes_is_no_error(code):
     """As ``mmkcr ... | true``: nothing on stderr, also not at the end of the interpreter."""
     process = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE,
@@ -120,7 +114,7 @@ def test_a_pipe_that_closes_is_no_error(code):
     ('None', 130, 'interrupted\n'), ('[]', 1, 'KeyboardInterrupt\n')], ids=['command', 'call'])
 def test_an_interrupt_is_one_word(words, status, told):
     code = f"""
-from mmkcr.apis.cli import command
+from mmkcr.cli.command import command
 @command
 def main(argv=None):
     raise KeyboardInterrupt

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mmkcr.apis import slim
-from mmkcr.apis.export import export_onnx
-from mmkcr.apis.latency import measure_pair
+from mmkcr.deploy.export import export_onnx
+from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.layers import traceable
 from mmkcr.models import DCSEfficientViT, DCSMobileViT, KCREfficientViT
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.end_to_end import export_end_to_end, require_mmdeploy
-from mmkcr.apis.latency import random_subnet, searchable
+from mmkcr.deploy.end_to_end import export_end_to_end, require_mmdeploy
+from mmkcr.deploy.latency import random_subnet, searchable
+from mmkcr.engine.build import build_model, load_config
 
 CONFIGS = Path(__file__).parents[2] / 'configs/kcr'
 DETECTOR = CONFIGS / 'detection/kcr-mask-rcnn_swin-mini_dense_1xb8_digit-scenes.py'
@@ -105,7 +105,7 @@ def test_the_classes_of_pixels_are_those_of_pytorch(slim, tmp_path):
 
 def test_two_networks_are_timed_in_turns(tmp_path, monkeypatch):
     pytest.importorskip('mmdeploy')
-    from mmkcr.apis import end_to_end
+    from mmkcr.deploy import end_to_end
     config, model = detector()
     first = export_end_to_end(config, model, tmp_path / 'first.onnx', SHAPE, 1)
     assert first.timing is None

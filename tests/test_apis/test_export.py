@@ -16,8 +16,9 @@ from mmpretrain.models.utils import ShiftWindowMSA
 from torch import nn
 
 from lab.kind_coverage import FAMILIES, randomise
-from mmkcr.apis import export, slim
-from mmkcr.apis.export import ExportMismatch, compare_onnx, export_onnx
+from mmkcr.apis import slim
+from mmkcr.deploy import export
+from mmkcr.deploy.export import ExportMismatch, compare_onnx, export_onnx
 from mmkcr.deploy.layers import MASKED, attention_mask, traceable, window_reverse
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
@@ -264,7 +265,7 @@ def test_swin_of_another_host_at_any_batch(library, tmp_path):
 
 def test_swin_tiny_is_traced_where_every_map_is_padded():
     """Even maps at a merging would leave its padding out of the graph."""
-    from mmkcr.apis.export import padded_shape
+    from mmkcr.deploy.export import padded_shape
     from mmkcr.models import KCRSwinTransformer
     swin = KCRSwinTransformer(arch='tiny', pad_small_map=True)
     for side in padded_shape(swin, (3, 224, 224))[1:]:

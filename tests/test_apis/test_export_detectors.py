@@ -9,9 +9,9 @@ import torch
 from mmengine.config import ConfigDict
 
 from mmkcr.apis import count_macs, slim
-from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.export import compare_onnx, export_onnx, onnx_macs
+from mmkcr.deploy.export import compare_onnx, export_onnx, onnx_macs
 from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.engine.build import build_model, load_config
 
 CONFIG = Path(__file__).parents[2] / (
     'configs/kcr/detection/kcr-mask-rcnn_swin-mini_search_1xb8_digit-scenes.py')

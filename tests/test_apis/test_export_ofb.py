@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmkcr.apis import slim
-from mmkcr.apis.export import compare_onnx, export_onnx
+from mmkcr.deploy.export import compare_onnx, export_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import OFBResNet, OFBSwinTransformer, OFBVisionTransformer
 

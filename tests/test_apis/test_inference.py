@@ -13,7 +13,7 @@ from mmengine.structures import InstanceData, PixelData
 from mmseg.structures import SegDataSample
 
 from mmkcr.apis import inferencer, list_models, model_config, register_models, slim
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.utils import find_backbone
 
 REPO = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def test_a_model_that_differs_from_its_config_by_options(capsys):
     """They hold wherever it is known by its name: here, in mmpretrain and for commands."""
     from mmpretrain.apis import ModelHub
 
-    from mmkcr.apis.shipped import load_tool
+    from mmkcr.cli.console import load_tool
     name = 'kcr-retrain_swin-base_eta01_8xb64_in1k'
     register_models()
     assert model_config(name).model.regularizers.kcr.weight == 0.1

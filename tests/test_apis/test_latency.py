@@ -14,8 +14,8 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 from mmkcr.apis import count_macs
-from mmkcr.apis.export import export_onnx, onnx_macs
-from mmkcr.apis.latency import RUNTIMES, PairTiming, clock_for, measure_pair, random_subnet
+from mmkcr.deploy.export import export_onnx, onnx_macs
+from mmkcr.deploy.latency import RUNTIMES, PairTiming, clock_for, measure_pair, random_subnet
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models import (

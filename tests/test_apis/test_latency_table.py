@@ -6,11 +6,12 @@ import pytest
 import torch
 from mmpretrain.models import SwinTransformer
 
-from mmkcr.apis import count_macs, latency_table
-from mmkcr.apis.latency import searchable
-from mmkcr.apis.latency_table import TableSettings, check_prediction, measure_table
+from mmkcr.apis import count_macs
 from mmkcr.closed_form.compression import compress
 from mmkcr.core import LatencyModel, LatencyTable, MacsModel, load_table
+from mmkcr.deploy import latency_table
+from mmkcr.deploy.latency import searchable
+from mmkcr.deploy.latency_table import TableSettings, check_prediction, measure_table
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.utils import task_forward
 

@@ -16,8 +16,8 @@ from mmpretrain.registry import DATASETS
 from torch.utils.data import Dataset
 
 from lab.model_zoo import task_config, uninitialized
-from mmkcr.apis.build import load_config
 from mmkcr.core import Structure
+from mmkcr.engine.build import load_config
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.registry import MODELS
 

@@ -14,7 +14,7 @@ from mmengine.runner import Runner, save_checkpoint
 from mmpretrain.structures import DataSample
 
 from lab.model_zoo import uninitialized
-from mmkcr.apis.build import build_model
+from mmkcr.engine.build import build_model
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss

@@ -13,7 +13,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner import Runner
 
 from lab.model_zoo import uninitialized
-from mmkcr.apis.build import load_config
+from mmkcr.engine.build import load_config
 from mmkcr.engine.compressed_config import CompressionRunner, scoped
 from mmkcr.methods.dcs.qk_mask import QKMask
 from mmkcr.models import DistillationLoss

@@ -19,7 +19,7 @@ from mmdet.structures.mask import BitmapMasks
 from mmengine.model import revert_sync_batchnorm
 
 from long_form import few
-from mmkcr.apis.build import default_shape
+from mmkcr.engine.build import default_shape
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.models.utils import find_backbone, find_task
 

@@ -16,8 +16,8 @@ from mmpretrain.models import VisionTransformer
 from lab.grids import with_values
 from lab.model_zoo import task_config, uninitialized
 from lab.study import Study
-from mmkcr.apis.build import load_config
-from mmkcr.apis.shipped import load_tool
+from mmkcr.cli.console import load_tool
+from mmkcr.engine.build import load_config
 from mmkcr.engine.hooks.class_check import check_classes
 from mmkcr.models.head_choice import choose_heads
 from mmkcr.models.layers import MixedAttention, OperatorAttention

@@ -19,7 +19,7 @@ from mmseg.structures import SegDataSample
 
 from lab.model_zoo import uninitialized
 from lab.study import Study
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.utils import find_backbone, find_task
 from mmkcr.registry import HOOKS
 

@@ -9,7 +9,7 @@ from config_files import CONFIGS, ROOT, rows_of, search_of
 from mmengine.optim import OptimWrapper
 from mmengine.registry import PARAM_SCHEDULERS, init_default_scope
 
-from mmkcr.apis.build import load_config
+from mmkcr.engine.build import load_config
 from mmkcr.registry import HOOKS
 
 ARCHS = ('vit-small', 'vit-base', 'swin-tiny', 'swin-base')

@@ -13,7 +13,7 @@ from mmseg.datasets import ADE20KDataset
 from mmseg.structures import SegDataSample
 
 from lab.model_zoo import uninitialized
-from mmkcr.apis.build import load_config
+from mmkcr.engine.build import load_config
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.models.utils import find_backbone, find_task, search_space

@@ -12,7 +12,7 @@ from mmengine.runner import Runner, save_checkpoint
 
 from lab.model_zoo import uninitialized
 from mmkcr.apis import slim
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.utils import find_task, momentum_copies, search_space
 from mmkcr.registry import MODELS
 

@@ -10,8 +10,8 @@ from config_files import CONFIGS, ROOT
 from lab.model_zoo import uninitialized
 from lab.structures import structure_name, structure_of_model, uniform_structure, wanted
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import backbone_config, build_model, default_shape, load_config
 from mmkcr.core import Structure, parse_target
+from mmkcr.engine.build import backbone_config, build_model, default_shape, load_config
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.models.utils import online_params, search_space
 

@@ -13,7 +13,7 @@ from lab.digit_questions import ANSWERS, QuestionOptions, write_questions
 from lab.measures import backbone_measure, question_measure
 from lab.model_zoo import uninitialized
 from mmkcr.apis import count_macs, slim
-from mmkcr.apis.build import build_model
+from mmkcr.engine.build import build_model
 from mmkcr.engine.compressed_config import image_size
 from mmkcr.models.utils import find_task, search_space
 

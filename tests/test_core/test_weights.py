@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from lab.kind_coverage import FAMILIES, installed
 from mmkcr.apis import compress, slim
-from mmkcr.apis.build import state_bytes
-from mmkcr.apis.latency import random_units
 from mmkcr.core import (
     BytesModel,
     CostModel,
@@ -26,6 +24,8 @@ from mmkcr.core import (
     select_units,
 )
 from mmkcr.core.allocation import Curve, allocate
+from mmkcr.deploy.latency import random_units
+from mmkcr.engine.build import state_bytes
 from mmkcr.methods.ofb.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.methods.ofb.progressive_pruning import ProgressivePruningHook
 from mmkcr.methods.search.price import MacsPrice

@@ -18,7 +18,7 @@ from lab.digit_questions import (
     write_questions,
 )
 from lab.digit_scenes import Scene
-from mmkcr.apis.shipped import load_tool
+from mmkcr.cli.console import load_tool
 from mmkcr.datasets import check_data_folders
 from mmkcr.methods.kcr.vqa.questions import SNLIVE, LabelAnswer, TokenizeQuestion
 

@@ -7,10 +7,10 @@ import torch
 from mmengine.logging import MMLogger
 from mmengine.structures import PixelData
 
-from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.export import export_onnx
+from mmkcr.deploy.export import export_onnx
 from mmkcr.deploy.file_model import run_by_file
 from mmkcr.deploy.runtimes import PACKAGES
+from mmkcr.engine.build import build_model, load_config
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 TASKS = dict(

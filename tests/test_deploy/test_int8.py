@@ -6,9 +6,9 @@ import pytest
 import torch
 from mmpretrain.models import ImageClassifier
 
-from mmkcr.apis.int8 import deploy_int8
-from mmkcr.apis.latency import random_subnet, searchable
 from mmkcr.deploy.int8 import QUANTIZERS, quantize_onnx
+from mmkcr.deploy.int8_files import deploy_int8
+from mmkcr.deploy.latency import random_subnet, searchable
 from mmkcr.deploy.onnx_graph import count_operators
 from mmkcr.deploy.runtimes import open_onnx
 

@@ -7,7 +7,7 @@ from mmpretrain.models import VisionTransformer
 from onnx import TensorProto, helper
 from torch import nn
 
-from mmkcr.apis.export import export_onnx
+from mmkcr.deploy.export import export_onnx
 from mmkcr.deploy.runtimes import module_path, open_onnx
 
 SHAPE = (3, 32, 32)

@@ -14,7 +14,7 @@ from torch import nn
 from torchvision.ops import Permute
 
 from mmkcr.apis import slim
-from mmkcr.apis.latency import random_subnet
+from mmkcr.deploy.latency import random_subnet
 from mmkcr.deploy.prepare import (
     GROUPED_FROM,
     RUNTIMES,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmkcr.apis.export import export_onnx
 from mmkcr.core import Structure
+from mmkcr.deploy.export import export_onnx
 from mmkcr.models.layers.head_operators import OPERATORS
 from mmkcr.registry import MODELS
 

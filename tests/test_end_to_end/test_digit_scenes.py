@@ -12,9 +12,9 @@ from lab.pipeline import Start, deployed
 from lab.scenes_job import EXPECTED, TASKS, ScenesOptions, ScenesPipeline
 from long_form import few
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import load_config, load_weights
-from mmkcr.apis.expected import check_expected
 from mmkcr.core import Structure, count_params
+from mmkcr.engine.build import load_config, load_weights
+from mmkcr.engine.expected import check_expected
 
 REPO = Path(__file__).parents[2]
 SHAPE = (3, 128, 128)

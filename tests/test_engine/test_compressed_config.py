@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from mmkcr.apis.build import load_config
+from mmkcr.engine.build import load_config
 from mmkcr.engine.compressed_config import compressed_config
 
 METHODS = Path(__file__).parents[2] / 'configs/_base_/methods'

@@ -3,9 +3,9 @@
 import pytest
 from mmengine.config import Config
 
-from mmkcr.apis.build import load_config
 from mmkcr.apis.finetune import write_finetune_config
 from mmkcr.core import Structure
+from mmkcr.engine.build import load_config
 from mmkcr.engine.schedule import scale_rates, stretch_schedule
 
 MASK2FORMER = 'mmdet::mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco.py'

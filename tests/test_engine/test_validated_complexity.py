@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmkcr.apis.build import build_model, load_config, load_weights
+from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.engine.compressed_config import CompressionRunner
 from mmkcr.methods.kcr.analysis import kernel_statistics, split_loader
 from mmkcr.methods.kcr.metric import KernelComplexityMetric

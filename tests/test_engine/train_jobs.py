@@ -44,8 +44,8 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from mmpretrain.models import ClsDataPreprocessor, SelfSupDataPreprocessor
 
-from mmkcr.apis import console, launch
-from mmkcr.apis.build import load_config
+from mmkcr.cli import console, launch
+from mmkcr.engine.build import load_config
 from mmkcr.registry import MODELS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))  # for its lab

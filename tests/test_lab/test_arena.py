@@ -26,9 +26,9 @@ from lab.study import Call, Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from lab.torch_pruning import IMPORTANCES, torch_pruning_structure
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.utils import backbone_macs
 
 NET = 'vit-nano'

@@ -7,7 +7,7 @@ from mmengine.registry import DATASETS, init_default_scope
 
 from lab.digits import DigitsOptions, write_digits
 from lab.run_settings import hold_out_of_train
-from mmkcr.apis.build import load_config
+from mmkcr.engine.build import load_config
 
 CONFIGS = Path(__file__).parents[2] / 'configs/kcr'
 #: Config, and the training digits that it has.

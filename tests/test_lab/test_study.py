@@ -16,7 +16,7 @@ from lab.study import Study, StudyOptions
 from lab.study_pipeline import StudyPipeline
 from lab.study_report import summarise, table
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import build_model, file_sha256
+from mmkcr.engine.build import build_model, file_sha256
 
 REPO = Path(__file__).parents[2]
 DENSE = 'kcr-dense_{net}_1xb64_digits.py'

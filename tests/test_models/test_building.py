@@ -6,7 +6,7 @@ from mmengine.config import Config
 from mmseg.models import EncoderDecoder
 from torch import nn
 
-from mmkcr.apis.build import build_model, default_shape, load_config
+from mmkcr.engine.build import build_model, default_shape, load_config
 from mmkcr.engine.compressed_config import compressed_config, image_size
 
 HEADLESS = 'mmpretrain::dinov2/vit-small-p14_dinov2-pre_headless.py'

@@ -8,7 +8,7 @@ from mmdet.structures import DetDataSample
 from mmengine.structures import InstanceData
 
 from mmkcr.apis import slim
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.utils import find_backbone, find_task, search_space
 
 CONFIGS = Path(__file__).parents[2] / 'configs'

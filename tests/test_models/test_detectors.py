@@ -13,7 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import InstanceData
 
 from mmkcr.apis import count_macs, slim
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.utils import find_backbone
 
 # not divisible by the window of 7, nor by the strides

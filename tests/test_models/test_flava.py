@@ -14,7 +14,7 @@ from mmpretrain.structures import DataSample
 from lab.kind_coverage import randomise
 from mmkcr.apis import compress, count_macs, slim
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.apis.shipped import load_tool
+from mmkcr.cli.console import load_tool
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.methods.kcr.vqa.flava import FlavaImageEncoder, hugging_face
 from mmkcr.models.utils import counted_part, search_space

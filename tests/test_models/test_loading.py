@@ -10,7 +10,7 @@ from mmengine.runner import save_checkpoint
 from torch import nn
 
 from mmkcr.apis import slim
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.backbone_loading import read_backbone, split_pretrained
 from mmkcr.models.loading import load_start, load_task

@@ -29,8 +29,11 @@ def commands_of(path):
 
 
 def examples_of(path):
-    """Command lines of the docstring of a tool."""
-    text = (ast.get_docstring(ast.parse(path.read_text())) or '').replace('\\\n', ' ')
+    """Command lines of the docstring of a tool, or of the module that it starts."""
+    text = path.read_text()
+    if module := re.search(r'^from (mmkcr\.cli\.\w+) import main$', text, re.MULTILINE):
+        text = (ROOT / f'{module[1].replace(".", "/")}.py').read_text()
+    text = (ast.get_docstring(ast.parse(text)) or '').replace('\\\n', ' ')
     return [match[1] for line in text.splitlines() if (match := COMMAND.match(line))]
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from doc_commands import INNER
 
-from mmkcr.apis.cli import COMMANDS
+from mmkcr.cli.command import COMMANDS
 
 DIGITS, SCENES = 'configs/kcr/digits/', 'swin-mini_{}_1xb8_digit-scenes'
 DENSE = f'{DIGITS}kcr-dense_vit-mini_1xb64_digits.py'

@@ -32,7 +32,7 @@ from short_forms import (
 
 from lab.digit_questions import QuestionOptions, write_questions
 from lab.digits import DigitsOptions, write_digits
-from mmkcr.apis.build import load_config, read_config
+from mmkcr.engine.build import load_config, read_config
 
 FORMS = short_forms(CASES)
 #: Run in every suite; the others where MMKCR_LONG_TESTS is set.

@@ -15,10 +15,10 @@ import torch
 from doc_commands import CASES, FENCE, INNER, PAGES, PLACEHOLDER, ROOT, TOOLS
 
 from mmkcr import registry
-from mmkcr.apis import console
-from mmkcr.apis.build import read_config
-from mmkcr.apis.cli import COMMANDS
-from mmkcr.apis.shipped import load_tool
+from mmkcr.cli import console
+from mmkcr.cli.command import COMMANDS
+from mmkcr.cli.console import load_tool
+from mmkcr.engine.build import read_config
 
 FILE = re.compile(r'(?<![\w./-])(?:tests|tools|mmkcr|configs|docs|requirements)/[\w./-]+'
                   r'\.(?:py|md|sh|yml|json|txt|png)\b')

@@ -22,9 +22,11 @@ LAYERS = [
     ('models', ),
     ('datasets', ),
     ('evaluation', ),
-    ('closed_form', 'engine', 'deploy'),  # closed_form: compress, from models and images
+    ('closed_form', 'engine'),  # closed_form: compress, from models and images
+    ('deploy', ),
     ('methods', ),        # the papers, and what they share
-    ('apis', ),
+    ('apis', ),           # what a user imports
+    ('cli', ),
     ('__main__', ),
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

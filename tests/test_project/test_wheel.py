@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from mmkcr.apis.cli import COMMANDS as COMMANDS_OF_USERS
+from mmkcr.cli.command import COMMANDS as COMMANDS_OF_USERS
 from mmkcr.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ END = '---- end of a command'
 COMMANDS = f"""
 import json
 import sys
-from mmkcr.apis.console import main
+from mmkcr.cli.console import main
 for number, words in enumerate(json.loads(sys.argv[1])):
     print({END!r} if number else '', end='')
     main(words)
@@ -203,7 +203,7 @@ def test_compress_from_the_installed_wheel(console, tmp_path):
     import torch
     from PIL import Image
 
-    from mmkcr.apis.build import build_model, load_config
+    from mmkcr.engine.build import build_model, load_config
     host = 'mmpretrain::deit/deit-tiny_4xb256_in1k.py'
     torch.save(dict(state_dict=build_model(load_config(host)).state_dict(), meta={}),
                tmp_path / 'deit.pth')

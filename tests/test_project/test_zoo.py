@@ -9,9 +9,9 @@ import pytest
 from mmengine.config import Config
 
 from mmkcr.apis import inferencer, list_models, sample_image
-from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.inference import model_index
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config, load_weights
 
 ROOT = Path(__file__).parents[2]
 ZOO = ROOT / 'tools/model_zoo/trained'

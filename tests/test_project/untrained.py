@@ -8,7 +8,7 @@ import torch
 
 def of_config(name):
     """As a training saves it; gates prefer some units."""
-    from mmkcr.apis.build import build_model, load_config
+    from mmkcr.engine.build import build_model, load_config
     torch.manual_seed(0)
     model = build_model(load_config(name))
     gates = getattr(model, 'gates', dict)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkcr.apis import shipped
+from mmkcr.cli import console
 
 REPO = Path(__file__).parents[2]
 SEARCH = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'
@@ -82,7 +82,7 @@ def search_config(write_config):
 @pytest.fixture(scope='session')
 def make_checkpoint(tmp_path_factory):
     """``make_checkpoint(config, seed, epoch)``: a checkpoint with random weights, as saved."""
-    from mmkcr.apis.build import build_model, load_config
+    from mmkcr.engine.build import build_model, load_config
 
     def make(config, seed=0, epoch=3, shift=0.5, std=0.3):
         torch.manual_seed(seed)
@@ -108,7 +108,7 @@ def checkpoint(make_checkpoint, search_config):
 @pytest.fixture(scope='session')
 def load_tool():
     """``load_tool('slim')``: a command's file as a module."""
-    return functools.cache(shipped.load_tool)
+    return functools.cache(console.load_tool)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from lab.attention_profile import (
     replaced_blocks,
     replaced_pair,
 )
-from mmkcr.apis.latency import measure_pair
+from mmkcr.deploy.latency import measure_pair
 from mmkcr.models import DWConvVisionTransformer
 
 ARGUMENTS = ['--sizes', 'small', '--grid', '12', '--repeats', '2', '--warmup', '0', '--threads',

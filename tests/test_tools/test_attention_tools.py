@@ -10,7 +10,7 @@ from PIL import Image
 
 from lab.grad_cam import grad_cam, last_map, to_maps
 from lab.side_by_side import spread_loader
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 
 REPO = Path(__file__).parents[2]
 NETS = ['mobilevit-mini', 'efficientvit-mini']

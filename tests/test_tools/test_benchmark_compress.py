@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lab.compress_study import study
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 
 REPO = Path(__file__).parents[2]
 DENSE = REPO / 'configs/kcr/digits/kcr-dense_vit-mini_1xb64_digits.py'

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mmkcr.apis import slim
-from mmkcr.apis.build import build_model, load_config
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config
 
 TOOL = 'analysis_tools/bimask_search'
 SPEED = 'benchmarks/search_speed'

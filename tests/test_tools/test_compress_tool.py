@@ -19,14 +19,14 @@ from mmengine.runner import Runner, load_checkpoint, save_checkpoint
 from PIL import Image
 
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import build_model, load_config, run_folder
 from mmkcr.apis.finetune import without_initial_weights
-from mmkcr.apis.int8 import DeployedFile
 from mmkcr.closed_form import images as calibration_module
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.core import Structure
 from mmkcr.deploy.int8 import QUANTIZERS
+from mmkcr.deploy.int8_files import DeployedFile
 from mmkcr.deploy.runtimes import PACKAGES
+from mmkcr.engine.build import build_model, load_config, run_folder
 from mmkcr.models import Searchable
 from mmkcr.models.counting import count_parts
 
@@ -550,7 +550,7 @@ KILLED = """
 import os, signal, sys
 from importlib import import_module
 from yapf.yapflib import yapf_api
-from mmkcr.apis.shipped import load_tool
+from mmkcr.cli.console import load_tool
 
 yapf_api.FormatCode = lambda text, **_: (text, False)  # as in tests/conftest.py: part of the key
 module, _, names = sys.argv[1].partition(':')

@@ -9,8 +9,8 @@ import torch
 
 from few_scenes import FEW
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.models.utils import find_backbone
 
 REPO = Path(__file__).parents[2]

@@ -5,9 +5,9 @@ import re
 import onnx
 import pytest
 
-from mmkcr.apis.build import load_config
-from mmkcr.apis.latency import PairTiming
 from mmkcr.core import Structure
+from mmkcr.deploy.latency import PairTiming
+from mmkcr.engine.build import load_config
 
 TOOL = 'deployment/export_onnx'
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkcr.apis import inferencer
-from mmkcr.apis.build import build_model, load_config, trained_weights
 from mmkcr.core.words import did_you_mean
+from mmkcr.engine.build import build_model, load_config, trained_weights
 from mmkcr.models.sites.base import KINDS
 
 EXPORT = 'deployment/export_onnx'

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import build_model, load_config
 from mmkcr.core import count_params
+from mmkcr.engine.build import build_model, load_config
 
 TOOL = 'analysis_tools/get_flops'
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.methods.dcs.bottleneck import information_statistics
 from mmkcr.methods.kcr.analysis import classification_scores, split_loader
 

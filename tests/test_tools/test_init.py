@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.init_config import METHODS
-from mmkcr.apis.launch import refuse_gates_without_search
+from mmkcr.cli.init_config import METHODS
+from mmkcr.cli.launch import refuse_gates_without_search
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.methods.search.search_model import SearchModel
 from mmkcr.models.utils import search_space
 

@@ -11,7 +11,7 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.methods.kcr import analysis
 from mmkcr.methods.kcr.analysis import kernel_statistics, training_steps
 

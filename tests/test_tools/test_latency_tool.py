@@ -5,9 +5,9 @@ import csv
 import pytest
 
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import load_config
-from mmkcr.apis.latency import PairTiming
 from mmkcr.core import count_params
+from mmkcr.deploy.latency import PairTiming
+from mmkcr.engine.build import load_config
 
 TOOL = 'benchmarks/latency'
 FAST = ('--repeats', 3, '--warmup', 1, '--batch-size', 2)
@@ -28,7 +28,7 @@ def pair_of(load_tool):
     """``pair_of(*arguments)``: the two sides."""
     def make(*arguments):
         tool = load_tool(TOOL)
-        args = tool.make_parser().parse_args(list(map(str, arguments)))
+        args = tool.main.parser().parse_args(list(map(str, arguments)))
         return tool.make_pair(args, args.target_macs[0])
     return make
 

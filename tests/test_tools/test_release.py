@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config, load_weights
 
 REPO = Path(__file__).parents[2]
 DENSE = 'kcr-dense_vit-mini_1xb64_digits'

@@ -15,9 +15,9 @@ import pytest
 import torch
 from mmengine.registry import init_default_scope
 
-from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.publish import publish
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.methods.dcs.qk_mask import QKMask
 from mmkcr.models.loading import TRAINING_STATE, load_task
 from mmkcr.models.utils import find_task, search_space

@@ -10,8 +10,8 @@ import torch
 from few_scenes import FEW
 from lab.digit_scenes import write_scenes
 from lab.digit_sources import source_digits
-from mmkcr.apis.build import build_model, load_config
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.utils import find_backbone
 
 REPO = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from mmengine.runner import save_checkpoint
 
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.methods.search.start import load_scores
 
 CONFIGS = Path(__file__).parents[2] / 'configs'

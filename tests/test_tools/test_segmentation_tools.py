@@ -14,8 +14,8 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.models.utils import find_backbone
 
 REPO = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ from mmengine.runner import load_checkpoint
 
 import mmkcr
 from mmkcr.apis import count_macs
-from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.core import Structure, count_params
+from mmkcr.engine.build import build_model, load_config, load_weights
 
 SHAPE = (3, 32, 32)
 

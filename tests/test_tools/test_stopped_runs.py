@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.engine.resume import atomic_checkpoint
 from mmkcr.methods.search.price import MacsPrice
 from mmkcr.methods.search.regularized import RegularizedModel

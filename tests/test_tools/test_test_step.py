@@ -7,8 +7,8 @@ import pytest
 from mmengine.model import BaseModel
 
 from few_scenes import FEW
-from mmkcr.apis.build import build_model, load_config
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.counting import count_parts
 
 TOOL = 'benchmarks/test_step'

@@ -20,9 +20,9 @@ from mmengine.logging import MessageHub, MMLogger
 from mmengine.registry import DefaultScope
 from mmengine.visualization import Visualizer
 
-from mmkcr.apis.build import load_config
-from mmkcr.apis.processes import join_processes
 from mmkcr.core import locked
+from mmkcr.engine.build import load_config
+from mmkcr.engine.processes import join_processes
 
 TOOLS = Path(__file__).parents[2] / 'tools'
 
@@ -390,7 +390,7 @@ def test_flags_in_every_task(tools, config_path, scope, monkeypatch):
     part = dict(optimizer=dict(type='SGD', lr=0.1))
     config.optim_wrapper = dict(constructor='mmkcr.SearchOptimWrapperConstructor',
                                 weights=part, architecture=part)
-    parse = tools['train'].make_parser().parse_args
+    parse = tools['train'].main.parser().parse_args
     merged = tools['train'].merge_args(config.copy(), parse(
         [config_path, '--amp', '--auto-scale-lr', '--no-pin-memory']))
     parts = [merged.optim_wrapper[name] for name in ('weights', 'architecture')]
@@ -400,7 +400,7 @@ def test_flags_in_every_task(tools, config_path, scope, monkeypatch):
     assert (loader.pin_memory, loader.persistent_workers) == (False, True)
     assert not merged.val_dataloader.persistent_workers  # it has no workers
     assert ('collate_fn' in loader) == (scope == 'mmpretrain')
-    merged = tools['test'].merge_args(config.copy(), tools['test'].make_parser().parse_args(
+    merged = tools['test'].merge_args(config.copy(), tools['test'].main.parser().parse_args(
         [config_path, 'x.pth', '--amp', '--show-dir', 'shown', '--interval', '3']))
     hook = merged.default_hooks.visualization
     assert merged.test_cfg.fp16 and hook.interval == 3 and merged.load_from == 'x.pth'
@@ -420,7 +420,7 @@ def test_flags_are_those_of_mmpretrain(tools):
     import mmpretrain
     folder = Path(mmpretrain.__file__).parent / '.mim/tools'
     for name in ('train', 'test'):
-        known = set(tools[name].make_parser()._option_string_actions)
+        known = set(tools[name].main.parser()._option_string_actions)
         text = (folder / f'{name}.py').read_text()
         theirs = {word.strip("',") for word in text.split() if word.startswith("'--")}
         assert len(theirs) >= 9 and theirs <= known

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from lab.run_settings import move_data
-from mmkcr.apis import console
-from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.cli import COMMANDS, Parser
+from mmkcr.cli import console
+from mmkcr.cli.command import COMMANDS, Parser
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config
 
 REPO = Path(__file__).parents[2]
 SEGMENTOR = REPO / 'configs/kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py'

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from mmkcr.apis.shipped import load_tool
+from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure
 from mmkcr.visualization import (
     figures,

@@ -30,7 +30,7 @@ from lab.side_by_side import (
     read_models,
     spread_loader,
 )
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import atomic_write
 from mmkcr.methods.dcs.attention_tap import AttentionTap
 from mmkcr.visualization import format_table

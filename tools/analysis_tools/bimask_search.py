@@ -18,9 +18,9 @@ from typing import Dict, List, Optional, Sequence
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.search_speed import plot_search_speed, read_scalars, search_phases
-from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.models.utils import search_space
 from mmkcr.registry import MODELS

@@ -15,9 +15,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from mmengine.config import Config
 
-from mmkcr.apis.build import build_model, load_config, load_weights, run_folder
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
+from mmkcr.engine.build import build_model, load_config, load_weights, run_folder
 from mmkcr.methods.kcr.analysis import training_steps
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.methods.search.temperature_decay import TemperatureDecayHook

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.grad_cam import grad_cam
 from lab.side_by_side import add_model_arguments, pictures, read_models, spread_loader
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.visualization.attention import plot_maps
 
 

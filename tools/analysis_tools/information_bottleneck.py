@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
+from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.methods.dcs.bottleneck import information_statistics
 from mmkcr.methods.kcr.analysis import classification_scores, split_loader, step_of, training_steps

@@ -20,13 +20,13 @@ from mmengine.config import Config
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmkcr.apis.build import build_model, default_shape, load_config, load_weights
-from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.apis.machine import machine_info
+from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.closed_form.compression import compress
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.core import atomic_write, block_of
+from mmkcr.engine.build import build_model, default_shape, load_config, load_weights
+from mmkcr.engine.machine import machine_info
 from mmkcr.evaluation.complexity import ComplexityTap
 from mmkcr.functional.rank_correlation import spearman, spearman_interval
 from mmkcr.methods.kcr.analysis import split_loader

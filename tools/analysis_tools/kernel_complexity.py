@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command
+from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command
 from mmkcr.core.io import atomic_write
+from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.methods.kcr.analysis import (
     kernel_statistics,
     plot_bounds,

@@ -34,7 +34,11 @@ from mmengine.registry import init_default_scope
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.replace_heads import replaceable_heads, score_heads, unfolded, write_replaced
-from mmkcr.apis.build import (
+from mmkcr.apis.slim_files import provenance
+from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
+from mmkcr.core import Structure, atomic_write
+from mmkcr.datasets import check_data_folders
+from mmkcr.engine.build import (
     build_model,
     default_shape,
     image_shape,
@@ -43,11 +47,7 @@ from mmkcr.apis.build import (
     run_folder,
     trained_weights,
 )
-from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.processes import join_processes
-from mmkcr.apis.slim_files import provenance
-from mmkcr.core import Structure, atomic_write
-from mmkcr.datasets import check_data_folders
+from mmkcr.engine.processes import join_processes
 from mmkcr.methods.dwconv.head_scores import REDUCTIONS
 from mmkcr.models.head_choice import (
     SELECTIONS,

@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Optional, Sequence
 
-from mmkcr.apis.cli import Parser, command
 from mmkcr.apis.compress_files import SENSITIVITY
 from mmkcr.apis.slim_files import STRUCTURE
+from mmkcr.cli.command import Parser, command
 from mmkcr.core import Structure
 from mmkcr.visualization import plot_sensitivity
 

@@ -17,11 +17,11 @@ from typing import Any, Dict, List, Optional, Sequence
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.compress_study import ANYWHERE, VARIANTS, Subject, study
-from mmkcr.apis.build import load_config
-from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.machine import machine_info
+from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command, quiet_hosts
 from mmkcr.closed_form.kinds import check_kinds
 from mmkcr.core import atomic_write
+from mmkcr.engine.build import load_config
+from mmkcr.engine.machine import machine_info
 from mmkcr.visualization import format_table
 from mmkcr.visualization.figures import saved_figure
 from mmkcr.visualization.palette import SERIES

@@ -37,11 +37,11 @@ from lab.scenes_job import (
     run_backbone,
     run_task,
 )
-from mmkcr.apis.build import build_model, load_config, load_weights
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.expected import check_expected
-from mmkcr.apis.machine import machine_info
+from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write, locked
+from mmkcr.engine.build import build_model, load_config, load_weights
+from mmkcr.engine.expected import check_expected
+from mmkcr.engine.machine import machine_info
 from mmkcr.visualization import format_table
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'

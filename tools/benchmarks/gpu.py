@@ -34,11 +34,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.attention_profile import MODES, profile_block, replaced_pair
-from mmkcr.apis.cli import Parser, command, quiet_hosts, sentence
-from mmkcr.apis.machine import machine_info
-from mmkcr.apis.shipped import load_tool, shipped_root
+from mmkcr.apis.shipped import shipped_root
+from mmkcr.cli.command import Parser, command, quiet_hosts, sentence
+from mmkcr.cli.console import load_tool
 from mmkcr.core import Structure, atomic_write
 from mmkcr.core.machine import hardware_name, versions_name
+from mmkcr.engine.machine import machine_info
 from mmkcr.registry import MODELS
 
 TABLES = ('inference', 'multiples', 'step', 'search', 'block', 'backbone', 'refit')
@@ -136,7 +137,7 @@ class Networks:
         """The pair of a name of the command line."""
         config, _, target = name.partition('=')
         if target:
-            return self.tool.make_pair(self.tool.make_parser().parse_args([config]), target)
+            return self.tool.make_pair(self.tool.main.parser().parse_args([config]), target)
         path = shipped_root() / 'configs/structures' / f'{name}.json'
         if not path.is_file():
             raise FileNotFoundError('expected a name of configs/structures or CONFIG=TARGET, found '
@@ -148,7 +149,7 @@ class Networks:
 
     def random(self, name: str, config: str, divisor: int, group: int) -> Any:
         """Random hidden units and head channels at 60 % of the MACs, beside the dense network."""
-        args = self.tool.make_parser().parse_args(
+        args = self.tool.main.parser().parse_args(
             [config, '--part', 'backbone', '--divisor', str(divisor), '--group', str(group),
              '--sites', 'mlp_hidden', 'head_channels'])
         return self.tool.make_pair(args, '60%')
@@ -166,7 +167,7 @@ class Networks:
                  *(['--amp', dtype] if dtype != 'fp32' else [])]
         threads = 1 if device == 'cpu' else torch.get_num_threads()
         row, _ = self.tool.measure(self.pair(name, build or self.of_name),
-                                   self.tool.make_parser().parse_args(given), runtime, batch,
+                                   self.tool.main.parser().parse_args(given), runtime, batch,
                                    threads)
         torch._dynamo.reset()
         return {key: value for key, value in row.items() if key not in ('runtime', 'batch', 'amp')}

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Optional, Sequence
 
-from mmkcr.apis.cli import Parser, command
+from mmkcr.cli.command import Parser, command
 from mmkcr.visualization import format_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,18 +37,17 @@ LATER = {
         'core/allocation.py', 'visualization/sensitivity.py',
         'visualization/progress.py', 'evaluation/complexity.py'),
     'runtimes, int8, budgets in ms': (
-        'deploy/*.py', 'apis/export.py', 'apis/latency*.py', 'apis/int8.py',
-        'apis/end_to_end.py', 'apis/machine.py', 'core/latency.py', 'core/machine.py'),
+        'deploy/*.py', 'engine/machine.py', 'core/latency.py', 'core/machine.py'),
     'self-supervision, questions, whole models': (
         'methods/kcr/selfsup/*.py', 'methods/kcr/vqa/*.py'),
     'nothing lost, the first minute': (
         'safe_load.py', 'engine/resume/checkpoint_guard.py', 'engine/resume/atomic_checkpoint.py',
         'engine/resume/preemption.py', 'engine/resume/exact_resume.py',
         'engine/hooks/class_check.py', 'engine/hooks/finite.py', 'engine/resume/batches.py',
-        'engine/resume/resume_check.py', 'apis/init_config.py', 'apis/publish.py',
-        'apis/shipped.py', 'apis/expected.py', 'apis/launch.py', 'apis/processes.py',
-        'apis/console.py',
-        'apis/arguments.py', 'datasets/*_check.py', 'core/finite.py'),
+        'engine/resume/resume_check.py', 'cli/init_config.py', 'apis/publish.py',
+        'apis/shipped.py', 'engine/expected.py', 'cli/launch.py', 'engine/processes.py',
+        'cli/console.py',
+        'cli/limits.py', 'datasets/*_check.py', 'core/finite.py'),
 }
 _REGISTRARS = ('mlp_adapter', 'attention_adapter', 'channel_adapter', 'stream_adapter')
 

@@ -22,11 +22,11 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 from torch import nn
 
-from mmkcr.apis.build import build_model, default_shape, load_config, load_weights
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.latency import PairTiming, clock_for, measure_calls
-from mmkcr.apis.machine import machine_info
+from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
+from mmkcr.deploy.latency import PairTiming, clock_for, measure_calls
+from mmkcr.engine.build import build_model, default_shape, load_config, load_weights
+from mmkcr.engine.machine import machine_info
 from mmkcr.models.counting import count_parts, counted_proposals
 from mmkcr.visualization import format_table
 

@@ -19,10 +19,10 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.machine import machine_info
+from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.closed_form.images import SUFFIXES
+from mmkcr.engine.build import build_model, load_config
+from mmkcr.engine.machine import machine_info
 from mmkcr.visualization import format_table, shown
 
 HOSTS = dict(mmdet='mmdet::pvt/retinanet_pvtv2-b0_fpn_1x_coco.py',

@@ -18,10 +18,10 @@ from typing import Any, Dict, Optional, Sequence
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.model_zoo import uninitialized
-from mmkcr.apis.build import build_model, default_shape, image_shape, load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
-from mmkcr.apis.latency import random_subnet, searchable
+from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import count_params
+from mmkcr.deploy.latency import random_subnet, searchable
+from mmkcr.engine.build import build_model, default_shape, image_shape, load_config
 from mmkcr.models.counting import count_parts, counted_proposals, part_rows
 from mmkcr.models.utils import is_dense_task
 from mmkcr.visualization import format_table
@@ -51,7 +51,7 @@ def measure(model: Any, target: str, shape: Sequence[int], dense: Dict[str, int]
         target (str): Most MACs.
         shape (Sequence[int]): (C, H, W).
         dense (dict[str, int]): MACs of the dense model by part.
-        divisor (int): See :func:`~mmkcr.apis.latency.random_subnet`.
+        divisor (int): See :func:`~mmkcr.deploy.latency.random_subnet`.
     """
     model = copy.deepcopy(model)
     space = searchable(model, scope='model')

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.data_command import data_options, data_parser
 from lab.digits import DigitsOptions, write_digits
-from mmkcr.apis.cli import Parser, command
+from mmkcr.cli.command import Parser, command
 
 
 def make_parser() -> Parser:

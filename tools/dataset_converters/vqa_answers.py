@@ -13,9 +13,9 @@ from collections import Counter
 from pathlib import Path
 from typing import List, Optional, Sequence
 
-from mmkcr.apis.arguments import check_place
-from mmkcr.apis.cli import Parser, command
+from mmkcr.cli.command import Parser, command
 from mmkcr.core import atomic_write
+from mmkcr.core.checks import check_place
 
 
 def frequent_answers(path: Path, count: int) -> List[str]:

@@ -23,7 +23,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
-from mmkcr.apis.cli import Parser, command
+from mmkcr.cli.command import Parser, command
 
 PACKAGES = ('gnome-backgrounds', 'lomiri-wallpapers-16.04', 'lomiri-wallpapers-20.04',
             'mate-backgrounds', 'plasma-workspace-wallpapers', 'ukui-wallpapers')

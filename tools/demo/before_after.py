@@ -28,8 +28,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from mmkcr.apis import count_macs, inferencer, model_config
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.latency import RUNTIMES, measure_pair
+from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.deploy.latency import RUNTIMES, measure_pair
 from mmkcr.models.utils import find_task
 from mmkcr.visualization.figures import saved_figure
 from mmkcr.visualization.progress import shown
@@ -133,7 +133,7 @@ def titles(models: Sequence[Any], shape: Tuple[int, int, int], runtime: Optional
     Args:
         models (Sequence): Inferencers, dense and slim.
         shape (tuple[int, int, int]): (C, H, W) that both are counted and timed for.
-        runtime (str, optional): Of :data:`~mmkcr.apis.latency.RUNTIMES`; None: not timed.
+        runtime (str, optional): Of :data:`~mmkcr.deploy.latency.RUNTIMES`; None: not timed.
         repeats (int): Pairs.
     """
     backbones = [find_task(built.model).backbone for built in models]

@@ -17,7 +17,7 @@ from typing import Optional, Sequence
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.gallery import PICTURES, Classifier, before_after, page
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
 
 SIDES = dict(segmentor='a dense segmentor of scenes', detector='a dense detector of scenes')

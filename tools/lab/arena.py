@@ -19,12 +19,6 @@ import yaml
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.apis.build import (
-    build_model,
-    default_shape,
-    load_config,
-    load_weights,
-)
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.apis.slim_files import write_subnet
 from mmkcr.closed_form.batches import first_images
@@ -32,6 +26,12 @@ from mmkcr.closed_form.compression import CompressResult, compress
 from mmkcr.closed_form.images import calibration_images
 from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import atomic_write
+from mmkcr.engine.build import (
+    build_model,
+    default_shape,
+    load_config,
+    load_weights,
+)
 from mmkcr.models.counting import count_parts
 from mmkcr.models.utils import is_dense_task
 from .arena_methods import (

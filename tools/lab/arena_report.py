@@ -6,8 +6,8 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
+from mmkcr.engine.machine import machine_info
 from mmkcr.visualization import format_table
 from mmkcr.visualization.figures import saved_figure
 from mmkcr.visualization.palette import SERIES

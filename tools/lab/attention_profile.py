@@ -11,8 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mmkcr.apis.latency import AMP_DTYPES, torch_call
 from mmkcr.core import count_forward_macs, count_params
+from mmkcr.deploy.latency import AMP_DTYPES, torch_call
 from mmkcr.models.backbones import DWConvVisionTransformer
 from mmkcr.models.layers import OperatorAttention, TokenGrid
 from .model_zoo import uninitialized

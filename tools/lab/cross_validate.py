@@ -9,11 +9,11 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
-from mmkcr.apis.build import build_model
 from mmkcr.core import locked
 from mmkcr.datasets import check_data_folders
 from mmkcr.datasets.fold_part import sides_of
 from mmkcr.datasets.part import class_labels
+from mmkcr.engine.build import build_model
 from mmkcr.registry import DATASETS
 from .folds import Deal, fold_config
 from .grids import combinations, with_values

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any, Tuple
 
-from mmkcr.apis.cli import Parser
+from mmkcr.cli.command import Parser
 
 
 def data_parser(description: str, options: type, out: str) -> Parser:

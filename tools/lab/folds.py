@@ -5,7 +5,7 @@ from typing import Any, Dict, Mapping, NamedTuple
 
 from mmengine.config import Config
 
-from mmkcr.apis.launch import set_dataloader_defaults
+from mmkcr.cli.launch import set_dataloader_defaults
 
 
 class Deal(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Callable, Dict, Optional, Sequence
 import torch
 from torch import Tensor
 
-from mmkcr.apis.arguments import check_place
-from mmkcr.apis.cli import Parser, add_trust_argument
+from mmkcr.cli.command import Parser, add_trust_argument
 from mmkcr.core import atomic_write, check_finite_state
+from mmkcr.core.checks import check_place
 from mmkcr.safe_load import is_trusted, read_checkpoint
 
 

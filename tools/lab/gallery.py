@@ -8,14 +8,14 @@ import torch
 from mmengine.registry import init_default_scope
 from torch import Tensor
 
-from mmkcr.apis.build import build_model, load_config, load_weights
 from mmkcr.apis.compress_files import task_outputs
-from mmkcr.apis.latency import measure_pair
-from mmkcr.apis.machine import machine_info
-from mmkcr.apis.shipped import load_tool
+from mmkcr.cli.console import load_tool
 from mmkcr.closed_form.compression import compress
 from mmkcr.core import Structure, atomic_write
 from mmkcr.datasets import check_data_folders
+from mmkcr.deploy.latency import measure_pair
+from mmkcr.engine.build import build_model, load_config, load_weights
+from mmkcr.engine.machine import machine_info
 from mmkcr.evaluation.features import undisturbed
 from mmkcr.functional.clusters import fit_clusters
 from mmkcr.functional.information import InformationAccumulator, log_assignments

@@ -9,7 +9,7 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mmkcr.apis.build import default_shape
+from mmkcr.engine.build import default_shape
 from mmkcr.evaluation.features import feature_layer_of, undisturbed
 from mmkcr.methods.dcs.bottleneck import information_statistics
 from mmkcr.methods.dcs.masks import MaskWatch, has_masks, masks_held_open

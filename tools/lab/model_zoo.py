@@ -14,9 +14,9 @@ from mmengine.config import Config, ConfigDict
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from mmkcr.apis.build import build_model, default_shape
-from mmkcr.apis.latency import random_subnet
 from mmkcr.core import MacsReport
+from mmkcr.deploy.latency import random_subnet
+from mmkcr.engine.build import build_model, default_shape
 from mmkcr.models.counting import macs_report
 from mmkcr.models.searchable import SearchableBackbone
 from mmkcr.models.utils import counted_part, online_params, search_space

@@ -12,7 +12,10 @@ from mmengine.runner import Runner, find_latest_checkpoint
 from mmengine.utils import ManagerMeta, ManagerMixin
 from torch import nn
 
-from mmkcr.apis.build import (
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
+from mmkcr.cli.launch import one_run, resume_latest
+from mmkcr.core import count_params
+from mmkcr.engine.build import (
     build_model,
     default_shape,
     file_sha256,
@@ -20,9 +23,6 @@ from mmkcr.apis.build import (
     load_weights,
     set_structure,
 )
-from mmkcr.apis.launch import one_run, resume_latest
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, slim_files
-from mmkcr.core import count_params
 from mmkcr.engine.workers import no_workers_left
 from mmkcr.models.counting import count_macs
 from mmkcr.models.utils import search_space
@@ -180,7 +180,7 @@ class StagedPipeline:
             start (Start): Weights and structure.
             measures (Mapping[str, Callable], optional): By name.
             shape (Sequence[int], optional): (C, H, W) that MACs are counted
-                for. Defaults to :func:`~mmkcr.apis.build.default_shape`.
+                for. Defaults to :func:`~mmkcr.engine.build.default_shape`.
 
         Returns:
             dict: ``params``, ``macs``, ``input_shape``, ``metrics`` of the test

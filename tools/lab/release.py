@@ -13,7 +13,15 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mmkcr.apis.build import (
+from mmkcr.apis.compress_files import CONFIG
+from mmkcr.apis.inference import model_index
+from mmkcr.apis.publish import publish
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, subnet_name
+from mmkcr.cli.launch import latest_checkpoint
+from mmkcr.closed_form.options import CompressOptions
+from mmkcr.core import Structure, atomic_write
+from mmkcr.deploy.latency import measure_pair
+from mmkcr.engine.build import (
     backbone_config,
     build_model,
     default_shape,
@@ -22,15 +30,7 @@ from mmkcr.apis.build import (
     load_config,
     set_structure,
 )
-from mmkcr.apis.compress_files import CONFIG
-from mmkcr.apis.inference import model_index
-from mmkcr.apis.latency import measure_pair
-from mmkcr.apis.launch import latest_checkpoint
-from mmkcr.apis.machine import machine_info
-from mmkcr.apis.publish import publish
-from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, subnet_name
-from mmkcr.closed_form.options import CompressOptions
-from mmkcr.core import Structure, atomic_write
+from mmkcr.engine.machine import machine_info
 from mmkcr.models.utils import find_task
 
 TABLE, ROWS, HASHES = 'README.md', 'models.json', 'SHA256SUMS'
@@ -143,7 +143,7 @@ class Options(NamedTuple):
     """How models are measured.
 
     Args:
-        runtime (str): Of :data:`~mmkcr.apis.latency.RUNTIMES`.
+        runtime (str): Of :data:`~mmkcr.deploy.latency.RUNTIMES`.
         repeats (int): Pairs; 0: no times.
         evaluate (bool): Test every model on its own test set instead of quoting its log.
         half (bool): Store matrices in 16 bits.

@@ -8,9 +8,9 @@ import torch
 from mmengine.dist import get_world_size
 from torch import Tensor, nn
 
-from mmkcr.apis.build import build_model, default_shape, file_sha256, load_weights
 from mmkcr.apis.slim_files import STRUCTURE, write_subnet
 from mmkcr.core import Structure, count_params
+from mmkcr.engine.build import build_model, default_shape, file_sha256, load_weights
 from mmkcr.evaluation.features import share_of_rank
 from mmkcr.methods.dwconv.head_scores import head_scores
 from mmkcr.methods.kcr.analysis import split_loader

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
 from mmkcr.apis import slim
-from mmkcr.apis.build import build_model, default_shape, load_config
+from mmkcr.engine.build import build_model, default_shape, load_config
 from mmkcr.engine.schedule import stretch_schedule
 
 

@@ -14,9 +14,9 @@ import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmkcr.apis.build import build_model, default_shape, file_sha256, load_config
-from mmkcr.apis.latency import measure_pair
 from mmkcr.apis.slim_files import STRUCTURE
+from mmkcr.deploy.latency import measure_pair
+from mmkcr.engine.build import build_model, default_shape, file_sha256, load_config
 from mmkcr.engine.schedule import stretch_schedule
 from mmkcr.models.counting import count_macs
 from mmkcr.models.utils import find_backbone

@@ -8,8 +8,8 @@ from mmengine.config import Config
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from mmkcr.apis.build import build_model, load_config, load_weights, set_structure
-from mmkcr.apis.cli import Parser, add_trust_argument
+from mmkcr.cli.command import Parser, add_trust_argument
+from mmkcr.engine.build import build_model, load_config, load_weights, set_structure
 from mmkcr.methods.kcr.analysis import split_loader
 from mmkcr.models.utils import find_task
 

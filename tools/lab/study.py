@@ -37,8 +37,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from mmengine.config import Config
 
-from mmkcr.apis.build import load_config
 from mmkcr.core import parse_target
+from mmkcr.engine.build import load_config
 from .pipeline import Measure, Start
 
 #: Measures of a trained model by name: module and function (:data:`~.pipeline.Measure`).

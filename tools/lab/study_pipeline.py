@@ -5,9 +5,9 @@ from typing import Any, Dict, Mapping, Optional
 
 from mmengine.config import Config
 
-from mmkcr.apis.build import load_config, read_config
 from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS
 from mmkcr.core import atomic_write
+from mmkcr.engine.build import load_config, read_config
 from .grids import resolve_path, with_values
 from .jobs import Say
 from .pipeline import StagedPipeline, Start

@@ -5,8 +5,8 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
-from mmkcr.apis.machine import machine_info
 from mmkcr.core import atomic_write
+from mmkcr.engine.machine import machine_info
 from mmkcr.visualization import format_table, plot_curve
 from .study import Study
 

@@ -20,7 +20,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.foreign_checkpoint import run
-from mmkcr.apis.cli import command
+from mmkcr.cli.command import command
 
 _ENCODERS = dict(image_model='backbone.model', text_model='text_encoder',
                  multimodal_model='multimodal_encoder')

@@ -30,7 +30,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.foreign_checkpoint import run
-from mmkcr.apis.cli import command
+from mmkcr.cli.command import command
 
 Names = Sequence[Tuple[str, str]]
 #: Beginnings of keys, and what they become, of timm's names, which DINOv2 and MAE have.

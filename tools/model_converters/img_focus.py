@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from model_converters.foundation_vit import convert
 
-from mmkcr.apis.cli import Parser, command
+from mmkcr.cli.command import Parser, command
 from mmkcr.core import atomic_write
 
 #: Names of Hugging Face and what timm calls the same.

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Optional, Sequence
 
-from mmkcr.apis.cli import Parser, command
+from mmkcr.cli.command import Parser, command
 from mmkcr.core.io import atomic_write
 from mmkcr.version import __version__
 from mmkcr.visualization.palette import SLIM

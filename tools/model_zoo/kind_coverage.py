@@ -17,7 +17,7 @@ from typing import Optional, Sequence
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.kind_coverage import FAMILIES, KINDS, cell, format_cells, installed, read_cells
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core.io import atomic_write
 
 PATH = Path(__file__).resolve().parents[2] / 'docs' / 'coverage.md'

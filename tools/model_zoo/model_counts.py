@@ -21,9 +21,9 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.model_zoo import model_size, task_config
-from mmkcr.apis.build import load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core.io import atomic_write
+from mmkcr.engine.build import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -22,8 +22,8 @@ from typing import Optional, Sequence
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.release import HASHES, TABLE, Options, release
-from mmkcr.apis.cli import Parser, add_trust_argument, command, quiet_hosts
-from mmkcr.apis.latency import RUNTIMES
+from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
+from mmkcr.deploy.latency import RUNTIMES
 
 
 def make_parser() -> Parser:

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from mmkcr.apis.cli import Parser, command
+from mmkcr.cli.command import Parser, command
 from mmkcr.core.io import atomic_write
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,8 +21,8 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
 from lab.structures import wanted, write_structure
-from mmkcr.apis.build import load_config
-from mmkcr.apis.cli import Parser, command, quiet_hosts
+from mmkcr.cli.command import Parser, command, quiet_hosts
+from mmkcr.engine.build import load_config
 from mmkcr.visualization import shown
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 from long_form import few
 from mmkcr.apis import count_macs, slim
-from mmkcr.apis.build import state_bytes
 from mmkcr.apis.slim_files import slim_files
 from mmkcr.core import count_params
 from mmkcr.datasets import DatasetPart
+from mmkcr.engine.build import state_bytes
 from mmkcr.methods.ofb import progressive_pruning
 from mmkcr.models.utils import search_space
 from mmkcr.registry import HOOKS, MODELS

@@ -9,9 +9,9 @@ from mmengine.config import Config
 
 from long_form import few
 from mmkcr.apis import slim
-from mmkcr.apis.build import build_model, load_config
 from mmkcr.core import LatencyModel, LatencyTable
 from mmkcr.core.machine import this_machine
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.utils import search_space
 
 CONFIG = 'configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py'

@@ -5,7 +5,7 @@ import torch
 from mmengine.optim import build_optim_wrapper
 from torch import nn
 
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.engine.compressed_config import compressed_config
 
 SMALL = dict(

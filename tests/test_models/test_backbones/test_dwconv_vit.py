@@ -15,9 +15,9 @@ from mmpretrain.models import VisionTransformer
 from mmpretrain.models.utils import resize_pos_embed
 
 from mmkcr.apis import count_macs, slim
-from mmkcr.apis.export import export_onnx
 from mmkcr.core import MacsModel, Structure
 from mmkcr.core.sites import holders
+from mmkcr.deploy.export import export_onnx
 from mmkcr.models import (
     DWConvVisionTransformer,
     KCRDWConvVisionTransformer,

@@ -7,7 +7,7 @@ import torch
 
 from lab.replace_heads import replace_heads
 from mmkcr.apis import slim
-from mmkcr.apis.build import build_model, load_config
+from mmkcr.engine.build import build_model, load_config
 
 CONFIGS = Path(__file__).parents[3] / 'configs/dwconv/segmentation'
 NAME = 'dwconv-fcn_vit-octo_{}_1xb8_digit-scenes.py'

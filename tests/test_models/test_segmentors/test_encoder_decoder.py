@@ -10,9 +10,9 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 from mmkcr.apis import count_macs, slim
-from mmkcr.apis.build import build_model, load_config
-from mmkcr.apis.export import compare_onnx, export_onnx
+from mmkcr.deploy.export import compare_onnx, export_onnx
 from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.utils import find_backbone
 
 NORM = dict(type='BN', requires_grad=True)

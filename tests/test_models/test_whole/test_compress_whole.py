@@ -10,12 +10,12 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 from mmkcr.apis import slim as slim_supernet
-from mmkcr.apis.build import build_model, dense_config, load_config, load_weights, set_structure
 from mmkcr.apis.compress_files import compress_files
-from mmkcr.apis.init_config import init_config
+from mmkcr.cli.init_config import init_config
 from mmkcr.closed_form.compression import agreement, compress, macs_model
 from mmkcr.closed_form.kinds import searched
 from mmkcr.closed_form.whole import HeldBatches, some_proposals, whole_outputs
+from mmkcr.engine.build import build_model, dense_config, load_config, load_weights, set_structure
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.models.counting import count_macs, count_parts
 from mmkcr.models.sites import find_sites

@@ -7,8 +7,8 @@ import torch
 from mmengine.structures import InstanceData
 from torch import nn
 
-from mmkcr.apis.build import build_model, load_config
 from mmkcr.apis.compress_files import both_parts
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.counting import count_macs, count_parts, counted_proposals, part_rows
 from mmkcr.models.two_stage import most_proposals, refined_boxes, two_stage_outputs
 from mmkcr.models.utils import task_forward

@@ -7,9 +7,9 @@ import torch
 from mmengine.registry import MODELS as HOSTS
 
 from lab.kind_coverage import GATES, randomise
-from mmkcr.apis.build import state_bytes
 from mmkcr.closed_form.kinds import default_kinds
 from mmkcr.core import BytesModel, MacsModel, ParamsModel, Unsupported, count_params
+from mmkcr.engine.build import state_bytes
 from mmkcr.models.adapters import channel_views
 from mmkcr.models.counting import count_macs
 from mmkcr.models.search_space import SearchSpace
@@ -109,7 +109,7 @@ def test_a_pyramid_with_a_reader_that_is_not_known_stays(config, reader):
     pytest.importorskip('mmcv.ops')
     from mmengine.config import Config
 
-    from mmkcr.apis.build import build_model
+    from mmkcr.engine.build import build_model
     model = build_model(Config(dict(model=config(), default_scope='mmdet')))
     reasons = [str(view) for view in channel_views(model) if isinstance(view, Unsupported)]
     assert reasons == [f'a feature pyramid that `{reader}` may read at ``']
@@ -145,7 +145,7 @@ def test_a_config_builds_the_whole_subnet():
     config.model = dict(type='mmkcr.Searchable', backbone=dict(config.model,
                                                               type='mmseg.EncoderDecoder'),
                         sites=['channels'], structure=structure.to_dict())
-    from mmkcr.apis.build import build_model
+    from mmkcr.engine.build import build_model
     model = build_model(config)
     assert model.decode_head.fpn_bottleneck.conv.out_channels == 16
     assert model.decode_head.fpn_bottleneck.gn.num_groups == 4

@@ -5,9 +5,9 @@ import copy
 import torch
 from mmengine.config import Config
 
-from mmkcr.apis.build import build_model, load_config
 from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core.forward import flat_tensors
+from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.utils import _detection_sample, is_detector
 
 SWIN = dict(type='mmkcr.KCRSwinTransformer', arch=dict(

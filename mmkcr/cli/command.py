@@ -10,9 +10,10 @@ import select
 import signal
 import sys
 import warnings
-from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
-from mmkcr.apis.arguments import check_arguments
+from mmkcr.cli.limits import check_arguments
 from mmkcr.core.words import did_you_mean
 from mmkcr.safe_load import trust_checkpoints
 
@@ -31,7 +32,8 @@ class Entry(NamedTuple):
     """A command.
 
     Args:
-        tool (str): Path below ``tools/`` without its suffix.
+        tool (str): Path below ``tools/`` without its suffix, of its file in a clone. Its module in
+            this package has the command's name.
         about (str): What it does, in a few words.
     """
 
@@ -40,8 +42,9 @@ class Entry(NamedTuple):
 
 
 #: Words that may follow ``mmkcr`` on the command line.
-COMMANDS: Dict[str, Entry] = {
+COMMANDS: dict[str, Entry] = {
     'compress': Entry('compress', 'make a trained model smaller in closed form, without training'),
+    'distil': Entry('distil', 'teach a compressed model what its dense one does, without labels'),
     'init': Entry('init', 'write the few lines beside your own config'),
     'search': Entry('search', 'train gates and weights: which units a model can do without'),
     'slim': Entry('slim', 'cut a searched model under a budget'),
@@ -69,8 +72,6 @@ class Parser(argparse.ArgumentParser):
         first, _, rest = doc.strip().partition('\n')
         super().__init__(description=first, epilog=rest.strip('\n'), allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
-        if self.prog.startswith('mmkcr '):
-            self.epilog = _as_mmkcr(self.epilog)
         self.add_argument('--debug', action='store_true',
                           help='show the traceback of an error (also: MMKCR_DEBUG=1)')
 
@@ -78,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         """Parse and check; ``--trust-checkpoint`` takes effect for the process.
 
         Raises:
-            ValueError: See :func:`~mmkcr.apis.arguments.check_arguments`.
+            ValueError: See :func:`~mmkcr.cli.limits.check_arguments`.
         """
         given = sys.argv[1:] if not args or args[0] is None else args[0]
         self._check_options(given)
@@ -120,16 +121,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with status 2."""
         self.exit(2, f'error: {message} (see `{self.prog} --help`)\n')
-
-
-def _as_mmkcr(text: str) -> str:
-    """A text in which ``mmkcr slim`` replaces ``python tools/slim.py``."""
-    names = {entry.tool: name for name, entry in COMMANDS.items()}
-
-    def name_of(match: re.Match) -> str:
-        return f'mmkcr {names[match[2]]}' if match[2] in names else match[0]
-
-    return re.sub(r'(python )?tools/([\w/]+)\.py', name_of, text)
 
 
 def add_options_argument(parser: argparse.ArgumentParser) -> None:
@@ -204,7 +195,7 @@ def reader_is_gone() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
+def command(main: Callable[[Sequence[str] | None], Any]) -> Callable:
     """Decorate ``main(argv=None)``: a user's mistake prints one line and exits with status 1.
 
     An interrupt of a command prints one word and exits with status 130. With ``--debug`` or
@@ -215,7 +206,7 @@ def command(main: Callable[[Optional[Sequence[str]]], Any]) -> Callable:
     """
 
     @functools.wraps(main)
-    def guarded(argv: Optional[Sequence[str]] = None) -> Any:
+    def guarded(argv: Sequence[str] | None = None) -> Any:
         given = sys.argv[1:] if argv is None else argv
         debug = '--debug' in given or os.environ.get('MMKCR_DEBUG', '0') not in ('', '0')
         try:

@@ -14,11 +14,11 @@ from mmengine.config import Config
 from torch import nn
 
 from mmkcr.core import atomic_write
+from mmkcr.deploy.export import padded_shape
+from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair
 from mmkcr.deploy.prepare import prepare
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.models.utils import is_dense_task, is_detector
-from .export import padded_shape
-from .latency import PairTiming, clock_for, measure_pair
 
 _OPSET = 17
 

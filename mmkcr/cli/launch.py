@@ -1,12 +1,12 @@
 """Steps that training and testing share: from config and arguments to a Runner."""
 
 import logging
-import os
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict
@@ -16,11 +16,10 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.apis.build import drop_idle_workers, run_folder
-from mmkcr.apis.cli import Parser, add_options_argument, add_trust_argument
-from mmkcr.apis.processes import is_first_process, join_processes
 from mmkcr.core import NonFiniteError, atomic_write, locked
 from mmkcr.datasets.data_check import check_data_folders
+from mmkcr.engine.build import drop_idle_workers
+from mmkcr.engine.processes import is_first_process, join_processes
 from mmkcr.engine.workers import no_workers_left
 from mmkcr.hosts import UnreadableImageError
 from mmkcr.methods.search.price import MacsPrice
@@ -31,42 +30,6 @@ from mmkcr.models.utils import unwrap
 from mmkcr.safe_load import is_address
 
 _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')
-
-
-def add_common_arguments(parser: Parser) -> None:
-    """Add the flags that mmpretrain's two commands share.
-
-    Args:
-        parser (Parser): The command's parser.
-    """
-    parser.add_argument('--work-dir', help='folder for logs and results '
-                        '(that of the config, else work_dirs/<config name>)')
-    parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
-    parser.add_argument('--no-pin-memory', action='store_true',
-                        help='do not pin the memory of batches')
-    add_options_argument(parser)
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none',
-                        help='job launcher (%(default)s)')
-    parser.add_argument('--local_rank', '--local-rank', type=int, default=0,
-                        help='set by older launchers (%(default)s)')
-    add_trust_argument(parser)
-
-
-def apply_common_arguments(config: Config, args: Any) -> None:
-    """Put launcher and work directory into the config.
-
-    Args:
-        config (Config): Changed in place.
-        args (Namespace): With the flags of :func:`add_common_arguments` and ``config``.
-
-    Raises:
-        ValueError: Mixed precision is requested without a GPU.
-    """
-    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
-    config.launcher = args.launcher
-    config.work_dir = str(args.work_dir or run_folder(config, args.config))
-    if args.amp and not torch.cuda.is_available():
-        raise ValueError('expected a GPU for `--amp`, found none')
 
 
 def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: Any) -> None:
@@ -95,7 +58,7 @@ def set_dataloader_defaults(config: Config, fields: Sequence[str], **settings: A
     drop_idle_workers(config)
 
 
-def optim_wrapper_parts(config: Config) -> List[ConfigDict]:
+def optim_wrapper_parts(config: Config) -> list[ConfigDict]:
     """The configs of the optimizer wrappers: one, or those of a search's two optimizers.
 
     Args:
@@ -107,7 +70,7 @@ def optim_wrapper_parts(config: Config) -> List[ConfigDict]:
     return [part for part in whole.values() if isinstance(part, dict) and 'optimizer' in part]
 
 
-def check_file(path: Optional[str], what: str) -> None:
+def check_file(path: str | None, what: str) -> None:
     """Refuse a local file that does not exist; None and URLs pass.
 
     Args:
@@ -136,7 +99,7 @@ def resume_latest(config: Config) -> None:
         config.load_from = found
 
 
-def latest_checkpoint(work_dir: str) -> Optional[str]:
+def latest_checkpoint(work_dir: str) -> str | None:
     """The checkpoint named by ``last_checkpoint``, or else the one with the highest number.
 
     This also works after the work directory was moved: a file of that name in it is used.
@@ -173,7 +136,7 @@ def build_runner(config: Config) -> Runner:
         config (Config): Complete config of a run.
 
     Raises:
-        ValueError: See :func:`~mmkcr.apis.processes.join_processes`; or gates without a search.
+        ValueError: See :func:`~mmkcr.engine.processes.join_processes`; or gates without a search.
     """
     join_processes(config)
     runner = RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
@@ -324,7 +287,7 @@ def one_run(config: Config, alone: bool = True) -> Iterator[StartHook]:
             raise
 
 
-def _restore(path: Optional[Path], before: Optional[bytes]) -> None:
+def _restore(path: Path | None, before: bytes | None) -> None:
     if not path:
         return
     if before is None:

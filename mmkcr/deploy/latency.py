@@ -18,6 +18,7 @@ from mmkcr.closed_form.share_out import FILLED, fitted_sizes, uniform_sizes
 from mmkcr.core import MacsModel, Structure, eval_mode, parse_target
 from mmkcr.core.budget import allowed_sizes
 from mmkcr.core.sites import Site
+from mmkcr.deploy.export import export_onnx, onnx_macs
 from mmkcr.deploy.runtimes import PACKAGES, open_onnx, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.counting import count_macs, note_backbone_macs
@@ -25,7 +26,6 @@ from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
 from mmkcr.visualization.progress import shown
-from .export import export_onnx, onnx_macs
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 #: PyTorch itself, and the runtimes of ONNX files.

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from mmkcr.core import eval_mode
+from mmkcr.deploy.export import export_onnx
 from mmkcr.deploy.int8 import quantize_onnx
+from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.utils import deciding_scores, find_task, unwrap
-from .export import export_onnx
-from .latency import measure_pair
 
 
 class DeployedFile(NamedTuple):

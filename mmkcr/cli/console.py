@@ -1,14 +1,17 @@
-"""The command ``mmkcr``: the files of ``tools/`` under one name.
+"""The command ``mmkcr``: every command is a module of this package.
 
-``mmkcr compress CONFIG ...`` and ``python tools/compress.py CONFIG ...`` are the same function with
-the same arguments. The first needs no clone.
+``python tools/compress.py CONFIG ...`` in a clone is the same as ``mmkcr compress CONFIG ...``.
 """
 
+import importlib.util
 import sys
-from typing import NoReturn, Optional, Sequence
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import NoReturn
 
-from mmkcr.apis.cli import COMMANDS, command
-from mmkcr.apis.shipped import load_tool
+from mmkcr.apis.shipped import shipped_root
+from mmkcr.cli.command import COMMANDS, command
 from mmkcr.core.words import did_you_mean
 from mmkcr.version import __version__
 
@@ -45,8 +48,34 @@ def unknown(name: str) -> NoReturn:
     sys.exit(2)
 
 
+def load_tool(name: str) -> ModuleType:
+    """A command as a module: of this package, or any other file of ``tools/``.
+
+    The folder of a file is put in front of ``sys.path``, as Python does for a script.
+
+    Args:
+        name (str): Path below ``tools/`` without its suffix, such as ``'deployment/export_onnx'``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    word = next((word for word, entry in COMMANDS.items() if entry.tool == name), None)
+    if word is not None:
+        return import_module(f'mmkcr.cli.{word.replace("-", "_")}')
+    path = shipped_root() / 'tools' / f'{name}.py'
+    if not path.is_file():
+        raise FileNotFoundError(f'expected a tool at `{path}`, found none')
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(f'{path.stem}_command', path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # worker processes and dataclasses look modules up there
+    spec.loader.exec_module(module)
+    return module
+
+
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the command that the first argument names.
 
     Args:

@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.apis.arguments import check_place, image_shape
+from mmkcr.core.checks import check_place, image_shape
 from mmkcr.core.weights import state_bytes
 from mmkcr.core.words import did_you_mean
 from mmkcr.engine.compressed_config import compressed_config, image_size

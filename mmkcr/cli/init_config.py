@@ -2,19 +2,20 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 from torch import nn
 
 from mmkcr.closed_form.kinds import DEFAULT_SITES, default_kinds
 from mmkcr.core import atomic_write, select_units
+from mmkcr.engine.build import build_model, default_shape, load_config, read_config, run_folder
 from mmkcr.engine.compressed_config import run_length
 from mmkcr.models.building import is_pure_python
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.utils import is_dense_task
-from .build import build_model, default_shape, load_config, read_config, run_folder
 
 METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
 STAGES = ('search', 'retrain', 'compress')
@@ -56,10 +57,10 @@ class InitResult(NamedTuple):
     text: str
 
 
-def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'search',
-                target: str = '70%', out: Union[str, Path, None] = None,
-                force: bool = False, search: Optional[str] = None,
-                part: Optional[str] = None) -> InitResult:
+def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
+                target: str = '70%', out: str | Path | None = None,
+                force: bool = False, search: str | None = None,
+                part: str | None = None) -> InitResult:
     """Write a config that adds a method to a host's config.
 
     The host is built with random weights, to check that it has the layers of the method and that
@@ -93,7 +94,7 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
     if is_pure_python(cfg.filename):
         raise ValueError(f'expected a config that others may name in `_base_`, found `{config}` in '
                          "MMEngine's pure Python style: write it as an ordinary one by `python -c "
-                         '"from mmkcr.apis.build import load_config; '
+                         '"from mmkcr.engine.build import load_config; '
                          f'load_config(\'{config}\').dump(\'plain_{stem}.py\')"`')
     model = _dense_model(cfg, config)
     name = Path(out).stem if out else _name(method, stage, stem)
@@ -134,7 +135,7 @@ def init_config(config: Union[str, Path], method: str = 'kcr', stage: str = 'sea
     return InitResult(path, text)
 
 
-def _compress_lines(backbone: nn.Module, folder: Path) -> Dict[str, Any]:
+def _compress_lines(backbone: nn.Module, folder: Path) -> dict[str, Any]:
     """The `compression` of a fine-tuning of what `compress` left."""
     kinds = default_kinds(backbone)
     if not kinds:
@@ -142,7 +143,7 @@ def _compress_lines(backbone: nn.Module, folder: Path) -> Dict[str, Any]:
     return dict(sites=kinds, **_files(f'{folder}/compress'))
 
 
-def _own_sites(backbone: nn.Module, method: str, kinds: Sequence[str]) -> Dict[str, Any]:
+def _own_sites(backbone: nn.Module, method: str, kinds: Sequence[str]) -> dict[str, Any]:
     """Empty where a backbone takes a method's kinds of site; one of the method has them already."""
     if getattr(getattr(backbone, 'search_space', None), 'method', None) == method:
         return dict(sites='own')
@@ -152,7 +153,7 @@ def _own_sites(backbone: nn.Module, method: str, kinds: Sequence[str]) -> Dict[s
 
 
 def _search_lines(model: nn.Module, method: str, kinds: Sequence[str], target: str,
-                  part: Optional[str]) -> Dict[str, Any]:
+                  part: str | None) -> dict[str, Any]:
     """The budget of a search: half of the blocks, or a target."""
     if method == 'dwconv':
         return dict(gates=dict(count=max(1, len(find_sites(model.backbone, kinds)) // 2)))
@@ -175,18 +176,18 @@ def _name(method: str, stage: str, stem: str) -> str:
     return f'compress_{stem}' if stage == 'compress' else f'{method}-{stage}_{stem}'
 
 
-def _files(folder: str) -> Dict[str, str]:
+def _files(folder: str) -> dict[str, str]:
     return dict(structure=f'{folder}/structure.json', weights=f'{folder}/subnet.pth')
 
 
-def _from(path: Path, config: Union[str, Path]) -> str:
+def _from(path: Path, config: str | Path) -> str:
     """How a written file refers to the config that it is based on."""
     if '::' in str(config):
         return str(config)
     return os.path.relpath(config, path.parent)
 
 
-def _dict_text(content: Dict[str, Any]) -> str:
+def _dict_text(content: dict[str, Any]) -> str:
     """A dict as it is written in a config."""
     entries = [f'{key}={_dict_text(value) if isinstance(value, dict) else repr(value)}'
                for key, value in content.items()]
@@ -194,7 +195,7 @@ def _dict_text(content: Dict[str, Any]) -> str:
     return line if len(line) < 80 else 'dict(\n    ' + ',\n    '.join(entries) + ')'
 
 
-def _dense_model(cfg: Config, config: Union[str, Path]) -> nn.Module:
+def _dense_model(cfg: Config, config: str | Path) -> nn.Module:
     """An ordinary task model.
 
     Raises:

@@ -4,7 +4,6 @@ import copy
 import shlex
 import statistics
 import tempfile
-from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import (
     Any,
@@ -27,12 +26,12 @@ from mmkcr.closed_form.share_out import size_options
 from mmkcr.core import LatencyTable, MacsModel, load_table
 from mmkcr.core.latency import milliseconds
 from mmkcr.core.machine import hardware_name, this_machine
+from mmkcr.deploy.export import export_onnx
+from mmkcr.deploy.latency import Side, measure_pair, random_units, searchable
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.models.utils import counted_part, search_space, task_forward
-from .export import export_onnx
-from .latency import RUNTIMES, Side, measure_pair, random_units, searchable
 
 #: Measured shares of the units, beside the largest size below the full one.
 SHARES = (0.05, 0.25, 0.5, 0.75)
@@ -44,7 +43,7 @@ class TableSettings(NamedTuple):
     """Conditions of a table's measurements.
 
     Args:
-        runtime (str): One of :data:`~mmkcr.apis.latency.RUNTIMES`. Defaults to ``'onnxruntime'``.
+        runtime (str): One of :data:`~mmkcr.deploy.latency.RUNTIMES`. Defaults to ``'onnxruntime'``.
         threads (int): Threads of the CPU. Defaults to 1.
         batch (int): Images per batch. Defaults to 1.
         input_shape (tuple[int, int, int]): (C, H, W). Defaults to (3, 224, 224).
@@ -75,30 +74,12 @@ def table_path(config: Union[str, Path], runtime: str, threads: int, batch: int)
     return Path(f'work_dirs/latency_tables/{Path(config).stem}_{conditions}.json')
 
 
-def add_table_arguments(parser: ArgumentParser) -> None:
-    """Add what a target of time needs: a table, or the conditions that one is looked for by.
-
-    Args:
-        parser (ArgumentParser): Parser of a command with ``config`` and ``--target-latency``.
-    """
-    parser.add_argument('--latency-table', metavar='FILE',
-                        help='of tools/benchmarks/latency_table.py, for --target-latency (default: '
-                        'where that writes it for this machine and the next three)')
-    default, which = TableSettings(), 'of --target-latency; default: that of the given table, else'
-    parser.add_argument('--runtime', choices=RUNTIMES, help=f'{which} {default.runtime}')
-    parser.add_argument('--threads', type=int, help=f'{which} {default.threads}')
-    parser.add_argument('--batch', type=int, help=f'{which} {default.batch}')
-    parser.add_argument('--force-table', action='store_true',
-                        help='take a table of another machine')
-
-
-def chosen_table(args: Namespace) -> Optional[Path]:
+def chosen_table(args: Any) -> Optional[Path]:
     """The table of a target of time, checked against the conditions that were given.
 
     Args:
-        args (Namespace): Arguments of :func:`add_table_arguments`, with ``target_latency``,
-            ``config``, ``sites`` (if the command has them), ``shape``, ``part`` and
-            ``cfg_options``.
+        args (Any): A :class:`~mmkcr.cli.shared.Timed` with ``target_latency``, ``config``,
+            ``sites`` (if the command has them), ``shape``, ``part`` and ``cfg_options``.
 
     Returns:
         Path, optional: None without a target of time.
@@ -150,7 +131,7 @@ def _require(runtime: str) -> None:
         require_runtime(runtime)
 
 
-def _command(args: Namespace, settings: Dict[str, Any]) -> str:
+def _command(args: Any, settings: Dict[str, Any]) -> str:
     """The command that measures the table which a target of time needs."""
     options = [word for key, value in settings.items() for word in (f'--{key}', value)]
     for key in ('sites', 'part', 'shape', 'cfg_options'):
@@ -180,9 +161,9 @@ def measure_table(model: nn.Module,
         model (nn.Module): Dense model with a backbone that has sites; it is not changed.
         path (str | Path): File of the table.
         settings (TableSettings): Conditions of the measurement.
-        sites (Sequence[str | dict], optional): See :func:`~mmkcr.apis.latency.searchable`.
+        sites (Sequence[str | dict], optional): See :func:`~mmkcr.deploy.latency.searchable`.
         divisor (int): Sizes are multiples of it. Defaults to 8.
-        repeats (int): Pairs, see :func:`~mmkcr.apis.latency.measure_pair`. Defaults to 15.
+        repeats (int): Pairs, see :func:`~mmkcr.deploy.latency.measure_pair`. Defaults to 15.
 
     Yields:
         str: A line about every measurement.

@@ -1,0 +1,1 @@
+"""The command line: a frozen dataclass a command, whose fields are its arguments."""

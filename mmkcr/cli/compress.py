@@ -1,0 +1,372 @@
+"""Compress any checkpoint in closed form: minutes, unlabelled images, nothing trained.
+
+Writes structure.json, subnet.pth and config.py, an ordinary config of the compressed model that
+train, test, inferencers and export take as it is; and sensitivity.json, what every site loses at
+every size. The folder keeps the calibration (.profiles), so another target needs no new one.
+Several targets share one calibration and get a folder each, such as macs-60 for 60%.
+
+A call that was killed goes on where it was if it is repeated: behind the last refitted block, in
+--finetune from its latest checkpoint, and --evaluate compresses nothing again.
+
+Examples:
+    mmkcr compress CONFIG CHECKPOINT --target-macs 60%
+    mmkcr compress mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py CHECKPOINT \\
+        --target-macs 70% --calibration FOLDER --images 256 --out slim
+    mmkcr compress CONFIG CHECKPOINT --target-bytes 40MB        # or --target-params 12M
+    mmkcr compress CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
+        --threads 1 --batch 1
+    mmkcr compress CONFIG CHECKPOINT --target-macs 80% 60% 45% 30% --out slim
+    mmkcr compress CONFIG CHECKPOINT --structure searched/structure.json
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+from mmkcr.apis.compress_files import (
+    CONFIG,
+    CompressFiles,
+    CompressTask,
+    compress_files,
+    compress_task,
+    dense_and_slim,
+    refit_files,
+)
+from mmkcr.apis.distil_files import distil_files
+from mmkcr.apis.finetune import shortened, write_finetune_config
+from mmkcr.apis.slim_files import WEIGHTS
+from mmkcr.cli.command import quiet_hosts
+from mmkcr.cli.fields import argument, runs
+from mmkcr.cli.launch import check_file, latest_checkpoint, resume_latest, start_training
+from mmkcr.cli.limits import TARGETS
+from mmkcr.cli.shared import Configured, Timed, Trusting, chosen_target, target
+from mmkcr.closed_form.distil import read_length
+from mmkcr.closed_form.kinds import DEFAULT_SITES, REFITTED, SCOPES, check_kinds
+from mmkcr.closed_form.report import sentences, site_table
+from mmkcr.datasets.data_check import check_data_folders
+from mmkcr.deploy.file_model import run_by_file
+from mmkcr.deploy.int8 import QUANTIZERS, require_quantizer
+from mmkcr.deploy.latency_table import chosen_table
+from mmkcr.engine.build import image_shape, load_config, run_folder
+from mmkcr.engine.workers import no_workers_left
+from mmkcr.models.counting import part_rows
+from mmkcr.visualization import format_table
+
+
+@dataclass(frozen=True)
+class CompressJob(Configured, Trusting, Timed):
+    """Arguments of ``mmkcr compress``."""
+
+    config: str = argument('config of a dense model, a file or library::path', positional=True)
+    checkpoint: str = argument('its weights', positional=True)
+    target_macs: list[str] | None = target(
+        'macs', '12.6G', '; of detectors and segmentors those of the backbone', group='target!')
+    target_params: list[str] | None = target('params', '12M', group='target!')
+    target_bytes: list[str] | None = target('bytes', '40MB', ' (of the state_dict)',
+                                            group='target!')
+    target_latency: list[str] | None = target('latency', '12ms', ', of a table that was measured',
+                                              group='target!')
+    structure: str | None = argument(
+        'structure.json of a search: what it keeps, with the weights of the dense checkpoint, '
+        'refitted; for --scope backbone', metavar='JSON', group='target!')
+    sites: list[str] | None = argument(
+        f'kinds of site, of {", ".join(REFITTED)} (those of {", ".join(DEFAULT_SITES)} that the '
+        'backbone has; heads whole only where their channels cannot be)', metavar='KIND')
+    calibration: str | None = argument(
+        'folder of images (default: the training set of the config)', metavar='FOLDER')
+    images: int | None = argument(
+        'calibration images at most (as many as refits need, 32 to 512)')
+    profiles: str | None = argument(
+        'folder of an earlier compression of this checkpoint, with these images and sites: its '
+        'calibration is used (that in --out, if it fits)', metavar='DIR')
+    divisor: int = argument(
+        'sizes, in every head too, are multiples of it, or full; where there are fewer than four, '
+        'more than 8 is halved, else any (%(default)s)', 8)
+    uniform: bool = argument('the same share of every site instead of the best allocation', False)
+    scope: str = argument(
+        'what is made smaller: the backbone, or the whole detector or segmentor, with one target '
+        'over all its MACs, not with --structure (%(default)s)', 'backbone', choices=SCOPES)
+    part: str | None = argument('what the target is about (backbone of a detector or segmentor, '
+                                'else model)', choices=('model', 'backbone'))
+    shape: list[int] | None = argument(
+        'height and width of the image that MACs are counted for, or one number for both; '
+        'default: that of the config', metavar='N')
+    rho: float = argument('relative ridge (%(default)s)', 1e-3)
+    memory: float | None = argument(
+        'that may be taken beyond the networks themselves: images of a batch and layers that are '
+        'calibrated together are as many as fit (half of what is free)', metavar='GB')
+    seed: int = argument('of what is drawn (%(default)s)', 0)
+    device: str = argument('such as cuda (%(default)s)', 'cpu')
+    out: str | None = argument('folder to write to (work_dirs/<config name>/compress)',
+                               metavar='DIR')
+    distil: str | None = argument(
+        'then teach it what the dense model does, on the calibration images without labels: '
+        'steps, or a time such as 30min; never worse', metavar='LENGTH')
+    finetune: int | None = argument(
+        'then train for so many epochs, or iterations where the config counts these, with its own '
+        'schedule shortened and the dense model as teacher', metavar='LENGTH')
+    finetune_rate: float = argument(
+        "learning rates of --finetune, as a share of the schedule's (%(default)s)", 0.1,
+        metavar='SHARE')
+    evaluate: bool = argument('also evaluate all models on the test set', False)
+    int8: str | None = argument(
+        'also write dense and slim ONNX files in fp32 and int8 for '
+        f'{" or ".join(sorted(QUANTIZERS))}, and compare them', choices=sorted(QUANTIZERS),
+        metavar='RUNTIME')
+
+
+def report(files: CompressFiles, metrics: Sequence[dict[str, float]] = (),
+           deployed: Sequence[dict[str, float]] = ()) -> None:
+    """Print what was kept, and the models side by side: dense, slim, fine-tuned.
+
+    ``deployed`` are the metrics of the files of ``--int8``.
+    """
+    structure = files.result.structure
+    print(site_table(structure))
+    tuned = [''] * (len(metrics) > 2)
+    rows = [(name, f'{dense:.4g}', f'{slim:.4g}', *tuned, f'{slim / dense:.1%}')
+            for name, dense, slim in dense_and_slim(files)]
+    for name, value in metrics[0].items() if metrics else ():
+        if isinstance(value, Real):  # mmseg gives NumPy's
+            rows.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))
+    print(format_table(('', 'dense', 'slim', *(['tuned'] if tuned else []), 'left'), rows))
+    for said in sentences(structure, files.result.agreement):
+        print(said)
+    if files.deployed:
+        own = files.deployed
+        rows = [('file', *(entry.path.name for entry in own)),
+                ('MB', *(f'{entry.bytes / 1e6:.2f}' for entry in own)),
+                ('time, batch 1', *(f'{entry.ratio:.3f}' for entry in own)),
+                ('difference from dense', *(f'{entry.error:.1%}' for entry in own)),
+                ('same class', *('' if entry.same is None else f'{entry.same:.1%}'
+                                 for entry in own)),
+                *((name, *(f'{found[name]:.4g}' for found in deployed))
+                  for name, value in (deployed[0] if deployed else {}).items()
+                  if isinstance(value, Real))]
+        print(format_table(('', *(entry.name for entry in own)), rows))
+    if files.parts:
+        print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
+    reused = f'Profiles of the sites are those of an earlier call, in {files.reused}.' \
+        if files.reused else ''
+    for said in (files.proposals, files.latency, reused, earlier_note(files.folder)):
+        if said:
+            print(said)
+    print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
+    print(next_steps(files))
+
+
+def next_steps(files: CompressFiles) -> str:
+    """What can be done with the written files."""
+    config, weights = files.folder / CONFIG, files.folder / WEIGHTS
+    whole, scope = '', files.result.structure.provenance.get('asked', {}).get('scope')
+    if files.parts and scope == 'backbone':
+        dense, slim = (sum(macs) for macs in zip(*files.parts.values()))
+        whole = f'The whole model went to {slim / dense:.1%} of its MACs: `--scope model` cuts ' \
+            'neck and heads, too. '
+    return (f'{whole}Next: `mmkcr test {config} {weights}`, `mmkcr export {config} {weights}`, '
+            f'`mmkcr latency {config}` (against the dense network), or `--finetune LENGTH` in this '
+            'call.')
+
+
+def earlier_note(folder: Path) -> str:
+    """Which files of ``--int8`` beside the new network are of an earlier one, or ''."""
+    written = (folder / WEIGHTS).stat().st_mtime_ns
+    earlier = [path.name for path in sorted(folder.glob('slim_*.onnx'))
+               if path.stat().st_mtime_ns < written]
+    return f'Of an earlier network: {", ".join(earlier)}.' if earlier else ''
+
+
+def report_targets(finished: Sequence[CompressFiles]) -> None:
+    """Print the networks of several targets side by side."""
+    rows = []
+    for files in finished:
+        structure, agreement = files.result.structure, files.result.agreement
+        macs = structure.macs
+        rows.append((files.folder.name, f'{macs["subnet"] / macs["dense"]:.1%}',
+                     f'{macs["subnet"] / 1e9:.4g}', f'{structure.params["subnet"] / 1e6:.4g}',
+                     f'{agreement["error"]:.1%}'))
+    print(format_table(('folder', 'left', 'MACs (G)', 'parameters (M)', 'outputs differ by'),
+                       rows))
+
+
+def evaluate(config: Any, checkpoint: str | None, work_dir: str, onnx: Path | None = None,
+             runtime: str = 'onnxruntime') -> dict[str, float]:
+    """Metrics of a model, or of its exported file, on the test set of its config."""
+    config.work_dir, config.resume, config.launcher = work_dir, False, 'none'
+    config.load_from = checkpoint or config.load_from
+    runner = Runner.from_cfg(config)
+    if onnx is not None:
+        run_by_file(runner.model, onnx, runtime)
+    with no_workers_left(runner):
+        return runner.test()
+
+
+def own_config(name: str, dense: Config, args: CompressJob,
+               files: CompressFiles) -> tuple[Config, str | None]:
+    """Config and checkpoint that a file of ``--int8`` goes with: of the dense or slim network."""
+    if name.startswith('dense'):
+        return dense, args.checkpoint
+    return load_config(files.folder / CONFIG), None
+
+
+def finetune(dense: Config, args: CompressJob, files: CompressFiles) -> str:
+    """Train what was compressed, or go on with it; gives the checkpoint."""
+    path = write_finetune_config(dense, args.checkpoint, files.result.structure, files.folder,
+                                 args.finetune, rate=args.finetune_rate)
+    config = load_config(path, compressed=False)
+    config.work_dir, config.launcher = str(files.folder / 'finetune'), 'none'
+    # written with every checkpoint; those of an earlier fine-tuning are no start
+    pointer = files.folder / 'finetune/last_checkpoint'
+    if not files.progress.has_begun('finetune'):
+        pointer.unlink(missing_ok=True)
+        files.progress.begin('finetune')
+    if pointer.is_file():
+        resume_latest(config)
+    start_training(config)
+    return latest_checkpoint(config.work_dir)
+
+
+def bytes_of(gigabytes: float | None) -> int | None:
+    """Bytes of so many GB; None stays."""
+    return None if gigabytes is None else int(gigabytes * 2**30)
+
+
+def task_of(args: CompressJob) -> CompressTask:
+    """What the arguments say is to be compressed."""
+    return compress_task(
+        args.config, args.checkpoint, args.calibration, args.images,
+        image_shape(args.shape) if args.shape else None, args.part, args.out, args.seed,
+        args.device, args.cfg_options)
+
+
+def compressed(args: CompressJob, later: Mapping[str, Any]) -> Iterator[CompressFiles]:
+    """The networks of all targets, the smallest first: an unreachable target is refused first."""
+    cost, given = chosen_target(args)
+    table, out, profiles = chosen_table(args), args.out, args.profiles
+    cls = TARGETS['target_latency' if table else f'target_{cost}']
+    # of a network so large that shares and absolute numbers do not mix
+    targets = sorted(dict.fromkeys(given), key=lambda most: cls.read_target(most, 2**62))
+    for most in targets:
+        if len(targets) > 1:
+            folder = Path(args.out or run_folder(load_config(args.config, args.cfg_options),
+                                                 args.config) / 'compress')
+            out = folder / f'{cls.name}-{re.sub("[^0-9A-Za-z.]", "", most)}'
+        files = compress_files(
+            args.config, args.checkpoint, most, args.sites,
+            args.calibration, args.images,
+            image_shape(args.shape) if args.shape else None, args.part, out, args.seed,
+            args.device, args.cfg_options, table, args.force_table,
+            args.int8, args.scope, cost, profiles=profiles, later=later, divisor=args.divisor,
+            uniform=args.uniform, rho=args.rho, memory=bytes_of(args.memory))
+        profiles = profiles or files.folder  # one calibration serves all
+        yield files
+
+
+def finish(args: CompressJob, dense: Config, files: CompressFiles,
+           metrics: list[dict[str, float]]) -> None:
+    """Fine-tune, evaluate and report; ``metrics`` gets or has those of the dense model."""
+    if args.distil is not None:
+        if not files.progress.has_begun('distil'):  # an earlier one is no start
+            (files.folder / 'distil/last_checkpoint').unlink(missing_ok=True)
+            files.progress.begin('distil')
+        distil_files(task_of(args), files.folder, args.distil)
+    tuned = [] if args.finetune is None else [finetune(dense, args, files)]
+    found: list[dict[str, float]] = []
+    deployed: list[dict[str, float]] = []
+    note = ''
+    if args.evaluate:
+        work_dir = str(files.folder / 'evaluate')
+        if not metrics:
+            metrics.append(evaluate(dense, args.checkpoint, work_dir))
+        found = [*metrics, *(evaluate(load_config(files.folder / CONFIG), checkpoint, work_dir)
+                             for checkpoint in (None, *tuned))]
+        try:
+            deployed = [evaluate(*own_config(entry.name, dense, args, files), work_dir, entry.path,
+                                 args.int8) for entry in files.deployed]
+        except ValueError as error:  # they have one size, test images may have others
+            note = f'The files of `--int8` were not evaluated: {error}'
+    report(files, found, deployed)
+    if note:
+        print(note)
+    for checkpoint in tuned:
+        print(f'Wrote {checkpoint}, which {files.folder / CONFIG} takes too')
+
+
+def check_given_structure(args: CompressJob) -> None:
+    """Refuse options that a given structure leaves no choice for.
+
+    Raises:
+        ValueError: There are some.
+    """
+    if args.int8 is not None:
+        raise ValueError('expected `--int8` with a budget, found it with `--structure`: '
+                         'export the compressed config')
+    for name in ('sites', 'divisor', 'uniform', 'profiles'):
+        if getattr(args, name) != getattr(CompressJob, name):
+            raise ValueError(f'expected `--{name}` with a budget, found it with `--structure`, '
+                             'which says what is kept')
+
+
+def check_later_steps(args: CompressJob) -> None:
+    """Refuse, before anything is compressed, what would stop behind it.
+
+    Raises:
+        FileNotFoundError: Data of a step are missing.
+        ImportError: A package of ``--int8`` is.
+        ValueError: The config has no training to shorten for ``--finetune``, or no test for
+            ``--evaluate``.
+    """
+    dense, fields = load_config(args.config, args.cfg_options), []
+    if args.calibration is None or args.finetune is not None:
+        fields.append('train_dataloader')
+    if args.finetune is None and args.finetune_rate != CompressJob.finetune_rate:
+        raise ValueError('expected `--finetune` with `--finetune-rate`, found none')
+    if args.finetune is not None:
+        fields.append('val_dataloader')
+        shortened(dense, args.finetune, args.finetune_rate)
+    if args.evaluate:
+        fields.append('test_dataloader')
+        for key in ('test_cfg', 'test_dataloader', 'test_evaluator'):
+            if dense.get(key) is None:
+                raise ValueError(f'expected a config with `{key}` for `--evaluate`, found '
+                                 f'`{args.config}` without')
+    check_data_folders(dense, fields)
+    if args.int8 is not None:
+        require_quantizer(args.int8)
+
+
+@runs(CompressJob)
+def main(args: CompressJob) -> None:
+    """Compress, write and print."""
+    quiet_hosts()
+    check_file(args.checkpoint, 'a checkpoint')
+    check_file(args.structure, 'a structure')
+    check_kinds(args.sites or ())
+    check_later_steps(args)
+    chosen_target(args)  # refuses what does not belong to a target
+    if args.structure is not None:
+        check_given_structure(args)
+        if args.scope != 'backbone':
+            raise ValueError('expected `--structure` for a backbone, found `--scope '
+                             f'{args.scope}`')
+    # what follows, evaluation included, does not compress again if it is killed
+    later = {} if args.finetune is None else dict(finetune=args.finetune, rate=args.finetune_rate)
+    if args.distil is not None:
+        read_length(args.distil)
+        later['distil'] = args.distil
+    finished, metrics = [], []
+    for files in compressed(args, later) if args.structure is None else [
+            refit_files(task_of(args), args.structure, later, seed=args.seed, rho=args.rho,
+                        memory=bytes_of(args.memory))]:
+        finish(args, load_config(args.config, args.cfg_options), files, metrics)
+        finished.append(files)
+    if len(finished) > 1:
+        report_targets(finished)
+    for files in finished:  # until here a repeated call would go on from it
+        files.progress.remove()

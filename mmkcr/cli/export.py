@@ -1,0 +1,154 @@
+"""Export a subnet, or any model, to ONNX for a runtime, and compare it there with PyTorch.
+
+A classifier gives logits, a segmentor those of its head, a detector the maps of its neck. With
+--end-to-end (through mmdeploy) a segmentor gives the class of every pixel, a detector its boxes,
+labels and masks. --backbone exports the feature maps of the backbone alone. The batch is
+dynamic. Height and width are fixed for a runtime, and dynamic for
+`any`, where the backbone allows: ViT always, Swin with pad_small_map=True. Outputs are compared at
+several batch sizes and image sizes; a file that differs is not written. Where the config's backbone
+has a structure, the latency against the dense network is measured, exported in the same way.
+
+Examples:
+    mmkcr export slim/config.py --out subnet.onnx
+    mmkcr export CONFIG CHECKPOINT --runtime openvino
+    mmkcr export DETECTOR CHECKPOINT --end-to-end --evaluate
+    mmkcr export slim/config.py slim/subnet.pth --end-to-end \\
+        --against dense.onnx
+"""
+
+import contextlib
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+
+from mmkcr.cli.command import quiet_hosts
+from mmkcr.cli.fields import argument, runs
+from mmkcr.cli.shared import Configured, Trusting
+from mmkcr.deploy.end_to_end import EndToEnd, export_end_to_end
+from mmkcr.deploy.export import ExportReport, export_onnx
+from mmkcr.deploy.latency import PairTiming, measure_pair
+from mmkcr.deploy.prepare import RUNTIMES, describe_selections
+from mmkcr.engine.build import (
+    backbone_config,
+    build_model,
+    default_shape,
+    dense_config,
+    image_shape,
+    load_config,
+    load_weights,
+    run_folder,
+    trained_weights,
+)
+from mmkcr.models.utils import find_task
+from mmkcr.visualization import format_table
+
+
+@dataclass(frozen=True)
+class ExportJob(Configured, Trusting):
+    """Arguments of ``mmkcr export``."""
+
+    config: str = argument('config of a deployment, retraining or dense model', positional=True)
+    checkpoint: str | None = argument('its checkpoint (`load_from` of the config)',
+                                      positional=True, nargs='?')
+    out: str | None = argument('(<config name>.onnx in the work_dir of the config, else in '
+                               'work_dirs/<config name>)', metavar='FILE')
+    backbone: bool = argument('the feature maps only', False)
+    end_to_end: bool = argument('a whole segmentor, or detector with non-maximum suppression, for '
+                                'ONNX Runtime', False)
+    evaluate: bool = argument('with --end-to-end, compare metrics on the test set', False)
+    against: str | None = argument('with --end-to-end, the file of another network: timed in '
+                                   'turns', metavar='ONNX')
+    shape: list[int] | None = argument("height and width, or one number for both; default: the "
+                                       "config's", metavar='N')
+    runtime: str = argument('what the file is to be fast in; every file runs everywhere '
+                            '(%(default)s)', 'any', choices=RUNTIMES)
+    static_size: bool = argument('fix height and width', False, group='size')
+    dynamic_size: bool = argument('leave them open', False, group='size')
+    tolerance: float = argument('largest difference, relative to the largest output '
+                                '(%(default)g)', 1e-4)
+    repeats: int = argument('pairs to time against the dense network; 0: none (%(default)s)', 20)
+    threads: int = argument('of the timing (%(default)s: by the CPU clock, else the wall clock)', 1)
+
+
+def measured_in(args: ExportJob) -> str:
+    """The runtime that a file is checked and timed in."""
+    return 'onnxruntime' if args.runtime == 'any' else args.runtime
+
+
+def against_dense(args: ExportJob, config: Config, report: ExportReport,
+                  shape: tuple[int, int, int]) -> PairTiming | None:
+    """Time the file in turns with that of the dense network; None where the config is dense."""
+    if not args.repeats or backbone_config(config).get('structure') is None:
+        return None
+    torch.manual_seed(0)
+    dense = build_model(dense_config(config))
+    dense = dense.backbone if args.backbone else dense
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'dense.onnx'
+        export_onnx(dense, path, shape, report.dynamic_size, (1, ), runtime=args.runtime)
+        return measure_pair(path, report.path, torch.randn(1, *shape), args.repeats, 3,
+                            measured_in(args), args.threads)
+
+
+def report_end_to_end(found: EndToEnd) -> None:
+    """Print metrics and time of a whole detector or segmentor."""
+    timing = found.timing
+    if found.metrics:
+        print(format_table(('', 'PyTorch', 'ONNX Runtime'), [
+            (name, f'{torch_value:.4g}', f'{value:.4g}')
+            for name, (torch_value, value) in found.metrics.items()]))
+    print(f'{found.path}: {found.seconds * 1e3:.4g} ms an image in `onnxruntime`; batch, height '
+          'and width dynamic')
+    if timing is not None:
+        first, third = timing.to_dict()['ratio_quartiles']
+        print(f'{timing.ratio:.3f} of the time of the other file, in turns ({len(timing.dense)} '
+              f'pairs, quartiles {first:.3f} to {third:.3f})')
+
+
+@runs(ExportJob)
+def main(args: ExportJob) -> None:
+    """Export, compare and print."""
+    quiet_hosts()
+    config = load_config(args.config, args.cfg_options)
+    size = None if args.static_size == args.dynamic_size else args.dynamic_size
+    if args.end_to_end and (args.backbone or args.static_size or args.runtime not in (
+            'any', 'onnxruntime')) or (args.evaluate or args.against) and not args.end_to_end:
+        raise ValueError('expected `--end-to-end` of a whole model for ONNX Runtime, with any '
+                         'size, and `--evaluate` or `--against` with it, found another '
+                         'combination')
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(sys.stderr):
+        model = build_model(config)
+        load_weights(model, trained_weights(config, args.checkpoint, args.config))
+        shape = image_shape(args.shape) if args.shape else default_shape(config, model)
+        if args.backbone:
+            model = find_task(model).backbone
+        out = args.out or run_folder(config, args.config) / f'{Path(args.config).stem}.onnx'
+        if args.end_to_end:
+            whole = export_end_to_end(config, model, out, shape, max(args.repeats, 1),
+                                      args.evaluate, args.threads, args.against)
+        else:
+            report = export_onnx(model, out, shape, size, tolerance=args.tolerance,
+                                 runtime=args.runtime)
+            timing = against_dense(args, config, report, shape)
+    if args.end_to_end:
+        report_end_to_end(whole)
+        return
+    print(format_table(('input', 'difference from PyTorch'),
+                       [('x'.join(map(str, key)), f'{error:.2g}')
+                        for key, error in report.errors.items()]))
+    if timing is not None:
+        print(f'{timing.ratio:.3f} of the time of the dense network, at '
+              f'{timing.macs_ratio:.3f} of its MACs, in `{measured_in(args)}`: batch 1, '
+              f'{len(timing.dense)} pairs, threads {args.threads}')
+        if timing.ratio > 1:
+            print('warning: slower than the dense network; selections of channels: '
+                  f'{describe_selections(model, args.runtime)}')
+    if report.notice:
+        print(f'notice: {report.notice}')
+    size = 'dynamic' if report.dynamic_size else f'{shape[1]} x {shape[2]}'
+    print(f'{report.path}: dynamic batch, height and width {size}')

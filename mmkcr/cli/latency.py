@@ -1,0 +1,360 @@
+"""Latency of two models against each other, and the share of the MAC saving that became time.
+
+Both run in one process, in turns and in alternating order, under the same settings; the ratio is
+the median over neighbouring pairs. The share is (1 - t_slim / t_dense) / (1 - macs_slim /
+macs_dense). On one thread of a CPU the clock is that of the process, so that neighbours on a busy
+machine do not count; else it is the wall clock.
+
+A side is a config (a file or library::path, also of an ordinary model), a checkpoint that holds its
+config, or an ONNX file; weights make no difference and are random. With one config, the other side
+follows from it: of the config of a subnet the dense network, with --target-macs a subnet with one
+keep ratio everywhere, whose units are drawn at random. Models are exported for the runtime, both
+sides in the same way. Several values of an option are measured one after the other; every pair is a
+line of a CSV file that is named by hardware and versions.
+
+Examples:
+    mmkcr latency DENSE_CONFIG SLIM_CONFIG --runtime onnxruntime openvino
+    mmkcr latency dense.onnx slim.onnx --runtime openvino
+    mmkcr latency mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py \\
+        --target-macs 90% 70% 50% --sites mlp_hidden --runtime onnxruntime
+
+With --form channels are selected in one way or another, which docs/deploy.md compares. With
+--operators there is also a table of the time that each kind of operator takes.
+"""
+
+import contextlib
+import csv
+import fcntl
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from mmengine.config import Config
+from torch import nn
+
+from mmkcr.cli.command import quiet_hosts
+from mmkcr.cli.fields import argument, runs
+from mmkcr.cli.shared import Configured, Trusting
+from mmkcr.closed_form.kinds import DEFAULT_SITES
+from mmkcr.core.machine import hardware_name, versions_name
+from mmkcr.deploy.export import export_onnx, onnx_shape
+from mmkcr.deploy.latency import (
+    AMP_DTYPES,
+    RUNTIMES,
+    PairTiming,
+    Side,
+    clock_for,
+    measure_pair,
+    random_subnet,
+    searchable,
+)
+from mmkcr.deploy.operator_times import PROFILES, operator_table, operator_times
+from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
+from mmkcr.deploy.runtimes import PACKAGES
+from mmkcr.engine.build import (
+    backbone_config,
+    build_model,
+    default_shape,
+    dense_config,
+    image_shape,
+    load_config,
+    recorded_config,
+    take_options,
+)
+from mmkcr.models.layers.selection import FORMS
+from mmkcr.models.utils import find_task
+from mmkcr.visualization import format_table
+
+COLUMNS = ('dense', 'slim', 'sites', 'part', 'height', 'width', 'runtime', 'threads', 'batch',
+           'amp', 'device', 'clock', 'pairs', 'gmacs_dense', 'gmacs_slim', 'macs_ratio',
+           'ms_dense', 'ms_slim', 'ratio', 'ratio_q1', 'ratio_q3', 'share', 'share_q1', 'share_q3')
+CLOCKS = dict(wall=time.perf_counter, cpu=time.process_time)
+
+
+@dataclass(frozen=True)
+class LatencyJob(Configured, Trusting):
+    """Arguments of ``mmkcr latency``."""
+
+    dense: str = argument('config, checkpoint or ONNX file of one side', positional=True)
+    slim: str | None = argument('of the other', positional=True, nargs='?')
+    target_macs: list[str] = argument(
+        'random subnets of the dense side: 3.9G, 0.8 or 80%% of its MACs (none)', [None],
+        metavar='TARGET')
+    sites: list[str] | None = argument(
+        'of random subnets; default: those of the backbone, else those of '
+        f'{", ".join(DEFAULT_SITES)} that it has', metavar='KIND')
+    where: str = argument('of the sites: part of the paths of their modules (all)', '',
+                          metavar='REGEX')
+    divisor: int = argument('with --target-macs, sizes are multiples of it (%(default)s)', 8)
+    group: int = argument('with --target-macs, so many neighbouring units are kept together '
+                          '(%(default)s)', 1)
+    form: list[str] = argument('of selections of channels in exported files, one after the other '
+                               '(that of --runtime in `mmkcr export`)', [None], choices=FORMS[1:])
+    part: str = argument('what is timed and counted (%(default)s; of a detector with its neck)',
+                         'model', choices=('model', 'backbone'))
+    runtime: list[str] = argument('(%(default)s)', ['eager'], choices=RUNTIMES)
+    batch_size: list[int] = argument('(%(default)s)', [1])
+    threads: list[int] = argument('(%(default)s)', [1])
+    shape: list[int] | None = argument(
+        'height and width, or one number for both; default: that of the config or of the files',
+        metavar='N')
+    amp: str | None = argument('autocast on both sides', choices=sorted(AMP_DTYPES))
+    device: str = argument('cpu, cuda, cuda:1 (%(default)s)', 'cpu')
+    repeats: int = argument('pairs (%(default)s)', 20)
+    warmup: int = argument('pairs before (%(default)s)', 3)
+    clock: str | None = argument('default: cpu on one thread of a CPU, else wall',
+                                 choices=tuple(CLOCKS))
+    operators: bool = argument('print the time of every kind of operator too, in '
+                               f'{" and ".join(PROFILES)}', False)
+    out: str = argument('where the CSV file is (%(default)s)', 'work_dirs/benchmarks',
+                        metavar='DIR')
+    slim_options: dict | None = argument('as --cfg-options, of the slim side only')
+
+
+class Pair(NamedTuple):
+    """Two sides to measure.
+
+    Args:
+        names (tuple[str, str]): Of both.
+        dense (nn.Module | Path): The one.
+        slim (nn.Module | Path): The other.
+        shape (tuple[int, int, int]): (C, H, W) of an image.
+        sites (str): Kinds of site of a random subnet, or ''.
+    """
+
+    names: tuple[str, str]
+    dense: Side
+    slim: Side
+    shape: tuple[int, int, int]
+    sites: str = ''
+
+
+def read_config(name: str, options: dict | None) -> Config:
+    """The config of a side that is no ONNX file."""
+    if Path(name).suffix in ('.pth', '.pt', '.ckpt'):
+        config = recorded_config(name)
+        take_options(config, options or {})
+        return config
+    return load_config(name, options)
+
+
+def build(config: Config, part: str) -> nn.Module:
+    """A model of random weights, or its backbone."""
+    torch.manual_seed(0)
+    model = build_model(config)
+    return find_task(model).backbone if part == 'backbone' else model
+
+
+def make_pair(args: LatencyJob, target: str | None) -> Pair:
+    """The two sides.
+
+    Raises:
+        ValueError: Two sides and a target, one side that the other does not follow from, or no
+            shape for ONNX files that leave it open.
+    """
+    for name in ('sites', 'divisor', 'group') if target is None else ():
+        if getattr(args, name) != getattr(LatencyJob, name):
+            raise ValueError(f'expected `--{name}` with `--target-macs`, found it without')
+    if args.slim and target:
+        raise ValueError(f'expected a second side or `--target-macs`, found `{args.slim}` and '
+                         f'{target!r}')
+    onnx = [name for name in (args.dense, args.slim) if str(name).endswith('.onnx')]
+    if onnx:
+        if len(onnx) != 2:
+            raise ValueError(f'expected another ONNX file beside `{onnx[0]}`, found '
+                             f'`{args.slim if args.slim != onnx[0] else args.dense}`')
+        shape = image_shape(args.shape) if args.shape else shape_of_files(onnx)
+        return Pair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
+    config = read_config(args.dense, args.cfg_options)
+    if args.slim:
+        options = {**(args.cfg_options or {}), **(args.slim_options or {})}
+        slim = build(read_config(args.slim, options), args.part)
+        dense = build(config, args.part)
+        return Pair((label(args.dense), label(args.slim)), dense, slim,
+                    shape_of(args, config, dense))
+    dense = build(dense_config(config), args.part)
+    shape = shape_of(args, config, dense)
+    if target is None:
+        if backbone_config(config).get('structure') is None:
+            raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '
+                             f'`{args.dense}`, found none')
+        return Pair((label(args.dense), 'its structure'), dense, build(config, args.part), shape)
+    slim = build(dense_config(config), args.part)
+    if args.where and not args.sites:
+        raise ValueError(f'expected `--sites` with `--where {args.where}`, found none')
+    space = searchable(slim, [dict(kind=name, where=args.where) for name in args.sites or ()])
+    kinds = '+'.join(kind if isinstance(kind, str) else kind['kind'] for kind in space.kinds)
+    slim, _ = random_subnet(slim, target, shape, None if args.part == 'backbone' else 'model',
+                            args.divisor, group=args.group)
+    if args.group > 1:
+        kinds += f', groups of {args.group}'
+    return Pair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
+
+
+def shape_of(args: LatencyJob, config: Config, model: nn.Module) -> tuple[int, int, int]:
+    """The image's shape."""
+    return image_shape(args.shape) if args.shape else default_shape(config, model)
+
+
+def shape_of_files(files: Sequence[str]) -> tuple[int, int, int]:
+    """The image's shape that ONNX files agree on.
+
+    Raises:
+        ValueError: They do not say it, or differ.
+    """
+    shapes = {onnx_shape(file) for file in files}
+    shape = shapes.pop()
+    if shapes or shape is None:
+        raise ValueError('expected `--shape` for ONNX files that do not agree on the size of the '
+                         f'image, or do not say it, found none for {", ".join(map(str, files))}')
+    return shape
+
+
+def label(name: str) -> str:
+    """A side's name without folders."""
+    return name.split('::')[-1].rsplit('/', 1)[-1].removesuffix('.py')
+
+
+def in_form(pair: Pair, runtime: str, batch: int, form: str, folder: str) -> Pair:
+    """The pair as files in which channels are selected in a form.
+
+    Raises:
+        ValueError: Files were given, or the runtime takes none.
+    """
+    if runtime not in PACKAGES or isinstance(pair.dense, Path):
+        raise ValueError(f'expected models for `--form {form}`, and a runtime among '
+                         f'{list(PACKAGES)}, found `{pair.names[0]}` and `{runtime}`')
+    files = [export_onnx(side, Path(folder) / f'{name}.onnx', pair.shape, False, (batch, ), 1e-3,
+                         runtime, form).path
+             for name, side in (('dense', pair.dense), ('slim', pair.slim))]
+    return pair._replace(dense=files[0], slim=files[1],
+                         sites=', '.join(filter(None, (pair.sites, form))))
+
+
+def measure(pair: Pair, args: LatencyJob, runtime: str, batch: int, threads: int,
+            form: str | None = None) -> tuple[dict[str, Any], PairTiming]:
+    """One line of the file."""
+    if form is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            return measure(in_form(pair, runtime, batch, form, folder), args, runtime, batch,
+                           threads)
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    one = clock_for(runtime, threads, args.device) is time.process_time
+    clock = args.clock or ('cpu' if one else 'wall')
+    if clock == 'cpu' and not one:
+        raise ValueError(f'expected one thread of a CPU for `--clock cpu`, found {threads} on '
+                         f'{args.device}')
+    images = torch.randn(batch, *pair.shape, device=args.device)
+    sides = [side.to(args.device) if isinstance(side, nn.Module) else side
+             for side in (pair.dense, pair.slim)]
+    timing = measure_pair(*sides, images, args.repeats, args.warmup, runtime, threads, args.amp,
+                          CLOCKS[clock])
+    found = timing.to_dict()
+    macs = found['macs']
+    values = (*pair.names, pair.sites, args.part, *pair.shape[1:], runtime, threads, batch,
+              args.amp or 'fp32', args.device, clock, len(timing.dense),
+              *(rounded(macs[side], 1e-9) for side in ('dense', 'slim')), rounded(macs['ratio']),
+              *(rounded(found['seconds'][side], 1e3) for side in ('dense', 'slim')),
+              *map(rounded, (found['ratio'], *found['ratio_quartiles'], found['share'],
+                             *found['share_quartiles'])))
+    return dict(zip(COLUMNS, values)), timing
+
+
+def rounded(value: float | None, scale: float = 1.) -> Any:
+    """Four digits; '' of nothing."""
+    return '' if value is None else float(f'{value * scale:.4g}')
+
+
+def append(row: dict[str, Any], folder: Path) -> Path:
+    """Add a line to the file of this machine."""
+    path = folder / f'latency_{hardware_name()}_{versions_name()}.csv'
+    folder.mkdir(parents=True, exist_ok=True)
+    with path.open('a+', newline='') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # other runs may add lines too
+        file.seek(0)
+        before, columns = file.readline().rstrip(), ','.join(COLUMNS)
+        if before not in ('', columns):
+            raise ValueError(f'expected the columns `{columns}` in `{path}`, found `{before}`')
+        writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
+        if not before:
+            writer.writeheader()
+        writer.writerow(row)
+    return path
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """The table."""
+    columns = ('slim', 'sites', 'runtime', 'threads', 'batch', 'G MACs', 'ms', 'MACs', 'time',
+               'quartiles', 'share')
+    return format_table(columns, [(
+        row['slim'], row['sites'], row['runtime'], row['threads'], row['batch'],
+        # '' where an ONNX file does not say, or says those of another size
+        f'{row["gmacs_dense"] or "unknown"} to {row["gmacs_slim"] or "unknown"}',
+        f'{row["ms_dense"]} to {row["ms_slim"]}',
+        row['macs_ratio'], row['ratio'], f'{row["ratio_q1"]} to {row["ratio_q3"]}', row['share'])
+        for row in rows], title=rows[0]['dense'])
+
+
+@contextlib.contextmanager
+def exported(sides: Sequence[nn.Module | Path], runtime: str,
+             shape: Sequence[int]) -> Iterator[list[Path]]:
+    """ONNX files of models, for as long as the context lasts; files stay as they are.
+
+    Args:
+        sides (Sequence[nn.Module | Path]): What is exported for the runtime.
+        runtime (str): One of :data:`PROFILES`.
+        shape (Sequence[int]): (B, C, H, W) of the images.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        yield [side if isinstance(side, Path) else
+               export_onnx(side, Path(folder) / f'{place}.onnx', tuple(shape[1:]), False,
+                           (shape[0],), 1e-3, runtime).path
+               for place, side in enumerate(sides)]
+
+
+@runs(LatencyJob)
+def main(args: LatencyJob) -> None:
+    """Measure, print and write."""
+    quiet_hosts()
+    rows, path = [], None
+    settings = list(itertools.product(args.runtime, args.batch_size, args.threads, args.form))
+    if args.operators and not (args.device == 'cpu' and set(args.runtime) <= set(PROFILES)):
+        raise ValueError(f'expected runtimes of {list(PROFILES)} on the CPU for `--operators`, '
+                         f'found {args.runtime} on {args.device}')
+    if args.operators and args.form != [None]:
+        raise ValueError(f'expected `--operators` without `--form`, found {args.form}')
+    tables = []
+    for target in args.target_macs:
+        with contextlib.redirect_stdout(sys.stderr):
+            pair = make_pair(args, target)
+        for runtime, batch, threads, form in settings:
+            with contextlib.redirect_stdout(sys.stderr):
+                row, timing = measure(pair, args, runtime, batch, threads, form)
+            rows.append(row)
+            path = append(row, Path(args.out))
+            if args.operators:
+                images = torch.randn(batch, *pair.shape)
+                with contextlib.redirect_stdout(sys.stderr), exported(
+                        (pair.dense, pair.slim), runtime, images.shape) as files:
+                    times = operator_times(files, runtime, threads, images.numpy(),
+                                           args.repeats, args.warmup)
+                tables.append(operator_table(
+                    *times, f'{runtime}, batch {batch}, threads {threads}'))
+            if timing.ratio > 1:
+                known = runtime in SELECTION_FORMS and not isinstance(pair.slim, Path)
+                forms = form or (describe_selections(pair.slim, runtime) if known
+                                 else 'as they are')
+                print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
+                      f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
+                      f'{forms}')
+    print('\n\n'.join([report(rows), *tables]))
+    if not isinstance(pair.dense, Path):
+        print('Weights are random: times do not depend on them.')
+    print(f'Added {len(rows)} lines to {path}')

@@ -1,0 +1,80 @@
+"""A table of the time that a network's sites cost at some sizes, for budgets of time.
+
+Made once for a machine, runtime, number of threads and batch size; a call that was stopped goes on
+where it was. Measured in turns with the dense network, exported in the same way.
+
+Examples:
+    mmkcr latency-table CONFIG --runtime openvino --out table.json
+    mmkcr compress CONFIG CHECKPOINT --target-latency 12ms --latency-table table.json
+    mmkcr latency-table CONFIG --runtime onnxruntime --threads 1 --batch 1
+    mmkcr compress CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
+        --threads 1 --batch 1
+"""
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mmkcr.cli.command import quiet_hosts
+from mmkcr.cli.fields import argument, runs
+from mmkcr.cli.shared import Configured
+from mmkcr.core import load_table
+from mmkcr.core.latency import milliseconds
+from mmkcr.deploy.latency import RUNTIMES
+from mmkcr.deploy.latency_table import TableSettings, measure_table, table_path
+from mmkcr.engine.build import build_model, default_shape, dense_config, image_shape, load_config
+from mmkcr.visualization import format_table
+
+
+@dataclass(frozen=True)
+class LatencyTableJob(Configured):
+    """Arguments of ``mmkcr latency-table``."""
+
+    config: str = argument('of a dense model or a search', positional=True)
+    sites: list[str] | None = argument('default: those of a search of the backbone, else those '
+                                       'that `mmkcr compress` would take', metavar='KIND')
+    runtime: str = argument('(%(default)s)', 'onnxruntime', choices=RUNTIMES)
+    threads: int = argument('(%(default)s)', 1)
+    batch_size: int = argument('(%(default)s)', 1, names=('--batch', ))
+    part: str | None = argument('what is timed; default: as of `mmkcr compress`',
+                                choices=('model', 'backbone'))
+    shape: list[int] | None = argument("height and width, or one number for both; default: the "
+                                       "config's", metavar='N')
+    divisor: int = argument('of the sizes (%(default)s)', 8)
+    repeats: int = argument('pairs (%(default)s)', 15)
+    out: str | None = argument(
+        '(work_dirs/latency_tables/<config name>_<runtime>_threads<N>_batch<N>_<hardware>.json, '
+        'where --target-latency looks for it)', metavar='FILE')
+
+
+@runs(LatencyTableJob)
+def main(args: LatencyTableJob) -> None:
+    """Measure, write and print."""
+    quiet_hosts()
+    if min(args.threads, args.batch_size, args.repeats, args.divisor) < 1:
+        raise ValueError('expected threads, a batch size, repeats and a divisor of at least 1, '
+                         f'found {args.threads}, {args.batch_size}, {args.repeats} and '
+                         f'{args.divisor}')
+    config = load_config(args.config, args.cfg_options)
+    config = dense_config(config)
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(sys.stderr):
+        model = build_model(config)
+    model.eval()
+    shape = image_shape(args.shape) if args.shape else default_shape(config, model)
+    classifies = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
+    part = args.part or (None if classifies else 'backbone')
+    settings = TableSettings(args.runtime, args.threads, args.batch_size, shape, part)
+    path = Path(args.out) if args.out else table_path(args.config, args.runtime, args.threads,
+                                                      args.batch_size)
+    for line in measure_table(model, path, settings, args.sites, args.divisor, args.repeats):
+        print(line, flush=True)
+    table = load_table(path)
+    rows = [(entry['sites'][0], len(entry['sites']), f'{size} of {entry["total"]}',
+             f'{change / 1e6:+.3f}')
+            for entry in table.classes for size, change in entry['changes'].items()]
+    print(format_table(('site', 'such sites', 'units', 'ms each'), rows))
+    print(f'Dense: {milliseconds(table.dense)}. Wrote {path}')

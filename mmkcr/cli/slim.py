@@ -1,0 +1,87 @@
+"""Slim a trained supernet: search config + checkpoint + budget in, subnet out.
+
+Writes structure.json and subnet.pth (weights inherited), which an ordinary
+config of the task model loads with backbone=dict(structure='.../structure.json').
+
+Beside an EMAHook, a checkpoint's state_dict holds the averaged weights and
+gates: these are used. --online-weights takes those of the optimizer instead.
+
+Examples:
+    mmkcr slim CONFIG CHECKPOINT --target-macs 12.6G --divisor 8
+    mmkcr slim CONFIG CHECKPOINT --target-macs 80% --shape 224 224
+    mmkcr slim CONFIG CHECKPOINT --target-bytes 40MB
+    mmkcr slim CONFIG CHECKPOINT --target-latency 12ms --runtime onnxruntime \\
+        --threads 1 --batch 1
+"""
+
+
+from dataclasses import dataclass
+
+from mmkcr.apis.slim_files import STRUCTURE, WEIGHTS, SlimResult, slim_files
+from mmkcr.cli.command import quiet_hosts
+from mmkcr.cli.fields import argument, runs
+from mmkcr.cli.shared import Configured, Timed, Trusting, chosen_target, target
+from mmkcr.deploy.latency_table import chosen_table
+from mmkcr.engine.build import image_shape
+from mmkcr.models.counting import part_rows
+from mmkcr.visualization import format_table
+
+
+@dataclass(frozen=True)
+class SlimJob(Configured, Trusting, Timed):
+    """Arguments of ``mmkcr slim``."""
+
+    config: str = argument('config of the search', positional=True)
+    checkpoint: str = argument('checkpoint of the search', positional=True)
+    target_macs: str | None = target('macs', '12.6G',
+                                     '; default: the channels whose gates are open')
+    target_params: str | None = target('params', '12M')
+    target_bytes: str | None = target('bytes', '40MB', ' (of the state_dict)')
+    target_latency: str | None = target('latency', '12ms', ', of a table that was measured')
+    divisor: int = argument('sizes are multiples of it, or full (%(default)s)', 1)
+    shape: list[int] | None = argument(
+        'height and width of the image that MACs are counted for, or one number for both; '
+        'default: that of the config', metavar='N')
+    part: str | None = argument(
+        'what the target is about; default: what the price of the config counts, else the '
+        'backbone of a detector, else the model', choices=('model', 'backbone'))
+    out: str | None = argument('folder to write to (work_dirs/<config name>/slim)', metavar='DIR')
+    online_weights: bool = argument("of a checkpoint with EMA, the optimizer's weights", False)
+
+
+def print_summary(result: SlimResult) -> None:
+    """Print what was kept, and sizes before and after."""
+    structure, sizes = result.structure, result.bytes
+    rows = [(name, site.total, len(site.kept), f'{len(site.kept) / site.total:.1%}')
+            for name, site in structure.sites.items()]
+    print(format_table(('site', 'channels', 'kept', 'share'), rows))
+    rows = []
+    for name, before, after, unit, scale in (
+            ('MACs (G)', structure.macs['dense'], structure.macs['subnet'], '.4g', 1e9),
+            ('parameters (M)', structure.params['dense'], structure.params['subnet'], '.4g', 1e6),
+            ('weights (MB)', sizes['dense'], sizes['subnet'], '.2f', 1e6)):
+        rows.append((name, format(before / scale, unit), format(after / scale, unit),
+                     f'{after / before:.1%}'))
+    print(format_table(('', 'dense', 'subnet', 'share'), rows))
+    height, width = structure.macs['input_shape'][1:]
+    counted = structure.macs.get('part', 'model')
+    print(f'MACs of the {counted} for one image of {height} x {width}; the search checkpoint with '
+          f'its optimizers has {sizes["checkpoint"] / 1e6:.2f} MB.')
+    if result.parts:
+        print(format_table(('part', 'MACs (G)', 'subnet', 'share'), part_rows(result.parts)))
+    for said in (result.proposals, result.latency):
+        if said:
+            print(said)
+    print(f'Wrote {result.folder / STRUCTURE} and {result.folder / WEIGHTS}')
+
+
+@runs(SlimJob)
+def main(args: SlimJob) -> None:
+    """Slim, write and print."""
+    quiet_hosts()
+    cost, target = chosen_target(args)
+    print_summary(slim_files(
+        args.config, args.checkpoint, target, args.divisor,
+        image_shape(args.shape) if args.shape else None, args.out, args.online_weights,
+        args.cfg_options, args.part, chosen_table(args), args.force_table,
+        cost))

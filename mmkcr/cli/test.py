@@ -1,0 +1,246 @@
+"""Test a model: evaluate a checkpoint on the test set of its config.
+
+Examples:
+    mmkcr test CONFIG CHECKPOINT
+    mmkcr test CONFIG CHECKPOINT --out results.json --out-item metrics
+    mmkcr test CONFIG CHECKPOINT --check
+    mmkcr test CONFIG CHECKPOINT --onnx FILE --runtime openvino
+    mmkcr test DCS_CONFIG CHECKPOINT --masks
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mmengine
+from mmengine.config import Config, ConfigDict
+from mmengine.evaluator import DumpResults
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from mmkcr.cli.fields import argument, runs
+from mmkcr.cli.launch import (
+    build_runner,
+    check_file,
+    one_run,
+    set_dataloader_defaults,
+)
+from mmkcr.cli.shared import Running, apply_running
+from mmkcr.datasets.data_check import check_data_folders
+from mmkcr.deploy.file_model import run_by_file
+from mmkcr.deploy.runtimes import PACKAGES, require_runtime
+from mmkcr.engine.build import load_config, take_options, trained_weights
+from mmkcr.engine.compressed_config import compressed_config
+from mmkcr.engine.expected import check_expected
+from mmkcr.engine.processes import is_first_process
+from mmkcr.engine.workers import no_workers_left
+from mmkcr.methods.dcs.masks import MaskWatch, masks_held_open
+from mmkcr.visualization import format_table
+
+
+@dataclass(frozen=True)
+class TestJob(Running):
+    """Arguments of ``mmkcr test``."""
+
+    __test__ = False  # nor is it a test of pytest's
+
+    config: str = argument('config of the test', positional=True)
+    checkpoint: str | None = argument('checkpoint of the model (`load_from` of the config)',
+                                      positional=True, nargs='?')
+    out: str | None = argument('file for predictions (.pkl) or metrics', metavar='FILE')
+    out_item: str | None = argument('what to write to --out (pred)', choices=['metrics', 'pred'])
+    check: bool = argument("fail if a metric is not what the config's `expected` says, value and "
+                           'tolerance', False)
+    show_dir: str | None = argument('folder for images of the predictions')
+    show: bool = argument('show predictions in a window', False)
+    interval: int = argument('show every n-th image (%(default)s)', 1)
+    wait_time: float = argument('seconds that a window stays (%(default)s)', 2.)
+    tta: bool = argument("test-time augmentation: the config's `tta_model` and `tta_pipeline`, for "
+                         'a classifier by default flips', False)
+    onnx: str | None = argument('exported file of this network that runs in its place; what comes '
+                                'behind it stays in PyTorch', metavar='FILE')
+    runtime: str | None = argument('of --onnx (onnxruntime)', choices=sorted(PACKAGES))
+    masks: bool = argument(
+        'of a network with masks on queries and keys (DCS): add the share of open entries and of '
+        'constant channels in percent, on average and by layer, and the metrics of a second test '
+        'with all masks forced open', False)
+
+
+def merge_args(config: Config, args: TestJob) -> Config:
+    """Put the arguments into the config.
+
+    Args:
+        config (Config): Changed in place.
+        args (TestJob): Arguments.
+
+    Returns:
+        Config: The same, or with ``--tta`` what its ``compression`` stands for.
+
+    Raises:
+        ValueError: An argument does not fit the config or the machine.
+    """
+    apply_running(config, args)
+    config.load_from, config.resume = trained_weights(config, args.checkpoint, args.config), False
+    if args.amp:
+        config.test_cfg.fp16 = True
+    if args.show or args.show_dir is not None:
+        show_predictions(config, args)
+    if args.cfg_options is not None:
+        take_options(config, args.cfg_options)
+    if args.tta:
+        # what goes around the model goes around that which `compression` stands for
+        config = compressed_config(config)
+        augment_tests(config)
+    set_dataloader_defaults(config, ('test_dataloader', ), pin_memory=not args.no_pin_memory)
+    return config
+
+
+def show_predictions(config: Config, args: TestJob) -> None:
+    """Switch the visualisation hook of the task's library on.
+
+    Args:
+        config (Config): Changed in place.
+        args (TestJob): Arguments.
+
+    Raises:
+        ValueError: The config has no visualisation hook.
+    """
+    hook = (config.get('default_hooks') or {}).get('visualization')
+    if hook is None:
+        raise ValueError('expected `visualization` in the `default_hooks` of the config for '
+                         '`--show` and `--show-dir`, found none')
+    classifies = config.get('default_scope') == 'mmpretrain'
+    hook.update({'enable' if classifies else 'draw': True}, show=args.show,
+                wait_time=args.wait_time, interval=args.interval)
+    if args.show_dir is not None and config.get('default_scope') == 'mmseg':
+        config.visualizer.save_dir = args.show_dir
+    elif args.show_dir is not None:
+        hook['out_dir' if classifies else 'test_out_dir'] = args.show_dir
+
+
+def augment_tests(config: Config) -> None:
+    """Wrap the model and the transforms for test-time augmentation.
+
+    Args:
+        config (Config): Changed in place.
+
+    Raises:
+        ValueError: The config of a task other than classification has no
+            ``tta_model`` or ``tta_pipeline``.
+    """
+    dataset = config.test_dataloader.dataset
+    while 'pipeline' not in dataset:
+        dataset = dataset.dataset
+    if config.get('default_scope') == 'mmpretrain':
+        config.setdefault('tta_model', ConfigDict(type='mmpretrain.AverageClsScoreTTA'))
+        flips = [[dict(type='RandomFlip', prob=1.), dict(type='RandomFlip', prob=0.)],
+                 [dataset.pipeline[-1]]]
+        config.setdefault('tta_pipeline', [*dataset.pipeline[:-1],
+                                           dict(type='TestTimeAug', transforms=flips)])
+    missing = [key for key in ('tta_model', 'tta_pipeline') if key not in config]
+    if missing:
+        raise ValueError(f'expected `{missing[0]}` in the config for `--tta`, found none')
+    config.model = ConfigDict(**config.tta_model, module=config.model)
+    dataset.pipeline = config.tta_pipeline
+
+
+class MaskWatchHook(Hook):
+    """Watches the masks while images are tested, and not while MACs are counted before.
+
+    Args:
+        watch (MaskWatch): Entered at the first image.
+    """
+
+    def __init__(self, watch: MaskWatch) -> None:
+        self.watch = watch
+
+    def before_test_epoch(self, _: Runner) -> None:
+        """Begin."""
+        self.watch.__enter__()
+
+    def after_test_epoch(self, _: Runner, metrics: dict[str, float] | None = None) -> None:
+        """End."""
+        self.watch.__exit__()
+
+
+def test_with_masks(runner: Runner) -> dict[str, Any]:
+    """Test, and test again with all masks forced open: the control of what the masks do.
+
+    Returns:
+        dict: Metrics of the first test, ``masks/open``, ``masks/always`` and ``masks/never`` in
+        percent (means over the masks), the same of every layer as ``masks/<layer>/open``, and the
+        metrics of the second test as ``<name>_open``. Images that fill up the last batch of
+        several processes count twice in the shares.
+
+    Raises:
+        ValueError: The model has no masks.
+    """
+    hook = MaskWatchHook(MaskWatch(runner.model))
+    runner.register_hook(hook)
+    metrics = dict(runner.test())
+    metrics.update({f'masks/{key}': value for key, value in hook.watch.means().items()})
+    layers = hook.watch.table()
+    # predictions and pictures are of the network itself
+    evaluator = runner.test_evaluator
+    evaluator.metrics = [one for one in evaluator.metrics if not isinstance(one, DumpResults)]
+    for drawing in runner.hooks:
+        if type(drawing).__name__.endswith('VisualizationHook'):
+            # of mmpretrain's, and of mmdet's and mmseg's
+            drawing.enable = drawing.draw = False
+    with masks_held_open(runner.model):
+        metrics.update({f'{key}_open': value for key, value in runner.test_loop.run().items()})
+    for name, value in metrics.items():
+        if name.startswith('masks/') or name.endswith('_open'):
+            runner.logger.info(f'{name}: {value:.4f}')
+    runner.logger.info('\n' + format_table(
+        ('mask', 'open (%)', 'always open (%)', 'never open (%)'),
+        [(layer, *(f'{value:.1f}' for value in found.values()))
+         for layer, found in layers.items()]))
+    metrics.update({f'masks/{layer}/{key}': value for layer, found in layers.items()
+                    for key, value in found.items()})
+    return metrics
+
+
+@runs(TestJob)
+def main(args: TestJob) -> None:
+    """Check, build and test."""
+    if args.out is None and args.out_item is not None:
+        raise ValueError('expected `--out` with the file to write beside `--out-item`, found none')
+    if args.onnx is None and args.runtime is not None:
+        raise ValueError('expected `--onnx` with the file to run beside `--runtime`, found none')
+    if args.masks and args.onnx is not None:
+        raise ValueError('expected `--masks` without `--onnx`, found both: masks are held open in '
+                         'PyTorch')
+    predictions = args.out is not None and args.out_item != 'metrics'
+    suffixes = ('.pkl', '.pickle') if predictions else \
+        ('.json', '.yaml', '.yml', '.pkl', '.pickle')
+    if args.out is not None and not args.out.endswith(suffixes):
+        raise ValueError(f'expected a {suffixes[0]} file for '
+                         f'{"predictions" if predictions else "metrics"}, found `--out {args.out}`')
+    config = load_config(args.config, compressed=False)
+    if config.get('test_cfg') is None:
+        raise ValueError(f'expected a config with a `test_cfg`, found `{args.config}` without')
+    if args.check and not config.get('expected'):
+        raise ValueError('expected metrics in `expected` of the config for `--check`, found none '
+                         f'in `{args.config}`')
+    config = merge_args(config, args)
+    check_file(config.load_from, 'a checkpoint')
+    if args.onnx is not None:
+        require_runtime(args.runtime or 'onnxruntime')
+        check_file(args.onnx, 'an exported file')
+    check_data_folders(config, ('test_dataloader', ))
+    with one_run(config, alone=False) as start:  # also while it trains
+        runner = build_runner(config)
+        runner.register_hook(start)
+        runner.register_hook(dict(type='mmkcr.CheckpointGuardHook', complete=True))
+        runner.register_hook(dict(type='mmkcr.ClassCheckHook'))
+        if predictions:
+            runner.test_evaluator.metrics.append(DumpResults(out_file_path=args.out))
+        if args.onnx is not None:
+            run_by_file(runner.model, args.onnx, args.runtime or 'onnxruntime')
+        with no_workers_left(runner):
+            metrics = test_with_masks(runner) if args.masks else runner.test()
+    if args.out and not predictions and is_first_process(config.launcher):
+        mmengine.dump(metrics, args.out)
+    outside = check_expected(config, metrics) if args.check else ()
+    if outside:
+        raise ValueError('; '.join(outside))
