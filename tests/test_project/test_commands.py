@@ -79,6 +79,7 @@ WRITES = {
     'benchmarks/full_size': '',
     'benchmarks/gpu': '--out work_dirs/benchmarks/gpu */rows.jsonl */tables.md */*.csv',
     'benchmarks/latency': '--out work_dirs/benchmarks latency_*.csv',
+    'benchmarks/memory': '--out memory.csv',
     'benchmarks/latency_table': '--out',
     'benchmarks/refit': '--out work_dirs/benchmarks/refit.json',
     'benchmarks/regularizer_overhead': '--out work_dirs/benchmarks/regularizer_overhead.*',
@@ -103,6 +104,7 @@ WRITES = {
     'model_zoo/model_counts': '',
     'model_zoo/paper_sizes': '',
     'model_zoo/readme_tables': '',
+    'model_zoo/result_tables': '',
     'model_zoo/release': '--out work_dirs/release models.json README.md SHA256SUMS *.pth *.py',
     'model_zoo/structures': '--out configs/structures *.json',
 }
