@@ -96,7 +96,8 @@ def run_rank(folder):
 def test_two_processes_are_as_one_that_accumulates(tmp_path):
     one = distil(*pair(), 4, features, work_dir=tmp_path / 'one', batch_size=4, judged=2,
                  accumulate=2)
-    code = f'import mmkcr, test_distil; test_distil.run_rank({str(tmp_path / "two")!r})'
+    code = ('from mmkcr.hosts import ensure_torchvision as ready; ready(); import test_distil; '
+            f'test_distil.run_rank({str(tmp_path / "two")!r})')
     here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     ranks = [subprocess.Popen([sys.executable, '-c', code], env=dict(
         os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', PYTHONPATH=here,
