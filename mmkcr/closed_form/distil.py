@@ -145,7 +145,10 @@ def distil(student: nn.Module, teacher: nn.Module, images: Tensor | Sequence[Any
     batches, judge = (of_size(one, settings.batch_size) for one in (batches, judge))
     launcher = 'pytorch' if int(os.environ.get('WORLD_SIZE', 1)) > 1 else 'none'
     if launcher != 'none' and not is_distributed():
-        init_dist(launcher, backend='nccl' if torch.cuda.is_available() else 'gloo')
+        if torch.cuda.is_available():
+            init_dist(launcher, backend='nccl')
+        else:  # MMEngine would choose a GPU
+            torch.distributed.init_process_group('gloo')
     with ExitStack() as stack:
         folder = Path(work_dir or stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -493,4 +496,7 @@ def _runner(model: DistilModel, draws: _Draws, hook: Hook, steps: int, folder: P
         custom_hooks=[hook], resume=(folder / 'last_checkpoint').is_file(), launcher=launcher,
         log_processor=dict(by_epoch=False), randomness=dict(seed=settings.seed),
         default_scope='mmengine', experiment_name=f'distil_{time.time_ns()}',
-        cfg=dict(find_unused_parameters=True))
+        cfg=dict(model_wrapper_cfg=dict(
+            type='MMDistributedDataParallel', find_unused_parameters=True,
+            broadcast_buffers=False, **({} if torch.cuda.is_available() else dict(
+                device_ids=None)))))
