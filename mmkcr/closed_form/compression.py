@@ -193,8 +193,9 @@ def compress(model: nn.Module,
     structure = _chosen(spaces.slim, profiles, sizes)
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)
+    promised = [promise(sizes) for promise in promises]
     refit_along(networks, structure, batches, forward, settings, looked, done)
-    check_built(promises, sizes, input_shape)
+    check_built(promises, promised, input_shape)
     result = finished(networks, structure, macs, input_shape, part, held_out, forward, settings,
                       looked, profiles, seen)
     if ordinary:

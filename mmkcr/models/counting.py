@@ -1,7 +1,7 @@
 """MACs and parameters of any model of the three task families."""
 
 import warnings
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -49,14 +49,15 @@ def count_macs(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> 
     return macs_report(model, input_shape).total
 
 
-def check_built(promises: Sequence[CostModel], sizes: Mapping[str, int],
+def check_built(promises: Sequence[CostModel], promised: Sequence[int],
                 input_shape: Sequence[int]) -> None:
     """Compare what a built network costs with what was promised of it.
 
     Args:
         promises (Sequence[CostModel]): MACs, then parameters and bytes, of the network before it
             was sliced; their ``model`` is now sliced.
-        sizes (Mapping[str, int]): Of the sites.
+        promised (Sequence[int]): What each said of the chosen sizes before the slicing: some count
+            on the layers themselves.
         input_shape (Sequence[int]): (C, H, W).
 
     Raises:
@@ -65,9 +66,9 @@ def check_built(promises: Sequence[CostModel], sizes: Mapping[str, int],
     model = promises[0].model
     copies = sum(map(state_bytes, momentum_copies(model)))
     counts = (count_macs(model, input_shape), online_params(model), state_bytes(model) - copies)
-    for promise, found in zip(promises, counts):
-        if found > promise(sizes):
-            raise ValueError(f'expected {promise(sizes)} {promise.noun} of the compressed '
+    for promise, most, found in zip(promises, promised, counts):
+        if found > most:
+            raise ValueError(f'expected {most} {promise.noun} of the compressed '
                              f'`{type(model).__name__}`, found {found}: please report this network')
 
 
