@@ -44,7 +44,7 @@ def whole_model():
     """``whole_model(printed)``: the cells of that row of a table of MACs by part, G MACs."""
 
     def read(printed):
-        row, = [line for line in printed.splitlines() if 'whole model' in line]
+        row, *_ = [line for line in printed.splitlines() if 'whole model' in line]  # a hint follows
         return [cell.strip() for cell in row.split('│') if cell.strip()][1:]
 
     return read
