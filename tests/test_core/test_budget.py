@@ -98,7 +98,7 @@ def test_parse_target_refuses(text):
 
 @pytest.mark.parametrize('number', ['60', 60, 1.5, '100'])
 def test_a_share_without_its_sign_is_refused(number):
-    with pytest.raises(ValueError, match=rf'with a unit, found .*: a share .* is `{number}%`'):
+    with pytest.raises(ValueError, match=rf'with a unit, found .*`60%`.* such as `{number}G`'):
         parse_target(number, 10**9)
 
 

