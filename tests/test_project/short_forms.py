@@ -39,7 +39,8 @@ class NotRun(NamedTuple):
 
 
 NOT_RUN = (
-    NotRun(r'^pip install .*constraints.txt "?\.(\[\w+\]")?$', 'installs', 'tests/test_project/test_wheel.py'),
+    NotRun(r'^pip install .*constraints.txt "?\.(\[\w+\]")?$', 'installs',
+           'tests/test_project/test_wheel.py'),
     NotRun(r'^pip ', 'needs the network', ''),
     NotRun(r'distil\.py|--distil', 'trains as long as it is told',
            'tests/test_closed_form/test_distil.py'),
