@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -140,6 +140,7 @@ def build_runner(config: Config) -> Runner:
     """
     join_processes(config)
     runner = RUNNERS.build(config) if 'runner_type' in config else Runner.from_cfg(config)
+    runner.register_hook(ContentHook())
     refuse_gates_without_search(unwrap(runner.model))
     return runner
 
@@ -225,6 +226,18 @@ def refuse_unreachable_target(runner: Runner) -> None:
     # without a shape the MACs are counted for the first batch, and the target is checked there
     if isinstance(price, MacsPrice) and None not in (price.target, price.input_shape):
         price.check_target(model.macs_model())
+
+
+class ContentHook(Hook):
+    """Refuses a checkpoint that is none, before any other hook reads it."""
+
+    priority = 'HIGHEST'
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: Any) -> None:
+        """Raise a ValueError where the file holds no entries by name."""
+        if not isinstance(checkpoint, Mapping):
+            raise ValueError(f'expected a checkpoint with a `state_dict` at `{runner._load_from}`, '
+                             f'found a `{type(checkpoint).__name__}`')
 
 
 class StartHook(Hook):

@@ -1,6 +1,7 @@
 """Models from configs and checkpoints: no data set, no runner."""
 
 import copy
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, Mapping, Union
@@ -130,11 +131,12 @@ def build_model(config: Config) -> nn.Module:
         import mmcv
         raise ImportError(_NO_OPS.format(mmcv.__version__)) from error
     except RuntimeError as error:
-        if 'is not installed' not in str(error):  # as text encoders of mmdet say it
+        missing = re.search(r'pip install ([\w-]+)', str(error))  # as mmdet says it
+        if not missing:
             raise
-        package = '"transformers>=4.57,<5"' if 'transformers' in str(error) else 'it'
-        raise ImportError(f'expected the packages of this model, found that one is missing '
-                          f'({str(error).partition(",")[0]}): pip install {package}') from error
+        package = '"transformers>=4.57,<5"' if missing[1] == 'transformers' else missing[1]
+        raise ImportError('expected all packages that this model needs, found no '
+                          f'`{missing[1]}`: pip install {package}') from error
     built.train(False)
     check_recorded(built)
     return built

@@ -1,5 +1,7 @@
 """Configs as they are read: the library of one that names none, classes in place of names."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from mmengine.config import Config
@@ -8,6 +10,7 @@ from torch import nn
 
 from mmkcr.engine.build import build_model, default_shape, load_config
 from mmkcr.engine.compressed_config import compressed_config, image_size
+from mmkcr.models.counting import macs_report
 
 HEADLESS = 'mmpretrain::dinov2/vit-small-p14_dinov2-pre_headless.py'
 PURE = """
@@ -92,3 +95,27 @@ def test_the_image_size_of_a_task_model_of_ones_own():
     config = Config(dict(model=dict(type='OwnSegmentor', backbone=dict(type='MixVisionTransformer'),
                                     data_preprocessor=preprocessor)))
     assert default_shape(config, OwnSegmentor()) == (3, 96, 64)
+
+
+@pytest.mark.parametrize(('config', 'package'), [
+    ('mmdet::glip/glip_atss_swin-t_a_fpn_dyhead_pretrain_obj365.py', 'transformers'),
+    ('mmdet::grounding_dino/grounding_dino_swin-t_finetune_16xb2_1x_coco.py', 'fairscale')])
+def test_a_package_that_a_model_lacks_is_named(config, package):
+    if find_spec(package):
+        pytest.skip(f'{package} is installed')
+    with pytest.raises(ImportError, match=f'found no `{package}`: pip install "?{package}'):
+        build_model(load_config(config))
+
+
+def test_detectors_that_read_text_are_not_counted():
+    """And an assertion without words is told by its line."""
+    class Silent(nn.Conv2d):
+        def forward(self, images):
+            raise AssertionError
+
+    model = Silent(3, 4, 1)
+    with pytest.raises(ValueError, match='AssertionError: raise AssertionError'):
+        macs_report(model, (3, 8, 8))
+    model.language_model = nn.Identity()
+    with pytest.raises(ValueError, match='reads images alone, found `Silent`, which reads text'):
+        macs_report(model, (3, 8, 8))

