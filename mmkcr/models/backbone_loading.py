@@ -199,12 +199,13 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
     shaped = [f'{key} {tuple(found[key])} for {tuple(own[key])}' for key in own
               if key in found and own[key] != found[key]]
     if missing or surplus or shaped:
-        dense = space.structure is not None and not any(
-            f'{site}.kept' in found for site in space.structure.sites)
+        dense = space.structure is not None and not (missing or surplus) and all(
+            there >= here for key in own if key in found
+            for there, here in zip(found[key], own[key]))
         error = ValueError(
             f'expected a checkpoint of the {space.state_name()} `{space.type_name}`'
             f'{", which is beside its structure" if dense else ""}, found '
-            f'{"that of a dense network: " if dense else ""}'
+            f'{"another, as of the dense network: " if dense else ""}'
             f'{_listing("missing", missing)}, {_listing("unexpected", surplus)} and '
             f'{_listing("mis-shaped", shaped)} keys below `{prefix or "."}`')
         # all of them, with --debug; `add_note` is of Python 3.11

@@ -133,7 +133,7 @@ def test_refusals(trained, checkpoint, tmp_path):
     other = dict(structure.to_dict(), backbone=dict(type='KCRVisionTransformer'))
     for arguments, error, message in [
         (dict(checkpoint=str(tmp_path / 'dense.pth'), structure=structure), ValueError,
-         'of the subnet `KCRSwinTransformer`, found 0 missing, .*mis-shaped'),
+         'of the subnet `KCRSwinTransformer`, .*as of the dense network: 0 missing, .*mis-shaped'),
         (dict(checkpoint='no/such.pth'), FileNotFoundError, '`no/such.pth`, found none'),
         (dict(checkpoint=str(tmp_path / 'text.pth')), ValueError, 'cannot be read'),
         (dict(checkpoint=str(tmp_path / 'head.pth'), prefix='backbone.'), ValueError,

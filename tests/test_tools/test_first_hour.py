@@ -77,7 +77,7 @@ def test_what_was_done_is_said(refused, slim, small_digits):
     assert f'the single file `{image}`' in refused('compress', dense, weights, *target,
                                                    '--calibration', image)
     line = refused(EXPORT, slim / 'config.py', weights)
-    assert 'beside its structure, found that of a dense network' in line
+    assert 'beside its structure, found another, as of the dense network' in line
     line = refused('compress', slim / 'config.py', slim / 'subnet.pth', *target)
     assert 'found a subnet: give the dense checkpoint and a lower target' in line
     assert 'at most 1, as `0.6` or `60%`' in refused('compress', dense, weights, '--target-macs',

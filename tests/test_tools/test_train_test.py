@@ -1,6 +1,5 @@
 """tools/train.py, tools/test.py and the scripts that launch them."""
 
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -11,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,11 +63,9 @@ def tools():
     """Both commands as modules."""
 
     def load(name):
-        spec = importlib.util.spec_from_file_location(f'tool_{name}', TOOLS / f'{name}.py')
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.main = in_own_process(module.main)
-        return module
+        module = import_module(f'mmkcr.cli.{name}')
+        return SimpleNamespace(main=in_own_process(module.main), merge_args=module.merge_args,
+                               parser=module.main.parser)
 
     def in_own_process(main):
         def run(argv):  # what MMEngine keeps by name and second is for one run a process
@@ -390,7 +389,7 @@ def test_flags_in_every_task(tools, config_path, scope, monkeypatch):
     part = dict(optimizer=dict(type='SGD', lr=0.1))
     config.optim_wrapper = dict(constructor='mmkcr.SearchOptimWrapperConstructor',
                                 weights=part, architecture=part)
-    parse = tools['train'].main.parser().parse_args
+    parse = tools['train'].parser().parse_args
     merged = tools['train'].merge_args(config.copy(), parse(
         [config_path, '--amp', '--auto-scale-lr', '--no-pin-memory']))
     parts = [merged.optim_wrapper[name] for name in ('weights', 'architecture')]
@@ -400,7 +399,7 @@ def test_flags_in_every_task(tools, config_path, scope, monkeypatch):
     assert (loader.pin_memory, loader.persistent_workers) == (False, True)
     assert not merged.val_dataloader.persistent_workers  # it has no workers
     assert ('collate_fn' in loader) == (scope == 'mmpretrain')
-    merged = tools['test'].merge_args(config.copy(), tools['test'].main.parser().parse_args(
+    merged = tools['test'].merge_args(config.copy(), tools['test'].parser().parse_args(
         [config_path, 'x.pth', '--amp', '--show-dir', 'shown', '--interval', '3']))
     hook = merged.default_hooks.visualization
     assert merged.test_cfg.fp16 and hook.interval == 3 and merged.load_from == 'x.pth'
@@ -420,7 +419,7 @@ def test_flags_are_those_of_mmpretrain(tools):
     import mmpretrain
     folder = Path(mmpretrain.__file__).parent / '.mim/tools'
     for name in ('train', 'test'):
-        known = set(tools[name].main.parser()._option_string_actions)
+        known = set(tools[name].parser()._option_string_actions)
         text = (folder / f'{name}.py').read_text()
         theirs = {word.strip("',") for word in text.split() if word.startswith("'--")}
         assert len(theirs) >= 9 and theirs <= known
