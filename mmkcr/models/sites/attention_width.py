@@ -64,15 +64,16 @@ class AttentionWidth(AttentionSite):
         super().slice_units(units, optimizer)
         heads, new = self._shape(kept)
         self._exchange(self.view.resize(self.owner, heads, new))
-        if new == width or self.view.rotary is not None:  # a layer of ours keeps the dense scale
+        if self.view.rotary is not None:  # a layer of ours keeps the dense scale
             return
-        for name in ('scale', 'scaling'):  # what the host records for the width that is there
-            if isinstance(getattr(self.owner, name, None), float):
-                setattr(self.owner, name, getattr(self.owner, name) * (new / width)**-0.5)
-        self._factor *= (new / width)**0.5
+        if new != width:
+            for name in ('scale', 'scaling'):  # what the host records for the width that is there
+                if isinstance(getattr(self.owner, name, None), float):
+                    setattr(self.owner, name, getattr(self.owner, name) * (new / width)**-0.5)
+            self._factor *= (new / width)**0.5
         if self.gate is None:
             self._fold_scale()
-        else:  # weights that still learn keep their scale
+        elif self._factor != 1:  # weights that still learn keep their scale; queries may be fewer
             self._unmask()
             self._mask()
 
