@@ -125,7 +125,7 @@ def test_a_whole_file_loads_without_us(pairs, tmp_path):
     torch.save(small, tmp_path / 'whole.pt')
     torch.save((images('timm ViT'), small(images('timm ViT'))), tmp_path / 'told.pt')
     # imported for the operators that a torchvision for CUDA lacks, then out of reach
-    code = ('import sys, torch, mmkcr; '
+    code = ('import sys, torch; from mmkcr.hosts import ensure_torchvision; ensure_torchvision(); '
             'sys.modules.update({name: None for name in sys.modules if "mmkcr" in name}); '
             f'model = torch.load({str(tmp_path / "whole.pt")!r}, weights_only=False); '
             f'x, y = torch.load({str(tmp_path / "told.pt")!r}); '

@@ -21,7 +21,7 @@ from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.models import DistillationLoss
 from mmkcr.models.utils import find_task, search_space
 
-FOUND = {'combined': 1, 'kcr/ssl': 14, 'kcr/vqa': 6, 'kcr/search': 6, 'kcr/retrain': 7,
+FOUND = {'combined': 1, 'kcr/ssl': 15, 'kcr/vqa': 6, 'kcr/search': 6, 'kcr/retrain': 7,
          'kcr/transfer': 3, 'kcr/digits': 11, 'kcr/detection': 9, 'kcr/segmentation': 8,
          'dcs/digits': 13, 'dcs/search': 4, 'dcs/retrain': 7, 'dcs/detection': 14,
          'dwconv/digits': 8, 'dwconv/imagenet': 5, 'dwconv/segmentation': 20,

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 #: Runs scripts one after the other, as from a command line.
 SCRIPTS = """
 import json, runpy, sys
+from mmkcr.hosts import ensure_torchvision
+ensure_torchvision()  # beside the CPU's PyTorch no host can import it
 for sys.argv in json.loads(sys.argv[1]):
     runpy.run_path(sys.argv[0], run_name='__main__')
 """

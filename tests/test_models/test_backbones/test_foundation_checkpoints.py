@@ -99,7 +99,7 @@ def converted(tmp_path, content, *arguments):
 @pytest.mark.parametrize('name', CASES)
 def test_outputs_are_those_of_the_reference(name, tmp_path, monkeypatch, capsys):
     said = []
-    monkeypatch.setattr('mmkcr.models.backbone_loading.print_log',
+    monkeypatch.setattr('mmengine.logging.print_log',
                         lambda text, *_: said.append(text))
     state, reference, ours = published(name)
     model = DWConvVisionTransformer(**OURS, **ours, init_cfg=converted(

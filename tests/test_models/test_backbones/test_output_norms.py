@@ -24,7 +24,7 @@ CLASSES = [KCRVisionTransformer, OFBVisionTransformer, DWConvVisionTransformer]
 def said(monkeypatch):
     """Sentences of the log."""
     found = []
-    monkeypatch.setattr('mmkcr.models.backbone_loading.print_log',
+    monkeypatch.setattr('mmengine.logging.print_log',
                         lambda text, *_: found.append(text))
     return found
 

@@ -73,17 +73,20 @@ def test_weights_are_those_of_the_definition():
 def test_narrower_heads_keep_the_scale_of_the_dense_ones():
     torch.manual_seed(0)
     model = Searchable(MODELS['vit'](), sites=['head_channels'])
-    space, kept = model.search_space, torch.arange(16)[torch.arange(16) % 8 < 2]
-    space.slice_to(space.structure_for(dict.fromkeys(space.sites, kept)))
-    model.eval()
     for parameter in model.parameters():
         parameter.data.normal_()
-    layer, seen = model.layers[0].attn, []
-    layer.qkv.register_forward_hook(lambda _, __, out: seen.append(out))
-    with torch.no_grad(), AttentionTap(model) as tap:
-        model(torch.randn(1, 3, 32, 32))
-    q, k, _ = seen[0].unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+    model.eval()
+    image, seen = torch.randn(1, 3, 32, 32), []
+    hook = model.layers[0].attn.qkv.register_forward_hook(lambda _, __, out: seen.append(out))
+    with torch.no_grad():
+        model(image)
+    hook.remove()
+    q, k, _ = seen[0].unflatten(-1, (3, 2, 8))[..., :2].permute(2, 0, 3, 1, 4)  # of the dense one
     expected = (q @ k.transpose(-2, -1) * 8**-0.5).softmax(-1)  # 2 of 8 channels are left
+    space, kept = model.search_space, torch.arange(16)[torch.arange(16) % 8 < 2]
+    space.slice_to(space.structure_for(dict.fromkeys(space.sites, kept)))
+    with torch.no_grad(), AttentionTap(model) as tap:
+        model(image)
     assert torch.allclose(tap.attention['layers.0.attn'].weights, expected, atol=1e-5)
 
 
