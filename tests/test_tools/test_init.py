@@ -153,17 +153,6 @@ def test_every_method_writes_both_stages(run_tool, user_config, method, stage):
         assert build_model(load_config(f'{method}-{stage}_vit.py')).gates()
 
 
-def test_a_dcs_search_logs_what_its_masks_leave_open(run_tool, user_config):
-    """By layer, without a line in the config."""
-    run_tool('init', user_config, '--method', 'dcs', '--target-macs', '90%')
-    run_tool('search', 'dcs-search_vit.py')
-    scalars = next(Path('work_dirs/dcs-search_vit').rglob('scalars.json')).read_text()
-    logged = [json.loads(line) for line in scalars.splitlines()]
-    found = {key for line in logged for key in line}
-    assert {f'mask_layers.{layer}.attn.{key}' for layer in (0, 1)
-            for key in ('open', 'always', 'never')} <= found
-
-
 @pytest.mark.parametrize('stage', ['search', 'retrain', 'compress'])
 def test_a_config_that_has_imports_of_its_own(run_tool, user_config, stage):
     """Two bases may not have one key, and the config's own imports stay."""

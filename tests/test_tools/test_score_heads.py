@@ -254,7 +254,7 @@ def write_scenes(root, config, sizes):
                                          ('coco-stuff', [(512, 512), (336, 336)])],
                          ids=['ade20k', 'coco-stuff'])
 def test_shipped_segmentors_are_scored_on_the_windows_that_they_slide(
-        data, sizes, load_tool, tmp_path, capsys, monkeypatch):
+        data, sizes, load_tool, make_checkpoint, tmp_path, capsys, monkeypatch):
     """Images of several sizes, ratio kept; the network slides windows of 336 px over them."""
     path = tmp_path / 'small.py'
     base = SEGMENTATION / f'dwconv-fcn_dinov2-vit-base_dense_8xb2_{data}.py'
@@ -264,7 +264,7 @@ def test_shipped_segmentors_are_scored_on_the_windows_that_they_slide(
     monkeypatch.setattr(HeadStatistics, '_counts', lambda self, name, images: grids.append(
         (name, tuple(self.grid.hw), images)) or run(self, name, images))
     load_tool('analysis_tools/score_heads').main(
-        [str(path), '--images', str(len(sizes)), '--out', str(tmp_path / 'out'), '--replace', '1',
+        [str(path), make_checkpoint(path), '--images', str(len(sizes)), '--out', str(tmp_path / 'out'), '--replace', '1',
          '--cfg-options', *(f'{part}_dataloader.dataset.data_root={tmp_path / "data"}'
                             for part in ('train', 'val')),
          'val_dataloader.num_workers=0', 'val_dataloader.persistent_workers=False'])
