@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from mmkcr.cli.limits import check_arguments
+from mmkcr.core.machine import NO_MEMORY
 from mmkcr.core.words import did_you_mean
 from mmkcr.safe_load import trust_checkpoints
 
@@ -21,9 +22,6 @@ from mmkcr.safe_load import trust_checkpoints
 USER_ERRORS = (ValueError, TypeError, KeyError, OSError, ImportError, MemoryError)
 #: Libraries whose assertions say what is wrong with a config or a checkpoint.
 _HOSTS = ('mmengine', 'mmcv', 'mmpretrain', 'mmdet', 'mmseg')
-#: How PyTorch reports that memory is exhausted.
-_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|tried to allocate|Storage size calc",
-                        re.IGNORECASE)
 #: How PyTorch reports that a file cannot be written whole.
 _NO_ROOM = re.compile('PytorchStreamWriter failed|inline_container.*unexpected pos')
 
@@ -163,8 +161,10 @@ def sentence(error: BaseException) -> str:
         return str(error.strerror)
     if _NO_ROOM.search(str(error)):
         return f'expected room on the disk to write to, found none ({_first_line(error)})'
-    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
-        return f'expected sizes that fit into memory, found more ({_first_line(error)})'
+    if (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))) and \
+            not str(error).startswith('expected'):
+        return (f'expected sizes that fit into memory, found more ({_first_line(error)}); smaller '
+                'batches or smaller images need less')
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
     return ' '.join(str(text).split()) or type(error).__name__
 
@@ -226,7 +226,7 @@ def command(main: Callable[[Sequence[str] | None], Any]) -> Callable:
             print('interrupted', file=sys.stderr)
             sys.exit(128 + signal.SIGINT)
         except (*USER_ERRORS, RuntimeError, AssertionError) as error:
-            known = _NO_MEMORY.search(str(error)) or _NO_ROOM.search(str(error))
+            known = NO_MEMORY.search(str(error)) or _NO_ROOM.search(str(error))
             if debug or isinstance(error, RuntimeError) and not known or \
                     isinstance(error, AssertionError) and not refused_by_host(error):
                 raise

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mmkcr.core import LatencyTable, MacsModel, Structure, count_params
 from mmkcr.core.finite import check_finite
 from mmkcr.core.forward import flat_tensors
-from mmkcr.core.machine import free_memory
+from mmkcr.core.machine import free_memory, naming_remedy
 from mmkcr.models.costs import cost_model
 from mmkcr.models.counting import check_built, count_parts, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
@@ -73,6 +73,7 @@ class CompressResult:
 
 @torch.inference_mode(False)  # losses of units need gradients, wherever it is called
 @kept_randomness()  # layers that are made for the subnet draw weights
+@naming_remedy('give a lower `memory` (`--memory`), or smaller images')
 def compress(model: nn.Module,
              images: Tensor | Sequence[Any],
              target: str | int | float,

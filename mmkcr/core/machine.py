@@ -3,12 +3,17 @@
 import os
 import platform
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Dict, Tuple
 
 import torch
+
+#: How PyTorch reports that memory is exhausted.
+NO_MEMORY = re.compile(r"can't allocate memory|out of memory|tried to allocate|Storage size calc",
+                       re.IGNORECASE)
 
 
 def processor_name() -> str:
@@ -72,6 +77,26 @@ def free_memory(device: str | torch.device = 'cpu') -> int:
         if most != resource.RLIM_INFINITY:
             free.append(most - own.get('VmSize', 0))
     return max(min(free, default=2**33), 0)
+
+
+@contextmanager
+def naming_remedy(remedy: str) -> Iterator[None]:
+    """Say what helps where memory is exhausted.
+
+    Args:
+        remedy (str): What to do.
+
+    Raises:
+        MemoryError: In the place of PyTorch's own errors.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise MemoryError(f'expected sizes that fit into memory, found more ({first[:160]}); '
+                              f'{remedy}') from error
+        raise
 
 
 def process_memory() -> Tuple[int, int]:

@@ -153,3 +153,18 @@ def test_few_large_images_are_enough():
     layer = nn.Linear(1536, 384)
     assert [enough_images(looked(rows, side), [layer]) for rows, side in (
         (197, 224), (1370, 518), (16384, 1024), (49, 224), (1, 224))] == [285, 53, 36, 419, 285]
+
+
+@pytest.mark.parametrize('message', ["DefaultCPUAllocator: can't allocate memory: you tried to",
+                                     'CUDA out of memory. Tried to allocate 20.00 GiB'])
+def test_an_error_of_memory_names_the_remedy(message):
+    calls = []
+
+    def forward(network, batch):
+        calls.append(len(batch))
+        if len(calls) == 4:
+            raise RuntimeError(message)
+        return network(batch)
+
+    with pytest.raises(MemoryError, match='fit into memory.*; give a lower `memory`'):
+        compress(vit(), IMAGES, '80%', forward=forward, **OPTIONS)
