@@ -355,8 +355,11 @@ def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch
     assert count_macs(model.backbone, (3, 128, 160)) == structure.macs['subnet']
     whole = sum(count_parts(model, (3, 128, 160)).values())
     dense = whole + structure.macs['dense'] - structure.macs['subnet']
-    assert whole > structure.macs['subnet'] and whole_model(capsys.readouterr().out) == [
+    printed = capsys.readouterr().out
+    assert whole > structure.macs['subnet'] and whole_model(printed) == [
         f'{dense / 1e9:.4g}', f'{whole / 1e9:.4g}', f'{whole / dense:.1%}']
+    assert f'went to {whole / dense:.1%} of its MACs: `--scope model`' in printed
+    assert ('pixels of the' in printed) == config.startswith('mmseg')
 
 
 @pytest.mark.parametrize('config, options', DENSE_TASKS[:2])

@@ -265,8 +265,9 @@ def test_shipped_segmentors_are_scored_on_the_windows_that_they_slide(
         (name, tuple(self.grid.hw), images)) or run(self, name, images))
     load_tool('analysis_tools/score_heads').main(
         [str(path), make_checkpoint(path), '--images', str(len(sizes)), '--out',
-         str(tmp_path / 'out'), '--replace', '1', '--cfg-options', *(f'{part}_dataloader.dataset.data_root={tmp_path / "data"}'
-                            for part in ('train', 'val')),
+         str(tmp_path / 'out'), '--replace', '1', '--cfg-options',
+         *(f'{part}_dataloader.dataset.data_root={tmp_path / "data"}'
+           for part in ('train', 'val')),
          'val_dataloader.num_workers=0', 'val_dataloader.persistent_workers=False'])
     scores = json.loads((tmp_path / 'out/scores.json').read_text())['scores']
     assert list(scores) == [f'layers.{i}.attn.head_operator' for i in range(3)]
