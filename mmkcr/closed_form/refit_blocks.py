@@ -54,7 +54,8 @@ def refit_along(networks: Pair, structure: Structure, batches: Sequence[Any], fo
     try:
         refits = Refits(runs, settings, rows, [
             path for block in blocks.values() for one in block for path in one.refitted()])
-        for block in shown(list(blocks), 'Refit of blocks', visible=settings.progress):
+        title = f'Refit of blocks, {count_images(batches)} images each'
+        for block in shown(list(blocks), title, visible=settings.progress):
             # finished before the call was killed: slice in the same way, load the weights
             known = done is not None and done.has_block(block)
             if settings.refit != 'none' and not known:
