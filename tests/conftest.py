@@ -91,8 +91,8 @@ def _isolated():
         torch.set_num_threads(1)
     logging.getLogger('mmengine').setLevel(logging.WARNING)
     yield
-    # as a run that failed leaves them: a process that a test starts would not be told to end
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # as a run that failed leaves it: a process that a test starts would not be told to end
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     from mmengine.utils import ManagerMixin
     for manager in _subclasses(ManagerMixin):  # loggers, hubs, scopes, visualizers of every host
         manager._instance_dict.clear()

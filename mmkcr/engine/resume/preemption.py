@@ -1,5 +1,7 @@
 """A run that is told to end saves its state first."""
 
+import copy
+import multiprocessing
 import os
 import os.path as osp
 import signal
@@ -53,16 +55,6 @@ class PreemptionHook(Hook):
             loaders.append(runner.val_loop.dataloader)
         for loader in loaders:
             keep_workers(loader, self.signals)
-        self._mask(signal.SIG_BLOCK)
-
-    def before_train_iter(self, runner: Runner, batch_idx: int,
-                          data_batch: Optional[Any] = None) -> None:
-        """Let the signals come, which are blocked wherever a worker may be born.
-
-        In the worker it would be too late to block them: a signal may have come, and PyTorch may
-        have started its pool of threads anew before, any of which would take the signal.
-        """
-        self._mask(signal.SIG_UNBLOCK)
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[Any] = None,
                          outputs: Optional[Dict] = None) -> None:
@@ -75,7 +67,6 @@ class PreemptionHook(Hook):
         all_reduce(told, 'max')
         if not told:
             self._forget_old(runner)
-            self._mask(signal.SIG_BLOCK)
             return
         runner.call_hook(BEFORE_CHECKPOINT)
         runner.save_checkpoint(runner.work_dir, NAME, by_epoch=False,
@@ -90,14 +81,9 @@ class PreemptionHook(Hook):
 
     def after_train(self, runner: Runner) -> None:
         """Restore the former handlers."""
-        self._mask(signal.SIG_UNBLOCK)
         while self._before:
             signal.signal(*self._before.popitem())
         self._forget_old(runner)
-
-    def _mask(self, how: int) -> None:
-        if self._before:
-            signal.pthread_sigmask(how, self.signals)
 
     def _note(self, *_: Any) -> None:
         self._told = True
@@ -110,6 +96,36 @@ class PreemptionHook(Hook):
         if is_main_process() and path.is_file() and pointer.is_file() and \
                 Path(pointer.read_text()).name != NAME:
             path.unlink()
+
+
+class _Shielded:
+    """Starts the worker processes of a loader with signals blocked, as its ``Process``.
+
+    In the worker it would be too late to block them: a signal may have come, and PyTorch may have
+    started its pool of threads anew before, any of which would take the signal. Processes that
+    anything else starts are born as ever: blocked, they could not be told to end.
+
+    Args:
+        signals (Sequence[int]): The signals.
+        process (Callable): Of the loader's context.
+    """
+
+    def __init__(self, signals: Sequence[int], process: Callable) -> None:
+        self.signals, self.process = signals, process
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        worker = self.process(*args, **kwargs)
+
+        def start() -> None:
+            del worker.start  # a worker that is spawned is pickled
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+            try:
+                worker.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+        worker.start = start
+        return worker
 
 
 class _Loyal:
@@ -145,7 +161,10 @@ def keep_workers(loader: DataLoader, signals: Sequence[int]) -> None:
         loader (DataLoader): Changed in place, before it is iterated.
         signals (Sequence[int]): The signals.
     """
-    if not hasattr(signal, 'sigwaitinfo'):  # macOS
+    if not loader.num_workers or not hasattr(signal, 'sigwaitinfo'):  # macOS
         return
     if not isinstance(loader.worker_init_fn, _Loyal):
         loader.worker_init_fn = _Loyal(signals, loader.worker_init_fn)
+        context = copy.copy(loader.multiprocessing_context or multiprocessing.get_context())
+        context.Process = _Shielded(signals, context.Process)
+        loader.multiprocessing_context = context

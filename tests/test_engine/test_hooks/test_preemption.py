@@ -1,14 +1,18 @@
 """A run that is told to end, within an epoch, goes on to the end of the unbroken one."""
 
+import multiprocessing
+import re
 import signal
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from long_form import few
-from mmkcr.engine.resume.preemption import STATUS
+from mmkcr.engine.resume.preemption import STATUS, keep_workers
 
 # kind, and the iteration after which SIGTERM comes: within an epoch of 5 (search) or 9; where
 # gradients are waiting; at the end of an epoch, also of two loaders without workers, which draw
@@ -104,3 +108,25 @@ def test_the_signal_is_given_back(run_jobs, tmp_path):
     assert signal.getsignal(signal.SIGTERM) == before
     with pytest.raises(KeyError, match='SIGNOTHING'):
         PreemptionHook(signals=['SIGNOTHING'])
+
+
+@pytest.mark.parametrize('context', [None, 'spawn'])
+def test_workers_of_the_run_are_shielded_and_no_others(context):
+    """A signal blocked in every worker would let a program that ends wait for them for ever."""
+    loader, other = (DataLoader(range(8), num_workers=1, persistent_workers=True,
+                                multiprocessing_context=context) for _ in range(2))
+    keep_workers(loader, [signal.SIGTERM])
+    keep_workers(DataLoader(range(8)), [signal.SIGTERM])  # has none
+    for shielded, one in ((True, loader), (False, other)):
+        before = set(multiprocessing.active_children())
+        batches = iter(one)
+        worker, = set(multiprocessing.active_children()) - before
+        if shielded:  # of another process: that of the parent must be obeyed
+            subprocess.run(['kill', '-TERM', str(worker.pid)], check=True)
+        assert [int(batch) for batch in batches] == list(range(8)) and worker.is_alive()
+        blocked = re.search(r'SigBlk:\s*(\w+)', Path(f'/proc/{worker.pid}/status').read_text())[1]
+        assert bool(int(blocked, 16) >> signal.SIGTERM - 1 & 1) == shielded
+        worker.terminate()
+        worker.join(60)
+        assert not worker.is_alive()
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
