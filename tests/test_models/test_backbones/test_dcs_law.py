@@ -177,7 +177,7 @@ def test_dense_checkpoint_loads_into_supernet_apart_from_what_is_added(cls, kwar
     masks = [f'{name}.{key}' for name in added_layers(model) for key in ('weight', 'bias')]
     assert not unexpected
     assert sorted(missing) == sorted([*(f'{site}.gate.alpha' for site in model.sites()), *masks])
-    subnet, _ = slim(model, None, 1, (3, *size), ordinary=False)
+    subnet, _ = slim(randomise(model), None, 1, (3, *size), ordinary=False)  # gates at random
     with pytest.raises(ValueError, match='checkpoint of the subnet'):
         subnet.load_state_dict(dense.state_dict(), strict=False)
 
