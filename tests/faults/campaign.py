@@ -130,7 +130,7 @@ class Servers:
 
     def __exit__(self, *_):
         for server in self.processes:
-            server.stdin.close()
+            server.kill()  # idle: a forked process that lives may hold its input open
             server.wait()
 
 
