@@ -1,4 +1,4 @@
-"""The table of the digit scenes at a quarter of the schedules: bars, consistency, reuse, resume."""
+"""The table of the digit scenes: consistency, reuse, resume; at a quarter of the schedules bars."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ import pytest
 from lab.digits import write_digits
 from lab.pipeline import Start, deployed
 from lab.scenes_job import EXPECTED, TASKS, ScenesOptions, ScenesPipeline
-from long_form import few
+from long_form import LONG, few
 from mmkcr.apis import count_macs
 from mmkcr.core import Structure, count_params
 from mmkcr.engine.build import load_config, load_weights
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 def options(folder):
     """What is run."""
     return ScenesOptions(str(folder / 'work'), str(REPO / 'configs'), str(folder / 'digits'),
-                         backbone=str(BACKBONE), factor=0.25)
+                         backbone=str(BACKBONE), factor=0.25 if LONG else 0.02)
 
 
 @pytest.fixture(scope='module')
@@ -97,6 +97,7 @@ def test_numbers_are_those_of_the_built_models(summary, options, task):
     assert {'cpu', 'threads', 'torch', 'mmkcr'} <= set(summary['machine'])
 
 
+@pytest.mark.long
 def test_bars(summary, options):
     """What the configs expect is met, and far above chance: 0 for digits found, 5 % for labels."""
     far = {'coco/bbox_mAP': 0.1, 'coco/segm_mAP': 0.1, 'mIoU': 10.}
