@@ -2,8 +2,9 @@
 
 import hashlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,16 +31,16 @@ class Published(NamedTuple):
     """
 
     path: Path
-    meta: Dict[str, Any]
-    bytes: Dict[str, int]
+    meta: dict[str, Any]
+    bytes: dict[str, int]
 
 
-def publish(config: Union[str, Path],
-            checkpoint: Union[str, Path, None] = None,
-            out: Union[str, Path, None] = None,
-            name: Optional[str] = None,
+def publish(config: str | Path,
+            checkpoint: str | Path | None = None,
+            out: str | Path | None = None,
+            name: str | None = None,
             online: bool = False,
-            options: Optional[Mapping[str, Any]] = None,
+            options: Mapping[str, Any] | None = None,
             half: bool = False) -> Published:
     """Write the model of a checkpoint to ``<out>/<name>-<hash>.pth``.
 
@@ -98,7 +99,7 @@ def publish(config: Union[str, Path],
                                       published=path.stat().st_size))
 
 
-def _name(config: Path, structure: Optional[Structure]) -> str:
+def _name(config: Path, structure: Structure | None) -> str:
     # `compress` writes files of these names for every network
     common = structure is not None and config.name in (CONFIG, FINETUNE)
     return (subnet_name(structure) if common else None) or config.stem
@@ -111,9 +112,9 @@ def _stored(value: Tensor, half: bool) -> Tensor:
     return value.clone().contiguous()
 
 
-def _structure(task: nn.Module, config: Union[str, Path]) -> Optional[Structure]:
+def _structure(task: nn.Module, config: str | Path) -> Structure | None:
     """The structure of the backbone, or None for a dense one."""
-    found: List[Structure] = []
+    found: list[Structure] = []
     for module in task.modules():
         space = getattr(module, 'search_space', None)
         if isinstance(space, SearchSpace):

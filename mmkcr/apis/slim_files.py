@@ -1,9 +1,10 @@
 """Slimming from files to files: what ``tools/slim.py`` does."""
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple
 
 import mmengine
 import torch
@@ -49,22 +50,22 @@ class SlimResult(NamedTuple):
 
     structure: Structure
     folder: Path
-    bytes: Dict[str, int]
+    bytes: dict[str, int]
     latency: str = ''
     parts: Parts = {}
-    proposals: Optional[str] = None
+    proposals: str | None = None
 
 
-def slim_files(config: Union[str, Path],
-               checkpoint: Union[str, Path],
-               target_macs: Union[str, int, float, None] = None,
+def slim_files(config: str | Path,
+               checkpoint: str | Path,
+               target_macs: str | int | float | None = None,
                divisor: int = 1,
-               shape: Optional[Sequence[int]] = None,
-               out: Union[str, Path, None] = None,
+               shape: Sequence[int] | None = None,
+               out: str | Path | None = None,
                online: bool = False,
-               options: Optional[Mapping[str, Any]] = None,
-               part: Optional[str] = None,
-               latency: Union[str, Path, None] = None,
+               options: Mapping[str, Any] | None = None,
+               part: str | None = None,
+               latency: str | Path | None = None,
                force_latency: bool = False,
                cost: str = 'macs') -> SlimResult:
     """Slim a trained supernet and write the subnet.
@@ -140,8 +141,8 @@ def _parts(supernet: nn.Module, subnet: nn.Module, structure: Structure) -> Part
     return {part: (macs + lost * (part == 'backbone'), macs) for part, macs in found.items()}
 
 
-def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Path],
-               content: Mapping[str, Any], online: bool = False) -> Dict[str, Any]:
+def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,
+               content: Mapping[str, Any], online: bool = False) -> dict[str, Any]:
     """Provenance of a subnet.
 
     Args:
@@ -169,14 +170,14 @@ def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Pat
                       mmkcr=__version__))
 
 
-def checkpoint_bytes(checkpoint: Union[str, Path], content: Mapping[str, Any]) -> int:
+def checkpoint_bytes(checkpoint: str | Path, content: Mapping[str, Any]) -> int:
     """Size of a checkpoint: of its file, or of the tensors of its model behind an address."""
     if not is_address(checkpoint):
         return Path(checkpoint).expanduser().stat().st_size
     return sum(value.nbytes for value in content.get('state_dict', content).values())
 
 
-def relative(path: Union[str, Path]) -> str:
+def relative(path: str | Path) -> str:
     """A path below the working directory relative to it, a reference unchanged, else a name."""
     if '::' in str(path):
         return str(path)
@@ -184,7 +185,7 @@ def relative(path: Union[str, Path]) -> str:
     return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else full.name
 
 
-def subnet_name(structure: Structure) -> Optional[str]:
+def subnet_name(structure: Structure) -> str | None:
     """Name of a subnet for others: its dense network's config and its share of the MACs.
 
     Args:

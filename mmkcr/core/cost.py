@@ -2,13 +2,14 @@
 
 import math
 import re
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, Sequence, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from .sites import Cost
 
-Target = Union[str, int, float]
+Target = str | int | float
 _MULTIPLES = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 
 
@@ -114,7 +115,7 @@ class CostModel:
         """
         check_range(self, target, self(least), self.dense)
 
-    def describe(self, sizes: Mapping[str, int]) -> Dict[str, Any]:
+    def describe(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The entry about this cost in the structure file of a subnet."""
         return dict(dense=self.dense, subnet=self(sizes))
 
@@ -141,7 +142,7 @@ def speaking(cost: Any) -> Any:
     return cost if isinstance(cost, CostModel) else CostModel
 
 
-def ascending(cost: Callable, options: Mapping[str, Sequence[int]]) -> Dict[str, List[int]]:
+def ascending(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """Sizes of every site, distinct, the cheapest first.
 
     Args:
@@ -180,7 +181,7 @@ def check_range(cost: Any, target: float, lowest: float, highest: float,
                          f', found {words.said(target)}{shares}')
 
 
-def useful_sizes(costs: Sequence[int]) -> List[int]:
+def useful_sizes(costs: Sequence[int]) -> list[int]:
     """Positions of the sizes that cost less than every larger size.
 
     A size just below the full one may cost more than the full one, because only it needs a
@@ -193,7 +194,7 @@ def useful_sizes(costs: Sequence[int]) -> List[int]:
             if all(cost < other for other in costs[place + 1:])]
 
 
-def useful_options(cost: Callable, options: Mapping[str, Sequence[int]]) -> Dict[str, List[int]]:
+def useful_options(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """The :func:`useful_sizes` of every site while the others have their largest size.
 
     Args:

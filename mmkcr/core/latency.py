@@ -3,9 +3,10 @@
 import bisect
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,14 +35,14 @@ class LatencyTable:
         format_version (int): Version of the file format. Defaults to 1.
     """
 
-    machine: Dict[str, Any]
-    settings: Dict[str, Any]
+    machine: dict[str, Any]
+    settings: dict[str, Any]
     dense: int = 0
-    classes: List[Dict[str, Any]] = field(default_factory=list)
+    classes: list[dict[str, Any]] = field(default_factory=list)
     format_version: int = 1
 
     @classmethod
-    def load(cls, path: Union[str, Path]) -> 'LatencyTable':
+    def load(cls, path: str | Path) -> 'LatencyTable':
         """Read a table.
 
         Args:
@@ -67,12 +68,12 @@ class LatencyTable:
                              f'{table.format_version}')
         return table
 
-    def save(self, path: Union[str, Path]) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the table, by a temporary file and a rename."""
         with atomic_write(Path(path)) as target:
             target.write_text(json.dumps(asdict(self), indent=1) + '\n')
 
-    def curves(self) -> Dict[str, Tuple[int, List[int], List[int]]]:
+    def curves(self) -> dict[str, tuple[int, list[int], list[int]]]:
         """By site: its units, the measured sizes (ascending), and the nanoseconds they add."""
         found = {}
         for entry in self.classes:
@@ -84,7 +85,7 @@ class LatencyTable:
         return found
 
 
-def load_table(path: Union[str, Path], settings: Optional[Mapping[str, Any]] = None,
+def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
                force: bool = False) -> LatencyTable:
     """Read a finished table of this machine.
 
@@ -201,13 +202,13 @@ class LatencyModel(CostModel):
             return torch.where(alone == 0, 1., here / torch.where(alone == 0, 1., alone))
         return here / alone if alone else 1.
 
-    def describe(self, sizes: Mapping[str, int]) -> Dict[str, Any]:
+    def describe(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The entry in a structure file: nanoseconds, and the settings and machine they are for."""
         return dict(dense=self.dense, subnet=self(sizes), **self.table.settings,
                     **self.table.machine)
 
     @classmethod
-    def read_target(cls, target: Union[str, int, float], dense: int) -> int:
+    def read_target(cls, target: str | int | float, dense: int) -> int:
         """Read a target.
 
         Args:

@@ -4,8 +4,9 @@ import copy
 import inspect
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +19,8 @@ from .runtimes import open_onnx
 from .tensor_model import TensorModel
 
 
-def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxruntime',
-                threads: Optional[int] = None) -> None:
+def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime',
+                threads: int | None = None) -> None:
     """Let an exported file compute what :class:`~mmkcr.deploy.tensor_model.TensorModel` exports.
 
     The rest stays in PyTorch: the preprocessor, what turns scores into classes and maps, and the
@@ -63,7 +64,7 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
 
 
 @torch.no_grad()
-def _compare(network: nn.Module, path: Union[str, Path], images: Tensor,
+def _compare(network: nn.Module, path: str | Path, images: Tensor,
              outputs: Sequence[Tensor]) -> None:
     """Refuse a file of other outputs, on the first batch: the stages behind it cannot read them."""
     expected = network(images)

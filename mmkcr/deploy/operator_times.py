@@ -5,15 +5,16 @@ import json
 import statistics
 import tempfile
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from mmkcr.deploy.runtimes import onnxruntime_session, openvino_request
 from mmkcr.visualization import format_table
 
-Runs = List[Dict[str, float]]  # seconds by operator, one entry a run
+Runs = list[dict[str, float]]  # seconds by operator, one entry a run
 
 
 class OnnxRuntimeProfile:
@@ -40,7 +41,7 @@ class OnnxRuntimeProfile:
         events = json.loads(Path(self._session.end_profiling()).read_text())
         self._folder.cleanup()
         starts = sorted(event['ts'] for event in events if event['name'] == 'model_run')
-        found: List[Dict[str, float]] = [defaultdict(float) for _ in starts]
+        found: list[dict[str, float]] = [defaultdict(float) for _ in starts]
         for event in events:
             if event['cat'] == 'Node' and event['name'].endswith('_kernel_time'):
                 run = bisect.bisect_right(starts, event['ts']) - 1
@@ -58,7 +59,7 @@ class OpenVINOProfile:
     def __call__(self, images: np.ndarray) -> None:
         """Run once."""
         self._request.infer([images], share_inputs=True, share_outputs=True)
-        found: Dict[str, float] = defaultdict(float)
+        found: dict[str, float] = defaultdict(float)
         for node in self._request.profiling_info:
             found[node.node_type] += node.real_time.total_seconds()
         self._runs.append(found)
@@ -72,7 +73,7 @@ PROFILES: Mapping[str, Any] = dict(onnxruntime=OnnxRuntimeProfile, openvino=Open
 
 
 def operator_times(paths: Sequence[Path], runtime: str, threads: int, images: np.ndarray,
-                   repeats: int = 30, warmup: int = 3) -> List[Dict[str, float]]:
+                   repeats: int = 30, warmup: int = 3) -> list[dict[str, float]]:
     """Seconds that every kind of operator takes in a run, for each of some files.
 
     The files are run in turns. Of each kind it is the lower quartile over the runs, so that other
@@ -103,7 +104,7 @@ def operator_table(dense: Mapping[str, float], slim: Mapping[str, float], title:
                          for kind, *both in lines], title=title)
 
 
-def _lower_quartiles(runs: Runs) -> Dict[str, float]:
+def _lower_quartiles(runs: Runs) -> dict[str, float]:
     kinds = dict.fromkeys(kind for run in runs for kind in run)
     return {kind: statistics.quantiles([run.get(kind, 0.) for run in runs], n=4)[0]
             if len(runs) > 1 else runs[0].get(kind, 0.) for kind in kinds}

@@ -1,6 +1,6 @@
 """A model of any task family as a function from images to tensors."""
 
-from typing import Sequence, Tuple, Union
+from collections.abc import Sequence
 
 from mmengine.model import BaseModel
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class TensorModel(nn.Module):
         self.detector = is_detector(self.model)
         self.train(False)
 
-    def forward(self, images: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run on normalised images (B, C, H, W).
 
         Raises:

@@ -2,9 +2,10 @@
 
 import copy
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, Mapping, Union
+from typing import Any
 
 import yaml
 from mmengine.config import Config
@@ -27,7 +28,7 @@ _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv wit
 HOSTS = ('mmpretrain', 'mmdet', 'mmseg')
 
 
-def read_config(path: Union[str, Path]) -> Config:
+def read_config(path: str | Path) -> Config:
     """Read a config file, or a config of an installed library by reference.
 
     A config without a ``default_scope`` (mmpretrain's ``*_headless.py``) gets that of its library.
@@ -73,7 +74,7 @@ def read_config(path: Union[str, Path]) -> Config:
     return config
 
 
-def is_pure_python(path: Union[str, Path]) -> bool:
+def is_pure_python(path: str | Path) -> bool:
     """Whether a config file imports classes and bases instead of naming them.
 
     Args:
@@ -142,7 +143,7 @@ def build_model(config: Config) -> nn.Module:
     return built
 
 
-def load_weights(model: nn.Module, path: Union[str, Path], online: bool = False) -> Dict[str, Any]:
+def load_weights(model: nn.Module, path: str | Path, online: bool = False) -> dict[str, Any]:
     """Load the task model's weights of any checkpoint: searched, retrained or published.
 
     Args:

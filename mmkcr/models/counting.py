@@ -1,7 +1,7 @@
 """MACs and parameters of any model of the three task families."""
 
 import warnings
-from typing import Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -73,10 +73,10 @@ def check_built(promises: Sequence[CostModel], promised: Sequence[int],
 
 
 #: MACs by part: (dense, slim).
-Parts = Dict[str, Tuple[int, int]]
+Parts = dict[str, tuple[int, int]]
 
 
-def count_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
+def count_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
     """MACs of a whole task model by part.
 
     Args:
@@ -89,7 +89,7 @@ def count_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
     return macs_by_part(macs_report(model, input_shape), model)
 
 
-def known_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
+def known_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
     """As :func:`count_parts`, but empty, with a warning, if the whole model cannot be counted.
 
     Some detectors do not run without labels (Sparse R-CNN), and some segmentors not as tensors
@@ -102,14 +102,14 @@ def known_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
         return {}
 
 
-def part_rows(parts: Parts) -> List[Tuple[str, ...]]:
+def part_rows(parts: Parts) -> list[tuple[str, ...]]:
     """Rows of a table, G MACs: part, dense, slim, share; the whole model last."""
     whole = tuple(sum(side) for side in zip(*parts.values()))
     return [(name, f'{dense / 1e9:.4g}', f'{slim / 1e9:.4g}', f'{slim / dense:.1%}')
             for name, (dense, slim) in {**parts, 'whole model': whole}.items()]
 
 
-def counted_proposals(model: nn.Module) -> Optional[str]:
+def counted_proposals(model: nn.Module) -> str | None:
     """A sentence on the number of proposals in the MACs of a two-stage detector, None for others.
 
     Args:
@@ -121,7 +121,7 @@ def counted_proposals(model: nn.Module) -> Optional[str]:
         f'masks for {min(count, MASKS)}.')
 
 
-def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[str]) -> None:
+def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None) -> None:
     """Record which part a structure's MACs count, and how many are the backbone's.
 
     These are checked when a model is built, possibly with another head.

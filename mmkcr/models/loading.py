@@ -1,7 +1,8 @@
 """Loading a checkpoint into a model: whole, or not at all."""
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, Tuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,7 +16,7 @@ _SIZE = re.compile(r'size mismatch for (\S+): copying a param with shape torch\.
                    r'checkpoint, the shape in current model is torch\.Size\((.*?)\)\.')
 
 
-def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -> Dict[str, Tensor]:
+def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -> dict[str, Tensor]:
     """The ``state_dict`` of a checkpoint.
 
     With MMEngine's ``EMAHook``, ``state_dict`` holds the averaged weights and ``ema_state_dict``
@@ -128,7 +129,7 @@ def _has_gates(state: Iterable[str]) -> bool:
 
 
 def _try(model: nn.Module, state: Mapping[str, Tensor],
-         path: str) -> Tuple[List[str], List[str], List[Tuple[str, str, str]]]:
+         path: str) -> tuple[list[str], list[str], list[tuple[str, str, str]]]:
     """Load what fits; return missing names, surplus names, and names and shapes that differ."""
     check_finite_state(state, path, model.state_dict())
     missing, surplus, shaped = [], [], []
@@ -155,7 +156,7 @@ def _of_another(model: nn.Module, path: str, error: Exception) -> ValueError:
 
 
 def _refuse(task: nn.Module, path: str, missing: Iterable[str],
-            shaped: Iterable[Tuple[str, str, str]], surplus: Iterable[str] = ()) -> None:
+            shaped: Iterable[tuple[str, str, str]], surplus: Iterable[str] = ()) -> None:
     where = f'{type(task).__name__} in `{path}`'
     missing, shaped, surplus = list(missing), list(shaped), list(surplus)
     if shaped:

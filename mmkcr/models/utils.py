@@ -5,8 +5,9 @@ import inspect
 import random
 import sys
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,13 +52,13 @@ def kept_randomness() -> Iterator[None]:
         random.setstate(python_state)
 
 
-def momentum_copies(model: nn.Module) -> List[nn.Module]:
+def momentum_copies(model: nn.Module) -> list[nn.Module]:
     """Averaged copies that a model keeps of parts of itself, such as MoCo's key encoder."""
     return [module for module in model.modules()
             if module is not model and is_of(module, 'mmengine.model.BaseAveragedModel')]
 
 
-def online_modules(model: nn.Module) -> List[nn.Module]:
+def online_modules(model: nn.Module) -> list[nn.Module]:
     """The modules of a model without those of its momentum copies."""
     copied = {id(module) for copy in momentum_copies(model) for module in copy.modules()}
     return [module for module in model.modules() if id(module) not in copied]
@@ -71,7 +72,7 @@ def online_params(model: nn.Module) -> int:
     return sum(found.values())
 
 
-def copied_spaces(model: nn.Module) -> List[SearchSpace]:
+def copied_spaces(model: nn.Module) -> list[SearchSpace]:
     """Search spaces of the backbones in a model's momentum copies."""
     return [module.search_space for copy in momentum_copies(model) for module in copy.modules()
             if isinstance(getattr(module, 'search_space', None), SearchSpace)]
@@ -123,7 +124,7 @@ def search_space(model: nn.Module) -> SearchSpace:
     Raises:
         ValueError: There is none, or more than one side by side.
     """
-    found: List[nn.Module] = []
+    found: list[nn.Module] = []
     inside = set()  # a backbone in a host that is searched as a whole
     for module in online_modules(model):
         if isinstance(getattr(module, 'search_space', None), SearchSpace) and \
@@ -194,7 +195,7 @@ def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[
 
 
 def tensor_outputs(model: nn.Module, inputs: Tensor,
-                   samples: Optional[Sequence[Any]] = None) -> Any:
+                   samples: Sequence[Any] | None = None) -> Any:
     """Outputs of a task model in mode ``'tensor'``, also of a segmentor like Mask2Former.
 
     The heads of Mask2Former and MaskFormer read the images' sizes from the samples, which mmseg's
@@ -229,7 +230,7 @@ def deciding_scores(task: nn.Module, outputs: Any) -> Any:
     return sum(outputs) if summed else outputs
 
 
-def macs_by_part(report: MacsReport, model: nn.Module) -> Dict[str, int]:
+def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
     """Split a count of a whole model by part; parts used only in training are left out.
 
     Args:
@@ -284,7 +285,7 @@ def is_dense_task(task: nn.Module) -> bool:
         hasattr(task, 'backbone')
 
 
-def counted_part(task: nn.Module, part: Optional[str] = None) -> nn.Module:
+def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
     """The module whose MACs a budget counts.
 
     Args:

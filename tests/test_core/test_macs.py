@@ -1,8 +1,9 @@
 """MACs: closed forms per operator, published models, and the differentiable count."""
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch

@@ -12,8 +12,8 @@ Examples:
 
 import copy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
@@ -44,7 +44,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def read_masks(config: str, checkpoints: Sequence[str]) -> Dict[str, List]:
+def read_masks(config: str, checkpoints: Sequence[str]) -> dict[str, list]:
     """Bi-masks by site, a label and the values of every checkpoint.
 
     Raises:
@@ -91,7 +91,7 @@ def show_speed(path: str, figure: Path) -> None:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Read, plot and say where."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

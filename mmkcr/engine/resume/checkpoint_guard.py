@@ -1,6 +1,5 @@
 """Refuses checkpoints and structures of another model."""
 
-from typing import Optional
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -30,7 +29,7 @@ class CheckpointGuardHook(Hook):
 
     priority = 'VERY_LOW'  # after others changed the checkpoint, as `EMAHook` does
 
-    def __init__(self, complete: Optional[bool] = None) -> None:
+    def __init__(self, complete: bool | None = None) -> None:
         self.complete = complete
 
     def before_run(self, runner: Runner) -> None:

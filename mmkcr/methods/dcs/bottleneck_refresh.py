@@ -1,6 +1,6 @@
 """Refreshes clusters and Q of the information bottleneck loss."""
 
-from typing import Any, Optional
+from typing import Any
 
 from mmengine.runner import Runner
 from torch import nn
@@ -42,7 +42,7 @@ class InformationBottleneckHook(RefreshHook):
 
     def __init__(self,
                  interval: int = 1,
-                 samples: Optional[int] = None,
+                 samples: int | None = None,
                  loss: str = 'ib',
                  **kwargs: Any) -> None:
         super().__init__(interval, loss, **kwargs)

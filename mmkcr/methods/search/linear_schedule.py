@@ -1,6 +1,5 @@
 """Scheduled values that change linearly over a run."""
 
-from typing import List
 
 import torch
 from mmengine.runner import Runner
@@ -66,5 +65,5 @@ class LinearScheduleHook(ScheduledHook):
                 setattr(module, self.attribute, value)
         runner.message_hub.update_scalar(f'train/{self.attribute}', value)
 
-    def _owners(self, model: nn.Module) -> List[nn.Module]:
+    def _owners(self, model: nn.Module) -> list[nn.Module]:
         return [module for module in model.modules() if hasattr(module, self.attribute)]
