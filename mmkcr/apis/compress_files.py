@@ -36,7 +36,7 @@ from mmkcr.engine.build import (
 from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.lazy import is_of
 from mmkcr.models.counting import Parts, counted_proposals, known_parts
-from mmkcr.models.utils import (
+from mmkcr.models.tasks import (
     deciding_scores,
     find_task,
     is_dense_task,
@@ -83,7 +83,7 @@ class CompressFiles(NamedTuple):
 def task_outputs(model: nn.Module, batch: Any) -> Any:
     """Outputs of a task model that must agree: scores, score maps, or a detector's features.
 
-    Of a classifier they are what it decides by, see :func:`~mmkcr.models.utils.deciding_scores`.
+    Of a classifier they are what it decides by, see :func:`~mmkcr.models.tasks.deciding_scores`.
 
     Args:
         model (nn.Module): A model of mmpretrain, mmdet or mmseg.
@@ -286,14 +286,14 @@ def compress_files(config: str | Path, checkpoint: str | Path,
     write_subnet(result.model, structure, task.meta, folder)
     write_config(task, structure.backbone)
     write_sensitivity(result.profiles, folder)
-    said = '' if table is None else check_prediction(model, result.model,
-                                                     structure.provenance['latency'])
+    latency_note = '' if table is None else check_prediction(
+        model, result.model, structure.provenance['latency'])
     files = () if int8 is None else _int8_files(model, result.model, batches, folder, int8)
     if later is None:
         done.remove()
     return CompressFiles(
-        folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)), said,
-        files, both_parts(task, result.model), counted_proposals(model),
+        folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)),
+        latency_note, files, both_parts(task, result.model), counted_proposals(model),
         kept.folder if known else None, None if later is None else done)
 
 

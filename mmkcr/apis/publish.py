@@ -17,7 +17,7 @@ from mmkcr.core import Structure, atomic_write, count_params
 from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.safe_load import is_address, read_checkpoint
 
 

@@ -26,7 +26,7 @@ from mmkcr.engine.build import (
 )
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models.counting import Parts, counted_proposals, known_parts
-from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
+from mmkcr.models.tasks import copied_spaces, find_task, is_dense_task, search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
@@ -122,11 +122,11 @@ def slim_files(config: str | Path,
     folder = Path(out) if out else run_folder(cfg, config) / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
     # against a dense model without gates
-    said = '' if table is None else check_prediction(build_model(dense_config(cfg)), subnet,
-                                                     structure.provenance['latency'])
+    latency_note = '' if table is None else check_prediction(
+        build_model(dense_config(cfg)), subnet, structure.provenance['latency'])
     return SlimResult(
         structure, folder, dict(checkpoint=checkpoint_bytes(checkpoint, content), dense=dense,
-                                subnet=(folder / WEIGHTS).stat().st_size), said,
+                                subnet=(folder / WEIGHTS).stat().st_size), latency_note,
         _parts(task, subnet, structure) if is_dense_task(subnet) else {}, counted_proposals(subnet))
 
 

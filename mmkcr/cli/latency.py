@@ -68,7 +68,7 @@ from mmkcr.engine.build import (
     take_options,
 )
 from mmkcr.models.layers.selection import FORMS
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
 
 COLUMNS = ('dense', 'slim', 'sites', 'part', 'height', 'width', 'runtime', 'threads', 'batch',
@@ -117,7 +117,7 @@ class LatencyJob(Configured, Trusting):
     slim_options: dict | None = argument('as --cfg-options, of the slim side only')
 
 
-class Pair(NamedTuple):
+class TimedPair(NamedTuple):
     """Two sides to measure.
 
     Args:
@@ -135,7 +135,7 @@ class Pair(NamedTuple):
     sites: str = ''
 
 
-def read_config(name: str, options: dict | None) -> Config:
+def side_config(name: str, options: dict | None) -> Config:
     """The config of a side that is no ONNX file."""
     if Path(name).suffix in ('.pth', '.pt', '.ckpt'):
         config = recorded_config(name)
@@ -151,7 +151,7 @@ def build(config: Config, part: str) -> nn.Module:
     return find_task(model).backbone if part == 'backbone' else model
 
 
-def make_pair(args: LatencyJob, target: str | None) -> Pair:
+def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
     """The two sides.
 
     Raises:
@@ -170,13 +170,13 @@ def make_pair(args: LatencyJob, target: str | None) -> Pair:
             raise ValueError(f'expected another ONNX file beside `{onnx[0]}`, found '
                              f'`{args.slim if args.slim != onnx[0] else args.dense}`')
         shape = image_shape(args.shape) if args.shape else shape_of_files(onnx)
-        return Pair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
-    config = read_config(args.dense, args.cfg_options)
+        return TimedPair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
+    config = side_config(args.dense, args.cfg_options)
     if args.slim:
         options = {**(args.cfg_options or {}), **(args.slim_options or {})}
-        slim = build(read_config(args.slim, options), args.part)
+        slim = build(side_config(args.slim, options), args.part)
         dense = build(config, args.part)
-        return Pair((label(args.dense), label(args.slim)), dense, slim,
+        return TimedPair((label(args.dense), label(args.slim)), dense, slim,
                     shape_of(args, config, dense))
     dense = build(dense_config(config), args.part)
     shape = shape_of(args, config, dense)
@@ -184,7 +184,8 @@ def make_pair(args: LatencyJob, target: str | None) -> Pair:
         if backbone_config(config).get('structure') is None:
             raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '
                              f'`{args.dense}`, found none')
-        return Pair((label(args.dense), 'its structure'), dense, build(config, args.part), shape)
+        slim = build(config, args.part)
+        return TimedPair((label(args.dense), 'its structure'), dense, slim, shape)
     slim = build(dense_config(config), args.part)
     if args.where and not args.sites:
         raise ValueError(f'expected `--sites` with `--where {args.where}`, found none')
@@ -194,7 +195,7 @@ def make_pair(args: LatencyJob, target: str | None) -> Pair:
                             args.divisor, group=args.group)
     if args.group > 1:
         kinds += f', groups of {args.group}'
-    return Pair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
+    return TimedPair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
 
 
 def shape_of(args: LatencyJob, config: Config, model: nn.Module) -> tuple[int, int, int]:
@@ -221,7 +222,7 @@ def label(name: str) -> str:
     return name.split('::')[-1].rsplit('/', 1)[-1].removesuffix('.py')
 
 
-def in_form(pair: Pair, runtime: str, batch: int, form: str, folder: str) -> Pair:
+def in_form(pair: TimedPair, runtime: str, batch: int, form: str, folder: str) -> TimedPair:
     """The pair as files in which channels are selected in a form.
 
     Raises:
@@ -237,7 +238,7 @@ def in_form(pair: Pair, runtime: str, batch: int, form: str, folder: str) -> Pai
                          sites=', '.join(filter(None, (pair.sites, form))))
 
 
-def measure(pair: Pair, args: LatencyJob, runtime: str, batch: int, threads: int,
+def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int, threads: int,
             form: str | None = None) -> tuple[dict[str, Any], PairTiming]:
     """One line of the file."""
     if form is not None:
@@ -289,7 +290,7 @@ def append(row: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def report(rows: list[dict[str, Any]]) -> str:
+def latency_text(rows: list[dict[str, Any]]) -> str:
     """The table."""
     columns = ('slim', 'sites', 'runtime', 'threads', 'batch', 'G MACs', 'ms', 'MACs', 'time',
                'quartiles', 'share')
@@ -354,7 +355,7 @@ def main(args: LatencyJob) -> None:
                 print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
                       f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
                       f'{forms}')
-    print('\n\n'.join([report(rows), *tables]))
+    print('\n\n'.join([latency_text(rows), *tables]))
     if not isinstance(pair.dense, Path):
         print('Weights are random: times do not depend on them.')
     print(f'Added {len(rows)} lines to {path}')

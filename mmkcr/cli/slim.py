@@ -69,9 +69,9 @@ def print_summary(result: SlimResult) -> None:
           f'its optimizers has {sizes["checkpoint"] / 1e6:.2f} MB.')
     if result.parts:
         print(format_table(('part', 'MACs (G)', 'subnet', 'share'), part_rows(result.parts)))
-    for said in (result.proposals, result.latency):
-        if said:
-            print(said)
+    for sentence in (result.proposals, result.latency):
+        if sentence:
+            print(sentence)
     print(f'Wrote {result.folder / STRUCTURE} and {result.folder / WEIGHTS}')
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cost import CostModel, Target, check_range, speaking, useful_options
+from .cost import CostModel, Target, check_range, cost_kind, useful_options
 
 
 def parse_target(target: Target, dense: int) -> int:
@@ -113,7 +113,7 @@ def solve_budget(scores: Mapping[str, Tensor],
     else:
         allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), steps[site])
                    for site, score in scores.items()}
-        if not speaking(macs).rises:  # a size that costs no less than a larger one is useless
+        if not cost_kind(macs).rises:  # a size that costs no less than a larger one is useless
             allowed = useful_options(macs, allowed)
         entering = [group for site, sizes in allowed.items()
                     for group in _groups(site, order[site].values, sizes)]

@@ -92,15 +92,15 @@ class CostModel:
         return self.read_target(target, self.dense)
 
     @classmethod
-    def said(cls, value: float) -> str:
+    def text(cls, value: float) -> str:
         """A cost as text, without the noun, such as ``'12.6G'``."""
         return f'{value / cls.scale:.6g}{cls.multiple}{cls.suffix}'
 
     @classmethod
-    def range_said(cls, lowest: float, highest: float) -> str:
+    def range_text(cls, lowest: float, highest: float) -> str:
         """A range of costs as text, such as ``'0.5G to 1.2G MACs'``."""
         noun = '' if cls.suffix else f' {cls.noun}'
-        return f'{cls.said(lowest)} to {cls.said(highest)}{noun}'
+        return f'{cls.text(lowest)} to {cls.text(highest)}{noun}'
 
     def check_target(self, target: int, least: Mapping[str, int]) -> None:
         """Refuse a target that no sizes reach.
@@ -130,15 +130,15 @@ class _Beside(CostModel):
     def __init__(self, cost: CostModel, sizes: Mapping[str, int]) -> None:
         self.cost, self.sizes, self.dense, self.rises = cost, dict(sizes), cost.dense, cost.rises
         # messages are those of the cost itself
-        self.noun, self.said, self.range_said = cost.noun, cost.said, cost.range_said
+        self.noun, self.text, self.range_text = cost.noun, cost.text, cost.range_text
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
         """Cost of the whole network."""
         return self.cost({**self.sizes, **sizes})
 
 
-def speaking(cost: Any) -> Any:
-    """The class or object that words messages about a cost; a plain function counts MACs."""
+def cost_kind(cost: Any) -> Any:
+    """The cost model that a cost is; the class, which is about MACs, for a plain function."""
     return cost if isinstance(cost, CostModel) else CostModel
 
 
@@ -151,7 +151,7 @@ def ascending(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict[str,
         options (Mapping[str, Sequence[int]]): Sizes on offer by site.
     """
     sizes = {site: sorted({int(size) for size in found}) for site, found in options.items()}
-    if speaking(cost).rises:
+    if cost_kind(cost).rises:
         return sizes
     largest = {site: found[-1] for site, found in sizes.items()}
     return {site: sorted(found, key=lambda size, site=site: cost({**largest, site: size}))
@@ -173,12 +173,12 @@ def check_range(cost: Any, target: float, lowest: float, highest: float,
         ValueError: The target is out of range; the message gives the range.
     """
     if not lowest <= target <= highest:
-        words, dense = speaking(cost), getattr(cost, 'dense', None)
+        words, dense = cost_kind(cost), getattr(cost, 'dense', None)
         # rounded up, so that the share that the message names can be reached
         shares = (f' (reachable: {math.ceil(1000 * lowest / dense) / 10}% to '
                   f'{highest / dense:.1%} of the dense network)') if dense else ''
-        raise ValueError(f'expected {what} within the reachable {words.range_said(lowest, highest)}'
-                         f', found {words.said(target)}{shares}')
+        raise ValueError(f'expected {what} within the reachable {words.range_text(lowest, highest)}'
+                         f', found {words.text(target)}{shares}')
 
 
 def useful_sizes(costs: Sequence[int]) -> list[int]:

@@ -60,8 +60,8 @@ class BaseGate(NoisyGate):
         self.noise: Tensor | None = None
         self._leader: tuple['BaseGate', ...] = ()  # a tuple, so that it is not a sub-module
 
-    def follow(self, leader: 'BaseGate') -> None:
-        """Give the mask of another gate from now on, such as that of the copied network.
+    def mask_like(self, leader: 'BaseGate') -> None:
+        """From now on return the mask of another gate, such as that of the copied network.
 
         Args:
             leader (BaseGate): A gate of as many units.

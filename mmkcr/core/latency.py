@@ -166,7 +166,7 @@ class LatencyModel(CostModel):
         for name in self.sites:
             change = interpolate(*self.curves[name][1:], sizes[name])
             if name in self.shared:
-                change = change * self._scale(name, others, sizes[name])
+                change = change * self._shared_factor(name, others, sizes[name])
             total, others[name] = total + change, sizes[name]
         if isinstance(total, Tensor):
             return total.clamp(min=1.)
@@ -190,12 +190,12 @@ class LatencyModel(CostModel):
             changes = [interpolate(*self.curves[name][1:], size) for size in choices[name]]
             change = (rows[name] * rows[name].new_tensor(changes)).sum()
             if name in self.shared:  # the same at every size, so at that which saves all
-                change = change * self._scale(name, others, 0)
+                change = change * self._shared_factor(name, others, 0)
             total, others[name] = total + change, expected[name]
         return total.clamp(min=1.)
 
-    def _scale(self, name: str, others: Mapping[str, Cost], size: Cost) -> Cost:
-        """MACs that a site saves given the others' sizes, over those that it saves alone."""
+    def _shared_factor(self, name: str, others: Mapping[str, Cost], size: Cost) -> Cost:
+        """MACs that a site saves beside the others' sizes, divided by those beside dense ones."""
         alone, here = (self.macs.site_macs(name, sizes) - self.macs.site_macs(
             name, {**sizes, name: size}) for sizes in (self.full, others))
         if isinstance(alone, Tensor):  # the inner `where` keeps the gradient finite
@@ -232,7 +232,7 @@ class LatencyModel(CostModel):
         return int(dense * value / (100 if unit == '%' else 1))
 
     @classmethod
-    def said(cls, value: float) -> str:
+    def text(cls, value: float) -> str:
         """A time as text, such as ``'12.3 ms'``."""
         return milliseconds(value)
 

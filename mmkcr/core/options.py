@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from .cost import ascending, speaking
+from .cost import ascending, cost_kind
 
 Options = Mapping[str, Sequence[int]]
 
@@ -51,10 +51,10 @@ def choose_options(options: Options,
         found = search.run({}, search.order)
         if found is not None:
             return found
-    words = speaking(macs)
+    words = cost_kind(macs)
     raise ValueError(f'expected a target within the reachable '
-                     f'{words.range_said(smallest, largest)}, with sizes that meet it, found '
-                     f'{words.said(low)} to {words.said(high)}')
+                     f'{words.range_text(smallest, largest)}, with sizes that meet it, found '
+                     f'{words.text(low)} to {words.text(high)}')
 
 
 def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: int,
@@ -130,7 +130,7 @@ class _Search:
         means = {site: sizes.mean() for site, sizes in self.sizes.items()}
         base = macs(means)
         # what each option costs beside mean sizes, as a share of the cost there
-        if speaking(macs).rises:  # by the marginal cost of a unit
+        if cost_kind(macs).rises:  # by the marginal cost of a unit
             self.costs = {site: (macs({**means, site: mean + 1}) - base) / base * self.sizes[site]
                           for site, mean in means.items()}
         else:  # time has plateaus: a slope somewhere says nothing of the options
@@ -177,7 +177,7 @@ class _Search:
         return probs
 
     def _expected(self, fixed: Mapping[str, int], probs: Mapping[str, np.ndarray]) -> float:
-        if speaking(self.macs).rises:
+        if cost_kind(self.macs).rises:
             return self.macs({**fixed, **{site: float(prob @ self.sizes[site])
                                           for site, prob in probs.items()}})
         given = self.macs({**self.means, **fixed})

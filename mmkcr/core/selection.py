@@ -35,8 +35,8 @@ def select_units(gates: Gates, macs: CostModel, target: int | None = None,
     """
     if not gates:  # the search has sliced and folded every site: the cost is what it is
         if target is not None and macs({}) > target:
-            raise ValueError(f'expected a target of at least the {macs.said(macs({}))} of '
-                             f'{macs.noun} that the search decided on, found {macs.said(target)}')
+            raise ValueError(f'expected a target of at least the {macs.text(macs({}))} of '
+                             f'{macs.noun} that the search decided on, found {macs.text(target)}')
         return {}
     free = {site: gate for site, gate in gates.items() if gate.options() is None}
     given = {site: gate for site, gate in gates.items() if site not in free}

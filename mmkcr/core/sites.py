@@ -203,7 +203,7 @@ class Site:
         return ()
 
     def operators(self) -> tuple[str, ...]:
-        """Names of operators that may compute the units that are not kept, the default first."""
+        """Operators that can compute dropped units in place of attention, the default first."""
         return ()
 
     # ---- gating and slicing ---------------------------------------------------------------------

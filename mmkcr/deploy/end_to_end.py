@@ -19,7 +19,7 @@ from mmkcr.deploy.export import padded_shape
 from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair
 from mmkcr.deploy.prepare import prepare
 from mmkcr.deploy.runtimes import open_onnx
-from mmkcr.models.utils import is_dense_task, is_detector
+from mmkcr.models.tasks import is_dense_task, is_detector
 
 _OPSET = 17
 

@@ -26,7 +26,7 @@ from mmkcr.deploy.prepare import RUNTIMES, prepare
 from mmkcr.deploy.runtimes import Session, open_onnx, quiet, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 
 _NEEDED = ('onnx', 'onnxruntime')
 _OPSET = 17  # the first with LayerNormalization

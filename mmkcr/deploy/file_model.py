@@ -14,7 +14,7 @@ from mmengine.logging import print_log
 from mmpretrain.models import MultiTaskHead
 from torch import Tensor, nn
 
-from mmkcr.models.utils import find_task, is_detector
+from mmkcr.models.tasks import find_task, is_detector
 from .runtimes import open_onnx
 from .tensor_model import TensorModel
 
@@ -46,9 +46,9 @@ def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime'
         try:
             found = session(images.detach().cpu().float().numpy())
         except Exception as error:  # the runtimes' errors have no other common base
-            said = ' '.join(str(error).split())[:300]
+            message = ' '.join(str(error).split())[:300]
             raise ValueError(f'expected images that `{path}` takes, found a batch of shape '
-                             f'{tuple(images.shape)} ({said})') from error
+                             f'{tuple(images.shape)} ({message})') from error
         # copied: the runtimes reuse the memory of their outputs in the next call
         outputs = tuple(torch.from_numpy(np.array(out)).to(images.device) for out in found)
         if unseen:

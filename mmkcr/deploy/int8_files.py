@@ -14,7 +14,7 @@ from mmkcr.deploy.int8 import quantize_onnx
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
-from mmkcr.models.utils import deciding_scores, find_task, unwrap
+from mmkcr.models.tasks import deciding_scores, find_task, unwrap
 
 
 class DeployedFile(NamedTuple):

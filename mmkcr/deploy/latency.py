@@ -25,7 +25,7 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.utils import counted_part, search_space, task_forward
+from mmkcr.models.tasks import counted_part, search_space, task_forward
 from mmkcr.visualization.progress import shown
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -274,7 +274,7 @@ def random_subnet(model: nn.Module,
             place.
         target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
-        part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
+        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
         divisor (int): Sizes of sites with at least four times as many units are multiples of it, or
             full. Defaults to 8.
         seed (int): Seed of the choice. Defaults to 0.

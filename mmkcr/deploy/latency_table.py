@@ -24,7 +24,7 @@ from mmkcr.deploy.latency import Side, measure_pair, random_units, searchable
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.utils import counted_part, search_space, task_forward
+from mmkcr.models.tasks import counted_part, search_space, task_forward
 
 #: Measured shares of the units, beside the largest size below the full one.
 SHARES = (0.05, 0.25, 0.5, 0.75)
@@ -40,7 +40,7 @@ class TableSettings(NamedTuple):
         threads (int): Threads of the CPU. Defaults to 1.
         batch (int): Images per batch. Defaults to 1.
         input_shape (tuple[int, int, int]): (C, H, W). Defaults to (3, 224, 224).
-        part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
+        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
     """
 
     runtime: str = 'onnxruntime'

@@ -123,13 +123,13 @@ def _places(path: str | Path, kinds: Sequence[str], name: str | None) -> str:
         for node in onnx.load(path, load_external_data=False).graph.node:
             if node.op_type in places:
                 places[node.op_type].append(module_path(node.name or node.output[0]))
-    said = []
+    parts = []
     for kind, blocks in places.items():
         blocks = list(dict.fromkeys(blocks))
         others = f' and {len(blocks) - _NAMED} others' if len(blocks) > _NAMED else ''
-        said.append(f'`{kind}`' + (' in ' if blocks else '') + ', '.join(
+        parts.append(f'`{kind}`' + (' in ' if blocks else '') + ', '.join(
             f'`{block}`' for block in blocks[:_NAMED]) + others)
-    return ', '.join(said)
+    return ', '.join(parts)
 
 
 def module_path(name: str) -> str:

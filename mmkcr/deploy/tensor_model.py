@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import count_forward_macs
 from mmkcr.core.forward import flat_tensors
-from mmkcr.models.utils import find_task, is_detector, tensor_outputs
+from mmkcr.models.tasks import find_task, is_detector, tensor_outputs
 
 
 class TensorModel(nn.Module):

@@ -20,7 +20,7 @@ from mmkcr.core import eval_mode
 from mmkcr.core.forward import stop_after
 from mmkcr.datasets.part import mixes_images
 from mmkcr.models.feature_tap import FeatureTap, find_layer
-from mmkcr.models.utils import find_task, is_self_supervised, kept_randomness, unwrap
+from mmkcr.models.tasks import find_task, is_self_supervised, kept_randomness, unwrap
 
 
 def find_pipeline(dataset: Any) -> Any:

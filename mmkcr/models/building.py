@@ -15,8 +15,8 @@ from torch import nn
 from mmkcr.core.words import did_you_mean
 from mmkcr.hosts import ensure_torchvision, prepare_hosts
 from mmkcr.safe_load import read_checkpoint
+from .counting import check_recorded
 from .loading import load_task, weights_of
-from .utils import check_recorded
 
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
            'them with `pip install "setuptools>=80" wheel packaging ninja` and `pip install '

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from mmkcr.core import COUNTED, CostModel, LatencyModel, LatencyTable, MacsModel, load_table
-from .utils import momentum_copies
+from .tasks import momentum_copies
 
 
 def cost_model(cost: str, macs: MacsModel, table: LatencyTable | None = None) -> CostModel:

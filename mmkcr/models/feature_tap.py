@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import eval_mode
-from mmkcr.models.utils import task_forward, unwrap
+from mmkcr.models.tasks import task_forward, unwrap
 
 
 def pool_features(output: Any, layer: str = 'backbone') -> Tensor:

@@ -146,7 +146,7 @@ def _read_scores(sites: Mapping[str, Any], path: str | Path) -> dict[str, Tensor
     if found != wanted:
         site = next((name for name in wanted if not isinstance(found, dict)
                      or found.get(name) != wanted[name]), None)
-        said = f'{wanted[site]} numbers at site `{site}`' if site else f'{len(wanted)} sites only'
-        raise ValueError(f'expected `scores` of the heads of this network, {said}, found others in '
-                         f'`{path}`')
+        scored = f'{wanted[site]} numbers at site `{site}`' if site else f'{len(wanted)} sites only'
+        raise ValueError(f'expected `scores` of the heads of this network, {scored}, found others '
+                         f'in `{path}`')
     return {name: torch.tensor(scores[name], dtype=torch.float64) for name in wanted}

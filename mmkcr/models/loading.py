@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import check_finite_state
 from .backbone_loading import RECOMPUTED
-from .utils import find_task, unwrap
+from .tasks import find_task, unwrap
 
 #: State that training wrappers keep beside the task model's: no task model needs it.
 TRAINING_STATE = ('regularizers.', 'price.', 'reconstruction.', '_extra_state')

@@ -378,7 +378,7 @@ class SearchSpace:
         scale_axes([*site.axes(), *self._attached.get(name, ())], site.gate.scale(), optimizer)
         site.gate.fold()
 
-    def settle(self, optimizer: Optimizer | None = None) -> bool:
+    def apply_decisions(self, optimizer: Optimizer | None = None) -> bool:
         """Slice units that no option can keep and fold decided masks; outputs do not change.
 
         Args:
@@ -400,18 +400,18 @@ class SearchSpace:
                 changed = True
         return changed
 
-    def settle_like(self, other: 'SearchSpace') -> None:
-        """Follow another copy of this supernet, such as the model that this one averages."""
+    def apply_decisions_of(self, other: 'SearchSpace') -> None:
+        """Slice and fold what another copy of this supernet has sliced and folded."""
         for name, gate in other._sliceable():
             self.slice_units(name, gate.kept)
             self.sites[name].gate.alive.copy_(gate.alive)
             if gate.folded and not self.sites[name].gate.folded:
                 self.fold(name)
 
-    def follow(self, other: 'SearchSpace') -> None:
-        """Mask as another copy of this supernet does: with its gates, including their noise.
+    def mask_like(self, other: 'SearchSpace') -> None:
+        """Take the masks, noise included, from the gates of another supernet of the same sites.
 
-        So a momentum copy has averaged weights, but the channels of the network that it averages.
+        So a momentum copy averages the weights of a network, and has that network's channels.
 
         Args:
             other (SearchSpace): The search space of that network.
@@ -426,7 +426,7 @@ class SearchSpace:
                              f'(`{type(self._sliceable()[0][1]).__name__}`)')
         leaders = other.gates()
         for name, gate in self.gates().items():
-            gate.follow(leaders[name])
+            gate.mask_like(leaders[name])
 
     def take_shape(self, state: Mapping[str, Tensor], prefix: str = '',
                    optimizer: Optimizer | None = None) -> bool:

@@ -158,9 +158,9 @@ def test_a_place_without_kinds_of_site(refused, search_config):
 def test_macs_that_a_file_does_not_say(load_tool):
     tool = load_tool(TOOL)
     row = dict(dict.fromkeys(tool.COLUMNS, 1.), dense='dense')
-    assert 'unknown' not in tool.report([row])
+    assert 'unknown' not in tool.latency_text([row])
     row.update(gmacs_dense='', macs_ratio='', share='')
-    assert 'unknown to 1.0' in tool.report([row])
+    assert 'unknown to 1.0' in tool.latency_text([row])
 
 
 @pytest.mark.parametrize('ratio', [1.25, 1., 0.8])

@@ -20,7 +20,7 @@ from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.methods.dcs.qk_mask import QKMask
 from mmkcr.models.loading import TRAINING_STATE, load_task
-from mmkcr.models.utils import find_task, search_space
+from mmkcr.models.tasks import find_task, search_space
 from mmkcr.registry import MODELS
 
 REPO = Path(__file__).parents[2]
@@ -132,7 +132,7 @@ def test_a_search_that_was_sliced_is_evaluated(backbone, load_tool, small_digits
         alive = gate.alive.clone()
         alive.view(-1)[-1] = False  # the largest option
         gate.restrict(alive)
-    assert space.settle()
+    assert space.apply_decisions()
     torch.save(dict(state_dict=model.state_dict(), meta={}), tmp_path / 'sliced.pth')
     load_tool('test').main([str(tmp_path / 'search.py'), str(tmp_path / 'sliced.pth'),
                             '--work-dir', str(tmp_path / 'run')])

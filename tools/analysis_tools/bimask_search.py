@@ -22,7 +22,7 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.methods.ofb.bimask import BiMaskGate
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 from mmkcr.safe_load import check_types
 from mmkcr.visualization import format_table

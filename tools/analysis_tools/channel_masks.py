@@ -22,7 +22,7 @@ from mmkcr.engine.build import build_model, load_config, load_weights, run_folde
 from mmkcr.methods.kcr.analysis import training_steps
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import (
     format_table,

@@ -20,7 +20,7 @@ from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.methods.dcs.bottleneck import information_statistics
 from mmkcr.methods.kcr.analysis import classification_scores, split_loader, step_of, training_steps
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table, plot_curve, shown
 
 COLUMNS = ('loss', 'top1', 'i_inputs', 'i_labels', 'ib', 'ibb')

@@ -37,7 +37,7 @@ from mmkcr.engine.build import build_model, default_shape, load_config, load_wei
 from mmkcr.engine.machine import machine_info
 from mmkcr.models.counting import count_macs
 from mmkcr.models.sites import why_not
-from mmkcr.models.utils import is_dense_task
+from mmkcr.models.tasks import is_dense_task
 from mmkcr.visualization import format_table, shown
 
 COLUMNS = ('model', 'image', 'params (M)', 'MACs (G)', 'kept', 'seconds', 'of processors',

@@ -146,7 +146,7 @@ class Networks:
         structure = Structure.load(path)
         dense, slim = (MODELS.build(dict(structure.backbone, **given))
                        for given in ({}, dict(structure=str(path))))
-        return self.tool.Pair((name, 'structure'), dense, slim, input_shape(structure))
+        return self.tool.TimedPair((name, 'structure'), dense, slim, input_shape(structure))
 
     def random(self, name: str, config: str, divisor: int, group: int) -> Any:
         """Random hidden units and head channels at 60 % of the MACs, beside the dense network."""
@@ -158,7 +158,7 @@ class Networks:
     def replaced(self, name: str, size: str, share: float, image: int) -> Any:
         """A ViT with a share of its blocks replaced, beside the dense one."""
         dense, slim = replaced_pair(size, share, image, depth=3 if self.short else None)
-        return self.tool.Pair((f'ViT {size}', name), dense, slim, (3, image, image))
+        return self.tool.TimedPair((f'ViT {size}', name), dense, slim, (3, image, image))
 
     def row(self, name: str, runtime: str, dtype: str, batch: int, device: str, repeats: int,
             build: Callable[[str], Any] | None = None) -> Values:

@@ -44,7 +44,7 @@ from mmkcr.core import TOLERANCE, atomic_write, choose_options
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.engine.machine import machine_info
 from mmkcr.methods.search.joint_constructor import JointOptimWrapperConstructor
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import format_table
 
@@ -106,7 +106,7 @@ class Stage:
                 if not decided:
                     alive[:row + 1, :column + 1] = True
                 gate.restrict(alive)
-            search_space(self.model).settle()
+            search_space(self.model).apply_decisions()
         present = macs({site: gate.present for site, gate in gates.items()})
         self.macs, self.share = present, present / macs.dense
         given = {key: value for key, value in optim_wrapper.items() if key != 'constructor'}

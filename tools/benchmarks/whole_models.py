@@ -24,7 +24,7 @@ from mmkcr.core import count_params
 from mmkcr.deploy.latency import random_subnet, searchable
 from mmkcr.engine.build import build_model, default_shape, image_shape, load_config
 from mmkcr.models.counting import count_parts, counted_proposals, part_rows
-from mmkcr.models.utils import is_dense_task
+from mmkcr.models.tasks import is_dense_task
 from mmkcr.visualization import format_table
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from mmkcr.apis import count_macs, inferencer, model_config
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.deploy.latency import RUNTIMES, measure_pair
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.visualization.figures import saved_figure
 from mmkcr.visualization.progress import shown
 

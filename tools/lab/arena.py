@@ -34,7 +34,7 @@ from mmkcr.engine.build import (
     load_weights,
 )
 from mmkcr.models.counting import count_parts
-from mmkcr.models.utils import is_dense_task
+from mmkcr.models.tasks import is_dense_task
 from .arena_methods import (
     BACKBONE,
     CONFIGS,

@@ -22,7 +22,7 @@ METRIC = 'accuracy/top1'
 NAMES = {METRIC: 'top-1 (%)', 'mIoU': 'mIoU (%)', 'coco/bbox_mAP': 'box AP (%)'}
 #: Of metrics that are no percentages.
 _SCALE = {'coco/bbox_mAP': 100}
-#: Fewest pairs of a verdict (SPEC 8); with two or three, one of many intervals misses 0 by chance.
+#: Fewest pairs of a verdict; with two or three, one of many intervals misses 0 by chance.
 LEAST_PAIRS = 5
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from mmkcr.evaluation.features import undisturbed
 from mmkcr.methods.dcs.attention_tap import Attention, AttentionTap
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.visualization import shown
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.evaluation.features import undisturbed
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.tasks import find_task, unwrap
 
 
 class _Logits(nn.Module):

@@ -15,7 +15,7 @@ from mmkcr.methods.dcs.bottleneck import information_statistics
 from mmkcr.methods.dcs.masks import MaskWatch, has_masks, masks_held_open
 from mmkcr.methods.kcr.analysis import kernel_statistics, split_loader
 from mmkcr.models.counting import count_parts
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.tasks import find_task, unwrap
 
 
 def kernel_measure(model: nn.Module, config: Config) -> Mapping[str, float]:

@@ -19,7 +19,7 @@ from mmkcr.deploy.latency import random_subnet
 from mmkcr.engine.build import build_model, default_shape
 from mmkcr.models.counting import macs_report
 from mmkcr.models.searchable import SearchableBackbone
-from mmkcr.models.utils import counted_part, online_params, search_space
+from mmkcr.models.tasks import counted_part, online_params, search_space
 from mmkcr.registry import MODELS
 
 Target = str | int | float

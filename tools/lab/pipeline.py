@@ -26,7 +26,7 @@ from mmkcr.engine.build import (
 )
 from mmkcr.engine.workers import no_workers_left
 from mmkcr.models.counting import count_macs
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from .jobs import Say
 from .stages import run_stage
 

@@ -32,7 +32,7 @@ from mmkcr.engine.build import (
     set_structure,
 )
 from mmkcr.engine.machine import machine_info
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 
 TABLE, ROWS, HASHES = 'README.md', 'models.json', 'SHA256SUMS'
 #: What a table shows of a metric's name, and the metrics that it shows.

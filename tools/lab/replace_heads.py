@@ -19,7 +19,7 @@ from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.head_choice import head_sites, select_heads, set_operator
 from mmkcr.models.layers.head_operators import FOLDED
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.utils import find_task, search_space
+from mmkcr.models.tasks import find_task, search_space
 
 
 def replaceable_heads(model: nn.Module) -> SearchSpace:

@@ -20,7 +20,7 @@ from mmkcr.deploy.latency import measure_pair
 from mmkcr.engine.build import build_model, default_shape, file_sha256, load_config
 from mmkcr.engine.schedule import stretch_schedule
 from mmkcr.models.counting import count_macs
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.tasks import find_backbone
 from .jobs import Say
 from .pipeline import StagedPipeline, Start, deployed
 from .run_settings import move_data, prepare_run

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset
 from mmkcr.cli.command import Parser, add_trust_argument
 from mmkcr.engine.build import build_model, load_config, load_weights, set_structure
 from mmkcr.methods.kcr.analysis import split_loader
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 
 
 class Trained(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 
 from mmkcr.core import Structure
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from .model_zoo import uniform_subnet
 
 #: Kinds whose units any others can stand for: the network has the same size and the same layers.

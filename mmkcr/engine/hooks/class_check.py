@@ -8,7 +8,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.datasets.label_check import watch_labels
-from mmkcr.models.utils import find_task, is_self_supervised
+from mmkcr.models.tasks import find_task, is_self_supervised
 from mmkcr.registry import HOOKS
 
 #: Heads of the hosts whose classes are not those of the data set: objects against background (also

@@ -4,8 +4,8 @@
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from mmkcr.models.counting import check_recorded
 from mmkcr.models.loading import load_run, load_start, load_task, weights_of
-from mmkcr.models.utils import check_recorded
 from mmkcr.registry import HOOKS
 from .resume_check import config_changes
 
@@ -33,7 +33,7 @@ class CheckpointGuardHook(Hook):
         self.complete = complete
 
     def before_run(self, runner: Runner) -> None:
-        """Compare a subnet with its structure, see :func:`~mmkcr.models.utils.check_recorded`.
+        """Compare a subnet with its structure, see :func:`~mmkcr.models.counting.check_recorded`.
 
         Raises:
             ValueError: They differ.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmkcr.engine.hooks.finite import FiniteHook
 from mmkcr.engine.hooks.sync_batch_norm import SyncBatchNormHook
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 from .atomic_checkpoint import AtomicCheckpointHook
 from .batches import (

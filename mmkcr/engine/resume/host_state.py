@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from mmengine.runner import Runner
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 
 #: Attributes by library and class, also of subclasses; dots lead to parts of an object.
 HOST_STATE: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmkcr.models.layers.lite_mla import LiteMLA
 from mmkcr.models.layers.window_attention import FusedWindowMSA
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 
 
 class Attention(NamedTuple):

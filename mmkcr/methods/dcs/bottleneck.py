@@ -20,7 +20,7 @@ from mmkcr.functional.clusters import (
 )
 from mmkcr.functional.information import InformationAccumulator, log_assignments
 from mmkcr.methods.search.regularized import labels_of
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from .information_bottleneck import InformationBottleneckLoss
 
 

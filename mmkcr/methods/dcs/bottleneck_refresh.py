@@ -7,7 +7,7 @@ from torch import nn
 
 from mmkcr.functional.clusters import SAMPLES_PER_CLUSTER
 from mmkcr.methods.search.refresh import RefreshHook
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 from .bottleneck import BottleneckPass
 from .information_bottleneck import InformationBottleneckLoss

@@ -10,7 +10,7 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class InformationBottleneckLoss(nn.Module):
-    r"""Variational bound of the IB loss (DCS theorem 3.1; SPEC 2.4, docs/dcs.md).
+    r"""Variational bound of the IB loss (DCS theorem 3.1; docs/dcs.md).
 
     .. math:: \text{IBB}_j = -\frac1{|B_j|} \sum_{i \in B_j} \sum_a \phi(\tilde X_i, a)
               \log Q^{(t-1)}(a | y_i), \qquad

@@ -13,7 +13,7 @@ from mmengine.dist import all_reduce
 from torch import Tensor, nn
 
 from mmkcr.models.sites.qk_mask import QKMaskSite
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from .qk_mask import QKMask
 
 

@@ -16,7 +16,7 @@ _CHUNK = 4096
 
 @METRICS.register_module()
 class InformationBottleneckMetric(BaseMetric):
-    r"""I(X~, X), I(X~, Y), IB and its bounds (DCS section 3.3; SPEC 2.4).
+    r"""I(X~, X), I(X~, Y), IB and its bounds (DCS section 3.3).
 
     With A = B = C clusters of the features and of the inputs by k-means on the evaluated
     set, soft assignments phi, and Q by equation 8 with the same clusters:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mmkcr.core.forward import stop_after
 from mmkcr.evaluation.features import undisturbed
 from mmkcr.models.layers.operator_attention import TokenGrid
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.tasks import find_task, unwrap
 from mmkcr.visualization import shown
 
 REDUCTIONS = ('sum', 'mean', 'relative')

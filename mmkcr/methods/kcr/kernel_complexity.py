@@ -11,7 +11,7 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class KernelComplexityLoss(nn.Module):
-    r"""KCR regulariser (KCR section 3.2, equation 2; SPEC 1.4, docs/kernel_complexity.md).
+    r"""KCR regulariser (KCR section 3.2, equation 2; docs/kernel_complexity.md).
 
     The form 'projection' needs only the feature-space basis V (d, r):
 

@@ -47,7 +47,7 @@ def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray
 
 @METRICS.register_module()
 class KernelComplexityMetric(BaseMetric):
-    r"""KC, A-KC, TNN and the KCR bounds, streaming (KCR sections 3.2 and 4.6; SPEC 1.5).
+    r"""KC, A-KC, TNN and the KCR bounds, streaming (KCR sections 3.2 and 4.6).
 
     .. math:: \text{KC} = \min_{h \in [0, r_0]} \frac{h}{n} +
               \sqrt{\frac1n \sum_{i>h} \lambda_i}, \qquad

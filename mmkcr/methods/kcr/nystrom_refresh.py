@@ -10,7 +10,7 @@ from mmkcr.datasets.part import sample_sources
 from mmkcr.evaluation.features import feature_batches, share_of_rank
 from mmkcr.functional.kernel import DEFAULT_LANDMARKS, MomentAccumulator, truncation_rank
 from mmkcr.methods.search.refresh import RefreshHook
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 
 

@@ -51,7 +51,7 @@ class BiMaskGate(BaseGate):
 
     #: The gate takes the argument ``groups``.
     grouped = True
-    #: Search space by kind of site (SPEC 3, table 1 of the paper).
+    #: Search space by kind of site (table 1 of the paper).
     space: Mapping[str, Mapping[str, float]] = dict(
         embedding=dict(start=1 / 2, step=1 / 32),
         head_channels=dict(start=1 / 4, step=1 / 8, group_step=2),

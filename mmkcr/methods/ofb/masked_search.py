@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmkcr.core import Axis
 from mmkcr.methods.search.search_model import SearchModel
-from mmkcr.models.utils import find_backbone, search_space
+from mmkcr.models.tasks import find_backbone, search_space
 from mmkcr.registry import MODELS
 
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from mmkcr.core import TOLERANCE, CostModel, can_meet, choose_options
 from mmkcr.datasets.part import count_sources
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.utils import renew_record, search_space, unwrap
+from mmkcr.models.tasks import renew_record, search_space, unwrap
 from mmkcr.registry import HOOKS
 from .bimask import BiMaskGate
 
@@ -181,9 +181,9 @@ class ProgressivePruningHook(Hook):
     def _follow(self, runner: Runner) -> bool:
         """Slice and fold the model, its optimizer, its averages and its wrapper."""
         space = search_space(unwrap(runner.model))
-        changed = space.settle(runner.optim_wrapper.optimizer)
+        changed = space.apply_decisions(runner.optim_wrapper.optimizer)
         for average in self._averages(runner):
-            average.settle_like(space)
+            average.apply_decisions_of(space)
         if changed:
             self._renew(runner)
         return changed
@@ -234,13 +234,13 @@ class ProgressivePruningHook(Hook):
         present = macs({site: gate.present for site, gate in gates.items()})
         decided = sum(gate.decided for gate in gates.values())
         cost = model.price.cost_model(macs)
-        said = '' if cost is macs else (
+        cost_note = '' if cost is macs else (
             f'; {cost.noun} of what is there: '
-            f'{cost.said(cost({site: gate.present for site, gate in gates.items()}))}')
+            f'{cost.text(cost({site: gate.present for site, gate in gates.items()}))}')
         runner.logger.info(
             f'ProgressivePruningHook: after iteration {runner.iter + 1} '
             f'{present / macs.dense:.1%} of the MACs are there ({present / 1e9:.4g}G), {decided} '
-            f'of {len(gates)} sites are decided{said}')
+            f'of {len(gates)} sites are decided{cost_note}')
 
 
 def _epoch_length(runner: Runner) -> int:

@@ -8,7 +8,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmkcr.engine.resume.gradients import average_gradients
-from mmkcr.models.utils import held_copies, unwrap
+from mmkcr.models.tasks import held_copies, unwrap
 from .search_constructor import check_optimizers, gate_parameters
 
 

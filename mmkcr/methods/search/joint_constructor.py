@@ -5,7 +5,7 @@ from typing import Any
 from mmengine.optim import OptimWrapper, build_optim_wrapper
 from torch import nn
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from .search_constructor import gate_parameters, keep_only
 

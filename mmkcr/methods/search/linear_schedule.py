@@ -5,7 +5,7 @@ import torch
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 from .scheduled import ScheduledHook
 

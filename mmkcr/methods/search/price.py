@@ -74,7 +74,7 @@ class MacsPrice(Priced):
             MACs are counted for. Defaults to that of the first batch, which is
             reproducible only if all batches have one size.
         part (str, optional): ``'model'`` or ``'backbone'``, whose cost is
-            counted, see :func:`~mmkcr.models.utils.counted_part`. Defaults to
+            counted, see :func:`~mmkcr.models.tasks.counted_part`. Defaults to
             None: the backbone of a detector, else the task model.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
             ``cost='latency'``. Defaults to None.

@@ -18,7 +18,7 @@ from mmkcr.evaluation.features import (
     undisturbed,
     with_pipeline,
 )
-from mmkcr.models.utils import find_task, is_self_supervised, unwrap
+from mmkcr.models.tasks import find_task, is_self_supervised, unwrap
 from .scheduled import ScheduledHook
 from .warmup_switch import find_regularizer
 

@@ -10,7 +10,7 @@ from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from mmkcr.models.feature_tap import FeatureTap, feature_width
-from mmkcr.models.utils import is_dense_task
+from mmkcr.models.tasks import is_dense_task
 from mmkcr.registry import MODELS
 
 _PREFIX = 'architecture.'

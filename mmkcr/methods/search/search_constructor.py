@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from mmengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from torch import nn
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 _KEYS = ('weights', 'architecture')

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, check_finite, check_finite_gates
 from mmkcr.core.gate import NoisyGate
-from mmkcr.models.utils import copied_spaces, counted_part, search_space, task_forward
+from mmkcr.models.tasks import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel, are_views
 from .start import load_scores, start_from_scores
@@ -58,7 +58,7 @@ class SearchModel(RegularizedModel):
                              f'`{search_space(self.architecture).type_name}` without')
         # momentum copies use the gates of the network that they average
         for copy in copied_spaces(self.architecture):
-            copy.follow(search_space(self.architecture))
+            copy.mask_like(search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
         self.entropy_weight = entropy_weight
         self._noise_state, self._noise_agreed = [torch.initial_seed() % 2**31, 0], False

@@ -17,7 +17,7 @@ from mmkcr.core.added import added_layers
 from mmkcr.models.costs import cost_model
 from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.search_space import leave_ordinary
-from mmkcr.models.utils import (
+from mmkcr.models.tasks import (
     copied_spaces,
     counted_part,
     find_task,

@@ -104,7 +104,7 @@ def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
     for site, (name, (order, losses)) in enumerate(known.items()):
         # per unit; not `macs.dense`, which lacks the layers that are added to the network
         saved = float(macs(totals) - macs({**totals, name: 1})) / max(len(order) - 1, 1)
-        values.append(_falling(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.))
+        values.append(_hull_slopes(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.))
         places.append(np.arange(len(order)) / len(order))
         sites.append(np.full(len(order), site))
     values, places, sites = (np.concatenate(found) for found in (values, places, sites))
@@ -120,11 +120,11 @@ def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
     return found
 
 
-def _falling(gains: np.ndarray) -> np.ndarray:
-    """Gains of which none is above those before it, so that the ranks keep the site's order.
+def _hull_slopes(gains: np.ndarray) -> np.ndarray:
+    """Slopes of the convex hull of a curve with these steps: descending, of the same sum.
 
-    Where one is, it and those before it share the mean of theirs: the slopes of the curve's convex
-    hull, whose sum is that of all gains. So a flat start costs a site nothing.
+    A gain above the one before it is averaged with it, and with further ones until the slopes
+    descend. So ranks of slopes keep the order of a site's units.
     """
     runs: list[list[float]] = []  # mean, count
     for gain in gains.tolist():

@@ -6,7 +6,7 @@ from mmengine.optim import OptimWrapper, build_optim_wrapper
 from torch import nn
 
 from mmkcr.core import BaseGate
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.tasks import find_task, unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from .search_constructor import keep_only
 

@@ -10,7 +10,7 @@ from mmengine.registry import DefaultScope
 from torch import Tensor, nn
 
 from mmkcr.models.building import HOSTS, build_model, load_weights, read_config
-from mmkcr.models.utils import kept_randomness
+from mmkcr.models.tasks import kept_randomness
 from mmkcr.registry import MODELS
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.registry import MODELS
 from .distillation import Teacher
 from .processes import mean_over_processes

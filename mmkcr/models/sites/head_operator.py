@@ -69,10 +69,10 @@ class HeadOperatorSite(AttentionSite):
         return []
 
     def operators(self) -> tuple[str, ...]:
-        """Names of the operators that a structure may give to this site.
+        """Operators that a structure file may name for the dropped heads.
 
-        The first is the one that is written to new structures. The structure of a search gets the
-        name of the folded operator, whose weights are those of one convolution.
+        New structures name the first: after a search the folded operator, which has the weights of
+        a single convolution.
         """
         first = self.operator if self.gate is None else folded_name(self.operator)
         names = dict.fromkeys([first, *OPERATORS, *map(folded_name, OPERATORS)])
