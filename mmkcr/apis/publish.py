@@ -39,7 +39,6 @@ def publish(config: str | Path,
             checkpoint: str | Path | None = None,
             out: str | Path | None = None,
             name: str | None = None,
-            online: bool = False,
             options: Mapping[str, Any] | None = None,
             half: bool = False) -> Published:
     """Write the model of a checkpoint to ``<out>/<name>-<hash>.pth``.
@@ -58,7 +57,6 @@ def publish(config: str | Path,
             if that is an address.
         name (str, optional): Defaults to that of the config; of a folder that ``compress`` wrote,
             to that of the dense network's config with the share of the MACs.
-        online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
         options (dict, optional): Config entries to overwrite.
         half (bool): Store weights with at least two dimensions in 16 bits; the model that loads
             them computes in its own precision. Defaults to False.
@@ -74,7 +72,7 @@ def publish(config: str | Path,
     checkpoint = trained_weights(cfg, checkpoint and str(checkpoint), str(config))
     model = build_model(cfg)
     task = find_task(model)
-    content = load_weights(model, checkpoint, online)
+    content = load_weights(model, checkpoint)
     structure = _structure(task, config)
     meta = dict(
         model=type(task).__name__,
@@ -82,7 +80,7 @@ def publish(config: str | Path,
         params=count_params(task),
         dataset_meta=_plain((content.get('meta') or {}).get('dataset_meta')),
         config=relative(config),
-        provenance=provenance(cfg, config, checkpoint, content, online))
+        provenance=provenance(cfg, config, checkpoint, content))
     state = {key: _stored(value, half) for key, value in task.state_dict().items()}
     # in memory first, as the file's name depends on its content
     buffer = io.BytesIO()

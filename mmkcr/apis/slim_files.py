@@ -62,7 +62,6 @@ def slim_files(config: str | Path,
                divisor: int = 1,
                shape: Sequence[int] | None = None,
                out: str | Path | None = None,
-               online: bool = False,
                options: Mapping[str, Any] | None = None,
                part: str | None = None,
                latency: str | Path | None = None,
@@ -84,7 +83,6 @@ def slim_files(config: str | Path,
             counted for. Defaults to :func:`~mmkcr.engine.build.default_shape`.
         out (str | Path, optional): Folder. Defaults to
             ``slim`` in :func:`~mmkcr.engine.build.run_folder`.
-        online (bool): See :func:`~mmkcr.engine.build.load_weights`.
         options (dict, optional): Config entries to overwrite.
         part (str, optional): See :func:`mmkcr.apis.slim`.
         latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to
@@ -111,14 +109,14 @@ def slim_files(config: str | Path,
     gates = [gate for space in (search_space(model), *copied_spaces(model))
              for gate in space.gates().values()]
     dense = state_bytes(task) - sum(map(state_bytes, (*gates, *added_layers(task).values())))
-    content = load_weights(model, checkpoint, online)
+    content = load_weights(model, checkpoint)
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
                                                       force_latency)
     subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost,
                              ordinary=False)
     structure.provenance = {**structure.provenance,
-                            **provenance(cfg, config, checkpoint, content, online)}
+                            **provenance(cfg, config, checkpoint, content)}
     folder = Path(out) if out else run_folder(cfg, config) / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
     # against a dense model without gates
@@ -142,7 +140,7 @@ def _parts(supernet: nn.Module, subnet: nn.Module, structure: Structure) -> Part
 
 
 def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,
-               content: Mapping[str, Any], online: bool = False) -> dict[str, Any]:
+               content: Mapping[str, Any]) -> dict[str, Any]:
     """Provenance of a subnet.
 
     Args:
@@ -151,7 +149,6 @@ def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,
             or as a name if it lies elsewhere.
         checkpoint (str | Path): The checkpoint's file, or its address, which has no hash.
         content (dict): The checkpoint.
-        online (bool): Whether its online weights were used.
 
     Returns:
         dict: JSON types.
@@ -162,7 +159,7 @@ def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,
         config=relative(config),
         checkpoint=Path(checkpoint).name,
         checkpoint_sha256=None if is_address(checkpoint) else file_sha256(checkpoint),
-        weights=('online' if online else 'averaged') if 'ema_state_dict' in content else 'plain',
+        weights='averaged' if 'ema_state_dict' in content else 'plain',
         seed=meta.get('seed') if seed is None else seed,
         epoch=meta.get('epoch'),
         iter=meta.get('iter'),

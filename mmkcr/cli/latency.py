@@ -18,8 +18,7 @@ Examples:
     mmkcr latency mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py \\
         --target-macs 90% 70% 50% --sites mlp_hidden --runtime onnxruntime
 
-With --form channels are selected in one way or another, which docs/deploy.md compares. With
---operators there is also a table of the time that each kind of operator takes.
+With --form channels are selected in one way or another, which docs/deploy.md compares.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +53,6 @@ from mmkcr.deploy.latency import (
     random_subnet,
     searchable,
 )
-from mmkcr.deploy.operator_times import PROFILES, operator_table, operator_times
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.engine.build import (
@@ -110,8 +108,6 @@ class LatencyJob(Configured, Trusting):
     warmup: int = argument('pairs before (%(default)s)', 3)
     clock: str | None = argument('default: cpu on one thread of a CPU, else wall',
                                  choices=tuple(CLOCKS))
-    operators: bool = argument('print the time of every kind of operator too, in '
-                               f'{" and ".join(PROFILES)}', False)
     out: str = argument('where the CSV file is (%(default)s)', 'work_dirs/benchmarks',
                         metavar='DIR')
     slim_options: dict | None = argument('as --cfg-options, of the slim side only')
@@ -303,35 +299,12 @@ def latency_text(rows: list[dict[str, Any]]) -> str:
         for row in rows], title=rows[0]['dense'])
 
 
-@contextlib.contextmanager
-def exported(sides: Sequence[nn.Module | Path], runtime: str,
-             shape: Sequence[int]) -> Iterator[list[Path]]:
-    """ONNX files of models, for as long as the context lasts; files stay as they are.
-
-    Args:
-        sides (Sequence[nn.Module | Path]): What is exported for the runtime.
-        runtime (str): One of :data:`PROFILES`.
-        shape (Sequence[int]): (B, C, H, W) of the images.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        yield [side if isinstance(side, Path) else
-               export_onnx(side, Path(folder) / f'{place}.onnx', tuple(shape[1:]), False,
-                           (shape[0],), 1e-3, runtime).path
-               for place, side in enumerate(sides)]
-
-
 @runs(LatencyJob)
 def main(args: LatencyJob) -> None:
     """Measure, print and write."""
     quiet_hosts()
     rows, path = [], None
     settings = list(itertools.product(args.runtime, args.batch_size, args.threads, args.form))
-    if args.operators and not (args.device == 'cpu' and set(args.runtime) <= set(PROFILES)):
-        raise ValueError(f'expected runtimes of {list(PROFILES)} on the CPU for `--operators`, '
-                         f'found {args.runtime} on {args.device}')
-    if args.operators and args.form != [None]:
-        raise ValueError(f'expected `--operators` without `--form`, found {args.form}')
-    tables = []
     for target in args.target_macs:
         with contextlib.redirect_stdout(sys.stderr):
             pair = make_pair(args, target)
@@ -340,14 +313,6 @@ def main(args: LatencyJob) -> None:
                 row, timing = measure(pair, args, runtime, batch, threads, form)
             rows.append(row)
             path = append(row, Path(args.out))
-            if args.operators:
-                images = torch.randn(batch, *pair.shape)
-                with contextlib.redirect_stdout(sys.stderr), exported(
-                        (pair.dense, pair.slim), runtime, images.shape) as files:
-                    times = operator_times(files, runtime, threads, images.numpy(),
-                                           args.repeats, args.warmup)
-                tables.append(operator_table(
-                    *times, f'{runtime}, batch {batch}, threads {threads}'))
             if timing.ratio > 1:
                 known = runtime in SELECTION_FORMS and not isinstance(pair.slim, Path)
                 forms = form or (describe_selections(pair.slim, runtime) if known
@@ -355,7 +320,7 @@ def main(args: LatencyJob) -> None:
                 print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
                       f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
                       f'{forms}')
-    print('\n\n'.join([latency_text(rows), *tables]))
+    print(latency_text(rows))
     if not isinstance(pair.dense, Path):
         print('Weights are random: times do not depend on them.')
     print(f'Added {len(rows)} lines to {path}')

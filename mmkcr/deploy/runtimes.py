@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -153,25 +153,9 @@ def module_path(name: str) -> str:
 
 def _open_onnxruntime(path: str, runtime: str, threads: int | None,
                       shape: Sequence[int] | None, device: str) -> Session:
-    session = onnxruntime_session(path, runtime, threads, shape, device)
-    name = session.get_inputs()[0].name
-    return lambda images: session.run(None, {name: images})
-
-
-def onnxruntime_session(path: str, runtime: str = 'onnxruntime', threads: int | None = None,
-                        shape: Sequence[int] | None = None, device: str = 'cpu',
-                        profile: str | None = None) -> Any:
-    """An ``InferenceSession`` of ONNX Runtime with the arguments of :func:`open_onnx`.
-
-    Args:
-        profile (str, optional): Start of the name of a file that gets the times of all operators.
-            Defaults to None: no profile.
-    """
     import onnxruntime
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    if profile is not None:
-        options.enable_profiling, options.profile_file_prefix = True, profile
     if threads is not None:
         options.intra_op_num_threads = options.inter_op_num_threads = threads
         # spinning threads would be counted as work
@@ -187,34 +171,25 @@ def onnxruntime_session(path: str, runtime: str = 'onnxruntime', threads: int | 
     if session.get_providers()[0] != names[0]:  # it goes on with another one after a warning
         raise ImportError(f'expected ONNX Runtime with `{names[0]}`, found '
                           f'{session.get_providers()}: pip install {PACKAGES["tensorrt"]}')
-    return session
+    name = session.get_inputs()[0].name
+    return lambda images: session.run(None, {name: images})
 
 
 def _open_openvino(path: str, runtime: str, threads: int | None,
                    shape: Sequence[int] | None, device: str) -> Session:
-    request = openvino_request(path, threads, shape)
-
-    def run(images: np.ndarray) -> list[np.ndarray]:
-        found = request.infer([images], share_inputs=True, share_outputs=True)
-        return [found[index] for index in range(len(found))]
-
-    return run
-
-
-def openvino_request(path: str, threads: int | None = None,
-                     shape: Sequence[int] | None = None, **settings: str) -> Any:
-    """An ``InferRequest`` of OpenVINO with the arguments of :func:`open_onnx`.
-
-    Args:
-        **settings: Further properties of the compiled model.
-    """
     import openvino
     core = openvino.Core()
     model = core.read_model(path)
     if shape is not None:
         model.reshape(list(shape))
     # fp32 as everywhere else: OpenVINO would use bf16 if the processor has it
-    config: dict[str, Any] = dict(settings, INFERENCE_PRECISION_HINT='f32', NUM_STREAMS='1')
+    config = dict(INFERENCE_PRECISION_HINT='f32', NUM_STREAMS='1')
     if threads is not None:
         config.update(INFERENCE_NUM_THREADS=str(threads))
-    return core.compile_model(model, 'CPU', config).create_infer_request()
+    request = core.compile_model(model, 'CPU', config).create_infer_request()
+
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        found = request.infer([images], share_inputs=True, share_outputs=True)
+        return [found[index] for index in range(len(found))]
+
+    return run

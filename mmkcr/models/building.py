@@ -143,13 +143,12 @@ def build_model(config: Config) -> nn.Module:
     return built
 
 
-def load_weights(model: nn.Module, path: str | Path, online: bool = False) -> dict[str, Any]:
+def load_weights(model: nn.Module, path: str | Path) -> dict[str, Any]:
     """Load the task model's weights of any checkpoint: searched, retrained or published.
 
     Args:
         model (nn.Module): A model as its config builds it.
         path (str | Path): The checkpoint.
-        online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
 
     Returns:
         dict: The checkpoint.
@@ -160,5 +159,5 @@ def load_weights(model: nn.Module, path: str | Path, online: bool = False) -> di
             :func:`~mmkcr.models.loading.load_task`.
     """
     checkpoint = read_checkpoint(path)
-    load_task(model, weights_of(checkpoint, str(path), online), str(path))
+    load_task(model, weights_of(checkpoint, str(path)), str(path))
     return checkpoint

@@ -16,34 +16,21 @@ _SIZE = re.compile(r'size mismatch for (\S+): copying a param with shape torch\.
                    r'checkpoint, the shape in current model is torch\.Size\((.*?)\)\.')
 
 
-def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -> dict[str, Tensor]:
-    """The ``state_dict`` of a checkpoint.
-
-    With MMEngine's ``EMAHook``, ``state_dict`` holds the averaged weights and ``ema_state_dict``
-    those that the optimizer updates: the hook swaps the two when it saves.
+def weights_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Tensor]:
+    """The ``state_dict`` of a checkpoint; with MMEngine's ``EMAHook`` the averaged weights.
 
     Args:
         checkpoint (Mapping): What was read from a file.
         path (str): The file, for the message.
-        online (bool): Take the optimizer's weights, not their average. Defaults to False.
 
     Raises:
-        ValueError: It has no weights, or there is no average beside the weights although
-            ``online`` asks for the latter.
+        ValueError: It has no weights.
     """
-    prefix = 'module.'
-    if not online:
-        state = checkpoint.get('state_dict', checkpoint)
-        if not isinstance(state, Mapping):
-            raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found a '
-                             f'`{type(state).__name__}` as its `state_dict`')
-        return {key.removeprefix(prefix): value for key, value in state.items()}
-    if 'ema_state_dict' not in checkpoint:
-        raise ValueError('expected a checkpoint with averaged and online weights (`EMAHook`), '
-                         f'found `{path}` without `ema_state_dict`')
-    # the averaged model keeps its network below `module.`, beside a counter of steps
-    return {key[len(prefix):]: value for key, value in checkpoint['ema_state_dict'].items()
-            if key.startswith(prefix)}
+    state = checkpoint.get('state_dict', checkpoint)
+    if not isinstance(state, Mapping):
+        raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found a '
+                         f'`{type(state).__name__}` as its `state_dict`')
+    return {key.removeprefix('module.'): value for key, value in state.items()}
 
 
 def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
