@@ -5,7 +5,6 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import List
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
@@ -15,7 +14,7 @@ BUILD = tempfile.TemporaryDirectory()  # not ./build, whose old files would ente
 MIM_CONTENT = ('configs', 'tools', 'model-index.yml', 'dataset-index.yml')
 
 
-def requirements(name: str) -> List[str]:
+def requirements(name: str) -> list[str]:
     """Read the requirement lines of ``requirements/<name>.txt``."""
     lines = (ROOT / 'requirements' / f'{name}.txt').read_text().splitlines()
     return [line for line in lines if line and not line.startswith('#')]
@@ -28,7 +27,7 @@ def version() -> str:
     return scope['__version__']
 
 
-def of_laboratory(folder: str, names: List[str]) -> List[str]:
+def of_laboratory(folder: str, names: list[str]) -> list[str]:
     """Names in a folder that do not go into a wheel: ``tools/lab``, its commands, and caches."""
     return [name for name in names if name in ('lab', '__pycache__') or name.endswith('.py')
             and re.search(r'^ *from (lab|study)\b', Path(folder, name).read_text(), re.MULTILINE)]

@@ -16,8 +16,8 @@ Examples:
 
 import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Sequence
 
 from lab.arena import arena_study, equal_batches, write_study_file
 from lab.arena_methods import METHODS, main_methods
@@ -58,7 +58,7 @@ def make_parser() -> Parser:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what is left, print and write."""
     args = make_parser().parse_args(argv)
     check_factor(args.epochs_factor, '--epochs-factor')

@@ -14,8 +14,9 @@ Examples:
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 from mmengine.config import Config
 
@@ -49,7 +50,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def read_grids(config: Config, grids: Sequence[str], presets: Sequence[str]) -> Dict[str, List]:
+def read_grids(config: Config, grids: Sequence[str], presets: Sequence[str]) -> dict[str, list]:
     """Values by path of ``--grid`` and ``--preset``.
 
     Raises:
@@ -67,7 +68,7 @@ def print_table(scores: Sequence[Score], top: Score) -> None:
     """Print one row a combination, the best one marked."""
     columns = (*(path for path in top.values), 'mean', 'std',
                *(f'fold {number}' for number in range(len(top.folds))), 'best')
-    rows: List[List[Any]] = [[
+    rows: list[list[Any]] = [[
         *score.values.values(), f'{score.mean:.3f}', f'{score.std:.3f}',
         *(f'{value:.3f}' for value in score.folds), '*' if score is top else ''
     ] for score in scores]
@@ -75,7 +76,7 @@ def print_table(scores: Sequence[Score], top: Score) -> None:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what is left of the study, and print it."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

@@ -12,8 +12,8 @@ Examples:
     python tools/quickstart.py --work-dir work_dirs/quickstart --seeds 0 1 2
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Sequence
 
 from study import make_parser as study_parser
 from study import run
@@ -29,7 +29,7 @@ def make_parser() -> Parser:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the study."""
     run(make_parser().parse_args(argv))
 

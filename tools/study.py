@@ -12,10 +12,11 @@ Examples:
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any
 
 from lab.digits import write_digits
 from lab.jobs import Job, run_jobs
@@ -27,8 +28,8 @@ from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import locked
 
 
-def make_parser(doc: str = __doc__, study: Optional[str] = None,
-                work_dir: Optional[str] = None) -> Parser:
+def make_parser(doc: str = __doc__, study: str | None = None,
+                work_dir: str | None = None) -> Parser:
     """The command line.
 
     Args:
@@ -88,7 +89,7 @@ def _jobs(study: Study, nets: Sequence[str], seeds: Sequence[int], options: Stud
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Parse and run."""
     run(make_parser().parse_args(argv))
 

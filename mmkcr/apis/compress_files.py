@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,7 @@ from mmkcr.engine.build import (
 from mmkcr.engine.compressed_config import scoped, with_import
 from mmkcr.lazy import is_of
 from mmkcr.models.counting import Parts, counted_proposals, known_parts
-from mmkcr.models.utils import (
+from mmkcr.models.tasks import (
     deciding_scores,
     find_task,
     is_dense_task,
@@ -70,19 +71,19 @@ class CompressFiles(NamedTuple):
 
     folder: Path
     result: CompressResult
-    bytes: Dict[str, int]
+    bytes: dict[str, int]
     latency: str = ''
     deployed: Sequence[DeployedFile] = ()
     parts: Parts = {}
-    proposals: Optional[str] = None
-    reused: Optional[Path] = None
-    progress: Optional[CompressProgress] = None
+    proposals: str | None = None
+    reused: Path | None = None
+    progress: CompressProgress | None = None
 
 
 def task_outputs(model: nn.Module, batch: Any) -> Any:
     """Outputs of a task model that must agree: scores, score maps, or a detector's features.
 
-    Of a classifier they are what it decides by, see :func:`~mmkcr.models.utils.deciding_scores`.
+    Of a classifier they are what it decides by, see :func:`~mmkcr.models.tasks.deciding_scores`.
 
     Args:
         model (nn.Module): A model of mmpretrain, mmdet or mmseg.
@@ -114,23 +115,23 @@ class CompressTask(NamedTuple):
 
     config: Config
     model: nn.Module
-    meta: Dict[str, Any]
+    meta: dict[str, Any]
     batches: Sequence[Any]
     input_shape: Sequence[int]
-    part: Optional[str]
+    part: str | None
     classifies: bool
     folder: Path
     scope: str
-    searched: Dict[str, Any]
-    provenance: Dict[str, Any]
-    key: Dict[str, Any]
+    searched: dict[str, Any]
+    provenance: dict[str, Any]
+    key: dict[str, Any]
 
 
-def compress_task(config: Union[str, Path], checkpoint: Union[str, Path],
-                  calibration: Optional[str] = None, images: Optional[int] = None,
-                  shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
-                  out: Union[str, Path, None] = None, seed: int = 0, device: str = 'cpu',
-                  options: Optional[Mapping[str, Any]] = None,
+def compress_task(config: str | Path, checkpoint: str | Path,
+                  calibration: str | None = None, images: int | None = None,
+                  shape: Sequence[int] | None = None, part: str | None = None,
+                  out: str | Path | None = None, seed: int = 0, device: str = 'cpu',
+                  options: Mapping[str, Any] | None = None,
                   scope: str = 'backbone') -> CompressTask:
     """Load the model to compress, its weights and its images; see :func:`compress_files`."""
     cfg = load_config(config, options)
@@ -197,17 +198,17 @@ def _has_classes(model: nn.Module) -> bool:
         not is_of(head, 'mmpretrain.models.heads.RegressionHead')
 
 
-def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
-                   target: Union[str, int, float], sites: Optional[Sequence[Any]] = None,
-                   calibration: Optional[str] = None, images: Optional[int] = None,
-                   shape: Optional[Sequence[int]] = None, part: Optional[str] = None,
-                   out: Union[str, Path, None] = None, seed: int = 0,
-                   device: str = 'cpu', options: Optional[Mapping[str, Any]] = None,
-                   latency: Union[str, Path, None] = None,
-                   force_latency: bool = False, int8: Optional[str] = None,
+def compress_files(config: str | Path, checkpoint: str | Path,
+                   target: str | int | float, sites: Sequence[Any] | None = None,
+                   calibration: str | None = None, images: int | None = None,
+                   shape: Sequence[int] | None = None, part: str | None = None,
+                   out: str | Path | None = None, seed: int = 0,
+                   device: str = 'cpu', options: Mapping[str, Any] | None = None,
+                   latency: str | Path | None = None,
+                   force_latency: bool = False, int8: str | None = None,
                    scope: str = 'backbone', cost: str = 'macs',
-                   profiles: Union[str, Path, None] = None,
-                   later: Optional[Mapping[str, Any]] = None, **settings: Any) -> CompressFiles:
+                   profiles: str | Path | None = None,
+                   later: Mapping[str, Any] | None = None, **settings: Any) -> CompressFiles:
     """Compress a checkpoint; writes structure, weights, config and the sites' sensitivity.
 
     A call that was killed continues behind the last refitted block if it is repeated with
@@ -285,19 +286,19 @@ def compress_files(config: Union[str, Path], checkpoint: Union[str, Path],
     write_subnet(result.model, structure, task.meta, folder)
     write_config(task, structure.backbone)
     write_sensitivity(result.profiles, folder)
-    said = '' if table is None else check_prediction(model, result.model,
-                                                     structure.provenance['latency'])
+    latency_note = '' if table is None else check_prediction(
+        model, result.model, structure.provenance['latency'])
     files = () if int8 is None else _int8_files(model, result.model, batches, folder, int8)
     if later is None:
         done.remove()
     return CompressFiles(
-        folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)), said,
-        files, both_parts(task, result.model), counted_proposals(model),
+        folder, result, dict(dense=state_bytes(model), subnet=state_bytes(result.model)),
+        latency_note, files, both_parts(task, result.model), counted_proposals(model),
         kept.folder if known else None, None if later is None else done)
 
 
-def refit_files(task: CompressTask, structure: Union[str, Path],
-                later: Optional[Mapping[str, Any]] = None, **settings: Any) -> CompressFiles:
+def refit_files(task: CompressTask, structure: str | Path,
+                later: Mapping[str, Any] | None = None, **settings: Any) -> CompressFiles:
     """Refit a checkpoint to a structure; writes structure, weights and config.
 
     A call that was killed continues behind the last refitted block if it is repeated.
@@ -366,7 +367,7 @@ def _int8_files(dense: nn.Module, slim: nn.Module, batches: Sequence[Any], folde
                        runtime)
 
 
-def _about(input_shape: Sequence[int], part: Optional[str]) -> Dict[str, Any]:
+def _about(input_shape: Sequence[int], part: str | None) -> dict[str, Any]:
     """Conditions that a table of latencies must have been measured under."""
     return dict(input_shape=list(input_shape), part=part)
 
@@ -406,7 +407,7 @@ def write_sensitivity(profiles: Mapping[str, SiteProfile], folder: Path) -> None
             for name, profile in profiles.items()}) + '\n')
 
 
-def dense_and_slim(files: CompressFiles) -> Tuple[Tuple[str, float, float], ...]:
+def dense_and_slim(files: CompressFiles) -> tuple[tuple[str, float, float], ...]:
     """Rows of the table of sizes: name, dense value, slim value."""
     return (*size_rows(files.result.structure),
             ('weights (MB)', files.bytes['dense'] / 1e6, files.bytes['subnet'] / 1e6))

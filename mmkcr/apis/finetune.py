@@ -2,7 +2,6 @@
 
 import copy
 from pathlib import Path
-from typing import Union
 
 from mmengine.config import Config, ConfigDict
 
@@ -15,7 +14,7 @@ from mmkcr.safe_load import is_address
 DENSE, FINETUNE = 'dense.py', 'finetune.py'
 
 
-def write_finetune_config(dense: Config, checkpoint: Union[str, Path], structure: Structure,
+def write_finetune_config(dense: Config, checkpoint: str | Path, structure: Structure,
                           folder: Path, length: int, weight: float = 1.,
                           rate: float = 0.1) -> Path:
     """Write the config of a subnet's fine-tuning beside its files, and that of its teacher.

@@ -3,7 +3,7 @@
 from copy import deepcopy
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Union
+from typing import Any
 
 import mmengine
 from mmengine.config import Config
@@ -18,7 +18,7 @@ from mmkcr.safe_load import read_checkpoint
 ZOO = 'tools/model_zoo/trained'
 
 
-def list_models(pattern: str = '*') -> List[str]:
+def list_models(pattern: str = '*') -> list[str]:
     """Names of this package's models, from its metafiles.
 
     Args:
@@ -27,7 +27,7 @@ def list_models(pattern: str = '*') -> List[str]:
     return [name for name in model_index() if fnmatch(name, pattern)]
 
 
-def model_config(model: Union[str, Path]) -> Config:
+def model_config(model: str | Path) -> Config:
     """The config of a model.
 
     mmdet's and mmseg's inferencers accept it in place of a name, which they
@@ -65,8 +65,8 @@ def register_models() -> None:
                     entry['Config'], entry['Options'], compressed=False)
 
 
-def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
-               structure: Optional[str] = None, device: str = 'cpu', **kwargs: Any) -> Any:
+def inferencer(model: str | Path | Config, weights: str | None = None,
+               structure: str | None = None, device: str = 'cpu', **kwargs: Any) -> Any:
     """The host's inferencer for a model: mmpretrain's, mmdet's or mmseg's.
 
     The class follows from the config's ``default_scope``. The hosts load the fitting part
@@ -119,7 +119,7 @@ def inferencer(model: Union[str, Path, Config], weights: Optional[str] = None,
     return built
 
 
-def model_index() -> Dict[str, Dict[str, Any]]:
+def model_index() -> dict[str, dict[str, Any]]:
     """Entries of this package's metafiles, and its trained networks, by the models' names.
 
     Returns:

@@ -2,8 +2,9 @@
 
 import hashlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from mmkcr.core import Structure, atomic_write, count_params
 from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
 from mmkcr.models.loading import load_task, weights_of
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.safe_load import is_address, read_checkpoint
 
 
@@ -30,16 +31,15 @@ class Published(NamedTuple):
     """
 
     path: Path
-    meta: Dict[str, Any]
-    bytes: Dict[str, int]
+    meta: dict[str, Any]
+    bytes: dict[str, int]
 
 
-def publish(config: Union[str, Path],
-            checkpoint: Union[str, Path, None] = None,
-            out: Union[str, Path, None] = None,
-            name: Optional[str] = None,
-            online: bool = False,
-            options: Optional[Mapping[str, Any]] = None,
+def publish(config: str | Path,
+            checkpoint: str | Path | None = None,
+            out: str | Path | None = None,
+            name: str | None = None,
+            options: Mapping[str, Any] | None = None,
             half: bool = False) -> Published:
     """Write the model of a checkpoint to ``<out>/<name>-<hash>.pth``.
 
@@ -57,7 +57,6 @@ def publish(config: Union[str, Path],
             if that is an address.
         name (str, optional): Defaults to that of the config; of a folder that ``compress`` wrote,
             to that of the dense network's config with the share of the MACs.
-        online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
         options (dict, optional): Config entries to overwrite.
         half (bool): Store weights with at least two dimensions in 16 bits; the model that loads
             them computes in its own precision. Defaults to False.
@@ -73,7 +72,7 @@ def publish(config: Union[str, Path],
     checkpoint = trained_weights(cfg, checkpoint and str(checkpoint), str(config))
     model = build_model(cfg)
     task = find_task(model)
-    content = load_weights(model, checkpoint, online)
+    content = load_weights(model, checkpoint)
     structure = _structure(task, config)
     meta = dict(
         model=type(task).__name__,
@@ -81,7 +80,7 @@ def publish(config: Union[str, Path],
         params=count_params(task),
         dataset_meta=_plain((content.get('meta') or {}).get('dataset_meta')),
         config=relative(config),
-        provenance=provenance(cfg, config, checkpoint, content, online))
+        provenance=provenance(cfg, config, checkpoint, content))
     state = {key: _stored(value, half) for key, value in task.state_dict().items()}
     # in memory first, as the file's name depends on its content
     buffer = io.BytesIO()
@@ -98,7 +97,7 @@ def publish(config: Union[str, Path],
                                       published=path.stat().st_size))
 
 
-def _name(config: Path, structure: Optional[Structure]) -> str:
+def _name(config: Path, structure: Structure | None) -> str:
     # `compress` writes files of these names for every network
     common = structure is not None and config.name in (CONFIG, FINETUNE)
     return (subnet_name(structure) if common else None) or config.stem
@@ -111,9 +110,9 @@ def _stored(value: Tensor, half: bool) -> Tensor:
     return value.clone().contiguous()
 
 
-def _structure(task: nn.Module, config: Union[str, Path]) -> Optional[Structure]:
+def _structure(task: nn.Module, config: str | Path) -> Structure | None:
     """The structure of the backbone, or None for a dense one."""
-    found: List[Structure] = []
+    found: list[Structure] = []
     for module in task.modules():
         space = getattr(module, 'search_space', None)
         if isinstance(space, SearchSpace):

@@ -1,9 +1,10 @@
 """Slimming from files to files: what ``tools/slim.py`` does."""
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple
 
 import mmengine
 import torch
@@ -25,7 +26,7 @@ from mmkcr.engine.build import (
 )
 from mmkcr.methods.search.slimming import slim
 from mmkcr.models.counting import Parts, counted_proposals, known_parts
-from mmkcr.models.utils import copied_spaces, find_task, is_dense_task, search_space
+from mmkcr.models.tasks import copied_spaces, find_task, is_dense_task, search_space
 from mmkcr.safe_load import is_address
 from mmkcr.version import __version__
 
@@ -49,22 +50,21 @@ class SlimResult(NamedTuple):
 
     structure: Structure
     folder: Path
-    bytes: Dict[str, int]
+    bytes: dict[str, int]
     latency: str = ''
     parts: Parts = {}
-    proposals: Optional[str] = None
+    proposals: str | None = None
 
 
-def slim_files(config: Union[str, Path],
-               checkpoint: Union[str, Path],
-               target_macs: Union[str, int, float, None] = None,
+def slim_files(config: str | Path,
+               checkpoint: str | Path,
+               target_macs: str | int | float | None = None,
                divisor: int = 1,
-               shape: Optional[Sequence[int]] = None,
-               out: Union[str, Path, None] = None,
-               online: bool = False,
-               options: Optional[Mapping[str, Any]] = None,
-               part: Optional[str] = None,
-               latency: Union[str, Path, None] = None,
+               shape: Sequence[int] | None = None,
+               out: str | Path | None = None,
+               options: Mapping[str, Any] | None = None,
+               part: str | None = None,
+               latency: str | Path | None = None,
                force_latency: bool = False,
                cost: str = 'macs') -> SlimResult:
     """Slim a trained supernet and write the subnet.
@@ -83,7 +83,6 @@ def slim_files(config: Union[str, Path],
             counted for. Defaults to :func:`~mmkcr.engine.build.default_shape`.
         out (str | Path, optional): Folder. Defaults to
             ``slim`` in :func:`~mmkcr.engine.build.run_folder`.
-        online (bool): See :func:`~mmkcr.engine.build.load_weights`.
         options (dict, optional): Config entries to overwrite.
         part (str, optional): See :func:`mmkcr.apis.slim`.
         latency (str | Path, optional): Table of latencies: ``target_macs`` is a time. Defaults to
@@ -110,22 +109,22 @@ def slim_files(config: Union[str, Path],
     gates = [gate for space in (search_space(model), *copied_spaces(model))
              for gate in space.gates().values()]
     dense = state_bytes(task) - sum(map(state_bytes, (*gates, *added_layers(task).values())))
-    content = load_weights(model, checkpoint, online)
+    content = load_weights(model, checkpoint)
     shape = tuple(shape or default_shape(cfg, model))
     table = None if latency is None else usable_table(latency, dict(input_shape=list(shape)),
                                                       force_latency)
     subnet, structure = slim(model, target_macs, divisor, shape, part, table, cost,
                              ordinary=False)
     structure.provenance = {**structure.provenance,
-                            **provenance(cfg, config, checkpoint, content, online)}
+                            **provenance(cfg, config, checkpoint, content)}
     folder = Path(out) if out else run_folder(cfg, config) / 'slim'
     write_subnet(subnet, structure, content.get('meta') or {}, folder)
     # against a dense model without gates
-    said = '' if table is None else check_prediction(build_model(dense_config(cfg)), subnet,
-                                                     structure.provenance['latency'])
+    latency_note = '' if table is None else check_prediction(
+        build_model(dense_config(cfg)), subnet, structure.provenance['latency'])
     return SlimResult(
         structure, folder, dict(checkpoint=checkpoint_bytes(checkpoint, content), dense=dense,
-                                subnet=(folder / WEIGHTS).stat().st_size), said,
+                                subnet=(folder / WEIGHTS).stat().st_size), latency_note,
         _parts(task, subnet, structure) if is_dense_task(subnet) else {}, counted_proposals(subnet))
 
 
@@ -140,8 +139,8 @@ def _parts(supernet: nn.Module, subnet: nn.Module, structure: Structure) -> Part
     return {part: (macs + lost * (part == 'backbone'), macs) for part, macs in found.items()}
 
 
-def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Path],
-               content: Mapping[str, Any], online: bool = False) -> Dict[str, Any]:
+def provenance(cfg: Config, config: str | Path, checkpoint: str | Path,
+               content: Mapping[str, Any]) -> dict[str, Any]:
     """Provenance of a subnet.
 
     Args:
@@ -150,7 +149,6 @@ def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Pat
             or as a name if it lies elsewhere.
         checkpoint (str | Path): The checkpoint's file, or its address, which has no hash.
         content (dict): The checkpoint.
-        online (bool): Whether its online weights were used.
 
     Returns:
         dict: JSON types.
@@ -161,7 +159,7 @@ def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Pat
         config=relative(config),
         checkpoint=Path(checkpoint).name,
         checkpoint_sha256=None if is_address(checkpoint) else file_sha256(checkpoint),
-        weights=('online' if online else 'averaged') if 'ema_state_dict' in content else 'plain',
+        weights='averaged' if 'ema_state_dict' in content else 'plain',
         seed=meta.get('seed') if seed is None else seed,
         epoch=meta.get('epoch'),
         iter=meta.get('iter'),
@@ -169,14 +167,14 @@ def provenance(cfg: Config, config: Union[str, Path], checkpoint: Union[str, Pat
                       mmkcr=__version__))
 
 
-def checkpoint_bytes(checkpoint: Union[str, Path], content: Mapping[str, Any]) -> int:
+def checkpoint_bytes(checkpoint: str | Path, content: Mapping[str, Any]) -> int:
     """Size of a checkpoint: of its file, or of the tensors of its model behind an address."""
     if not is_address(checkpoint):
         return Path(checkpoint).expanduser().stat().st_size
     return sum(value.nbytes for value in content.get('state_dict', content).values())
 
 
-def relative(path: Union[str, Path]) -> str:
+def relative(path: str | Path) -> str:
     """A path below the working directory relative to it, a reference unchanged, else a name."""
     if '::' in str(path):
         return str(path)
@@ -184,7 +182,7 @@ def relative(path: Union[str, Path]) -> str:
     return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else full.name
 
 
-def subnet_name(structure: Structure) -> Optional[str]:
+def subnet_name(structure: Structure) -> str | None:
     """Name of a subnet for others: its dense network's config and its share of the MACs.
 
     Args:

@@ -121,7 +121,7 @@ class CompressJob(Configured, Trusting, Timed):
         metavar='RUNTIME')
 
 
-def report(files: CompressFiles, metrics: Sequence[dict[str, float]] = (),
+def print_report(files: CompressFiles, metrics: Sequence[dict[str, float]] = (),
            deployed: Sequence[dict[str, float]] = ()) -> None:
     """Print what was kept, and the models side by side: dense, slim, fine-tuned.
 
@@ -136,8 +136,8 @@ def report(files: CompressFiles, metrics: Sequence[dict[str, float]] = (),
         if isinstance(value, Real):  # mmseg gives NumPy's
             rows.append((name, *(f'{found[name]:.4g}' for found in metrics), ''))
     print(format_table(('', 'dense', 'slim', *(['tuned'] if tuned else []), 'left'), rows))
-    for said in sentences(structure, files.result.agreement):
-        print(said)
+    for sentence in sentences(structure, files.result.agreement):
+        print(sentence)
     if files.deployed:
         own = files.deployed
         rows = [('file', *(entry.path.name for entry in own)),
@@ -154,9 +154,9 @@ def report(files: CompressFiles, metrics: Sequence[dict[str, float]] = (),
         print(format_table(('part', 'MACs (G)', 'slim', 'left'), part_rows(files.parts)))
     reused = f'Profiles of the sites are those of an earlier call, in {files.reused}.' \
         if files.reused else ''
-    for said in (files.proposals, files.latency, reused, earlier_note(files.folder)):
-        if said:
-            print(said)
+    for sentence in (files.proposals, files.latency, reused, earlier_note(files.folder)):
+        if sentence:
+            print(sentence)
     print(f'Wrote {files.folder / CONFIG} with structure and weights beside it')
     print(next_steps(files))
 
@@ -291,7 +291,7 @@ def finish(args: CompressJob, dense: Config, files: CompressFiles,
                                  args.int8) for entry in files.deployed]
         except ValueError as error:  # they have one size, test images may have others
             note = f'The files of `--int8` were not evaluated: {error}'
-    report(files, found, deployed)
+    print_report(files, found, deployed)
     if note:
         print(note)
     for checkpoint in tuned:

@@ -43,7 +43,7 @@ from mmkcr.engine.build import (
     run_folder,
     trained_weights,
 )
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
 
 

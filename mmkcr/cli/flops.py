@@ -23,9 +23,9 @@ from mmkcr.cli.fields import argument, runs
 from mmkcr.cli.shared import Configured
 from mmkcr.core import MacsReport, count_params
 from mmkcr.engine.build import build_model, default_shape, image_shape, load_config
-from mmkcr.models.counting import counted_proposals
+from mmkcr.models.counting import counted_proposals, macs_by_part
+from mmkcr.models.tasks import find_task
 from mmkcr.models.two_stage import most_proposals
-from mmkcr.models.utils import find_task, macs_by_part
 from mmkcr.visualization import format_table
 
 

@@ -15,7 +15,7 @@ from mmkcr.engine.build import build_model, default_shape, load_config, read_con
 from mmkcr.engine.compressed_config import run_length
 from mmkcr.models.building import is_pure_python
 from mmkcr.models.sites import find_sites, why_not
-from mmkcr.models.utils import is_dense_task
+from mmkcr.models.tasks import is_dense_task
 
 METHODS = ('kcr', 'dcs', 'ofb', 'dwconv')
 STAGES = ('search', 'retrain', 'compress')
@@ -107,7 +107,7 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
         raise FileExistsError(f'expected no file at `{path}`, found one (`--force` overwrites)')
     base = f'mmkcr::_base_/methods/{method}_{stage}.py'
     if stage == 'compress':
-        lines = _compress_lines(model.backbone, run_folder(cfg, config))
+        lines = _fine_tuning_lines(model.backbone, run_folder(cfg, config))
     else:
         kinds = read_config(base).compression.sites
         lines = _own_sites(model.backbone, method, kinds)
@@ -135,8 +135,8 @@ def init_config(config: str | Path, method: str = 'kcr', stage: str = 'search',
     return InitResult(path, text)
 
 
-def _compress_lines(backbone: nn.Module, folder: Path) -> dict[str, Any]:
-    """The `compression` of a fine-tuning of what `compress` left."""
+def _fine_tuning_lines(backbone: nn.Module, folder: Path) -> dict[str, Any]:
+    """The key `compression` of a config that fine-tunes a folder of `mmkcr compress`."""
     kinds = default_kinds(backbone)
     if not kinds:
         raise ValueError(_does_not_fit(backbone, 'compress', DEFAULT_SITES))

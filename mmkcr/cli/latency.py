@@ -18,8 +18,7 @@ Examples:
     mmkcr latency mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py \\
         --target-macs 90% 70% 50% --sites mlp_hidden --runtime onnxruntime
 
-With --form channels are selected in one way or another, which docs/deploy.md compares. With
---operators there is also a table of the time that each kind of operator takes.
+With --form channels are selected in one way or another, which docs/deploy.md compares.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +53,6 @@ from mmkcr.deploy.latency import (
     random_subnet,
     searchable,
 )
-from mmkcr.deploy.operator_times import PROFILES, operator_table, operator_times
 from mmkcr.deploy.prepare import SELECTION_FORMS, describe_selections
 from mmkcr.deploy.runtimes import PACKAGES
 from mmkcr.engine.build import (
@@ -68,7 +66,7 @@ from mmkcr.engine.build import (
     take_options,
 )
 from mmkcr.models.layers.selection import FORMS
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
 
 COLUMNS = ('dense', 'slim', 'sites', 'part', 'height', 'width', 'runtime', 'threads', 'batch',
@@ -110,14 +108,12 @@ class LatencyJob(Configured, Trusting):
     warmup: int = argument('pairs before (%(default)s)', 3)
     clock: str | None = argument('default: cpu on one thread of a CPU, else wall',
                                  choices=tuple(CLOCKS))
-    operators: bool = argument('print the time of every kind of operator too, in '
-                               f'{" and ".join(PROFILES)}', False)
     out: str = argument('where the CSV file is (%(default)s)', 'work_dirs/benchmarks',
                         metavar='DIR')
     slim_options: dict | None = argument('as --cfg-options, of the slim side only')
 
 
-class Pair(NamedTuple):
+class TimedPair(NamedTuple):
     """Two sides to measure.
 
     Args:
@@ -135,7 +131,7 @@ class Pair(NamedTuple):
     sites: str = ''
 
 
-def read_config(name: str, options: dict | None) -> Config:
+def side_config(name: str, options: dict | None) -> Config:
     """The config of a side that is no ONNX file."""
     if Path(name).suffix in ('.pth', '.pt', '.ckpt'):
         config = recorded_config(name)
@@ -151,7 +147,7 @@ def build(config: Config, part: str) -> nn.Module:
     return find_task(model).backbone if part == 'backbone' else model
 
 
-def make_pair(args: LatencyJob, target: str | None) -> Pair:
+def make_pair(args: LatencyJob, target: str | None) -> TimedPair:
     """The two sides.
 
     Raises:
@@ -170,13 +166,13 @@ def make_pair(args: LatencyJob, target: str | None) -> Pair:
             raise ValueError(f'expected another ONNX file beside `{onnx[0]}`, found '
                              f'`{args.slim if args.slim != onnx[0] else args.dense}`')
         shape = image_shape(args.shape) if args.shape else shape_of_files(onnx)
-        return Pair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
-    config = read_config(args.dense, args.cfg_options)
+        return TimedPair(tuple(Path(name).stem for name in onnx), *map(Path, onnx), shape)
+    config = side_config(args.dense, args.cfg_options)
     if args.slim:
         options = {**(args.cfg_options or {}), **(args.slim_options or {})}
-        slim = build(read_config(args.slim, options), args.part)
+        slim = build(side_config(args.slim, options), args.part)
         dense = build(config, args.part)
-        return Pair((label(args.dense), label(args.slim)), dense, slim,
+        return TimedPair((label(args.dense), label(args.slim)), dense, slim,
                     shape_of(args, config, dense))
     dense = build(dense_config(config), args.part)
     shape = shape_of(args, config, dense)
@@ -184,7 +180,8 @@ def make_pair(args: LatencyJob, target: str | None) -> Pair:
         if backbone_config(config).get('structure') is None:
             raise ValueError(f'expected a second side, `--target-macs` or a `structure` in '
                              f'`{args.dense}`, found none')
-        return Pair((label(args.dense), 'its structure'), dense, build(config, args.part), shape)
+        slim = build(config, args.part)
+        return TimedPair((label(args.dense), 'its structure'), dense, slim, shape)
     slim = build(dense_config(config), args.part)
     if args.where and not args.sites:
         raise ValueError(f'expected `--sites` with `--where {args.where}`, found none')
@@ -194,7 +191,7 @@ def make_pair(args: LatencyJob, target: str | None) -> Pair:
                             args.divisor, group=args.group)
     if args.group > 1:
         kinds += f', groups of {args.group}'
-    return Pair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
+    return TimedPair((label(args.dense), f'random, {target}'), dense, slim, shape, kinds)
 
 
 def shape_of(args: LatencyJob, config: Config, model: nn.Module) -> tuple[int, int, int]:
@@ -221,7 +218,7 @@ def label(name: str) -> str:
     return name.split('::')[-1].rsplit('/', 1)[-1].removesuffix('.py')
 
 
-def in_form(pair: Pair, runtime: str, batch: int, form: str, folder: str) -> Pair:
+def in_form(pair: TimedPair, runtime: str, batch: int, form: str, folder: str) -> TimedPair:
     """The pair as files in which channels are selected in a form.
 
     Raises:
@@ -237,7 +234,7 @@ def in_form(pair: Pair, runtime: str, batch: int, form: str, folder: str) -> Pai
                          sites=', '.join(filter(None, (pair.sites, form))))
 
 
-def measure(pair: Pair, args: LatencyJob, runtime: str, batch: int, threads: int,
+def measure(pair: TimedPair, args: LatencyJob, runtime: str, batch: int, threads: int,
             form: str | None = None) -> tuple[dict[str, Any], PairTiming]:
     """One line of the file."""
     if form is not None:
@@ -289,7 +286,7 @@ def append(row: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def report(rows: list[dict[str, Any]]) -> str:
+def latency_text(rows: list[dict[str, Any]]) -> str:
     """The table."""
     columns = ('slim', 'sites', 'runtime', 'threads', 'batch', 'G MACs', 'ms', 'MACs', 'time',
                'quartiles', 'share')
@@ -302,35 +299,12 @@ def report(rows: list[dict[str, Any]]) -> str:
         for row in rows], title=rows[0]['dense'])
 
 
-@contextlib.contextmanager
-def exported(sides: Sequence[nn.Module | Path], runtime: str,
-             shape: Sequence[int]) -> Iterator[list[Path]]:
-    """ONNX files of models, for as long as the context lasts; files stay as they are.
-
-    Args:
-        sides (Sequence[nn.Module | Path]): What is exported for the runtime.
-        runtime (str): One of :data:`PROFILES`.
-        shape (Sequence[int]): (B, C, H, W) of the images.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        yield [side if isinstance(side, Path) else
-               export_onnx(side, Path(folder) / f'{place}.onnx', tuple(shape[1:]), False,
-                           (shape[0],), 1e-3, runtime).path
-               for place, side in enumerate(sides)]
-
-
 @runs(LatencyJob)
 def main(args: LatencyJob) -> None:
     """Measure, print and write."""
     quiet_hosts()
     rows, path = [], None
     settings = list(itertools.product(args.runtime, args.batch_size, args.threads, args.form))
-    if args.operators and not (args.device == 'cpu' and set(args.runtime) <= set(PROFILES)):
-        raise ValueError(f'expected runtimes of {list(PROFILES)} on the CPU for `--operators`, '
-                         f'found {args.runtime} on {args.device}')
-    if args.operators and args.form != [None]:
-        raise ValueError(f'expected `--operators` without `--form`, found {args.form}')
-    tables = []
     for target in args.target_macs:
         with contextlib.redirect_stdout(sys.stderr):
             pair = make_pair(args, target)
@@ -339,14 +313,6 @@ def main(args: LatencyJob) -> None:
                 row, timing = measure(pair, args, runtime, batch, threads, form)
             rows.append(row)
             path = append(row, Path(args.out))
-            if args.operators:
-                images = torch.randn(batch, *pair.shape)
-                with contextlib.redirect_stdout(sys.stderr), exported(
-                        (pair.dense, pair.slim), runtime, images.shape) as files:
-                    times = operator_times(files, runtime, threads, images.numpy(),
-                                           args.repeats, args.warmup)
-                tables.append(operator_table(
-                    *times, f'{runtime}, batch {batch}, threads {threads}'))
             if timing.ratio > 1:
                 known = runtime in SELECTION_FORMS and not isinstance(pair.slim, Path)
                 forms = form or (describe_selections(pair.slim, runtime) if known
@@ -354,7 +320,7 @@ def main(args: LatencyJob) -> None:
                 print(f'warning: in `{runtime}` at batch {batch} the slim side takes '
                       f'{timing.ratio:.3f} of the time of the dense one; selections of channels: '
                       f'{forms}')
-    print('\n\n'.join([report(rows), *tables]))
+    print(latency_text(rows))
     if not isinstance(pair.dense, Path):
         print('Weights are random: times do not depend on them.')
     print(f'Added {len(rows)} lines to {path}')

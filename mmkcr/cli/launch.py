@@ -26,7 +26,7 @@ from mmkcr.methods.search.price import MacsPrice
 from mmkcr.methods.search.refresh import RefreshHook
 from mmkcr.methods.search.search_model import SearchModel
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.safe_load import is_address
 
 _NUMBERED = re.compile(r'(?:epoch|iter)_(\d+)\.pth')

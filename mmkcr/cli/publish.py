@@ -30,7 +30,6 @@ class PublishJob(Configured, Trusting):
                                       positional=True, nargs='?')
     out: str | None = argument("folder (the checkpoint's)", metavar='DIR')
     name: str | None = argument("of the file, before the hash (the config's)")
-    online_weights: bool = argument("of a checkpoint with EMA, the optimizer's weights", False)
     half: bool = argument('store matrices in 16 bits: half the size', False)
 
 
@@ -38,8 +37,8 @@ class PublishJob(Configured, Trusting):
 def main(args: PublishJob) -> None:
     """Publish and print."""
     quiet_hosts()
-    found = publish(args.config, args.checkpoint, args.out, args.name, args.online_weights,
-                    args.cfg_options, args.half)
+    found = publish(args.config, args.checkpoint, args.out, args.name, args.cfg_options,
+                    args.half)
     structure = 'with its structure' if found.meta['structure'] else 'dense'
     print(f'{found.meta["model"]}, {found.meta["params"] / 1e6:.4g} M parameters, {structure}: '
           f'{found.bytes["published"] / 1e6:.2f} MB of {found.bytes["checkpoint"] / 1e6:.2f} MB')

@@ -3,8 +3,7 @@
 Writes structure.json and subnet.pth (weights inherited), which an ordinary
 config of the task model loads with backbone=dict(structure='.../structure.json').
 
-Beside an EMAHook, a checkpoint's state_dict holds the averaged weights and
-gates: these are used. --online-weights takes those of the optimizer instead.
+Of a checkpoint with an EMAHook the averaged weights and gates are used.
 
 Examples:
     mmkcr slim CONFIG CHECKPOINT --target-macs 12.6G --divisor 8
@@ -46,7 +45,6 @@ class SlimJob(Configured, Trusting, Timed):
         'what the target is about; default: what the price of the config counts, else the '
         'backbone of a detector, else the model', choices=('model', 'backbone'))
     out: str | None = argument('folder to write to (work_dirs/<config name>/slim)', metavar='DIR')
-    online_weights: bool = argument("of a checkpoint with EMA, the optimizer's weights", False)
 
 
 def print_summary(result: SlimResult) -> None:
@@ -69,9 +67,9 @@ def print_summary(result: SlimResult) -> None:
           f'its optimizers has {sizes["checkpoint"] / 1e6:.2f} MB.')
     if result.parts:
         print(format_table(('part', 'MACs (G)', 'subnet', 'share'), part_rows(result.parts)))
-    for said in (result.proposals, result.latency):
-        if said:
-            print(said)
+    for sentence in (result.proposals, result.latency):
+        if sentence:
+            print(sentence)
     print(f'Wrote {result.folder / STRUCTURE} and {result.folder / WEIGHTS}')
 
 
@@ -82,6 +80,5 @@ def main(args: SlimJob) -> None:
     cost, target = chosen_target(args)
     print_summary(slim_files(
         args.config, args.checkpoint, target, args.divisor,
-        image_shape(args.shape) if args.shape else None, args.out, args.online_weights,
-        args.cfg_options, args.part, chosen_table(args), args.force_table,
-        cost))
+        image_shape(args.shape) if args.shape else None, args.out, args.cfg_options, args.part,
+        chosen_table(args), args.force_table, cost))

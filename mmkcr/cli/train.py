@@ -36,7 +36,7 @@ class TrainJob(Running):
     no_persistent_workers: bool = argument('start data-loading workers anew in every epoch', False)
 
 
-def merge_args(config: Config, args: TrainJob) -> Config:
+def training_config(config: Config, args: TrainJob) -> Config:
     """Put the arguments into the config.
 
     Args:
@@ -78,7 +78,7 @@ def train(args: TrainJob) -> None:
     Raises:
         ValueError: The config has no training.
     """
-    config = merge_args(load_config(args.config, compressed=False), args)
+    config = training_config(load_config(args.config, compressed=False), args)
     start_training(config)
 
 

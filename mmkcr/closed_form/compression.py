@@ -26,7 +26,7 @@ from mmkcr.models.costs import cost_model
 from mmkcr.models.counting import check_built, count_parts, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.sites.base import KindConfig, check_ties
-from mmkcr.models.utils import (
+from mmkcr.models.tasks import (
     counted_part,
     is_detector,
     is_segmentor,
@@ -102,7 +102,7 @@ def compress(model: nn.Module,
         input_shape (Sequence[int]): (C, H, W) of the image that MACs are counted for. Defaults to
             (3, 224, 224).
         part (str, optional): ``'model'`` or ``'backbone'``, see
-            :func:`~mmkcr.models.utils.counted_part`.
+            :func:`~mmkcr.models.tasks.counted_part`.
         forward (Callable, optional): Takes a model and a batch of ``images``; returns the outputs
             that are to agree. Defaults to calling the model. MACs are counted by calling the model
             with an image in any case.
@@ -191,7 +191,7 @@ def compress(model: nn.Module,
         for space in spaces:
             take_weights(space.host, profile.rotated)
     sizes = share_out(spaces.slim, profiles, budget, wanted, settings)
-    structure = _chosen(spaces.slim, profiles, sizes)
+    structure = _structure_of(spaces.slim, profiles, sizes)
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)
     promised = [promise(sizes) for promise in promises]
@@ -247,7 +247,7 @@ def _check_profiles(profiles: Mapping[str, SiteProfile], space: SearchSpace) -> 
                          f'{found.get(other[0], "no")} units for {wanted.get(other[0], "none")}')
 
 
-def _chosen(space: SearchSpace, profiles: Mapping[str, SiteProfile],
+def _structure_of(space: SearchSpace, profiles: Mapping[str, SiteProfile],
             sizes: Mapping[str, int]) -> Structure:
     """The first units of every site's order."""
     structure = space.structure_for(

@@ -1,4 +1,4 @@
-"""Distillation: the dense network teaches the compressed one on unlabelled images (SPEC 10)."""
+"""Distillation: the dense network teaches the compressed one on unlabelled images."""
 
 import copy
 import functools
@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mmkcr.core import atomic_write
 from mmkcr.core.forward import flat_tensors
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from .batches import of_size, split_batches
 from .compression import called
 from .options import Forward

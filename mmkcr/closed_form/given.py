@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from mmkcr.core.forward import flat_tensors
 from mmkcr.models.sites.base import check_layers
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from .options import Forward
 
 

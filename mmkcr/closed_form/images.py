@@ -17,7 +17,7 @@ from mmkcr.core.forward import flat_tensors
 from mmkcr.datasets.data_check import pipeline_config
 from mmkcr.evaluation.features import preprocessed, with_pipeline
 from mmkcr.hosts import UnreadableImageError
-from mmkcr.models.utils import find_task, is_dense_task, is_self_supervised
+from mmkcr.models.tasks import find_task, is_dense_task, is_self_supervised
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp')
 _WITHOUT_LABELS = ('LabelAnswer', 'LoadAnnotations', 'LoadPanopticAnnotations')

@@ -139,10 +139,10 @@ def _measure(dense: nn.Module, group: Sequence[Units], profiles: Mapping[str, Si
                                looked.scales)
         for one in group:
             if one.site.name in found:
-                _scale(profiles[one.site.name], one.probed(), found[one.site.name])
+                _fit_to_measured(profiles[one.site.name], one.probed(), found[one.site.name])
 
 
-def _scale(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
+def _fit_to_measured(profile: SiteProfile, places: Sequence[int], measured: Tensor) -> None:
     """Correct a curve by measurements, ascending in size; its shape between them stays."""
     losses, last = profile.losses, len(profile.losses) - 1
     # the loss of all units is 0; measured ones never grow with the size

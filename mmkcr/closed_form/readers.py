@@ -34,11 +34,11 @@ class Reader(NamedTuple):
 
     def each(self, layer: nn.Module) -> int:
         """Columns of the weight matrix that belong to one unit."""
-        return self.repeats * self.inner * taps(layer)
+        return self.repeats * self.inner * kernel_area(layer)
 
     def of_units(self, layer: nn.Module, units: Tensor, total: int) -> Tensor:
         """Columns of the given of ``total`` units, relative to :meth:`columns`, (n, each)."""
-        inner = self.inner * taps(layer)
+        inner = self.inner * kernel_area(layer)
         # a repeat holds all units one after the other, so repeats are total * inner columns apart
         blocks = torch.arange(self.repeats, device=units.device) * total * inner
         places = torch.arange(inner, device=units.device)
@@ -47,7 +47,7 @@ class Reader(NamedTuple):
 
     def columns(self, layer: nn.Module) -> slice:
         """The site's part of the columns of :func:`weight_matrix`."""
-        return slice(*(place * taps(layer) for place in self.span))
+        return slice(*(place * kernel_area(layer) for place in self.span))
 
 
 def readers(site: HostSite) -> list[Reader]:
@@ -76,7 +76,7 @@ def ordering_readers(site: HostSite) -> list[Reader]:
     return [reader for reader, form in zip(found, forms) if form == most]
 
 
-def taps(layer: nn.Module) -> int:
+def kernel_area(layer: nn.Module) -> int:
     """Columns of a weight matrix per input channel: 1, or the area of the kernel."""
     return layer.weight[0, 0].numel() if isinstance(layer, nn.Conv2d) else 1
 

@@ -10,7 +10,7 @@ from mmkcr.core import Structure, block_of
 from mmkcr.functional.moments import Moments
 from mmkcr.functional.refit import refit_output
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from mmkcr.visualization.progress import shown
 from .batches import count_images, first_images, of_size
 from .forms import form_of

@@ -75,7 +75,7 @@ def _lost(sizes: Mapping[str, int], losses: Mapping[str, Tensor]) -> float:
     return sum(float(losses[name][size]) for name, size in sizes.items())
 
 
-def _chosen(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
+def _cheapest_loss(sizes: Mapping[str, int], offered: Mapping[str, list[int]],
             losses: Mapping[str, Tensor], macs: CostModel, target: int) -> dict[str, int]:
     """Sizes with the least sum of losses; the cost of each is taken at given sizes of the rest."""
     curves, now = {}, int(macs(sizes))
@@ -105,7 +105,7 @@ def shared_sizes(offered: Mapping[str, list[int]], losses: Mapping[str, Tensor],
     best, least = uniform_sizes(offered, macs, target), math.inf
     # rounds may alternate between two solutions: the best one seen is kept
     for _ in range(20):
-        chosen = _chosen(sizes, offered, losses, macs, target)
+        chosen = _cheapest_loss(sizes, offered, losses, macs, target)
         # a fixed point: its costs are those that it was chosen by
         if chosen == sizes and FILLED * target <= macs(sizes) <= target:
             return sizes

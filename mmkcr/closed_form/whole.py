@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mmkcr.models.tasks import is_detector, tensor_outputs
 from mmkcr.models.two_stage import MASKS, most_proposals, refined_boxes, two_stage_outputs
-from mmkcr.models.utils import is_detector, tensor_outputs
 
 
 class Held(NamedTuple):

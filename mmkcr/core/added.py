@@ -1,6 +1,5 @@
 """Layers that a method adds to a backbone and that stay in the subnet."""
 
-from typing import Dict
 
 from torch import nn
 
@@ -13,6 +12,6 @@ class AddedLayer(nn.Module):
     """
 
 
-def added_layers(root: nn.Module) -> Dict[str, AddedLayer]:
+def added_layers(root: nn.Module) -> dict[str, AddedLayer]:
     """The added layers below ``root`` by module path, in the order of their registration."""
     return {name: module for name, module in root.named_modules() if isinstance(module, AddedLayer)}

@@ -1,6 +1,7 @@
 """How many units every site keeps: the least total loss under a budget."""
 
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class Curve(NamedTuple):
     costs: Sequence[int]
 
 
-def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> Dict[str, int]:
+def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> dict[str, int]:
     """Sizes with the least sum of losses whose costs sum to at most a budget.
 
     This is a multiple-choice knapsack, solved by dynamic programming over the cost above that of
@@ -51,7 +52,7 @@ def allocate(curves: Mapping[str, Curve], budget: int, bins: int = 20000) -> Dic
     points = room // grid
     # best[p]: least loss of the sites so far with at most p grid points above their smallest sizes
     best = np.zeros(points + 1)
-    chosen: List[Tuple[str, np.ndarray]] = []
+    chosen: list[tuple[str, np.ndarray]] = []
     for name, curve in curves.items():
         grown = np.full(points + 1, np.inf)
         picks = np.zeros(points + 1, np.int64)

@@ -4,7 +4,8 @@ A site lists its axes. Nothing else is needed to slice it (weights and optimizer
 moments), to fold a mask into the weights, to count its MACs or to build a subnet.
 """
 
-from typing import Iterable, NamedTuple, Optional, Tuple, Union
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,16 +54,16 @@ class Axis(NamedTuple):
     repeats: int = 1
     inner: int = 1
     per: int = 1
-    before: Optional[Tuple[Union[int, nn.Module], ...]] = None
-    writer: Optional[nn.Module] = None
+    before: tuple[int | nn.Module, ...] | None = None
+    writer: nn.Module | None = None
 
     @property
-    def value(self) -> Optional[Tensor]:
+    def value(self) -> Tensor | None:
         """The parameter or buffer, if there is one."""
         return getattr(self.module, self.name, None)
 
     @property
-    def span(self) -> Tuple[int, int]:
+    def span(self) -> tuple[int, int]:
         """First position of the present units on the axis, and the position after the last."""
         if self.before is None:
             return 0, self.value.shape[self.dim]
@@ -88,7 +89,7 @@ class Axis(NamedTuple):
 
 
 def slice_axes(axes: Iterable[Axis], units: Tensor,
-                  optimizer: Optional[Optimizer] = None) -> None:
+                  optimizer: Optimizer | None = None) -> None:
     """Keep some of a site's present units in all its parameters.
 
     Args:
@@ -105,7 +106,7 @@ def slice_axes(axes: Iterable[Axis], units: Tensor,
 
 
 def scale_axes(axes: Iterable[Axis], scale: Tensor,
-                  optimizer: Optional[Optimizer] = None) -> None:
+                  optimizer: Optimizer | None = None) -> None:
     """Multiply a scale of the units into the parameters that take it.
 
     If a parameter is multiplied by s, its gradient is divided by s. The optimizer's

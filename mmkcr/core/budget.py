@@ -1,13 +1,14 @@
 """From scores to a selection that meets a budget by construction."""
 
 import math
+from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .cost import CostModel, Target, check_range, speaking, useful_options
+from .cost import CostModel, Target, check_range, cost_kind, useful_options
 
 
 def parse_target(target: Target, dense: int) -> int:
@@ -37,7 +38,7 @@ class _Group(NamedTuple):
     size: int  # of the site once this group is in
 
 
-def allowed_sizes(total: int, min_size: int, divisor: int) -> List[int]:
+def allowed_sizes(total: int, min_size: int, divisor: int) -> list[int]:
     """Sizes that a site may have: multiples of the divisor from ``min_size`` on, and the full.
 
     Raises:
@@ -49,7 +50,7 @@ def allowed_sizes(total: int, min_size: int, divisor: int) -> List[int]:
     return sorted({*range(first, total + 1, divisor), total})
 
 
-def _groups(site: str, ordered: Tensor, sizes: List[int]) -> List[_Group]:
+def _groups(site: str, ordered: Tensor, sizes: list[int]) -> list[_Group]:
     """Steps between allowed sizes, keyed by the mean score of the units that each adds."""
     means = [float(ordered[low:high].mean()) for low, high in zip(sizes, sizes[1:])]
     # scores descend, and so do exact means; where scores are equal, a rounded one may not
@@ -65,10 +66,10 @@ def nearest_size(count: int, total: int, min_size: int, divisor: int) -> int:
 
 def solve_budget(scores: Mapping[str, Tensor],
                  macs: Callable[[Mapping[str, int]], int],
-                 target: Optional[int],
+                 target: int | None,
                  divisor: int = 1,
-                 min_sizes: Optional[Mapping[str, int]] = None,
-                 groups: Optional[Mapping[str, int]] = None) -> Dict[str, Tensor]:
+                 min_sizes: Mapping[str, int] | None = None,
+                 groups: Mapping[str, int] | None = None) -> dict[str, Tensor]:
     """Choose the units of every site under one global threshold.
 
     The units of a site enter in descending order of score, in groups of ``divisor``. The
@@ -112,7 +113,7 @@ def solve_budget(scores: Mapping[str, Tensor],
     else:
         allowed = {site: allowed_sizes(len(score), min_sizes.get(site, 1), steps[site])
                    for site, score in scores.items()}
-        if not speaking(macs).rises:  # a size that costs no less than a larger one is useless
+        if not cost_kind(macs).rises:  # a size that costs no less than a larger one is useless
             allowed = useful_options(macs, allowed)
         entering = [group for site, sizes in allowed.items()
                     for group in _groups(site, order[site].values, sizes)]
@@ -122,9 +123,9 @@ def solve_budget(scores: Mapping[str, Tensor],
     return {site: order[site].indices[:size].sort().values for site, size in sizes.items()}
 
 
-def _largest_within(smallest: Dict[str, int], groups: List[_Group],
-                    macs: Callable[[Mapping[str, int]], int], target: int) -> Dict[str, int]:
-    def prefix(count: int) -> Dict[str, int]:  # a later group of a site overrides an earlier one
+def _largest_within(smallest: dict[str, int], groups: list[_Group],
+                    macs: Callable[[Mapping[str, int]], int], target: int) -> dict[str, int]:
+    def prefix(count: int) -> dict[str, int]:  # a later group of a site overrides an earlier one
         return {**smallest, **{group.site: group.size for group in groups[:count]}}
 
     low, high = 0, len(groups)

@@ -1,8 +1,9 @@
 """Sizes, devices and places that a user names, refused before any work begins."""
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence, Tuple
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ import torch
 MOST_PIXELS = 2**26
 
 
-def image_shape(shape: Sequence[int]) -> Tuple[int, int, int]:
+def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     """(3, H, W) of a command's ``--shape``, which is H and W or one number for both.
 
     Raises:

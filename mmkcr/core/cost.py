@@ -2,13 +2,14 @@
 
 import math
 import re
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, Sequence, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from .sites import Cost
 
-Target = Union[str, int, float]
+Target = str | int | float
 _MULTIPLES = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 
 
@@ -91,15 +92,15 @@ class CostModel:
         return self.read_target(target, self.dense)
 
     @classmethod
-    def said(cls, value: float) -> str:
+    def text(cls, value: float) -> str:
         """A cost as text, without the noun, such as ``'12.6G'``."""
         return f'{value / cls.scale:.6g}{cls.multiple}{cls.suffix}'
 
     @classmethod
-    def range_said(cls, lowest: float, highest: float) -> str:
+    def range_text(cls, lowest: float, highest: float) -> str:
         """A range of costs as text, such as ``'0.5G to 1.2G MACs'``."""
         noun = '' if cls.suffix else f' {cls.noun}'
-        return f'{cls.said(lowest)} to {cls.said(highest)}{noun}'
+        return f'{cls.text(lowest)} to {cls.text(highest)}{noun}'
 
     def check_target(self, target: int, least: Mapping[str, int]) -> None:
         """Refuse a target that no sizes reach.
@@ -114,7 +115,7 @@ class CostModel:
         """
         check_range(self, target, self(least), self.dense)
 
-    def describe(self, sizes: Mapping[str, int]) -> Dict[str, Any]:
+    def describe(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The entry about this cost in the structure file of a subnet."""
         return dict(dense=self.dense, subnet=self(sizes))
 
@@ -129,19 +130,19 @@ class _Beside(CostModel):
     def __init__(self, cost: CostModel, sizes: Mapping[str, int]) -> None:
         self.cost, self.sizes, self.dense, self.rises = cost, dict(sizes), cost.dense, cost.rises
         # messages are those of the cost itself
-        self.noun, self.said, self.range_said = cost.noun, cost.said, cost.range_said
+        self.noun, self.text, self.range_text = cost.noun, cost.text, cost.range_text
 
     def __call__(self, sizes: Mapping[str, Cost]) -> Cost:
         """Cost of the whole network."""
         return self.cost({**self.sizes, **sizes})
 
 
-def speaking(cost: Any) -> Any:
-    """The class or object that words messages about a cost; a plain function counts MACs."""
+def cost_kind(cost: Any) -> Any:
+    """The cost model that a cost is; the class, which is about MACs, for a plain function."""
     return cost if isinstance(cost, CostModel) else CostModel
 
 
-def ascending(cost: Callable, options: Mapping[str, Sequence[int]]) -> Dict[str, List[int]]:
+def ascending(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """Sizes of every site, distinct, the cheapest first.
 
     Args:
@@ -150,7 +151,7 @@ def ascending(cost: Callable, options: Mapping[str, Sequence[int]]) -> Dict[str,
         options (Mapping[str, Sequence[int]]): Sizes on offer by site.
     """
     sizes = {site: sorted({int(size) for size in found}) for site, found in options.items()}
-    if speaking(cost).rises:
+    if cost_kind(cost).rises:
         return sizes
     largest = {site: found[-1] for site, found in sizes.items()}
     return {site: sorted(found, key=lambda size, site=site: cost({**largest, site: size}))
@@ -172,15 +173,15 @@ def check_range(cost: Any, target: float, lowest: float, highest: float,
         ValueError: The target is out of range; the message gives the range.
     """
     if not lowest <= target <= highest:
-        words, dense = speaking(cost), getattr(cost, 'dense', None)
+        words, dense = cost_kind(cost), getattr(cost, 'dense', None)
         # rounded up, so that the share that the message names can be reached
         shares = (f' (reachable: {math.ceil(1000 * lowest / dense) / 10}% to '
                   f'{highest / dense:.1%} of the dense network)') if dense else ''
-        raise ValueError(f'expected {what} within the reachable {words.range_said(lowest, highest)}'
-                         f', found {words.said(target)}{shares}')
+        raise ValueError(f'expected {what} within the reachable {words.range_text(lowest, highest)}'
+                         f', found {words.text(target)}{shares}')
 
 
-def useful_sizes(costs: Sequence[int]) -> List[int]:
+def useful_sizes(costs: Sequence[int]) -> list[int]:
     """Positions of the sizes that cost less than every larger size.
 
     A size just below the full one may cost more than the full one, because only it needs a
@@ -193,7 +194,7 @@ def useful_sizes(costs: Sequence[int]) -> List[int]:
             if all(cost < other for other in costs[place + 1:])]
 
 
-def useful_options(cost: Callable, options: Mapping[str, Sequence[int]]) -> Dict[str, List[int]]:
+def useful_options(cost: Callable, options: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """The :func:`useful_sizes` of every site while the others have their largest size.
 
     Args:

@@ -1,6 +1,6 @@
 """Checks that losses, gates and weights are finite."""
 
-from typing import Mapping, Optional
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ def check_finite_gates(gates: Mapping[str, nn.Module], where: str = '') -> None:
 
 
 def check_finite_state(state: Mapping[str, Tensor], path: str,
-                       own: Optional[Mapping[str, Tensor]] = None) -> None:
+                       own: Mapping[str, Tensor] | None = None) -> None:
     """Refuse weights that are not finite.
 
     Args:

@@ -1,7 +1,7 @@
 """The interface of all gates, whatever their relaxation."""
 
 from abc import ABCMeta, abstractmethod
-from typing import List, Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ class NoisyGate(nn.Module, metaclass=ABCMeta):
     """A relaxation that gets new noise in every training step, and none in eval mode."""
 
     @abstractmethod
-    def resample(self, generator: Optional[torch.Generator] = None) -> None:
+    def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw the noise of one training step.
 
         Args:
@@ -20,7 +20,7 @@ class NoisyGate(nn.Module, metaclass=ABCMeta):
         """
 
 
-def logistic_noise(shape: Sequence[int], generator: Optional[torch.Generator]) -> Tensor:
+def logistic_noise(shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
     """Differences of two independent Gumbel(0, 1) variables, on the CPU, in fp32."""
     # such a difference is Logistic(0, 1), whose inverse CDF is the logit
     uniform = torch.rand(*shape, generator=generator, dtype=torch.float64)
@@ -57,11 +57,11 @@ class BaseGate(NoisyGate):
         self.held_open = False
         self.total = total
         self.min_size = min_size
-        self.noise: Optional[Tensor] = None
-        self._leader: Tuple['BaseGate', ...] = ()  # a tuple, so that it is not a sub-module
+        self.noise: Tensor | None = None
+        self._leader: tuple['BaseGate', ...] = ()  # a tuple, so that it is not a sub-module
 
-    def follow(self, leader: 'BaseGate') -> None:
-        """Give the mask of another gate from now on, such as that of the copied network.
+    def mask_like(self, leader: 'BaseGate') -> None:
+        """From now on return the mask of another gate, such as that of the copied network.
 
         Args:
             leader (BaseGate): A gate of as many units.
@@ -79,7 +79,7 @@ class BaseGate(NoisyGate):
     def refresh(self) -> None:
         """Called before each forward of the backbone: drop what was computed for the last one."""
 
-    def resample(self, generator: Optional[torch.Generator] = None) -> None:
+    def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw the noise of one training step.
 
         The noise is drawn once per step and kept, so that a block recomputed by
@@ -93,7 +93,7 @@ class BaseGate(NoisyGate):
             self.noise = self._draw(generator).to(self.scores().device)
 
     @abstractmethod
-    def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
+    def _draw(self, generator: torch.Generator | None) -> Tensor:
         """Noise of shape (total,) on the CPU."""
 
     @abstractmethod
@@ -136,7 +136,7 @@ class BaseGate(NoisyGate):
         """Number of units that :meth:`selection` keeps, int64, a scalar."""
         return torch.tensor(len(self.selection()), device=self.scores().device)
 
-    def options(self) -> Optional[List[Tuple[int, float]]]:
+    def options(self) -> list[tuple[int, float]] | None:
         """Possible sizes with their logits, of a gate that chooses among a few sizes.
 
         Returns:
@@ -144,7 +144,7 @@ class BaseGate(NoisyGate):
         """
         return None
 
-    def support(self) -> Optional[Tensor]:
+    def support(self) -> Tensor | None:
         """Weights of the present units in statistics over them (norms), shape (present,).
 
         Returns:

@@ -6,9 +6,10 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Iterator, List, Optional, Union
+from typing import IO, Any
 
 import torch
 
@@ -17,7 +18,7 @@ _PART, _DAY = '.part-', 24 * 3600.
 
 
 @contextmanager
-def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
+def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that is renamed to it on success.
 
     At any moment ``path`` is the complete old file or the complete new one, even after a crash of
@@ -48,7 +49,7 @@ def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_tensors(content: Any, path: Union[str, Path]) -> None:
+def write_tensors(content: Any, path: str | Path) -> None:
     """``torch.save`` to a path, where a full disk is an ``OSError``.
 
     Args:
@@ -59,7 +60,7 @@ def write_tensors(content: Any, path: Union[str, Path]) -> None:
         torch.save(content, file)
 
 
-def remove_stale(folder: Union[str, Path]) -> List[Path]:
+def remove_stale(folder: str | Path) -> list[Path]:
     """Remove the temporary files of :func:`atomic_write` whose process was killed.
 
     Files of living processes stay. Files of other machines stay for a day.
@@ -96,7 +97,7 @@ def _alive(process: int) -> bool:
 
 
 @contextmanager
-def locked(folder: Union[str, Path]) -> Iterator[None]:
+def locked(folder: str | Path) -> Iterator[None]:
     """Lock a folder, so that no other run writes to it.
 
     The operating system releases the lock when the process ends, however it ends. So a lock file
@@ -159,7 +160,7 @@ def _own(path: str, _: int) -> int:
         raise ValueError(f'expected a lock file at `{path}`, found a link: remove it') from error
 
 
-def _inode(path: Path) -> Optional[int]:
+def _inode(path: Path) -> int | None:
     try:
         return path.stat().st_ino
     except FileNotFoundError:

@@ -3,9 +3,10 @@
 import bisect
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,14 +35,14 @@ class LatencyTable:
         format_version (int): Version of the file format. Defaults to 1.
     """
 
-    machine: Dict[str, Any]
-    settings: Dict[str, Any]
+    machine: dict[str, Any]
+    settings: dict[str, Any]
     dense: int = 0
-    classes: List[Dict[str, Any]] = field(default_factory=list)
+    classes: list[dict[str, Any]] = field(default_factory=list)
     format_version: int = 1
 
     @classmethod
-    def load(cls, path: Union[str, Path]) -> 'LatencyTable':
+    def load(cls, path: str | Path) -> 'LatencyTable':
         """Read a table.
 
         Args:
@@ -67,12 +68,12 @@ class LatencyTable:
                              f'{table.format_version}')
         return table
 
-    def save(self, path: Union[str, Path]) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the table, by a temporary file and a rename."""
         with atomic_write(Path(path)) as target:
             target.write_text(json.dumps(asdict(self), indent=1) + '\n')
 
-    def curves(self) -> Dict[str, Tuple[int, List[int], List[int]]]:
+    def curves(self) -> dict[str, tuple[int, list[int], list[int]]]:
         """By site: its units, the measured sizes (ascending), and the nanoseconds they add."""
         found = {}
         for entry in self.classes:
@@ -84,7 +85,7 @@ class LatencyTable:
         return found
 
 
-def load_table(path: Union[str, Path], settings: Optional[Mapping[str, Any]] = None,
+def load_table(path: str | Path, settings: Mapping[str, Any] | None = None,
                force: bool = False) -> LatencyTable:
     """Read a finished table of this machine.
 
@@ -165,7 +166,7 @@ class LatencyModel(CostModel):
         for name in self.sites:
             change = interpolate(*self.curves[name][1:], sizes[name])
             if name in self.shared:
-                change = change * self._scale(name, others, sizes[name])
+                change = change * self._shared_factor(name, others, sizes[name])
             total, others[name] = total + change, sizes[name]
         if isinstance(total, Tensor):
             return total.clamp(min=1.)
@@ -189,25 +190,25 @@ class LatencyModel(CostModel):
             changes = [interpolate(*self.curves[name][1:], size) for size in choices[name]]
             change = (rows[name] * rows[name].new_tensor(changes)).sum()
             if name in self.shared:  # the same at every size, so at that which saves all
-                change = change * self._scale(name, others, 0)
+                change = change * self._shared_factor(name, others, 0)
             total, others[name] = total + change, expected[name]
         return total.clamp(min=1.)
 
-    def _scale(self, name: str, others: Mapping[str, Cost], size: Cost) -> Cost:
-        """MACs that a site saves given the others' sizes, over those that it saves alone."""
+    def _shared_factor(self, name: str, others: Mapping[str, Cost], size: Cost) -> Cost:
+        """MACs that a site saves beside the others' sizes, divided by those beside dense ones."""
         alone, here = (self.macs.site_macs(name, sizes) - self.macs.site_macs(
             name, {**sizes, name: size}) for sizes in (self.full, others))
         if isinstance(alone, Tensor):  # the inner `where` keeps the gradient finite
             return torch.where(alone == 0, 1., here / torch.where(alone == 0, 1., alone))
         return here / alone if alone else 1.
 
-    def describe(self, sizes: Mapping[str, int]) -> Dict[str, Any]:
+    def describe(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The entry in a structure file: nanoseconds, and the settings and machine they are for."""
         return dict(dense=self.dense, subnet=self(sizes), **self.table.settings,
                     **self.table.machine)
 
     @classmethod
-    def read_target(cls, target: Union[str, int, float], dense: int) -> int:
+    def read_target(cls, target: str | int | float, dense: int) -> int:
         """Read a target.
 
         Args:
@@ -231,7 +232,7 @@ class LatencyModel(CostModel):
         return int(dense * value / (100 if unit == '%' else 1))
 
     @classmethod
-    def said(cls, value: float) -> str:
+    def text(cls, value: float) -> str:
         """A time as text, such as ``'12.3 ms'``."""
         return milliseconds(value)
 

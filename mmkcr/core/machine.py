@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Dict, Tuple
 
 import torch
 
@@ -48,7 +47,7 @@ def versions_name() -> str:
     return '-'.join(found)
 
 
-def this_machine() -> Dict[str, str]:
+def this_machine() -> dict[str, str]:
     """Hardware and versions of this machine."""
     return dict(hardware=hardware_name(), versions=versions_name())
 
@@ -99,7 +98,7 @@ def naming_remedy(remedy: str) -> Iterator[None]:
         raise
 
 
-def process_memory() -> Tuple[int, int]:
+def process_memory() -> tuple[int, int]:
     """Bytes in memory of this process: now, and most since the last call (ever, if not Linux)."""
     own = _numbers('/proc/self/status')
     if not own:
@@ -110,7 +109,7 @@ def process_memory() -> Tuple[int, int]:
     return own['VmRSS'], own['VmHWM']
 
 
-def _numbers(path: str) -> Dict[str, int]:
+def _numbers(path: str) -> dict[str, int]:
     """Bytes by name, of a file of the kernel with lines such as ``VmSize:  12 kB``."""
     try:
         lines = [line.split() for line in Path(path).read_text().splitlines()]

@@ -6,8 +6,9 @@ products included.
 """
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +36,9 @@ class MacsReport(NamedTuple):
     """
 
     total: int
-    modules: Dict[str, int]
-    operators: Dict[str, int]
-    own: Dict[str, int]
+    modules: dict[str, int]
+    operators: dict[str, int]
+    own: dict[str, int]
 
 
 def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsReport:
@@ -114,7 +115,7 @@ _FURTHER = {**dict.fromkeys(('dot', 'vdot', 'mv', 'addmv', 'addbmm', '_int_mm'),
             '_trilinear': _trilinear}
 
 
-def _further(operator: Any) -> Optional[Callable[..., int]]:
+def _further(operator: Any) -> Callable[..., int] | None:
     """FLOPs of such a product; each library of recurrent layers has an operator of its own."""
     space, _, name = operator.name().partition('.')[0].partition('::')
     if space != 'aten':
@@ -156,7 +157,7 @@ class _ShapesOnly(TorchDispatchMode):
     def __init__(self, model: nn.Module, counter: FlopCounterMode) -> None:
         super().__init__()
         self._known = counter.flop_registry
-        self.own: Dict[str, int] = {}
+        self.own: dict[str, int] = {}
         self._running = ['']  # stack of module paths, the innermost last
         self._handles = []
         for path, module in model.named_modules():
@@ -174,8 +175,8 @@ class _ShapesOnly(TorchDispatchMode):
         for handle in self._handles:
             handle.remove()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Tuple = (),
-                           kwargs: Optional[Dict[str, Any]] = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         operator = func._overloadpacket
         if operator not in flop_registry:
@@ -223,7 +224,7 @@ class Term(NamedTuple):
     """
 
     macs: int
-    sites: Tuple[str, ...]
+    sites: tuple[str, ...]
 
 
 class MacsModel(CostModel):
@@ -261,7 +262,7 @@ class MacsModel(CostModel):
         if not self.sites:
             raise ValueError('expected a backbone with sites, found none in '
                              f'`{root.__class__.__name__}`')
-        self.shapes: Dict[str, Tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         with ExitStack() as stack:
             for name, site in self.sites.items():
                 handle = site.owner.register_forward_pre_hook(self._recorder(name),
@@ -285,19 +286,19 @@ class MacsModel(CostModel):
         self.dense = self({name: site.total for name, site in self.sites.items()}) - self.added
 
     def _recorder(self, name: str) -> Callable:
-        def record(_: nn.Module, inputs: Tuple[Tensor, ...], named: Dict[str, Any]) -> None:
+        def record(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
             given = (value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
             self.shapes[name] = tuple(next(given).shape)
 
         return record
 
-    def _terms(self, own: Mapping[str, int], root: nn.Module) -> Tuple[List[Term], int]:
+    def _terms(self, own: Mapping[str, int], root: nn.Module) -> tuple[list[Term], int]:
         """Terms of all products that sites change, at full sizes, and their MACs as of now."""
         paths = {module: path for path, module in root.named_modules()}
         # sites by module path and part: '' for products with the weight, else half of attention
-        along: Dict[Tuple[str, str], List[str]] = {}
+        along: dict[tuple[str, str], list[str]] = {}
         # by path: site, its entries and all entries of an axis that concatenates several sites
-        segments: Dict[str, List[Tuple[str, int, int]]] = {}
+        segments: dict[str, list[tuple[str, int, int]]] = {}
         for name, site in self.sites.items():
             if name in self._forms:
                 continue
@@ -314,7 +315,7 @@ class MacsModel(CostModel):
             for path, parts in site.products().items():
                 for part in parts:
                     along.setdefault((path, part), []).append(name)
-        merged: Dict[Tuple[str, ...], int] = {}  # products along the same sites are one term
+        merged: dict[tuple[str, ...], int] = {}  # products along the same sites are one term
         variable = 0
         for path in segments:  # also where no site lies along the layer's other axis
             along.setdefault((path, ''), [])
@@ -373,7 +374,7 @@ class MacsModel(CostModel):
                 + sum(self._form(name, sizes) for name in self._forms))
 
 
-def _below(own: Mapping[str, int], model: nn.Module, root: nn.Module) -> Dict[str, int]:
+def _below(own: Mapping[str, int], model: nn.Module, root: nn.Module) -> dict[str, int]:
     """MACs of modules below ``root``, by path from it."""
     start = next(name for name, module in model.named_modules() if module is root)
     start = f'{start}.' if start else ''

@@ -1,7 +1,7 @@
 """Eval mode for a while."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 from torch import nn
 

@@ -1,10 +1,10 @@
 """Choice of one size per site out of a few, so that the network lands in a window of MACs."""
 
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from .cost import ascending, speaking
+from .cost import ascending, cost_kind
 
 Options = Mapping[str, Sequence[int]]
 
@@ -13,7 +13,7 @@ def choose_options(options: Options,
                    scores: Mapping[str, Sequence[float]],
                    macs: Callable[[Mapping[str, float]], float],
                    low: int,
-                   high: int) -> Dict[str, int]:
+                   high: int) -> dict[str, int]:
     r"""Choose an option at every site so that ``low <= MACs <= high``.
 
     The sites' distributions :math:`p_k \propto e^{s_k}` are tilted to
@@ -51,10 +51,10 @@ def choose_options(options: Options,
         found = search.run({}, search.order)
         if found is not None:
             return found
-    words = speaking(macs)
+    words = cost_kind(macs)
     raise ValueError(f'expected a target within the reachable '
-                     f'{words.range_said(smallest, largest)}, with sizes that meet it, found '
-                     f'{words.said(low)} to {words.said(high)}')
+                     f'{words.range_text(smallest, largest)}, with sizes that meet it, found '
+                     f'{words.text(low)} to {words.text(high)}')
 
 
 def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: int,
@@ -93,7 +93,7 @@ def can_meet(options: Options, macs: Callable[[Mapping[str, int]], int], low: in
                for order in orders)
 
 
-def _grown(smallest: Mapping[str, int], steps: Sequence[Tuple[str, int]],
+def _grown(smallest: Mapping[str, int], steps: Sequence[tuple[str, int]],
            macs: Callable[[Mapping[str, int]], int], high: int) -> int:
     """MACs of a network grown by ``steps`` as far as ``high`` allows."""
     first, last = 0, len(steps)
@@ -130,7 +130,7 @@ class _Search:
         means = {site: sizes.mean() for site, sizes in self.sizes.items()}
         base = macs(means)
         # what each option costs beside mean sizes, as a share of the cost there
-        if speaking(macs).rises:  # by the marginal cost of a unit
+        if cost_kind(macs).rises:  # by the marginal cost of a unit
             self.costs = {site: (macs({**means, site: mean + 1}) - base) / base * self.sizes[site]
                           for site, mean in means.items()}
         else:  # time has plateaus: a slope somewhere says nothing of the options
@@ -139,7 +139,7 @@ class _Search:
         self.means, self.base = means, base
         self.order = sorted(options, key=lambda site: -np.ptp(self.costs[site]))
 
-    def run(self, chosen: Dict[str, int], rest: List[str]) -> Optional[Dict[str, int]]:
+    def run(self, chosen: dict[str, int], rest: list[str]) -> dict[str, int] | None:
         """A choice in the window that completes a partial one, or None if there is none."""
         if not self._reachable(chosen, rest):
             return None
@@ -152,7 +152,7 @@ class _Search:
                 return found
         return None
 
-    def _fixed(self, chosen: Mapping[str, int]) -> Dict[str, int]:
+    def _fixed(self, chosen: Mapping[str, int]) -> dict[str, int]:
         return {site: self.integers[site][index] for site, index in chosen.items()}
 
     def _reachable(self, chosen: Mapping[str, int], rest: Sequence[str]) -> bool:
@@ -163,7 +163,7 @@ class _Search:
             return False
         return self.macs({**fixed, **{site: self.ends[site][1] for site in rest}}) >= self.low
 
-    def _tilted(self, chosen: Mapping[str, int], rest: Sequence[str]) -> Dict[str, np.ndarray]:
+    def _tilted(self, chosen: Mapping[str, int], rest: Sequence[str]) -> dict[str, np.ndarray]:
         """Probabilities of the open sites that put the expected cost into the window's middle."""
         fixed, target = self._fixed(chosen), (self.low + self.high) / 2
         low, high = -1e4, 1e4  # bisection for lambda: MACs fall as it grows
@@ -177,7 +177,7 @@ class _Search:
         return probs
 
     def _expected(self, fixed: Mapping[str, int], probs: Mapping[str, np.ndarray]) -> float:
-        if speaking(self.macs).rises:
+        if cost_kind(self.macs).rises:
             return self.macs({**fixed, **{site: float(prob @ self.sizes[site])
                                           for site, prob in probs.items()}})
         given = self.macs({**self.means, **fixed})
@@ -190,7 +190,7 @@ class _Search:
         return exps / exps.sum()
 
 
-def allowed_ratio_sizes(total: int, start: float, step: float) -> Tuple[int, ...]:
+def allowed_ratio_sizes(total: int, start: float, step: float) -> tuple[int, ...]:
     """Sizes whose shares of ``total`` go from ``start`` to 1 in steps of ``step``.
 
     Args:

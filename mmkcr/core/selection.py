@@ -1,7 +1,7 @@
 """The units that the gates of a supernet keep, with a budget or without."""
 
 import math
-from typing import Dict, Mapping, Optional
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -15,8 +15,8 @@ TOLERANCE = 0.03
 Gates = Mapping[str, BaseGate]
 
 
-def select_units(gates: Gates, macs: CostModel, target: Optional[int] = None,
-                 divisor: int = 1) -> Dict[str, Tensor]:
+def select_units(gates: Gates, macs: CostModel, target: int | None = None,
+                 divisor: int = 1) -> dict[str, Tensor]:
     """Units that every gate keeps.
 
     Args:
@@ -35,8 +35,8 @@ def select_units(gates: Gates, macs: CostModel, target: Optional[int] = None,
     """
     if not gates:  # the search has sliced and folded every site: the cost is what it is
         if target is not None and macs({}) > target:
-            raise ValueError(f'expected a target of at least the {macs.said(macs({}))} of '
-                             f'{macs.noun} that the search decided on, found {macs.said(target)}')
+            raise ValueError(f'expected a target of at least the {macs.text(macs({}))} of '
+                             f'{macs.noun} that the search decided on, found {macs.text(target)}')
         return {}
     free = {site: gate for site, gate in gates.items() if gate.options() is None}
     given = {site: gate for site, gate in gates.items() if site not in free}
@@ -49,15 +49,15 @@ def select_units(gates: Gates, macs: CostModel, target: Optional[int] = None,
     return _select_both(free, given, macs, target, divisor)
 
 
-def _select_free(gates: Gates, macs: CostModel, target: Optional[int],
-                 divisor: int) -> Dict[str, Tensor]:
+def _select_free(gates: Gates, macs: CostModel, target: int | None,
+                 divisor: int) -> dict[str, Tensor]:
     return solve_budget({site: gate.scores() for site, gate in gates.items()}, macs, target,
                         divisor, {site: gate.min_size for site, gate in gates.items()},
                         {site: gate.group for site, gate in gates.items()})
 
 
-def _select_options(gates: Gates, macs: CostModel, target: Optional[int],
-                    missing: int = 0) -> Dict[str, Tensor]:
+def _select_options(gates: Gates, macs: CostModel, target: int | None,
+                    missing: int = 0) -> dict[str, Tensor]:
     """Options that cost the target, or up to ``missing`` less, or those that were learned."""
     if target is None:
         return {site: gate.selection() for site, gate in gates.items()}
@@ -69,8 +69,8 @@ def _select_options(gates: Gates, macs: CostModel, target: Optional[int],
     return {site: gates[site].selection(option) for site, option in chosen.items()}
 
 
-def _select_both(free: Gates, given: Gates, macs: CostModel, target: Optional[int],
-                 divisor: int) -> Dict[str, Tensor]:
+def _select_both(free: Gates, given: Gates, macs: CostModel, target: int | None,
+                 divisor: int) -> dict[str, Tensor]:
     """Options first: those that were learned, if the free sites can then meet the target.
 
     Otherwise options are chosen as if the free sites had a middle size. If none meet the target

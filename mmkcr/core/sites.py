@@ -5,7 +5,8 @@ network that has an adapter. A site knows which axes of which tensors its units 
 where a mask on its units acts. Gates, budget, slicing and the structure file need nothing else.
 """
 
-from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,11 +55,11 @@ class UnitMask:
         trailing = x.ndim - 1 - self.dim if self.dim >= 0 else -1 - self.dim
         return x * mask.view(-1, *[1] * trailing)
 
-    def before(self, _: nn.Module, args: Tuple) -> Tuple:
+    def before(self, _: nn.Module, args: tuple) -> tuple:
         """Forward pre-hook: masks the first input."""
         return (self(args[0]), *args[1:])
 
-    def after(self, _: nn.Module, args: Tuple, out: Any) -> Any:
+    def after(self, _: nn.Module, args: tuple, out: Any) -> Any:
         """Forward hook: masks the output, the first of a tuple."""
         return (self(out[0]), *out[1:]) if isinstance(out, tuple) else self(out)
 
@@ -109,9 +110,9 @@ class Site:
 
     def __init__(self, host: nn.Module, path: str, total: int, groups: int = 1) -> None:
         self.host, self.path, self.total, self.groups = host, path, total, groups
-        self._handles: List[Any] = []
-        self._masked: List[nn.Module] = []
-        self._kept: Optional[Tensor] = None
+        self._handles: list[Any] = []
+        self._masked: list[nn.Module] = []
+        self._kept: Tensor | None = None
 
     @property
     def name(self) -> str:
@@ -124,17 +125,17 @@ class Site:
         return self.host.get_submodule(self.path)
 
     @property
-    def holder(self) -> Optional[SiteHolder]:
+    def holder(self) -> SiteHolder | None:
         """The site's holder in a supernet, else None."""
         return self.owner._modules.get(self.kind)
 
     @property
-    def gate(self) -> Optional[BaseGate]:
+    def gate(self) -> BaseGate | None:
         """The gate of a supernet, else None."""
         return getattr(self.holder, 'gate', None)
 
     @property
-    def kept(self) -> Optional[Tensor]:
+    def kept(self) -> Tensor | None:
         """Kept units of a subnet, or of a supernet that was sliced while it trained, else None."""
         return self._kept if self.gate is None else getattr(self.gate, 'kept', None)
 
@@ -147,15 +148,15 @@ class Site:
 
     # ---- what a kind says -----------------------------------------------------------------------
 
-    def axes(self) -> List[Axis]:
+    def axes(self) -> list[Axis]:
         """The axes that the present units lie along, in a dense net, supernet or subnet."""
         raise NotImplementedError
 
-    def mask_points(self) -> List[MaskPoint]:
+    def mask_points(self) -> list[MaskPoint]:
         """Where the mask acts; together the points must scale the value of a unit exactly once."""
         raise NotImplementedError
 
-    def products(self) -> Mapping[str, Tuple[str, ...]]:
+    def products(self) -> Mapping[str, tuple[str, ...]]:
         """Modules whose own products, not those of their children, grow with the size.
 
         Returns:
@@ -197,12 +198,12 @@ class Site:
     def resized(self, units: int) -> None:
         """Set the host's attributes that no weight's shape implies, after slicing to ``units``."""
 
-    def lost_outputs(self) -> Tuple[str, ...]:
+    def lost_outputs(self) -> tuple[str, ...]:
         """Paths of layers whose outputs at dropped units are lost: nothing reads them any more."""
         return ()
 
-    def operators(self) -> Tuple[str, ...]:
-        """Names of operators that may compute the units that are not kept, the default first."""
+    def operators(self) -> tuple[str, ...]:
+        """Operators that can compute dropped units in place of attention, the default first."""
         return ()
 
     # ---- gating and slicing ---------------------------------------------------------------------
@@ -263,7 +264,7 @@ class Site:
         """Number of kept units of every group that keeps any, int64."""
         return torch.unique(kept // (self.total // self.groups), return_counts=True)[1]
 
-    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
         """Slice weights and moments to some of the present units.
 
         Args:
@@ -272,7 +273,7 @@ class Site:
         """
         slice_axes(self.axes(), units, optimizer)
 
-    def slice_to(self, kept: Tensor, operator: Optional[str] = None) -> None:
+    def slice_to(self, kept: Tensor, operator: str | None = None) -> None:
         """Make the site that of a subnet: slice to the kept units, and remove the gate.
 
         Args:
@@ -291,7 +292,7 @@ class Site:
         self._kept = kept
 
 
-def holders(root: nn.Module) -> Dict[str, SiteHolder]:
+def holders(root: nn.Module) -> dict[str, SiteHolder]:
     """The holders that have a gate, below ``root``, by site, in the order of the modules."""
     return {name: module for name, module in root.named_modules()
             if isinstance(module, SiteHolder)}

@@ -4,13 +4,13 @@ One rule is behind everything here: keep ``index[d]`` along dimension ``d`` of a
 parameter, and the same entries of every optimizer moment of the same shape.
 """
 
-from typing import Dict, Mapping, Optional
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-Index = Optional[Tensor]
+Index = Tensor | None
 
 
 def take_entries(tensor: Tensor, index: Mapping[int, Index]) -> Tensor:
@@ -35,7 +35,7 @@ def take_entries(tensor: Tensor, index: Mapping[int, Index]) -> Tensor:
 def slice_parameter(module: nn.Module,
                     name: str,
                     index: Mapping[int, Index],
-                    optimizer: Optional[Optimizer] = None) -> None:
+                    optimizer: Optimizer | None = None) -> None:
     """Replace ``module.<name>`` (a parameter or buffer) by its kept entries.
 
     Args:
@@ -66,7 +66,7 @@ def _swap_in_optimizer(optimizer: Optimizer, old: nn.Parameter, new: nn.Paramete
     for group in optimizer.param_groups:
         group['params'] = [new if p is old else p for p in group['params']]
     if old in optimizer.state:  # state of another shape, such as the step count, stays
-        state: Dict = optimizer.state.pop(old)
+        state: dict = optimizer.state.pop(old)
         optimizer.state[new] = {
             key: take_entries(value, index)
             if torch.is_tensor(value) and value.shape == old.shape else value

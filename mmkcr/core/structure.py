@@ -6,9 +6,10 @@ read, edited and diffed. A subnet is such a file and a plain state_dict.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Union
+from typing import Any
 
 import torch
 
@@ -104,8 +105,8 @@ class SiteEntry:
     """
 
     total: int
-    kept: List[int]
-    operator: Optional[str] = None
+    kept: list[int]
+    operator: str | None = None
 
     @classmethod
     def from_dict(cls, name: str, data: Any) -> 'SiteEntry':
@@ -139,7 +140,7 @@ class SiteEntry:
                              f'within [0, {total}), found {str(found):.80}')
         return cls(total, list(kept), operator)
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The entry as plain JSON types; ``operator`` is left out if there is none."""
         return {key: value for key, value in vars(self).items() if value is not None}
 
@@ -170,16 +171,16 @@ class Structure:
         format_version (int): Version of this file format.
     """
 
-    backbone: Dict[str, Any]
-    sites: Dict[str, SiteEntry]
+    backbone: dict[str, Any]
+    sites: dict[str, SiteEntry]
     method: str = ''
-    macs: Dict[str, Any] = field(default_factory=dict)
-    params: Dict[str, int] = field(default_factory=dict)
-    provenance: Dict[str, Any] = field(default_factory=dict)
+    macs: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, int] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @classmethod
-    def load(cls, source: Union[str, Path, Mapping, 'Structure']) -> 'Structure':
+    def load(cls, source: 'str | Path | Mapping | Structure') -> 'Structure':
         """Read and check a structure.
 
         Args:
@@ -242,7 +243,7 @@ class Structure:
         sites = {name: SiteEntry.from_dict(name, site) for name, site in data['sites'].items()}
         return cls(**{**data, 'sites': sites})
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The structure as plain JSON types."""
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
         data['sites'] = {name: site.to_dict() for name, site in self.sites.items()}
@@ -261,7 +262,7 @@ class Structure:
             lines.append(f'  {json.dumps(key)}: {text}')
         return '{\n' + ',\n'.join(lines) + '\n}\n'
 
-    def save(self, path: Union[str, Path]) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the file, by a temporary file and a rename.
 
         Raises:
@@ -271,7 +272,7 @@ class Structure:
         with atomic_write(path) as temporary:
             temporary.write_text(self.dumps(), encoding='utf8')
 
-    def validate(self, widths: Mapping[str, int], backbone: Optional[str] = None) -> None:
+    def validate(self, widths: Mapping[str, int], backbone: str | None = None) -> None:
         """Check that the structure belongs to a backbone.
 
         Args:
@@ -295,11 +296,11 @@ class Structure:
                 raise ValueError(f'expected {here} units at site `{name}`, found a structure '
                                  f'for {there.total}')
 
-    def sizes(self) -> Dict[str, int]:
+    def sizes(self) -> dict[str, int]:
         """Number of kept units by site."""
         return {name: len(site.kept) for name, site in self.sites.items()}
 
-    def diff(self, other: 'Structure') -> Dict[str, Dict[str, List[int]]]:
+    def diff(self, other: 'Structure') -> dict[str, dict[str, list[int]]]:
         """Units that only one of two structures keeps.
 
         Returns:

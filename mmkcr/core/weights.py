@@ -1,7 +1,8 @@
 """Parameters and bytes as functions of the sizes of sites: counted, and differentiable."""
 
 import math
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -12,7 +13,7 @@ from .sites import Cost, Site
 from .structure import KEPT
 
 #: Length of a side of a tensor: a constant part, and by site the entries per unit.
-Side = Tuple[int, Tuple[Tuple[str, int], ...]]
+Side = tuple[int, tuple[tuple[str, int], ...]]
 
 
 class _Sized(NamedTuple):
@@ -25,7 +26,7 @@ class _Sized(NamedTuple):
     """
 
     value: Tensor
-    sides: Dict[int, List[Tuple[str, int, int]]]
+    sides: dict[int, list[tuple[str, int, int]]]
 
 
 class ParamsModel(CostModel):
@@ -59,7 +60,7 @@ class ParamsModel(CostModel):
         # every tensor is a term of sizes or part of the constant; by id, as tensors may be shared
         sized, added = self._sized(), 0
         self.fixed = 0
-        self.terms: Dict[Tuple[Side, ...], int] = {}
+        self.terms: dict[tuple[Side, ...], int] = {}
         for value in self._tensors(model):
             if id(value) in sized:
                 self._add(sized[id(value)])
@@ -69,10 +70,10 @@ class ParamsModel(CostModel):
         full = {name: site.total for name, site in self.sites.items()}
         self.dense = self(full) - added
 
-    def _ids(self, *modules: nn.Module) -> Set[int]:
+    def _ids(self, *modules: nn.Module) -> set[int]:
         return {id(value) for module in modules for value in self._tensors(module)}
 
-    def _tensors(self, module: nn.Module) -> List[Tensor]:
+    def _tensors(self, module: nn.Module) -> list[Tensor]:
         """The tensors of a module that count."""
         return list(module.parameters())
 
@@ -80,9 +81,9 @@ class ParamsModel(CostModel):
         """Cost of one number of a tensor."""
         return 1
 
-    def _sized(self) -> Dict[int, _Sized]:
+    def _sized(self) -> dict[int, _Sized]:
         """Tensors along which sites lie, by id."""
-        found: Dict[int, _Sized] = {}
+        found: dict[int, _Sized] = {}
         for name, site in self.sites.items():
             if site.has_own_macs:
                 continue
@@ -117,7 +118,7 @@ class ParamsModel(CostModel):
                       for name, unit in self._forms.items()))
 
 
-def state_tensors(module: nn.Module) -> List[Tensor]:
+def state_tensors(module: nn.Module) -> list[Tensor]:
     """The tensors of a network's ``state_dict``, without the digest of a subnet's units."""
     return [value for name, value in module.state_dict(keep_vars=True).items()
             if isinstance(value, Tensor) and name.rpartition('.')[2] != KEPT]
@@ -137,7 +138,7 @@ class BytesModel(ParamsModel):
 
     name, noun, suffix = 'bytes', 'bytes', 'B'
 
-    def _tensors(self, module: nn.Module) -> List[Tensor]:
+    def _tensors(self, module: nn.Module) -> list[Tensor]:
         return state_tensors(module)
 
     def _unit(self, value: Tensor) -> int:

@@ -1,7 +1,7 @@
 """Words for messages."""
 
 import difflib
-from typing import Iterable
+from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:

@@ -1,7 +1,7 @@
 """Search set: a seeded random subset of a data set's classes (KCR-Transformer, section 4.1)."""
 
 import copy
-from typing import Any, Dict, List, Union
+from typing import Any
 
 import numpy as np
 from mmengine.dataset import BaseDataset
@@ -32,7 +32,7 @@ class ClassSubset:
         TypeError: A sample has more than one label, or the data set is of another sort.
     """
 
-    def __init__(self, dataset: Union[BaseDataset, Dict[str, Any]], num_classes: int = 100,
+    def __init__(self, dataset: BaseDataset | dict[str, Any], num_classes: int = 100,
                  seed: int = 0, lazy_init: bool = False) -> None:
         if num_classes < 1:
             raise ValueError(f'expected `num_classes` of a class subset to be at least 1, found '
@@ -71,12 +71,12 @@ class ClassSubset:
         self._fully_initialized = True
 
     @property
-    def metainfo(self) -> Dict[str, Any]:
+    def metainfo(self) -> dict[str, Any]:
         """Copy of the data set's meta information with the kept ``classes``."""
         self.full_init()
         return dict(copy.deepcopy(self.dataset.metainfo), classes=self._names)
 
-    def get_data_info(self, idx: int) -> Dict[str, Any]:
+    def get_data_info(self, idx: int) -> dict[str, Any]:
         """Copy of a sample's annotation, its ``gt_label`` counted within the subset."""
         self.full_init()
         info = self.dataset.get_data_info(int(self._indices[idx]))
@@ -87,7 +87,7 @@ class ClassSubset:
         """Labels of all the samples, (len(self),), from 0 to ``num_classes - 1``."""
         return np.array([self.get_data_info(idx)['gt_label'] for idx in range(len(self))])
 
-    def get_cat_ids(self, idx: int) -> List[int]:
+    def get_cat_ids(self, idx: int) -> list[int]:
         """Label of a sample, as a list."""
         return [self.get_data_info(idx)['gt_label']]
 

@@ -3,8 +3,9 @@
 import inspect
 import mmap
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, Sequence
+from typing import Any
 
 from mmpretrain.datasets import CustomDataset
 from mmpretrain.registry import DATASETS
@@ -58,7 +59,7 @@ def dataset_configs(node: Any) -> Iterator[Mapping[str, Any]]:
             yield from dataset_configs(node.get(key))
 
 
-def pipeline_config(node: Any) -> List[Mapping[str, Any]]:
+def pipeline_config(node: Any) -> list[Mapping[str, Any]]:
     """The transforms in a data set's config, also inside its wrappers; empty if there are none.
 
     Args:

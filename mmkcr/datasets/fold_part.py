@@ -1,6 +1,6 @@
 """One side of one fold of a cross-validation on a share of a training set."""
 
-from typing import Any, Dict, Tuple, Union
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -10,7 +10,7 @@ from .part import DatasetPart, class_labels, sample_sources
 
 
 def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
-                 seed: int) -> Tuple[np.ndarray, np.ndarray]:
+                 seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the training and of the held-out side of a fold, ascending.
 
     First a stratified share of the samples is drawn, the same for all folds;
@@ -54,7 +54,7 @@ def fold_indices(labels: np.ndarray, fraction: float, folds: int, fold: int,
 
 
 def sides_of(dataset: Any, labels: np.ndarray, fraction: float, folds: int, fold: int,
-             seed: int) -> Tuple[np.ndarray, np.ndarray]:
+             seed: int) -> tuple[np.ndarray, np.ndarray]:
     """As :func:`fold_indices`, with all copies of a repeated sample on one side.
 
     Args:
@@ -88,7 +88,7 @@ class FoldPart(DatasetPart):
     """
 
     def __init__(self,
-                 dataset: Union[Dict, Dataset],
+                 dataset: dict | Dataset,
                  fraction: float = 0.1,
                  folds: int = 5,
                  fold: int = 0,

@@ -1,6 +1,6 @@
 """Refuses masks with labels out of range, naming the mask."""
 
-from typing import Any, Dict
+from typing import Any
 
 from mmkcr.registry import TRANSFORMS
 
@@ -22,7 +22,7 @@ class CheckSegLabels:
     def __init__(self, num_classes: int, ignore_index: int = 255) -> None:
         self.num_classes, self.ignore_index = num_classes, ignore_index
 
-    def __call__(self, results: Dict[str, Any]) -> Dict[str, Any]:
+    def __call__(self, results: dict[str, Any]) -> dict[str, Any]:
         """Check a sample.
 
         Raises:

@@ -1,7 +1,8 @@
 """A part of a data set's samples."""
 
 import copy
-from typing import Any, Dict, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from mmengine.dataset import ClassBalancedDataset, ConcatDataset, RepeatDataset
@@ -27,7 +28,7 @@ class DatasetPart(Dataset):
         _refuse_mixing_inside(dataset)
         self.dataset = dataset
         self.indices = list(indices)
-        self._cached: Dict[Tuple[int, int], List] = {}  # images that transforms keep, to mix them
+        self._cached: dict[tuple[int, int], list] = {}  # images that transforms keep, to mix them
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -66,7 +67,7 @@ class DatasetPart(Dataset):
             if found is dataset:
                 return place
 
-    def _with_own_cache(self, step: Any, key: Tuple[int, int]) -> Any:
+    def _with_own_cache(self, step: Any, key: tuple[int, int]) -> Any:
         if not hasattr(step, 'results_cache'):
             return step
         step = copy.copy(step)  # its other settings, which hooks may have changed, are as they are
@@ -77,7 +78,7 @@ class DatasetPart(Dataset):
         """Some of the samples of this part."""
         return DatasetPart(self, indices)
 
-    def get_data_info(self, index: int) -> Dict:
+    def get_data_info(self, index: int) -> dict:
         """Annotation of a sample, for batch samplers and class samplers.
 
         Args:
@@ -85,7 +86,7 @@ class DatasetPart(Dataset):
         """
         return self.dataset.get_data_info(self.indices[index])
 
-    def get_cat_ids(self, index: int) -> List[int]:
+    def get_cat_ids(self, index: int) -> list[int]:
         """Categories of a sample.
 
         Args:
@@ -112,14 +113,14 @@ class DatasetPart(Dataset):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
-    def __deepcopy__(self, memo: Dict) -> 'DatasetPart':
+    def __deepcopy__(self, memo: dict) -> 'DatasetPart':
         # a config that holds it is copied by `Runner.build_dataloader`
         copied = copy.copy(self)
         copied._cached = {}
         return copied
 
 
-def _find(dataset: Dataset, place: int) -> Tuple[Dataset, int]:
+def _find(dataset: Dataset, place: int) -> tuple[Dataset, int]:
     """The set that reads a sample, inside of parts and of what repeats or joins sets, and where."""
     while isinstance(dataset, (RepeatDataset, ClassBalancedDataset, ConcatDataset, DatasetPart)):
         if isinstance(dataset, DatasetPart):
@@ -198,7 +199,7 @@ def sample_sources(dataset: Dataset) -> Sequence[int]:
     if mixes_images(dataset):
         return sample_sources(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
-        joined: List[int] = []
+        joined: list[int] = []
         for child in dataset.datasets:
             start = max(joined, default=-1) + 1  # behind the samples of the sets before
             joined += [start + source for source in sample_sources(child)]

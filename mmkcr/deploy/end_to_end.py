@@ -5,8 +5,9 @@ import copy
 import importlib.util
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from mmkcr.deploy.export import padded_shape
 from mmkcr.deploy.latency import PairTiming, clock_for, measure_pair
 from mmkcr.deploy.prepare import prepare
 from mmkcr.deploy.runtimes import open_onnx
-from mmkcr.models.utils import is_dense_task, is_detector
+from mmkcr.models.tasks import is_dense_task, is_detector
 
 _OPSET = 17
 
@@ -39,8 +40,8 @@ class EndToEnd(NamedTuple):
 
     path: Path
     seconds: float
-    metrics: Dict[str, Tuple[float, float]]
-    timing: Optional[PairTiming] = None
+    metrics: dict[str, tuple[float, float]]
+    timing: PairTiming | None = None
 
 
 def require_mmdeploy() -> None:
@@ -54,10 +55,10 @@ def require_mmdeploy() -> None:
                           'pip install onedl-mmdeploy (from its source where it has no wheel)')
 
 
-def export_end_to_end(config: Config, model: nn.Module, path: Union[str, Path],
+def export_end_to_end(config: Config, model: nn.Module, path: str | Path,
                       shape: Sequence[int], repeats: int = 20, evaluate: bool = False,
                       threads: int = 1,
-                      against: Union[str, Path, None] = None) -> EndToEnd:
+                      against: str | Path | None = None) -> EndToEnd:
     """Write a whole detector or segmentor as an ONNX file and time it in ONNX Runtime.
 
     Batch, height and width are dynamic. mmkcr's own layers are prepared by
@@ -151,7 +152,7 @@ def _propose_by_level(head: nn.Module) -> None:
     head.predict_by_feat = predict_by_feat
 
 
-def _outputs(model: nn.Module) -> List[str]:
+def _outputs(model: nn.Module) -> list[str]:
     """Names of the file's outputs."""
     if not is_detector(model):
         return ['labels']
@@ -159,7 +160,7 @@ def _outputs(model: nn.Module) -> List[str]:
     return ['dets', 'labels', *(['masks'] if masks is not None else [])]
 
 
-def _samples(task: Any, model: nn.Module, height: int, width: int) -> List[Any]:
+def _samples(task: Any, model: nn.Module, height: int, width: int) -> list[Any]:
     """The data sample of a traced image."""
     if is_detector(model):
         data, _ = task.create_input(np.zeros((height, width, 3), np.uint8), None,
@@ -174,7 +175,7 @@ def _samples(task: Any, model: nn.Module, height: int, width: int) -> List[Any]:
     return samples
 
 
-def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: Dict[str, Any]) -> Config:
+def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: dict[str, Any]) -> Config:
     """The deployment config for mmdeploy."""
     onnx = dict(type='onnx', export_params=True, keep_initializers_as_inputs=False,
                 opset_version=_OPSET, save_file='end2end.onnx', input_names=['input'],
@@ -183,7 +184,7 @@ def _deploy_config(model: nn.Module, outputs: Sequence[str], axes: Dict[str, Any
                        backend_config=dict(type='onnxruntime')))
 
 
-def _codebase_config(model: nn.Module) -> Dict[str, Any]:
+def _codebase_config(model: nn.Module) -> dict[str, Any]:
     """Its part about the task and what comes behind the network."""
     if not is_detector(model):
         return dict(type='mmseg', task='Segmentation', model_type='end2end', with_argmax=True)
@@ -199,7 +200,7 @@ def _codebase_config(model: nn.Module) -> Dict[str, Any]:
 
 
 def _timed(file: Path, images: torch.Tensor, repeats: int, threads: int,
-           against: Union[str, Path, None]) -> Tuple[float, Optional[PairTiming]]:
+           against: str | Path | None) -> tuple[float, PairTiming | None]:
     """Median seconds of one run, in turns with another file if there is one."""
     if against is not None:
         timing = measure_pair(against, file, images, repeats, 3, 'onnxruntime', threads)
@@ -214,7 +215,7 @@ def _timed(file: Path, images: torch.Tensor, repeats: int, threads: int,
 
 
 def _compared(config: Config, model: nn.Module, task: Any, file: Path,
-              work_dir: str) -> Dict[str, Tuple[float, float]]:
+              work_dir: str) -> dict[str, tuple[float, float]]:
     """Metrics of PyTorch and of the file, by name."""
     found = []
     backend = task.build_backend_model([str(file)],

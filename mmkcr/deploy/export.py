@@ -6,9 +6,10 @@ import importlib.util
 import itertools
 import re
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from mmkcr.deploy.prepare import RUNTIMES, prepare
 from mmkcr.deploy.runtimes import Session, open_onnx, quiet, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 
 _NEEDED = ('onnx', 'onnxruntime')
 _OPSET = 17  # the first with LayerNormalization
@@ -34,7 +35,7 @@ _MOST = 2**31  # bytes of one protobuf message
 _OPERATOR = re.compile(r"operator '([\w:]+)' to|unrecognized namespace ([\w:]+)|"
                        r'export of operator (\w+)')
 _SCOPE = re.compile(r'scope: \S*::(model[\w.]*)')
-Shape = Tuple[int, int, int, int]
+Shape = tuple[int, int, int, int]
 
 
 @dataclass
@@ -53,8 +54,8 @@ class ExportReport:
 
     path: Path
     dynamic_size: bool
-    errors: Dict[Shape, float]
-    operators: Dict[str, int]
+    errors: dict[Shape, float]
+    operators: dict[str, int]
     notice: str = ''
 
 
@@ -63,13 +64,13 @@ class ExportMismatch(ValueError):
 
 
 def export_onnx(model: nn.Module,
-                path: Union[str, Path],
+                path: str | Path,
                 input_shape: Sequence[int] = (3, 224, 224),
-                dynamic_size: Optional[bool] = None,
+                dynamic_size: bool | None = None,
                 batch_sizes: Sequence[int] = (1, 2, 5),
                 tolerance: float = 1e-4,
                 runtime: str = 'any',
-                form: Optional[str] = None) -> ExportReport:
+                form: str | None = None) -> ExportReport:
     """Export a model to ONNX for a runtime, and compare it there with PyTorch.
 
     A classifier gives logits, a backbone feature maps, see
@@ -158,8 +159,8 @@ def _first_line(error: Exception) -> str:
                 type(error).__name__)[:200]
 
 
-def _export(model: TensorModel, path: Path, shape: Tuple[int, ...], batch_sizes: Sequence[int],
-            tolerance: float, runtime: str, form: Optional[str], dynamic: bool,
+def _export(model: TensorModel, path: Path, shape: tuple[int, ...], batch_sizes: Sequence[int],
+            tolerance: float, runtime: str, form: str | None, dynamic: bool,
             multiple: int = 1) -> ExportReport:
     """Trace, compare, write; dynamic heights and widths are multiples of a number."""
     import onnx
@@ -190,7 +191,7 @@ def _export(model: TensorModel, path: Path, shape: Tuple[int, ...], batch_sizes:
     return ExportReport(path, dynamic, errors, count_operators(graph))
 
 
-def _whole_patches(model: TensorModel, shape: Tuple[int, ...]) -> int:
+def _whole_patches(model: TensorModel, shape: tuple[int, ...]) -> int:
     """Side of the patches if the model refuses images that are not whole ones, else 1."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     sides = set() if first is None else {*first.kernel_size, *first.stride}
@@ -252,7 +253,7 @@ def trace(prepared: TensorModel, path: Path, shape: Sequence[int], dynamic: bool
 @contextlib.contextmanager
 def _blamed(prepared: TensorModel, images: Tensor) -> Iterator[None]:
     """Say which operator or block of a model an error of the exporter is about."""
-    running: List[str] = []  # modules whose forward has begun, from outside in
+    running: list[str] = []  # modules whose forward has begun, from outside in
 
     def begin(name: str, *_: Any) -> None:
         running.append(name)
@@ -303,11 +304,11 @@ def _named(prepared: TensorModel, path: str) -> str:
     return f'`{own}` (`{kind}`)' if own else f'`{kind}`'
 
 
-def _rounded_up(sides: Sequence[int], multiple: int) -> Tuple[int, ...]:
+def _rounded_up(sides: Sequence[int], multiple: int) -> tuple[int, ...]:
     return tuple(-(-side // multiple) * multiple for side in sides)
 
 
-def padded_shape(model: nn.Module, shape: Sequence[int]) -> Tuple[int, int, int]:
+def padded_shape(model: nn.Module, shape: Sequence[int]) -> tuple[int, int, int]:
     """A size at which every map of the model is padded; odd, and larger than its own.
 
     The hosts skip padding where it would do nothing, and then a trace would not contain it.
@@ -332,8 +333,8 @@ def padded_shape(model: nn.Module, shape: Sequence[int]) -> Tuple[int, int, int]
     return shape[0], *(next(filter(padded, itertools.count(side))) for side in (height, width))
 
 
-def onnx_macs(path: Union[str, Path],
-              input_shape: Optional[Sequence[int]] = None) -> Optional[int]:
+def onnx_macs(path: str | Path,
+              input_shape: Sequence[int] | None = None) -> int | None:
     """MACs of one image recorded in an exported file; None where it does not say.
 
     Args:
@@ -349,7 +350,7 @@ def onnx_macs(path: Union[str, Path],
     return int(found[f'{_META}.macs'])
 
 
-def onnx_shape(path: Union[str, Path]) -> Optional[Tuple[int, ...]]:
+def onnx_shape(path: str | Path) -> tuple[int, ...] | None:
     """(C, H, W) of the image that an exported file was made for; None where it does not say.
 
     Args:
@@ -362,7 +363,7 @@ def onnx_shape(path: Union[str, Path]) -> Optional[Tuple[int, ...]]:
     return sizes if all(sizes) else None
 
 
-def _recorded(path: Union[str, Path]) -> Tuple[Dict[str, str], Tuple[int, ...]]:
+def _recorded(path: str | Path) -> tuple[dict[str, str], tuple[int, ...]]:
     """A file's metadata, and its input's sizes behind the batch, 0 where they are dynamic."""
     import onnx
     content = onnx.load(path, load_external_data=False)
@@ -374,8 +375,8 @@ def _written(shape: Sequence[int]) -> str:
     return 'x'.join(map(str, shape))
 
 
-def compare_onnx(model: nn.Module, path: Union[str, Path], shapes: Sequence[Shape],
-                 seed: int = 0, runtime: str = 'onnxruntime') -> Dict[Shape, float]:
+def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
+                 seed: int = 0, runtime: str = 'onnxruntime') -> dict[Shape, float]:
     """Run a file in a runtime and compare with PyTorch on random images.
 
     Args:

@@ -4,8 +4,9 @@ import copy
 import inspect
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +14,13 @@ from mmengine.logging import print_log
 from mmpretrain.models import MultiTaskHead
 from torch import Tensor, nn
 
-from mmkcr.models.utils import find_task, is_detector
+from mmkcr.models.tasks import find_task, is_detector
 from .runtimes import open_onnx
 from .tensor_model import TensorModel
 
 
-def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxruntime',
-                threads: Optional[int] = None) -> None:
+def run_by_file(model: nn.Module, path: str | Path, runtime: str = 'onnxruntime',
+                threads: int | None = None) -> None:
     """Let an exported file compute what :class:`~mmkcr.deploy.tensor_model.TensorModel` exports.
 
     The rest stays in PyTorch: the preprocessor, what turns scores into classes and maps, and the
@@ -45,9 +46,9 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
         try:
             found = session(images.detach().cpu().float().numpy())
         except Exception as error:  # the runtimes' errors have no other common base
-            said = ' '.join(str(error).split())[:300]
+            message = ' '.join(str(error).split())[:300]
             raise ValueError(f'expected images that `{path}` takes, found a batch of shape '
-                             f'{tuple(images.shape)} ({said})') from error
+                             f'{tuple(images.shape)} ({message})') from error
         # copied: the runtimes reuse the memory of their outputs in the next call
         outputs = tuple(torch.from_numpy(np.array(out)).to(images.device) for out in found)
         if unseen:
@@ -63,7 +64,7 @@ def run_by_file(model: nn.Module, path: Union[str, Path], runtime: str = 'onnxru
 
 
 @torch.no_grad()
-def _compare(network: nn.Module, path: Union[str, Path], images: Tensor,
+def _compare(network: nn.Module, path: str | Path, images: Tensor,
              outputs: Sequence[Tensor]) -> None:
     """Refuse a file of other outputs, on the first batch: the stages behind it cannot read them."""
     expected = network(images)

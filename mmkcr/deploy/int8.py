@@ -2,9 +2,9 @@
 
 import importlib.util
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Dict, Sequence, Union
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from mmkcr.core import atomic_write
 from .runtimes import quiet, require_runtime
 
 #: Quantisation library of each runtime.
-QUANTIZERS: Dict[str, str] = dict(onnxruntime='onnxruntime', openvino='nncf')
+QUANTIZERS: dict[str, str] = dict(onnxruntime='onnxruntime', openvino='nncf')
 
 
-def quantize_onnx(source: Union[str, Path], target: Union[str, Path],
+def quantize_onnx(source: str | Path, target: str | Path,
                   images: Sequence[np.ndarray], runtime: str = 'onnxruntime') -> None:
     """Write the int8 form of an ONNX file.
 

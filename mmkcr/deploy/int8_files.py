@@ -1,7 +1,8 @@
 """Dense and slim networks in fp32 and int8, as files of a runtime, side by side."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from mmkcr.deploy.int8 import quantize_onnx
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.deploy.runtimes import open_onnx
 from mmkcr.deploy.tensor_model import TensorModel
-from mmkcr.models.utils import deciding_scores, find_task, unwrap
+from mmkcr.models.tasks import deciding_scores, find_task, unwrap
 
 
 class DeployedFile(NamedTuple):
@@ -34,12 +35,12 @@ class DeployedFile(NamedTuple):
     bytes: int
     ratio: float
     error: float
-    same: Optional[float]
+    same: float | None
 
 
 def deploy_int8(dense: nn.Module, slim: nn.Module, images: Sequence[np.ndarray],
                 held_out: Sequence[np.ndarray], folder: Path, runtime: str = 'onnxruntime',
-                threads: int = 1, repeats: int = 15) -> List[DeployedFile]:
+                threads: int = 1, repeats: int = 15) -> list[DeployedFile]:
     """Export both networks for a runtime, quantise both, and measure the four files.
 
     Args:
@@ -84,7 +85,7 @@ def _last(model: nn.Module, outputs: Any) -> np.ndarray:
 
 
 def _compared(model: nn.Module, path: Path, runtime: str, batches: Sequence[np.ndarray],
-              expected: Sequence[np.ndarray]) -> Dict[str, Any]:
+              expected: Sequence[np.ndarray]) -> dict[str, Any]:
     session = open_onnx(path, runtime)
     found = np.concatenate([_last(model, session(batch)) for batch in batches])
     wanted = np.concatenate(expected)

@@ -5,10 +5,11 @@ import math
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +25,13 @@ from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.utils import counted_part, search_space, task_forward
+from mmkcr.models.tasks import counted_part, search_space, task_forward
 from mmkcr.visualization.progress import shown
 
 AMP_DTYPES = {'bf16': torch.bfloat16, 'fp16': torch.float16}
 #: PyTorch itself, and the runtimes of ONNX files.
 RUNTIMES = ('eager', 'compiled', *PACKAGES)
-Side = Union[nn.Module, str, Path]
+Side = nn.Module | str | Path
 Clock = Callable[[], float]
 
 
@@ -46,13 +47,13 @@ class PairTiming:
         macs_slim (int, optional): MACs of the second.
     """
 
-    dense: List[float]
-    slim: List[float]
-    macs_dense: Optional[int]
-    macs_slim: Optional[int]
+    dense: list[float]
+    slim: list[float]
+    macs_dense: int | None
+    macs_slim: int | None
 
     @property
-    def ratios(self) -> List[float]:
+    def ratios(self) -> list[float]:
         """Seconds of the second over those of the first, pair by pair."""
         return [slim / dense for dense, slim in zip(self.dense, self.slim)]
 
@@ -62,12 +63,12 @@ class PairTiming:
         return statistics.median(self.ratios)
 
     @property
-    def macs_ratio(self) -> Optional[float]:
+    def macs_ratio(self) -> float | None:
         """MACs of the second over those of the first."""
         return None if None in (self.macs_slim, self.macs_dense) else \
             self.macs_slim / self.macs_dense
 
-    def share(self, ratio: Optional[float] = None) -> Optional[float]:
+    def share(self, ratio: float | None = None) -> float | None:
         """Share of the MAC saving that became time: ``(1 - t_s / t_d) / (1 - m_s / m_d)``.
 
         Args:
@@ -80,7 +81,7 @@ class PairTiming:
         saved = 0. if self.macs_ratio is None else 1 - self.macs_ratio
         return (1 - (self.ratio if ratio is None else ratio)) / saved if saved > 0 else None
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Medians, ratio and share with quartiles, and every sample."""
         quarters = statistics.quantiles(self.ratios, n=4) if len(self.ratios) > 1 else \
             [self.ratio] * 3
@@ -98,9 +99,9 @@ def measure_pair(dense: Side,
                  repeats: int = 20,
                  warmup: int = 3,
                  runtime: str = 'eager',
-                 threads: Optional[int] = None,
-                 amp: Optional[str] = None,
-                 clock: Optional[Clock] = None) -> PairTiming:
+                 threads: int | None = None,
+                 amp: str | None = None,
+                 clock: Clock | None = None) -> PairTiming:
     """Time two models in turns, in alternating order.
 
     So other load on the machine affects both sides alike. The result is the median
@@ -148,7 +149,7 @@ def measure_pair(dense: Side,
         return PairTiming(*seconds, *(side_macs(side, inputs) for side in (dense, slim)))
 
 
-def clock_for(runtime: str, threads: Optional[int], device: str = 'cpu') -> Clock:
+def clock_for(runtime: str, threads: int | None, device: str = 'cpu') -> Clock:
     """The clock of the process where one thread of a CPU computes, so that neighbours do not count.
 
     Elsewhere it is the wall clock.
@@ -163,7 +164,7 @@ def clock_for(runtime: str, threads: Optional[int], device: str = 'cpu') -> Cloc
 
 
 def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: int, warmup: int,
-                  clock: Clock = time.perf_counter) -> Tuple[List[float], List[float]]:
+                  clock: Clock = time.perf_counter) -> tuple[list[float], list[float]]:
     """Seconds of two calls, made in turns and in alternating order.
 
     Args:
@@ -173,7 +174,7 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
         warmup (int): Uncounted pairs before these.
         clock (Callable): Returns seconds. Defaults to the wall clock.
     """
-    seconds: Tuple[List[float], List[float]] = ([], [])
+    seconds: tuple[list[float], list[float]] = ([], [])
     for index in shown(range(-warmup, repeats), 'Pairs', refresh=False):  # drawn between pairs
         for side, call in ((0, first), (1, second)) if index % 2 else ((1, second), (0, first)):
             start = clock()
@@ -184,14 +185,14 @@ def measure_calls(first: Callable[[], Any], second: Callable[[], Any], repeats: 
     return seconds
 
 
-def side_macs(side: Side, inputs: Tensor) -> Optional[int]:
+def side_macs(side: Side, inputs: Tensor) -> int | None:
     """MACs of a model for one image, or those that an ONNX file records for its size."""
     if not isinstance(side, nn.Module):
         return onnx_macs(side, inputs.shape[1:])
     return TensorModel(side).count_macs(inputs.shape[1:])
 
 
-def _opened(side: Side, runtime: str, inputs: Tensor, threads: Optional[int], amp: Optional[str],
+def _opened(side: Side, runtime: str, inputs: Tensor, threads: int | None, amp: str | None,
             stack: ExitStack) -> Callable[[], Any]:
     """A function that runs one side and returns when it is done."""
     if runtime not in PACKAGES:
@@ -213,7 +214,7 @@ def _opened(side: Side, runtime: str, inputs: Tensor, threads: Optional[int], am
 
 
 def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
-               amp: Optional[str] = None) -> Callable[[], Any]:
+               amp: str | None = None) -> Callable[[], Any]:
     """A forward without gradients that returns when it is done.
 
     Args:
@@ -234,7 +235,7 @@ def torch_call(module: nn.Module, inputs: Tensor, runtime: str = 'eager',
     return run
 
 
-def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
+def searchable(model: nn.Module, sites: Sequence[KindConfig] | None = None,
                scope: str = 'backbone') -> SearchSpace:
     """The search space of a dense model for sizes and times, with any kinds of site.
 
@@ -257,12 +258,12 @@ def searchable(model: nn.Module, sites: Optional[Sequence[KindConfig]] = None,
 
 
 def random_subnet(model: nn.Module,
-                  target: Union[str, int, float],
+                  target: str | int | float,
                   input_shape: Sequence[int] = (3, 224, 224),
-                  part: Optional[str] = None,
+                  part: str | None = None,
                   divisor: int = 8,
                   seed: int = 0,
-                  group: int = 1) -> Tuple[nn.Module, Structure]:
+                  group: int = 1) -> tuple[nn.Module, Structure]:
     """Slice a dense model or a supernet at one common keep ratio, with random units.
 
     The kept units are scattered, as they are after a search. Sites whose gates have options take
@@ -273,7 +274,7 @@ def random_subnet(model: nn.Module,
             place.
         target (str | int | float): Maximum MACs, see :func:`~mmkcr.core.parse_target`.
         input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
-        part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
+        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
         divisor (int): Sizes of sites with at least four times as many units are multiples of it, or
             full. Defaults to 8.
         seed (int): Seed of the choice. Defaults to 0.
@@ -311,7 +312,7 @@ def random_subnet(model: nn.Module,
     return model, structure
 
 
-def _random_sizes(site: Site, divisor: int, group: int) -> List[int]:
+def _random_sizes(site: Site, divisor: int, group: int) -> list[int]:
     """Sizes of a random subnet's site: of every head equally many units."""
     options = None if site.gate is None else site.gate.options()
     if options is not None:

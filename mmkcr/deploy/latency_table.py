@@ -4,18 +4,11 @@ import copy
 import shlex
 import statistics
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import (
     Any,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
     NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
 )
 
 import torch
@@ -31,7 +24,7 @@ from mmkcr.deploy.latency import Side, measure_pair, random_units, searchable
 from mmkcr.deploy.runtimes import PACKAGES, require_runtime
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites.base import KindConfig
-from mmkcr.models.utils import counted_part, search_space, task_forward
+from mmkcr.models.tasks import counted_part, search_space, task_forward
 
 #: Measured shares of the units, beside the largest size below the full one.
 SHARES = (0.05, 0.25, 0.5, 0.75)
@@ -47,21 +40,21 @@ class TableSettings(NamedTuple):
         threads (int): Threads of the CPU. Defaults to 1.
         batch (int): Images per batch. Defaults to 1.
         input_shape (tuple[int, int, int]): (C, H, W). Defaults to (3, 224, 224).
-        part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
+        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
     """
 
     runtime: str = 'onnxruntime'
     threads: int = 1
     batch: int = 1
-    input_shape: Tuple[int, int, int] = (3, 224, 224)
-    part: Optional[str] = None
+    input_shape: tuple[int, int, int] = (3, 224, 224)
+    part: str | None = None
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The settings as JSON types."""
         return dict(self._asdict(), input_shape=list(self.input_shape))
 
 
-def table_path(config: Union[str, Path], runtime: str, threads: int, batch: int) -> Path:
+def table_path(config: str | Path, runtime: str, threads: int, batch: int) -> Path:
     """Where a table of this machine is written and looked for by default.
 
     Args:
@@ -74,7 +67,7 @@ def table_path(config: Union[str, Path], runtime: str, threads: int, batch: int)
     return Path(f'work_dirs/latency_tables/{Path(config).stem}_{conditions}.json')
 
 
-def chosen_table(args: Any) -> Optional[Path]:
+def chosen_table(args: Any) -> Path | None:
     """The table of a target of time, checked against the conditions that were given.
 
     Args:
@@ -109,7 +102,7 @@ def chosen_table(args: Any) -> Optional[Path]:
     return Path(path)
 
 
-def usable_table(path: Union[str, Path], settings: Optional[Mapping[str, Any]] = None,
+def usable_table(path: str | Path, settings: Mapping[str, Any] | None = None,
                  force: bool = False) -> LatencyTable:
     """Load a table whose runtime is installed: the built network will be timed in it.
 
@@ -131,7 +124,7 @@ def _require(runtime: str) -> None:
         require_runtime(runtime)
 
 
-def _command(args: Any, settings: Dict[str, Any]) -> str:
+def _command(args: Any, settings: dict[str, Any]) -> str:
     """The command that measures the table which a target of time needs."""
     options = [word for key, value in settings.items() for word in (f'--{key}', value)]
     for key in ('sites', 'part', 'shape', 'cfg_options'):
@@ -145,9 +138,9 @@ def _command(args: Any, settings: Dict[str, Any]) -> str:
 
 
 def measure_table(model: nn.Module,
-                  path: Union[str, Path],
+                  path: str | Path,
                   settings: TableSettings,
-                  sites: Optional[Sequence[KindConfig]] = None,
+                  sites: Sequence[KindConfig] | None = None,
                   divisor: int = 8,
                   repeats: int = 15) -> Iterator[str]:
     """Measure what the sites of a network contribute to its time at some sizes.
@@ -201,7 +194,7 @@ def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) 
     macs = MacsModel(counted, space.host, space.sites,
                      task_forward(counted, settings.input_shape))
     full = {name: site.total for name, site in space.sites.items()}
-    classes: Dict[Tuple, List[str]] = {}
+    classes: dict[tuple, list[str]] = {}
     for name, site in space.sites.items():
         # equal shapes and MACs: runtimes take the same time for these sites
         key = site.kind, site.total, macs.shapes[name], macs.site_macs(name, full)
@@ -227,7 +220,7 @@ def _begun(dense: nn.Module, path: Path, settings: TableSettings, divisor: int) 
     return before
 
 
-def _cut(model: nn.Module, sites: Optional[Sequence[KindConfig]], entry: Dict[str, Any],
+def _cut(model: nn.Module, sites: Sequence[KindConfig] | None, entry: dict[str, Any],
          size: int) -> nn.Module:
     """Cut one class of sites of a model to a size, with random units; in place."""
     space: SearchSpace = searchable(model, sites)
@@ -252,8 +245,8 @@ def _timed(side: Side, settings: TableSettings) -> Side:
     return side if whole else getattr(side, 'backbone', side)
 
 
-def time_against(dense: Union[nn.Module, Path], subnet: nn.Module, settings: TableSettings,
-                 repeats: int = 15) -> Tuple[float, float]:
+def time_against(dense: nn.Module | Path, subnet: nn.Module, settings: TableSettings,
+                 repeats: int = 15) -> tuple[float, float]:
     """Nanoseconds of the dense network, and the subnet's share of its time, measured in turns.
 
     Args:
@@ -274,7 +267,7 @@ def time_against(dense: Union[nn.Module, Path], subnet: nn.Module, settings: Tab
     return statistics.median(timing.dense) * 1e9, timing.ratio
 
 
-def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: Dict[str, Any],
+def check_prediction(dense: nn.Module, subnet: nn.Module, predicted: dict[str, Any],
                      repeats: int = 15) -> str:
     """Time a built subnet and report how accurate the prediction was.
 

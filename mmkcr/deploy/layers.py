@@ -5,7 +5,7 @@ floats, a ``math.ceil`` or a loop over slices is frozen at the traced size. Thes
 compute the same from integers. :func:`traceable` replaces the hosts' layers by them.
 """
 
-from typing import Any, Dict, Optional, Tuple, Type
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +30,8 @@ def window_reverse(windows: Tensor, height: int, width: int, window_size: int) -
     return x.transpose(2, 3).reshape(-1, height, width, windows.shape[-1])
 
 
-def attention_mask(hw_shape: Tuple[int, int], window_size: int, shift_size: int,
-                   device: Optional[torch.device] = None) -> Optional[Tensor]:
+def attention_mask(hw_shape: tuple[int, int], window_size: int, shift_size: int,
+                   device: torch.device | None = None) -> Tensor | None:
     """Mask (nW, w * w, w * w) between tokens that only a cyclic shift made neighbours."""
     if shift_size <= 0:
         return None
@@ -45,7 +45,7 @@ def attention_mask(hw_shape: Tuple[int, int], window_size: int, shift_size: int,
 
 
 def _regions(length: int, window_size: int, shift_size: int,
-             device: Optional[torch.device]) -> Tensor:
+             device: torch.device | None) -> Tensor:
     """Region of every position: 0 before the last window, 1 in it, 2 in its shifted part."""
     position = torch.arange(length, device=device)
     return (position >= length - window_size).int() + (position >= length - shift_size).int()
@@ -122,7 +122,7 @@ class TraceableMobileVitBlock(MobileVitBlock):
         batch, channels, height, width = local.shape
         down, across = (height + rows - 1) // rows, (width + columns - 1) // columns
 
-        def resize(maps: Tensor, size: Tuple[int, int]) -> Tensor:
+        def resize(maps: Tensor, size: tuple[int, int]) -> Tensor:
             return F.interpolate(maps, size=size, mode='bilinear', align_corners=False)
 
         maps = resize(local, (down * rows, across * columns))
@@ -171,7 +171,7 @@ class TraceableRMSNorm(MeanSquares, nn.RMSNorm):
 
 
 #: Replacements of host layers, by exact class.
-TRACEABLE: Dict[Type[nn.Module], Type[nn.Module]] = {
+TRACEABLE: dict[type[nn.Module], type[nn.Module]] = {
     ShiftWindowMSA: TraceableShiftWindowMSA,
     MixMIMBlock: TraceableMixMIMBlock,
     nn.AdaptiveAvgPool2d: TraceableAveragePool,
@@ -179,13 +179,13 @@ TRACEABLE: Dict[Type[nn.Module], Type[nn.Module]] = {
     nn.Unfold: TileUnfold,
 }
 #: The same with dynamic height and width. At a fixed size the hosts' own layers do less work.
-TRACEABLE_AT_ANY_SIZE: Dict[Type[nn.Module], Type[nn.Module]] = {
+TRACEABLE_AT_ANY_SIZE: dict[type[nn.Module], type[nn.Module]] = {
     **TRACEABLE,
     AdaptivePadding: TraceablePadding,
     MobileVitBlock: TraceableMobileVitBlock,
 }
 #: The same for optional libraries: a mixin that comes before the host's class.
-TRACEABLE_BY_NAME: Dict[str, Type] = {
+TRACEABLE_BY_NAME: dict[str, type] = {
     'mmdet.models.backbones.swin.ShiftWindowMSA': HostWindows,
     'mmseg.models.backbones.swin.ShiftWindowMSA': HostWindows,
     'timm.layers.norm.RmsNorm': MeanSquares,
@@ -193,7 +193,7 @@ TRACEABLE_BY_NAME: Dict[str, Type] = {
 }
 
 
-def _stand_in(kind: Type[nn.Module], dynamic_size: bool) -> Optional[Type[nn.Module]]:
+def _stand_in(kind: type[nn.Module], dynamic_size: bool) -> type[nn.Module] | None:
     mixin = TRACEABLE_BY_NAME.get(f'{kind.__module__}.{kind.__qualname__}')
     if mixin is not None:
         return type(f'Traceable{kind.__name__}', (mixin, kind), {})

@@ -4,7 +4,8 @@ A traced graph recomputes shapes, indices, position embeddings and masks for eve
 many small nodes. Here they are evaluated once, at some input shapes that the file must support.
 """
 
-from typing import Any, Dict, List, Sequence, Set
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def fold_constants(model: Any, images: Sequence[np.ndarray]) -> Any:
     return model
 
 
-def _bypass(graph: Any, constants: Dict[str, np.ndarray]) -> None:
+def _bypass(graph: Any, constants: dict[str, np.ndarray]) -> None:
     """Make readers of a padding by nothing read its input instead."""
     from onnx import numpy_helper
     known = {weight.name: weight for weight in graph.initializer}
@@ -84,19 +85,19 @@ def _bypass(graph: Any, constants: Dict[str, np.ndarray]) -> None:
                 padded[node.output[0]] = node.input[0]
 
 
-def count_operators(model: Any) -> Dict[str, int]:
+def count_operators(model: Any) -> dict[str, int]:
     """Number of nodes of a graph by operator.
 
     Args:
         model (onnx.ModelProto): The file's content.
     """
-    found: Dict[str, int] = {}
+    found: dict[str, int] = {}
     for node in model.graph.node:
         found[node.op_type] = found.get(node.op_type, 0) + 1
     return found
 
 
-def _inputs(node: Any) -> Set[str]:
+def _inputs(node: Any) -> set[str]:
     """Names that a node reads, including those in its sub-graphs."""
     names = set(filter(None, node.input))
     for attribute in node.attribute:
@@ -105,7 +106,7 @@ def _inputs(node: Any) -> Set[str]:
     return names
 
 
-def _from_shapes(graph: Any) -> List[str]:
+def _from_shapes(graph: Any) -> list[str]:
     """Tensors that depend at most on the shape of the images."""
     pixels, found = {value.name for value in graph.input}, []
     for node in graph.node:
@@ -116,8 +117,8 @@ def _from_shapes(graph: Any) -> List[str]:
     return found
 
 
-def _evaluate(model: Any, names: Sequence[str], shapes: Dict[str, str],
-              images: Sequence[np.ndarray]) -> Dict[str, List[np.ndarray]]:
+def _evaluate(model: Any, names: Sequence[str], shapes: dict[str, str],
+              images: Sequence[np.ndarray]) -> dict[str, list[np.ndarray]]:
     """Values of some tensors, and shapes of others under new names, for every example."""
     import onnx
     import onnxruntime
@@ -153,8 +154,8 @@ def _with_free_entry(shapes: Sequence[np.ndarray]) -> Any:
     return np.where(differs, -1, stacked[0]).astype(np.int64)
 
 
-def _unique(constants: Dict[str, np.ndarray]) -> Dict[str, str]:
+def _unique(constants: dict[str, np.ndarray]) -> dict[str, str]:
     """Map every constant to the first one with the same value."""
-    first: Dict[Any, str] = {}
+    first: dict[Any, str] = {}
     return {name: first.setdefault((value.dtype.str, value.shape, value.tobytes()), name)
             for name, value in constants.items()}

@@ -7,7 +7,6 @@ convolutions, the runtimes fuse activations.
 import copy
 from collections import Counter
 from functools import partial
-from typing import Dict, Optional, Set, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ from .tensor_model import TensorModel
 
 #: Fastest form of a scattered selection of tokens' channels by runtime, see
 #: :mod:`mmkcr.models.layers.selection`. Measured in docs/deploy.md, except for TensorRT.
-SELECTION_FORMS: Dict[str, str] = dict(any='gather', onnxruntime='elements', openvino='gather',
+SELECTION_FORMS: dict[str, str] = dict(any='gather', onnxruntime='elements', openvino='gather',
                                        tensorrt='gather')
 RUNTIMES = tuple(SELECTION_FORMS)
 #: From this number of contiguous kept channels on, gathering them as rows is faster.
@@ -34,7 +33,7 @@ GROUPED_FROM = 16
 
 
 def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
-            form: Optional[str] = None) -> TensorModel:
+            form: str | None = None) -> TensorModel:
     """Make a copy of a model that is ready to be traced for a runtime.
 
     - The affine parts of norms before MLPs are folded into the projections behind them, in blocks
@@ -85,7 +84,7 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
 
 
 def selection_form(selection: nn.Module, runtime: str,
-                   form: Optional[str] = None) -> Tuple[str, int]:
+                   form: str | None = None) -> tuple[str, int]:
     """Form and group size of the fastest selection in a runtime.
 
     Args:
@@ -115,7 +114,7 @@ def describe_selections(model: nn.Module, runtime: str) -> str:
 
 
 @torch.no_grad()
-def _fold_norm(root: nn.Module, mlp: MLPView, shared: Set[int]) -> None:
+def _fold_norm(root: nn.Module, mlp: MLPView, shared: set[int]) -> None:
     """Fold the affine part of a norm into the linear layers that read it, if nothing is shared."""
     norm, layers = root.get_submodule(mlp.norm), [root.get_submodule(name) for name in mlp.inputs]
     if type(norm) not in (nn.LayerNorm, SlicedLayerNorm) or norm.weight is None or \

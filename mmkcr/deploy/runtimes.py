@@ -5,15 +5,16 @@ import importlib.util
 import logging
 import re
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Union
+from typing import NoReturn
 
 import numpy as np
 
 #: Packages to install, by runtime.
-PACKAGES: Dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
+PACKAGES: dict[str, str] = dict(onnxruntime='onnxruntime', openvino='openvino',
                                 tensorrt='onnxruntime-gpu tensorrt')
-Session = Callable[[np.ndarray], List[np.ndarray]]
+Session = Callable[[np.ndarray], list[np.ndarray]]
 _LACKS = [re.compile(text) for text in (
     # ONNX Runtime: no kernel of a type of numbers, no such operator, none of another domain
     r"for (?P<kinds>[A-Z]\w*)\(\d+\) node with name '(?P<name>[^']*)'",
@@ -60,8 +61,8 @@ def require_runtime(runtime: str) -> None:
                           f'pip install {PACKAGES[runtime]}')
 
 
-def open_onnx(path: Union[str, Path], runtime: str = 'onnxruntime', threads: Optional[int] = None,
-              shape: Optional[Sequence[int]] = None, device: str = 'cpu') -> Session:
+def open_onnx(path: str | Path, runtime: str = 'onnxruntime', threads: int | None = None,
+              shape: Sequence[int] | None = None, device: str = 'cpu') -> Session:
     """Open an ONNX file.
 
     Args:
@@ -97,7 +98,7 @@ def open_onnx(path: Union[str, Path], runtime: str = 'onnxruntime', threads: Opt
         _refuse(path, runtime, error)
 
 
-def _refuse(path: Union[str, Path], runtime: str, error: Exception) -> NoReturn:
+def _refuse(path: str | Path, runtime: str, error: Exception) -> NoReturn:
     """Report the error of a runtime in one sentence."""
     text = ' '.join(str(error).split())
     found = next(filter(None, (pattern.search(text) for pattern in _LACKS)), None)
@@ -112,9 +113,9 @@ def _refuse(path: Union[str, Path], runtime: str, error: Exception) -> NoReturn:
                      f'({text[:300]})') from error
 
 
-def _places(path: Union[str, Path], kinds: Sequence[str], name: Optional[str]) -> str:
+def _places(path: str | Path, kinds: Sequence[str], name: str | None) -> str:
     """Operators and their blocks in a file: '`Erf` in `layers.3.ffn` and 2 others'."""
-    places: Dict[str, List[str]] = {kind: [] for kind in kinds}
+    places: dict[str, list[str]] = {kind: [] for kind in kinds}
     if name:
         places[kinds[0]].append(module_path(name))
     elif importlib.util.find_spec('onnx') is not None:
@@ -122,13 +123,13 @@ def _places(path: Union[str, Path], kinds: Sequence[str], name: Optional[str]) -
         for node in onnx.load(path, load_external_data=False).graph.node:
             if node.op_type in places:
                 places[node.op_type].append(module_path(node.name or node.output[0]))
-    said = []
+    parts = []
     for kind, blocks in places.items():
         blocks = list(dict.fromkeys(blocks))
         others = f' and {len(blocks) - _NAMED} others' if len(blocks) > _NAMED else ''
-        said.append(f'`{kind}`' + (' in ' if blocks else '') + ', '.join(
+        parts.append(f'`{kind}`' + (' in ' if blocks else '') + ', '.join(
             f'`{block}`' for block in blocks[:_NAMED]) + others)
-    return ', '.join(said)
+    return ', '.join(parts)
 
 
 def module_path(name: str) -> str:
@@ -140,7 +141,7 @@ def module_path(name: str) -> str:
     """
     if not name.startswith('/'):
         return name
-    parts: List[str] = []
+    parts: list[str] = []
     for part in name.split('/')[1:-1]:
         # the child of a container is called by a name that begins with the container's
         if parts and part.startswith(f'{parts[-1]}.'):
@@ -150,27 +151,11 @@ def module_path(name: str) -> str:
     return '.'.join(parts[parts[:1] == ['model']:]) or name
 
 
-def _open_onnxruntime(path: str, runtime: str, threads: Optional[int],
-                      shape: Optional[Sequence[int]], device: str) -> Session:
-    session = onnxruntime_session(path, runtime, threads, shape, device)
-    name = session.get_inputs()[0].name
-    return lambda images: session.run(None, {name: images})
-
-
-def onnxruntime_session(path: str, runtime: str = 'onnxruntime', threads: Optional[int] = None,
-                        shape: Optional[Sequence[int]] = None, device: str = 'cpu',
-                        profile: Optional[str] = None) -> Any:
-    """An ``InferenceSession`` of ONNX Runtime with the arguments of :func:`open_onnx`.
-
-    Args:
-        profile (str, optional): Start of the name of a file that gets the times of all operators.
-            Defaults to None: no profile.
-    """
+def _open_onnxruntime(path: str, runtime: str, threads: int | None,
+                      shape: Sequence[int] | None, device: str) -> Session:
     import onnxruntime
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    if profile is not None:
-        options.enable_profiling, options.profile_file_prefix = True, profile
     if threads is not None:
         options.intra_op_num_threads = options.inter_op_num_threads = threads
         # spinning threads would be counted as work
@@ -186,34 +171,25 @@ def onnxruntime_session(path: str, runtime: str = 'onnxruntime', threads: Option
     if session.get_providers()[0] != names[0]:  # it goes on with another one after a warning
         raise ImportError(f'expected ONNX Runtime with `{names[0]}`, found '
                           f'{session.get_providers()}: pip install {PACKAGES["tensorrt"]}')
-    return session
+    name = session.get_inputs()[0].name
+    return lambda images: session.run(None, {name: images})
 
 
-def _open_openvino(path: str, runtime: str, threads: Optional[int],
-                   shape: Optional[Sequence[int]], device: str) -> Session:
-    request = openvino_request(path, threads, shape)
-
-    def run(images: np.ndarray) -> List[np.ndarray]:
-        found = request.infer([images], share_inputs=True, share_outputs=True)
-        return [found[index] for index in range(len(found))]
-
-    return run
-
-
-def openvino_request(path: str, threads: Optional[int] = None,
-                     shape: Optional[Sequence[int]] = None, **settings: str) -> Any:
-    """An ``InferRequest`` of OpenVINO with the arguments of :func:`open_onnx`.
-
-    Args:
-        **settings: Further properties of the compiled model.
-    """
+def _open_openvino(path: str, runtime: str, threads: int | None,
+                   shape: Sequence[int] | None, device: str) -> Session:
     import openvino
     core = openvino.Core()
     model = core.read_model(path)
     if shape is not None:
         model.reshape(list(shape))
     # fp32 as everywhere else: OpenVINO would use bf16 if the processor has it
-    config: Dict[str, Any] = dict(settings, INFERENCE_PRECISION_HINT='f32', NUM_STREAMS='1')
+    config = dict(INFERENCE_PRECISION_HINT='f32', NUM_STREAMS='1')
     if threads is not None:
         config.update(INFERENCE_NUM_THREADS=str(threads))
-    return core.compile_model(model, 'CPU', config).create_infer_request()
+    request = core.compile_model(model, 'CPU', config).create_infer_request()
+
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        found = request.infer([images], share_inputs=True, share_outputs=True)
+        return [found[index] for index in range(len(found))]
+
+    return run

@@ -1,13 +1,13 @@
 """A model of any task family as a function from images to tensors."""
 
-from typing import Sequence, Tuple, Union
+from collections.abc import Sequence
 
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from mmkcr.core import count_forward_macs
 from mmkcr.core.forward import flat_tensors
-from mmkcr.models.utils import find_task, is_detector, tensor_outputs
+from mmkcr.models.tasks import find_task, is_detector, tensor_outputs
 
 
 class TensorModel(nn.Module):
@@ -32,7 +32,7 @@ class TensorModel(nn.Module):
         self.detector = is_detector(self.model)
         self.train(False)
 
-    def forward(self, images: Tensor) -> Union[Tensor, Tuple[Tensor, ...]]:
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run on normalised images (B, C, H, W).
 
         Raises:

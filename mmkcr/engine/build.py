@@ -3,8 +3,9 @@
 import copy
 import hashlib
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Mapping, Optional, Tuple, Union
+from typing import Any
 
 from mmengine.config import Config
 from mmengine.runner import Runner
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 
-def load_config(path: Union[str, Path], options: Optional[Mapping[str, Any]] = None,
+def load_config(path: str | Path, options: Mapping[str, Any] | None = None,
                 compressed: bool = True) -> Config:
     """Read a config file, or a config of an installed library by reference.
 
@@ -84,7 +85,7 @@ def drop_idle_workers(config: Config) -> None:
             loader.update(persistent_workers=False)
 
 
-def run_folder(config: Config, name: Union[str, Path]) -> Path:
+def run_folder(config: Config, name: str | Path) -> Path:
     """Where the files of a config go unless the user says otherwise.
 
     Args:
@@ -99,7 +100,7 @@ def run_folder(config: Config, name: Union[str, Path]) -> Path:
     return folder
 
 
-def default_shape(config: Config, model: nn.Module) -> Tuple[int, int, int]:
+def default_shape(config: Config, model: nn.Module) -> tuple[int, int, int]:
     """The image size at which a model's MACs are counted unless the user gives one.
 
     Args:
@@ -136,7 +137,7 @@ def backbone_config(config: Config) -> Mapping[str, Any]:
     return model if model.get('type') == 'mmkcr.Searchable' else model.get('backbone') or {}
 
 
-def file_sha256(path: Union[str, Path]) -> str:
+def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, 'rb') as file:
@@ -145,7 +146,7 @@ def file_sha256(path: Union[str, Path]) -> str:
     return digest.hexdigest()
 
 
-def trained_weights(config: Config, given: Optional[str], what: str) -> str:
+def trained_weights(config: Config, given: str | None, what: str) -> str:
     """The checkpoint of a command that needs a trained network: the given one, or the config's.
 
     Args:
@@ -185,7 +186,7 @@ def dense_config(config: Config) -> Config:
     return config
 
 
-def recorded_config(path: Union[str, Path]) -> Config:
+def recorded_config(path: str | Path) -> Config:
     """The config that a checkpoint of MMEngine was trained with.
 
     Args:

@@ -9,7 +9,8 @@ a path and ``custom_imports`` of ``mmkcr``, or dumped. It reads no ``mmkcr::`` b
 
 import copy
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.runner import Runner, find_latest_checkpoint
@@ -19,7 +20,7 @@ from mmkcr.registry import RUNNERS
 from .schedule import reached
 
 #: Keys of ``compression``, with their defaults.
-DEFAULTS: Dict[str, Any] = dict(
+DEFAULTS: dict[str, Any] = dict(
     sites=None, gates=None, structure=None, weights=None, target=None, part=None,
     input_shape=None, wrapper=None, price=None, entropy_weight=0., regularizers=None,
     scores=None, feature_layer=None, loop='plain', fraction=0.3, split_seed=0, architecture=None,
@@ -116,7 +117,7 @@ def _start_from(config: Config, weights: str) -> None:
     config.load_from, config.resume = weights, False
 
 
-def with_import(config: Config) -> Dict[str, Any]:
+def with_import(config: Config) -> dict[str, Any]:
     """The config's ``custom_imports``, with this package added.
 
     A method base cannot have the key: two bases of one config may not share a key, and hosts use
@@ -216,7 +217,7 @@ def _wrap_model(config: Config, settings: ConfigDict) -> None:
                          of_task=optimizer.constructor)
 
 
-def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, int]:
+def image_size(config: Config, scope: str | None = None) -> tuple[int, int, int]:
     """The image size at which MACs are counted; it depends on the config alone.
 
     Args:
@@ -250,7 +251,7 @@ def image_size(config: Config, scope: Optional[str] = None) -> Tuple[int, int, i
     return channels if isinstance(channels, int) else 3, int(height), int(width)
 
 
-def _resize_scales(config: Config) -> List[Tuple[int, int]]:
+def _resize_scales(config: Config) -> list[tuple[int, int]]:
     """(H, W) of the ``Resize`` of the test images, at most one."""
     pipeline = pipeline_config((config.get('test_dataloader') or {}).get('dataset'))
     scales = [step['scale'] for step in pipeline
@@ -259,7 +260,7 @@ def _resize_scales(config: Config) -> List[Tuple[int, int]]:
             for scale in scales[:1]]
 
 
-def run_length(config: Config) -> Tuple[int, bool]:
+def run_length(config: Config) -> tuple[int, bool]:
     """Length of a training, and whether it counts epochs.
 
     Args:
@@ -338,11 +339,11 @@ def _add_hooks(config: Config, settings: ConfigDict) -> None:
     config.default_hooks.setdefault('exact_resume', dict(type='mmkcr.ExactResumeHook'))
 
 
-def _resolved(hook: Mapping[str, Any], config: Config) -> Dict[str, Any]:
+def _resolved(hook: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Turn a hook's shares of the run into numbers of epochs or iterations."""
     found, shared = dict(hook), False
     for key, value in hook.items():
-        share: Optional[re.Match] = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+        share: re.Match | None = _PERCENT.fullmatch(value) if isinstance(value, str) else None
         if share is not None:
             length, by_epoch = run_length(config)
             part = float(share[1]) / 100

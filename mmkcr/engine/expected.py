@@ -1,10 +1,11 @@
 """Comparing a run's metrics with those that its config expects."""
 
-from typing import Any, List, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 
 def check_expected(config: Mapping[str, Any], metrics: Mapping[str, float],
-                   key: str = 'expected') -> List[str]:
+                   key: str = 'expected') -> list[str]:
     """Compare metrics with the values that a config expects.
 
     Args:

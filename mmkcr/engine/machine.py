@@ -2,7 +2,7 @@
 
 import os
 import platform
-from typing import Any, Dict
+from typing import Any
 
 import mmengine
 import torch
@@ -11,7 +11,7 @@ from mmkcr.core.machine import processor_name
 from mmkcr.version import __version__
 
 
-def machine_info() -> Dict[str, Any]:
+def machine_info() -> dict[str, Any]:
     """Processor, cores, load, threads, and versions of the software that computes."""
     return dict(
         cpu=processor_name(),

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from typing import Dict
 
 import torch
 from mmengine.config import Config
@@ -61,7 +60,7 @@ def is_first_process(launcher: str) -> bool:
     return names is None or os.environ.get(names[0], '0') == '0'
 
 
-def _launched(launcher: str) -> Dict[str, str]:
+def _launched(launcher: str) -> dict[str, str]:
     """Translate a launcher's variables to PyTorch's."""
     names = _VARIABLES[launcher]
     for name in names:

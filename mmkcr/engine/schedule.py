@@ -1,6 +1,6 @@
 """Scaling the length of a training, and its learning rates."""
 
-from typing import Dict, List, Mapping, Optional
+from collections.abc import Mapping
 
 from mmengine.config import Config, ConfigDict
 
@@ -9,7 +9,7 @@ _OF_HOOKS = ('begin', 'begin_epoch', 'begin_iter', 'interval', 'until', 'switch_
              'num_last_epochs', 'action_epoch')
 
 
-def all_schedulers(config: Config) -> List[ConfigDict]:
+def all_schedulers(config: Config) -> list[ConfigDict]:
     """The schedulers of a config that has one, a list of them, or either for each optimizer.
 
     Args:
@@ -43,7 +43,7 @@ def stretch_schedule(config: Config, factor: float) -> None:
         config (Config): Epoch-based or iteration-based.
         factor (float): Above 0.
     """
-    def scale(entry: Dict, *keys: str, end: Optional[int] = None) -> None:
+    def scale(entry: dict, *keys: str, end: int | None = None) -> None:
         for key in keys:
             if key in entry:
                 given = entry[key]

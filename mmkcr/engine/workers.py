@@ -1,8 +1,8 @@
 """Processes that load data, and how they end."""
 
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 from mmengine.runner import Runner
 from mmengine.runner.base_loop import BaseLoop

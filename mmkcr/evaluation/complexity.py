@@ -1,6 +1,6 @@
 """KC and A-KC of a layer's outputs, collected while a model runs for another purpose."""
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,8 +28,8 @@ class ComplexityTap:
 
     def __init__(self, module: nn.Module, every: int = 2) -> None:
         self._module, self._every, self._handle = module, every, None
-        self._all: Optional[MomentAccumulator] = None
-        self._landmarks: Optional[MomentAccumulator] = None
+        self._all: MomentAccumulator | None = None
+        self._landmarks: MomentAccumulator | None = None
 
     def __enter__(self) -> 'ComplexityTap':
         self._handle = self._module.register_forward_hook(self._collect)
@@ -50,7 +50,7 @@ class ComplexityTap:
         self._landmarks.add(features[-self._all.count % self._every::self._every])
         self._all.add(features)
 
-    def values(self) -> Dict[str, float]:
+    def values(self) -> dict[str, float]:
         """``kc`` and ``a_kc``; empty if the module's outputs cannot be pooled."""
         if self._all is None or not torch.isfinite(self._all.total).all():
             return {}

@@ -6,8 +6,9 @@ The package's ``__init__`` does not import it: it needs :mod:`mmkcr.models`, whi
 
 import copy
 import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from mmengine.dist import get_dist_info
@@ -19,7 +20,7 @@ from mmkcr.core import eval_mode
 from mmkcr.core.forward import stop_after
 from mmkcr.datasets.part import mixes_images
 from mmkcr.models.feature_tap import FeatureTap, find_layer
-from mmkcr.models.utils import find_task, is_self_supervised, kept_randomness, unwrap
+from mmkcr.models.tasks import find_task, is_self_supervised, kept_randomness, unwrap
 
 
 def find_pipeline(dataset: Any) -> Any:
@@ -37,7 +38,7 @@ def find_pipeline(dataset: Any) -> Any:
     return find_pipeline(inner)
 
 
-def plain_pipeline(pipeline: Any, size: Tuple[int, int]) -> Any:
+def plain_pipeline(pipeline: Any, size: tuple[int, int]) -> Any:
     """Deterministic transforms: images as a set loads them, resized and cropped in the centre.
 
     The shorter edge becomes 8/7 of the crop's longer one (256 for 224), as in mmpretrain's linear
@@ -89,7 +90,7 @@ def with_pipeline(dataset: Any, pipeline: Any) -> Any:
     return view
 
 
-def draw_samples(total: int, number: int, seed: int) -> Optional[Tensor]:
+def draw_samples(total: int, number: int, seed: int) -> Tensor | None:
     """Draw samples of a data set without replacement.
 
     Args:
@@ -106,7 +107,7 @@ def draw_samples(total: int, number: int, seed: int) -> Optional[Tensor]:
     return torch.randperm(total, generator=generator)[:number].sort().values
 
 
-def share_of_rank(dataset: Any, indices: Optional[Sequence[int]], like: DataLoader,
+def share_of_rank(dataset: Any, indices: Sequence[int] | None, like: DataLoader,
                   distributed: bool = True) -> DataLoader:
     """A sequential loader of this rank's share of some samples, without padding.
 
@@ -162,7 +163,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def feature_batches(model: nn.Module, loader: DataLoader,
-                    layer: str) -> Iterator[Tuple[Tensor, Any]]:
+                    layer: str) -> Iterator[tuple[Tensor, Any]]:
     """Yield the pooled features (B, d) of every batch of a loader, and the batch itself.
 
     A batch of images of several sizes is run image by image. Padded to one

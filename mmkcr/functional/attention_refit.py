@@ -19,7 +19,7 @@ of each pair commutes with them, so whole pairs are selected.
 Shapes: H heads of d channels, D channels of the stream, r new channels per head.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,7 @@ def singular_tails(values: Tensor) -> Tensor:
 
 
 def logit_bases(query_moment: Tensor, key_moment: Tensor,
-                rho: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
+                rho: float = 1e-3) -> tuple[Tensor, Tensor, Tensor]:
     """Bases of queries and keys whose first r channels give the best rank-r logits, for every r.
 
     With all channels the logits do not change: ``Tq^T Tk = I``. Both moments get a ridge, so that
@@ -63,7 +63,7 @@ def logit_bases(query_moment: Tensor, key_moment: Tensor,
 
 
 def value_bases(columns: Tensor, covariance: Tensor,
-                rho: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
+                rho: float = 1e-3) -> tuple[Tensor, Tensor, Tensor]:
     """Bases of values whose first r channels give the best rank-r output of a head, for every r.
 
     Args:
@@ -92,8 +92,8 @@ def _with_ridge(moment: Tensor, rho: float) -> Tensor:
     return moment + (rho * size)[..., None, None] * same
 
 
-def fold_heads(weight: Tensor, bias: Optional[Tensor],
-               mixing: Tensor) -> Tuple[Tensor, Optional[Tensor]]:
+def fold_heads(weight: Tensor, bias: Tensor | None,
+               mixing: Tensor) -> tuple[Tensor, Tensor | None]:
     """Weights of a projection whose heads are mixed afterwards: ``T_h (W_h x + b_h)``.
 
     Args:
@@ -143,7 +143,7 @@ def channels_of_pairs(pairs: Tensor, width: int, layout: str) -> Tensor:
 
 
 def rotary_logits(query_moment: Tensor, key_moment: Tensor,
-                  layout: str = 'half') -> Tuple[Tensor, Tensor]:
+                  layout: str = 'half') -> tuple[Tensor, Tensor]:
     """Second moments of the logits' parts, for :func:`pivot_order`.
 
     Every pair p has two parts, ``q_p . k_p`` and ``q_p . J k_p``, where J rotates by 90 degrees.
@@ -218,8 +218,8 @@ def add_maps(moments: Moments, values: Tensor, targets: Tensor) -> None:
     moments.add(rows, targets.transpose(0, 1).flatten(1).unsqueeze(-1))
 
 
-def fit_taps(moments: Moments, prior: Optional[Tensor] = None,
-             rho: float = 1e-6) -> Tuple[Tensor, Tensor]:
+def fit_taps(moments: Moments, prior: Tensor | None = None,
+             rho: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Depthwise taps and biases that fit attention best, by k k + 1 equations per channel.
 
     Args:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from typing import Iterable, Optional, Sequence, Tuple, Union
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ _ROWS = 8192  # of the distance matrix at a time: bounds its memory
 
 
 def fit_clusters(features: Tensor, clusters: int, seed: int = 0, normalize: bool = True,
-                 start: Optional[Tensor] = None, iterations: int = 25,
+                 start: Tensor | None = None, iterations: int = 25,
                  distributed: bool = False) -> Tensor:
     """Centroids of features held in memory, by k-means++ and Lloyd's iterations.
 
@@ -108,7 +108,7 @@ def _first_centroids(points: Tensor, clusters: int, seed: int, distributed: bool
 
 
 def _assigned_sums(points: Tensor, centroids: Tensor,
-                   distributed: bool) -> Tuple[Tensor, Tensor, Tensor]:
+                   distributed: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Sums (A, d) and counts (A,) of the points nearest to each centroid, and the mean error."""
     clusters, width = centroids.shape
     # one buffer, one message: [:A, :d] sums, [:A, d] counts, [A, 0] error
@@ -165,7 +165,7 @@ def stream_clusters(batches: Iterable[Tensor], clusters: int, seed: int = 0,
     return _centroids(torch.from_numpy(kmeans.cluster_centers_).float(), normalize)
 
 
-def flat_inputs(inputs: Union[Tensor, Sequence[Tensor]], size: Optional[int] = 32) -> Tensor:
+def flat_inputs(inputs: Tensor | Sequence[Tensor], size: int | None = 32) -> Tensor:
     """Images as points: at most size x size pixels each, flattened.
 
     Args:

@@ -8,7 +8,6 @@ A = B = C = 1000. All values are in nats and in fp64.
 Shapes: n samples, A clusters of features, B clusters of inputs, C classes, d feature width.
 """
 
-from typing import Dict, Optional
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +81,7 @@ class InformationAccumulator:
 
     @torch.no_grad()
     def add(self, log_phi: Tensor, labels: Tensor,
-            log_phi_inputs: Optional[Tensor] = None) -> 'InformationAccumulator':
+            log_phi_inputs: Tensor | None = None) -> 'InformationAccumulator':
         """Add a batch.
 
         Args:
@@ -119,7 +118,7 @@ class InformationAccumulator:
         counts = self.labels.T + smoothing  # (C, A)
         return (counts / counts.sum(1, keepdim=True)).log()
 
-    def values(self, log_q: Optional[Tensor] = None, smoothing: float = 1e-3) -> Dict[str, float]:
+    def values(self, log_q: Tensor | None = None, smoothing: float = 1e-3) -> dict[str, float]:
         """Mutual information and its bounds.
 
         Args:

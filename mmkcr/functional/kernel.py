@@ -10,7 +10,6 @@ Shapes: n samples, m landmarks, d feature width, r rank of the truncation.
 """
 
 import math
-from typing import Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ class MomentAccumulator:
         device (str | torch.device): Where the (d, d) sum lives. Defaults to 'cpu'.
     """
 
-    def __init__(self, num_features: int, device: Union[str, torch.device] = 'cpu') -> None:
+    def __init__(self, num_features: int, device: str | torch.device = 'cpu') -> None:
         self.total = torch.zeros(num_features, num_features, dtype=torch.float64, device=device)
         self.count = 0
 
@@ -111,7 +110,7 @@ def truncation_rank(n: int, d: int, ratio: float) -> int:
     return max(1, math.ceil(ratio * min(n, d) - 1e-9))
 
 
-def spectrum(moment: Tensor) -> Tuple[Tensor, Tensor]:
+def spectrum(moment: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (d,) in descending order, not below zero, and eigenvectors (d, d), fp64.
 
     The sign of an eigenvector is fixed: its entry of largest magnitude is positive. So two
@@ -188,7 +187,7 @@ def approximate_tnn(moment: Tensor, landmark_moment: Tensor, form: str = 'projec
     return tails(((moment @ basis) * basis).sum(0).clamp(min=0))  # energies v_i^T S v_i, (d,)
 
 
-def kernel_complexity(tail_sums: Tensor, n: int, r0: Optional[int] = None) -> Tuple[float, int]:
+def kernel_complexity(tail_sums: Tensor, n: int, r0: int | None = None) -> tuple[float, int]:
     """KC, or A-KC: ``min_{h in [0, r0]} h / n + sqrt(tail_h / n)`` (KCR section 3.2, 4.6).
 
     Args:

@@ -4,7 +4,7 @@ Shapes: n tokens (rows), d features, p targets, ``*batch`` independent streams (
 """
 
 import math
-from typing import Dict, Iterator, Optional, Sequence, Tuple, Union
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -42,7 +42,7 @@ class Moments:
     """
 
     def __init__(self, num_features: int, num_targets: int = 0, batch: Sequence[int] = (),
-                 device: Union[str, torch.device] = 'cpu', name: str = 'Moments') -> None:
+                 device: str | torch.device = 'cpu', name: str = 'Moments') -> None:
         self.num_features, self.num_targets = num_features, num_targets
         self.batch, self.name = tuple(batch), name
         self.count = 0
@@ -56,7 +56,7 @@ class Moments:
         self._cross_scatter = zeros(num_targets, num_features)
 
     @torch.no_grad()
-    def add(self, features: Tensor, targets: Optional[Tensor] = None) -> 'Moments':
+    def add(self, features: Tensor, targets: Tensor | None = None) -> 'Moments':
         """Add some rows.
 
         Args:
@@ -102,7 +102,7 @@ class Moments:
                              f'dtype, found {tuple(values.shape)} and {values.dtype}')
         return values if depth else values.reshape(-1, width)
 
-    def _add_chunk(self, features: Tensor, targets: Optional[Tensor]) -> None:
+    def _add_chunk(self, features: Tensor, targets: Tensor | None) -> None:
         count = features.shape[-2]
         features = self._merged_rows(features.to(self._scatter), self._mean)
         _add_lower(self._scatter, features)
@@ -170,7 +170,7 @@ class Moments:
         return found
 
     @torch.no_grad()
-    def all_reduce(self, group: Optional[dist.ProcessGroup] = None) -> 'Moments':
+    def all_reduce(self, group: dist.ProcessGroup | None = None) -> 'Moments':
         """Merge over the ranks, in place; afterwards all ranks hold the same, bit for bit.
 
         Without an initialised process group nothing happens.
@@ -237,12 +237,12 @@ class Moments:
         if self.count == 0:
             raise ValueError(f'expected at least one row of `{self.name}`, found 0')
 
-    def state_dict(self) -> Dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Everything seen so far, as tensors that share their memory with this object."""
         return dict({name: getattr(self, f'_{name}') for name in _SUMS},
                     count=torch.tensor(self.count))
 
-    def load_state_dict(self, state: Dict[str, Tensor]) -> 'Moments':
+    def load_state_dict(self, state: dict[str, Tensor]) -> 'Moments':
         """Continue from a :meth:`state_dict`, which is copied.
 
         Raises:
@@ -254,7 +254,7 @@ class Moments:
         self.count = int(state['count'])
         return self
 
-    def _check_shapes(self, state: Dict[str, Tensor]) -> None:
+    def _check_shapes(self, state: dict[str, Tensor]) -> None:
         expected = {name: tuple(value.shape) for name, value in self.state_dict().items()}
         found = {name: tuple(value.shape) for name, value in state.items()}
         if expected != found:
@@ -284,12 +284,12 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left.mT @ right
 
 
-def _blocks(width: int) -> Iterator[Tuple[int, int]]:
+def _blocks(width: int) -> Iterator[tuple[int, int]]:
     for start in range(0, width, BLOCK):
         yield start, min(start + BLOCK, width)
 
 
-def moments_of(features: Tensor, targets: Optional[Tensor] = None) -> Moments:
+def moments_of(features: Tensor, targets: Tensor | None = None) -> Moments:
     """Moments of rows that are held in memory.
 
     Args:

@@ -20,8 +20,8 @@ memory (:mod:`mmkcr.functional.sweep`). For units of several channels the scalar
 Shapes: L consumers that share the units, d channels, n units of s channels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from .sweep import Sweep, after_choosing, after_dropping
 MIN_RHO = 1e-8
 """Least relative ridge of an order: gains of dependent units are exact to eps / MIN_RHO."""
 
-Groups = Union[None, int, Sequence[Sequence[int]]]
+Groups = int | Sequence[Sequence[int]] | None
 
 
 def gram_matrix(*weights: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class UnitOrder:
 
     order: Tensor
     errors: Tensor
-    groups: Tuple[Tensor, ...]
+    groups: tuple[Tensor, ...]
 
     def kept(self, count: int) -> Tensor:
         """Channels of the first ``count`` units, ascending, int64."""
@@ -86,7 +86,7 @@ class UnitOrder:
 
 
 def pivot_order(covariance: Tensor, gram: Tensor, groups: Groups = None,
-                fixed: Sequence[int] = (), rho: float = 1e-3, extra: Optional[Tensor] = None,
+                fixed: Sequence[int] = (), rho: float = 1e-3, extra: Tensor | None = None,
                 method: str = 'backward') -> UnitOrder:
     """Order units by the error that the consumers' outputs would have without them.
 
@@ -182,7 +182,7 @@ def others(kept: Tensor, width: int) -> Tensor:
     return mask.nonzero()[:, 0]
 
 
-def _check(covariance: Tensor, gram: Tensor, rho: float) -> Tuple[Tensor, Tensor]:
+def _check(covariance: Tensor, gram: Tensor, rho: float) -> tuple[Tensor, Tensor]:
     """``C + rho I`` and G, both (L, d, d) and fp64."""
     if covariance.shape != gram.shape or covariance.ndim not in (2, 3) or \
             covariance.shape[-1] != covariance.shape[-2] or covariance.shape[-1] == 0:
@@ -199,7 +199,7 @@ def _check(covariance: Tensor, gram: Tensor, rho: float) -> Tuple[Tensor, Tensor
     return noisy, gram
 
 
-def _members(groups: Groups, width: int) -> List[List[int]]:
+def _members(groups: Groups, width: int) -> list[list[int]]:
     """Channels of every unit."""
     if groups is None or isinstance(groups, int):
         size = groups or 1
@@ -211,7 +211,7 @@ def _members(groups: Groups, width: int) -> List[List[int]]:
     return members
 
 
-def _check_fixed(fixed: Sequence[int], n: int) -> List[int]:
+def _check_fixed(fixed: Sequence[int], n: int) -> list[int]:
     fixed = [int(unit) for unit in fixed]
     if len(set(fixed)) != len(fixed) or not all(0 <= unit < n for unit in fixed):
         raise ValueError(f'expected `fixed` units that are distinct and within 0 and {n - 1}, '
@@ -219,7 +219,7 @@ def _check_fixed(fixed: Sequence[int], n: int) -> List[int]:
     return fixed
 
 
-def _check_extra(extra: Optional[Tensor], n: int) -> Tensor:
+def _check_extra(extra: Tensor | None, n: int) -> Tensor:
     if extra is None:
         return torch.zeros(n, dtype=torch.float64)
     extra = extra.double()

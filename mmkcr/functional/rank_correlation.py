@@ -1,6 +1,6 @@
 """Spearman's rank correlation and its bootstrap interval, also within groups."""
 
-from typing import Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def ranks(values: Values) -> np.ndarray:
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
-def spearman(a: Values, b: Values, groups: Optional[Sequence[int]] = None) -> float:
+def spearman(a: Values, b: Values, groups: Sequence[int] | None = None) -> float:
     """Spearman's rank correlation of two lists; nan if all values of one list are equal.
 
     Args:
@@ -37,9 +37,9 @@ def spearman(a: Values, b: Values, groups: Optional[Sequence[int]] = None) -> fl
     return float(rows[0] @ rows[1] / scale) if scale > 0 else float('nan')
 
 
-def spearman_interval(a: Values, b: Values, groups: Optional[Sequence[int]] = None,
+def spearman_interval(a: Values, b: Values, groups: Sequence[int] | None = None,
                       repeats: int = 10000, level: float = 0.95,
-                      seed: int = 0) -> Tuple[float, float]:
+                      seed: int = 0) -> tuple[float, float]:
     """Bootstrap percentile interval of :func:`spearman`, resampled within groups.
 
     Args:

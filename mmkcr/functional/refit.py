@@ -16,7 +16,7 @@ units does not change.
 Shapes: d old units, k new ones, m outputs; ``*batch`` independent problems.
 """
 
-from typing import Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +25,11 @@ from torch import Tensor
 from .moments import Moments
 from .pivots import others, ridge, solve_psd
 
-Size = Union[int, Sequence[int]]
+Size = int | Sequence[int]
 
 
-def refit(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean: Tensor, kept: Tensor,
-          rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
+def refit(weight: Tensor, bias: Tensor | None, covariance: Tensor, mean: Tensor, kept: Tensor,
+          rho: float = 1e-3) -> tuple[Tensor, Tensor]:
     """Weights of a consumer that reads only some of its units.
 
     Removed units are replaced by their best linear prediction from the kept ones, and the bias
@@ -61,8 +61,8 @@ def refit(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean: Tens
     return _like(weight, new, _bias(bias, old @ mean - new @ mean[kept]))
 
 
-def refit_mixed(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean: Tensor,
-                mixing: Tensor, prior: Tensor, rho: float = 1e-3) -> Tuple[Tensor, Tensor]:
+def refit_mixed(weight: Tensor, bias: Tensor | None, covariance: Tensor, mean: Tensor,
+                mixing: Tensor, prior: Tensor, rho: float = 1e-3) -> tuple[Tensor, Tensor]:
     """Weights of a consumer that reads linear mixtures ``T h`` of its units.
 
     Args:
@@ -89,8 +89,8 @@ def refit_mixed(weight: Tensor, bias: Optional[Tensor], covariance: Tensor, mean
     return _like(weight, new, _bias(bias, old @ mean - new @ (mixing @ mean)))
 
 
-def refit_output(moments: Moments, prior: Optional[Tensor] = None, rho: float = 1e-3,
-                 biased: bool = True) -> Tuple[Tensor, Tensor]:
+def refit_output(moments: Moments, prior: Tensor | None = None, rho: float = 1e-3,
+                 biased: bool = True) -> tuple[Tensor, Tensor]:
     """Weights that map new inputs closest to given targets, such as the dense layer's outputs.
 
     Args:
@@ -160,11 +160,11 @@ def _solve_right(right: Tensor, matrix: Tensor, noise: Tensor) -> Tensor:
     return solve_psd(matrix, right.mT).mT
 
 
-def _bias(bias: Optional[Tensor], change: Tensor) -> Tensor:
+def _bias(bias: Tensor | None, change: Tensor) -> Tensor:
     return change if bias is None else bias.to(change) + change
 
 
-def _like(weight: Tensor, *values: Tensor) -> Tuple[Tensor, ...]:
+def _like(weight: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     return tuple(value.to(weight) for value in values)
 
 

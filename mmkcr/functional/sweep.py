@@ -13,7 +13,7 @@ units are removed from the matrices from time to time.
 Shapes: L pairs that share the units, m channels left, units of s channels.
 """
 
-from typing import Callable, List, Optional, Sequence, Tuple, Union
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,12 +24,12 @@ LOST = 1e-6
 """The sweep starts afresh from exact matrices when diagonals have fallen by this factor."""
 
 # exact matrices of the channels that are left, given those and the chosen ones
-Restart = Callable[[Tensor, Tensor], Tuple[Tensor, Tensor]]
+Restart = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def after_choosing(noisy: Tensor, gram: Tensor) -> Restart:
     """(R, Q) of the channels that are left when others were chosen, exact."""
-    def restart(left: Tensor, chosen: Tensor) -> Tuple[Tensor, Tensor]:
+    def restart(left: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         residual = _block(noisy, left, left)
         if len(chosen):  # R: the Schur complement C'[l, l] - C'[l, K] C'[K, K]^-1 C'[K, l]
             factor = torch.linalg.cholesky(_block(noisy, chosen, chosen))
@@ -41,7 +41,7 @@ def after_choosing(noisy: Tensor, gram: Tensor) -> Restart:
 
 def after_dropping(noisy: Tensor, gram: Tensor) -> Restart:
     """(P, G) of the channels that are left when others were dropped, exact."""
-    def restart(left: Tensor, chosen: Tensor) -> Tuple[Tensor, Tensor]:
+    def restart(left: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(_block(noisy, left, left)))
         refitted = _block(gram, left, left)
         if len(chosen):  # E^T G E with E = [I; shares], which reconstructs the dropped channels
@@ -63,16 +63,16 @@ class Sweep:
     blocks, always up to date.
     """
 
-    def __init__(self, restart: Restart, members: List[List[int]], extra: Tensor,
+    def __init__(self, restart: Restart, members: list[list[int]], extra: Tensor,
                  sign: float) -> None:
         self.restart, self.members, self.extra, self.sign = restart, members, extra, sign
         self.size = max(map(len, members))
         self.lengths = extra.new_tensor([len(group) for group in members])
         self.alive = list(range(len(members)))
-        self.chosen: List[int] = []
-        self.changes: List[Tensor] = []
+        self.chosen: list[int] = []
+        self.changes: list[Tensor] = []
 
-    def run(self, fixed: List[int]) -> Tuple[List[int], Tensor]:
+    def run(self, fixed: list[int]) -> tuple[list[int], Tensor]:
         """Units in the order of choice, and the change of error by each, (n,)."""
         n = len(self.members)
         # unit by step: fixed units are chosen first, or, when dropping, last in reverse order
@@ -121,7 +121,7 @@ class Sweep:
         self.panel = self.first.new_empty(len(self.first), 2 * s * max(PANEL // s, 1), m)
         self.rows = 0  # of the panel that are in use
 
-    def _close(self, units: Union[Tensor, int]) -> None:
+    def _close(self, units: Tensor | int) -> None:
         """Neutralise the blocks of chosen units, so that batched operations stay finite."""
         self.a[:, units] = torch.eye(self.size).to(self.a)
         self.b[:, units] = 0
@@ -141,7 +141,7 @@ class Sweep:
             change = (inverse * self.b).sum((0, 2, 3))
         return change.clamp(min=0) + self.extra[self.units]
 
-    def _step(self, forced: Optional[int]) -> None:
+    def _step(self, forced: int | None) -> None:
         """Choose one unit, and append its update to the panel."""
         s, change = self.size, self._changes_now()
         if forced is None:  # per channel: units may have different numbers of them

@@ -2,7 +2,8 @@
 
 import logging
 import re
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 BACKBONE = 'backbone.'
 #: Buffers that hosts compute anew and take out of what they load.
 RECOMPUTED = re.compile(r'(.*\.)?(relative_position_index|relative_coords_table|attn_mask)$')
-InitCfg = Union[Mapping[str, Any], List[Mapping[str, Any]], None]
+InitCfg = Mapping[str, Any] | list[Mapping[str, Any]] | None
 
 
-def split_pretrained(init_cfg: InitCfg) -> Tuple[Optional[Dict[str, Any]], List[Dict[str, Any]]]:
+def split_pretrained(init_cfg: InitCfg) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """Take ``Pretrained`` out of an ``init_cfg``.
 
     Args:
@@ -40,8 +41,8 @@ def split_pretrained(init_cfg: InitCfg) -> Tuple[Optional[Dict[str, Any]], List[
     return arguments, others
 
 
-def read_backbone(checkpoint: str, prefix: Optional[str] = None,
-                  map_location: str = 'cpu') -> Dict[str, Tensor]:
+def read_backbone(checkpoint: str, prefix: str | None = None,
+                  map_location: str = 'cpu') -> dict[str, Tensor]:
     """Read the backbone's part of a checkpoint of a classifier, detector or segmentor.
 
     Args:
@@ -70,7 +71,7 @@ def read_backbone(checkpoint: str, prefix: Optional[str] = None,
     return part
 
 
-def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] = None,
+def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: str | None = None,
                     map_location: str = 'cpu') -> None:
     """Load the backbone of another model's checkpoint, whole or not at all.
 
@@ -99,7 +100,7 @@ def load_pretrained(backbone: nn.Module, checkpoint: str, prefix: Optional[str] 
         update_init_info(backbone, f'loaded from {checkpoint}')
 
 
-def inherit_dense(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
+def inherit_dense(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Let heads that a config chose by blocks or scores start from a dense network's weights.
 
     Args:
@@ -115,7 +116,7 @@ def inherit_dense(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: s
                   'projections of the dense network that is loaded', 'current')
 
 
-def _inherit(site: Any, state_dict: Dict[str, Tensor], prefix: str) -> bool:
+def _inherit(site: Any, state_dict: dict[str, Tensor], prefix: str) -> bool:
     """Cut the entries of a layer with replaced heads out of a dense state, in place.
 
     What the dense layer does not have, the operator, keeps its values.
@@ -137,7 +138,7 @@ def _inherit(site: Any, state_dict: Dict[str, Tensor], prefix: str) -> bool:
     return True
 
 
-def take_kept(space: 'SearchSpace', state_dict: Dict[str, Tensor], prefix: str) -> None:
+def take_kept(space: 'SearchSpace', state_dict: dict[str, Tensor], prefix: str) -> None:
     """Refuse weights of a subnet that keeps other units, whose shapes may be the same.
 
     A file without a record of its units is taken at its word: that of an ordinary network.
@@ -219,6 +220,6 @@ def check_state(space: 'SearchSpace', state_dict: Mapping[str, Tensor], prefix: 
                   f'{_listing("surplus", unused)}, which are not used', 'current', logging.WARNING)
 
 
-def _listing(kind: str, keys: List[str]) -> str:
+def _listing(kind: str, keys: list[str]) -> str:
     shown = ', '.join(keys[:3]) + (', ...' if len(keys) > 3 else '')
     return f'{len(keys)} {kind}' + (f' ({shown})' if keys else '')

@@ -2,9 +2,10 @@
 
 import copy
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, Mapping, Union
+from typing import Any
 
 import yaml
 from mmengine.config import Config
@@ -14,8 +15,8 @@ from torch import nn
 from mmkcr.core.words import did_you_mean
 from mmkcr.hosts import ensure_torchvision, prepare_hosts
 from mmkcr.safe_load import read_checkpoint
+from .counting import check_recorded
 from .loading import load_task, weights_of
-from .utils import check_recorded
 
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
            'them with `pip install "setuptools>=80" wheel packaging ninja` and `pip install '
@@ -27,7 +28,7 @@ _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv wit
 HOSTS = ('mmpretrain', 'mmdet', 'mmseg')
 
 
-def read_config(path: Union[str, Path]) -> Config:
+def read_config(path: str | Path) -> Config:
     """Read a config file, or a config of an installed library by reference.
 
     A config without a ``default_scope`` (mmpretrain's ``*_headless.py``) gets that of its library.
@@ -73,7 +74,7 @@ def read_config(path: Union[str, Path]) -> Config:
     return config
 
 
-def is_pure_python(path: Union[str, Path]) -> bool:
+def is_pure_python(path: str | Path) -> bool:
     """Whether a config file imports classes and bases instead of naming them.
 
     Args:
@@ -142,13 +143,12 @@ def build_model(config: Config) -> nn.Module:
     return built
 
 
-def load_weights(model: nn.Module, path: Union[str, Path], online: bool = False) -> Dict[str, Any]:
+def load_weights(model: nn.Module, path: str | Path) -> dict[str, Any]:
     """Load the task model's weights of any checkpoint: searched, retrained or published.
 
     Args:
         model (nn.Module): A model as its config builds it.
         path (str | Path): The checkpoint.
-        online (bool): See :func:`~mmkcr.models.loading.weights_of`. Defaults to False.
 
     Returns:
         dict: The checkpoint.
@@ -159,5 +159,5 @@ def load_weights(model: nn.Module, path: Union[str, Path], online: bool = False)
             :func:`~mmkcr.models.loading.load_task`.
     """
     checkpoint = read_checkpoint(path)
-    load_task(model, weights_of(checkpoint, str(path), online), str(path))
+    load_task(model, weights_of(checkpoint, str(path)), str(path))
     return checkpoint

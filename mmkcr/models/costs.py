@@ -1,14 +1,14 @@
 """Cost models of budgets, by name."""
 
-from typing import Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 from torch import nn
 
 from mmkcr.core import COUNTED, CostModel, LatencyModel, LatencyTable, MacsModel, load_table
-from .utils import momentum_copies
+from .tasks import momentum_copies
 
 
-def cost_model(cost: str, macs: MacsModel, table: Optional[LatencyTable] = None) -> CostModel:
+def cost_model(cost: str, macs: MacsModel, table: LatencyTable | None = None) -> CostModel:
     """Build the cost model of a budget.
 
     Args:
@@ -47,8 +47,8 @@ class Priced(nn.Module):
             :func:`~mmkcr.core.load_table`.
     """
 
-    def __init__(self, cost: str, table: Optional[str], more: Tuple[str, ...] = (),
-                 input_shape: Optional[Sequence[int]] = None, force_table: bool = False) -> None:
+    def __init__(self, cost: str, table: str | None, more: tuple[str, ...] = (),
+                 input_shape: Sequence[int] | None = None, force_table: bool = False) -> None:
         super().__init__()
         self.input_shape = None if input_shape is None else tuple(input_shape)
         names = [*COUNTED, *more, 'latency']
@@ -60,7 +60,7 @@ class Priced(nn.Module):
         self.cost = cost
         about = {} if input_shape is None else dict(input_shape=list(input_shape))
         self.table = None if table is None else load_table(table, about, force_table)
-        self._of: Optional[Tuple[MacsModel, CostModel]] = None
+        self._of: tuple[MacsModel, CostModel] | None = None
 
     def cost_model(self, macs: MacsModel) -> CostModel:
         """The cost that is priced, and that the target limits.

@@ -1,25 +1,27 @@
 """MACs and parameters of any model of the three task families."""
 
+import copy
 import warnings
-from typing import Dict, List, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from mmkcr.core import CostModel, MacsReport, Structure, count_forward_macs
+from mmkcr.core import CostModel, MacsReport, Structure, count_forward_macs, count_params
+from mmkcr.core.added import added_layers
 from mmkcr.core.weights import state_bytes
-from .two_stage import MASKS, most_proposals
-from .utils import (
-    backbone_macs,
+from .tasks import (
     counted_part,
     find_task,
     is_dense_task,
-    macs_by_part,
+    kept_randomness,
     momentum_copies,
+    online_modules,
     online_params,
     search_space,
     task_forward,
     unwrap,
 )
+from .two_stage import MASKS, most_proposals
 
 
 def macs_report(model: nn.Module, input_shape: Sequence[int] = (3, 224, 224)) -> MacsReport:
@@ -73,10 +75,37 @@ def check_built(promises: Sequence[CostModel], promised: Sequence[int],
 
 
 #: MACs by part: (dense, slim).
-Parts = Dict[str, Tuple[int, int]]
+Parts = dict[str, tuple[int, int]]
 
 
-def count_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
+def macs_by_part(report: MacsReport, model: nn.Module) -> dict[str, int]:
+    """Split a count of a whole model by part; parts used only in training are left out.
+
+    Args:
+        report (MacsReport): Report of ``model``.
+        model (nn.Module): A task model, possibly wrapped, or a backbone.
+
+    Returns:
+        dict[str, int]: MACs by path of the part (``'backbone'``, ``'neck'``, ``'rpn_head'``,
+        ``'roi_head.bbox_head'``, ``'decode_head'`` ...), in the order of the modules. ``'rest'``
+        counts what belongs to no part. The sum is the model's count.
+    """
+    task = find_task(model)
+    prefix = next(f'{path}.' for path, module in model.named_modules() if module is task)
+    parts = {path: 0 for name, child in task.named_children()
+             for path in ([f'{name}.{below}' for below, _ in child.named_children()]
+                          if name in ('roi_head', 'panoptic_head') else [name])}
+    for path, macs in report.own.items():
+        path = path.removeprefix(prefix)
+        part = next((part for part in parts if f'{path}.'.startswith(f'{part}.')), '')
+        if part:
+            parts[part] += macs
+    found = {part: macs for part, macs in parts.items() if macs}
+    rest = report.total - sum(found.values())
+    return {**found, **(dict(rest=rest) if rest else {})}
+
+
+def count_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
     """MACs of a whole task model by part.
 
     Args:
@@ -84,12 +113,12 @@ def count_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
         input_shape (Sequence[int]): (C, H, W).
 
     Returns:
-        dict[str, int]: See :func:`~mmkcr.models.utils.macs_by_part`.
+        dict[str, int]: See :func:`macs_by_part`.
     """
     return macs_by_part(macs_report(model, input_shape), model)
 
 
-def known_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
+def known_parts(model: nn.Module, input_shape: Sequence[int]) -> dict[str, int]:
     """As :func:`count_parts`, but empty, with a warning, if the whole model cannot be counted.
 
     Some detectors do not run without labels (Sparse R-CNN), and some segmentors not as tensors
@@ -102,14 +131,14 @@ def known_parts(model: nn.Module, input_shape: Sequence[int]) -> Dict[str, int]:
         return {}
 
 
-def part_rows(parts: Parts) -> List[Tuple[str, ...]]:
+def part_rows(parts: Parts) -> list[tuple[str, ...]]:
     """Rows of a table, G MACs: part, dense, slim, share; the whole model last."""
     whole = tuple(sum(side) for side in zip(*parts.values()))
     return [(name, f'{dense / 1e9:.4g}', f'{slim / 1e9:.4g}', f'{slim / dense:.1%}')
             for name, (dense, slim) in {**parts, 'whole model': whole}.items()]
 
 
-def counted_proposals(model: nn.Module) -> Optional[str]:
+def counted_proposals(model: nn.Module) -> str | None:
     """A sentence on the number of proposals in the MACs of a two-stage detector, None for others.
 
     Args:
@@ -121,7 +150,7 @@ def counted_proposals(model: nn.Module) -> Optional[str]:
         f'masks for {min(count, MASKS)}.')
 
 
-def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[str]) -> None:
+def note_backbone_macs(structure: Structure, subnet: nn.Module, part: str | None) -> None:
     """Record which part a structure's MACs count, and how many are the backbone's.
 
     These are checked when a model is built, possibly with another head.
@@ -129,7 +158,7 @@ def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[s
     Args:
         structure (Structure): With ``macs``; changed in place.
         subnet (nn.Module): Bare backbone or task model.
-        part (str, optional): See :func:`~mmkcr.models.utils.counted_part`.
+        part (str, optional): See :func:`~mmkcr.models.tasks.counted_part`.
     """
     if search_space(subnet).host is subnet and is_dense_task(subnet):
         structure.macs['part'] = 'model'  # a whole model has no separate backbone
@@ -138,3 +167,61 @@ def note_backbone_macs(structure: Structure, subnet: nn.Module, part: Optional[s
     else:
         structure.macs['backbone'] = backbone_macs(search_space(subnet).host,
                                                    structure.macs['input_shape'])
+
+
+def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool = True) -> int:
+    """MACs of a backbone for one image.
+
+    Args:
+        backbone (nn.Module): A backbone.
+        input_shape (Sequence[int]): (C, H, W).
+        added (bool): Include the layers that a method adds, such as masks. Defaults to True.
+    """
+    report = count_forward_macs(backbone, task_forward(backbone, input_shape))
+    layers = () if added else added_layers(backbone)
+    return report.total - sum(report.modules.get(name, 0) for name in layers)
+
+
+def check_recorded(model: nn.Module) -> None:
+    """Check the MACs and parameters in the structure of a subnet against the network, by forwards.
+
+    Of a model with another head than the one that was searched, what lies outside of the backbone
+    is taken from the structure.
+
+    Args:
+        model (nn.Module): Any model; it passes without a structure or without recorded counts.
+
+    Raises:
+        ValueError: They differ: the structure or the backbone's arguments were altered.
+    """
+    for module in online_modules(unwrap(model)):
+        structure = getattr(getattr(module, 'search_space', None), 'structure', None)
+        if structure is None or not (structure.macs or structure.params):
+            continue
+        for what, recorded, found in _counted_again(module, structure):
+            if found != recorded:
+                raise ValueError(
+                    f'expected a {what[0]}`{type(module).__name__}` of {recorded} {what[1]}, as '
+                    f'its structure says, found one of {found}: the structure or the arguments of '
+                    'the backbone were altered since it was searched (a structure without `macs` '
+                    'and `params` is not compared)')
+
+
+def _counted_again(host: nn.Module,
+                   structure: Structure) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """What a structure's counts are about, the counts, and those of the built network."""
+    from mmkcr.registry import MODELS
+    macs, params = structure.macs, structure.params
+    with kept_randomness():
+        dense = MODELS.build(copy.deepcopy(host.search_space.backbone))
+    if macs:
+        shape, at = macs['input_shape'], f'MACs at {tuple(macs["input_shape"])}'
+        found = backbone_macs(host, shape)
+        recorded = macs['subnet'] if 'part' in macs else macs.get('backbone', found)
+        yield ('', at), recorded, found
+        outside = macs['subnet'] - found
+        yield ('dense ', at), macs['dense'], outside + backbone_macs(dense, shape, added=False)
+    if params:
+        outside = params['subnet'] - count_params(host)
+        added = sum(map(count_params, added_layers(dense).values()))
+        yield ('dense ', 'parameters'), params['dense'], outside + count_params(dense) - added

@@ -1,13 +1,14 @@
 """Reading a layer's pooled features out of a running model."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Iterator, List
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.core import eval_mode
-from mmkcr.models.utils import task_forward, unwrap
+from mmkcr.models.tasks import task_forward, unwrap
 
 
 def pool_features(output: Any, layer: str = 'backbone') -> Tensor:
@@ -89,7 +90,7 @@ class FeatureTap:
             raise ValueError(f"expected a layer path with or without ':input', found `{layer}`")
         self._module = find_layer(model, path)
         self._takes_input = side == 'input'
-        self._runs: List[Tensor] = []
+        self._runs: list[Tensor] = []
         self._handle = None
 
     @property

@@ -4,8 +4,9 @@ Both may stand where a structure file does, for example
 ``structure=dict(blocks=[8, 6, 4, 9])`` or ``structure=dict(scores='scores.json', replace=12)``.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Sequence, Union
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 SELECTIONS = ('lowest', 'highest', 'random')
 #: A number of blocks or heads (int), or a share of all (float between 0 and 1).
-Count = Union[int, float]
+Count = int | float
 _KEYS = dict(blocks=('operator', ),
              scores=('replace', 'which', 'scattered', 'seed', 'operator'))
 
 
-def head_sites(space: 'SearchSpace') -> Dict[str, Any]:
+def head_sites(space: 'SearchSpace') -> dict[str, Any]:
     """The sites whose units are heads that an operator may compute, by name, in block order."""
     return {name: site for name, site in space.sites.items() if site.kind == 'head_operator'}
 
@@ -41,7 +42,7 @@ def set_operator(space: 'SearchSpace', operator: str) -> None:
 
 
 def select_heads(scores: Mapping[str, Tensor], count: Count, which: str = 'lowest',
-                 blockwise: bool = True, seed: int = 0) -> Dict[str, Tensor]:
+                 blockwise: bool = True, seed: int = 0) -> dict[str, Tensor]:
     """Heads that stay attention when so many blocks, or single heads, are replaced.
 
     Args:
@@ -125,7 +126,7 @@ def choose_heads(space: 'SearchSpace', choice: Mapping[str, Any]) -> Structure:
     return space.structure_for(kept)
 
 
-def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> Dict[str, Tensor]:
+def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> dict[str, Tensor]:
     good = isinstance(blocks, (list, tuple)) and all(
         type(block) is int and 0 <= block < len(sites) for block in blocks)
     if not good or len(set(blocks)) < len(blocks):
@@ -135,7 +136,7 @@ def _of_blocks(sites: Mapping[str, Any], blocks: Sequence[int]) -> Dict[str, Ten
             for index, (name, site) in enumerate(sites.items())}
 
 
-def _read_scores(sites: Mapping[str, Any], path: Union[str, Path]) -> Dict[str, Tensor]:
+def _read_scores(sites: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     content = read_json(Path(path), 'a scores')
     scores = content.get('scores') if isinstance(content, dict) else None
     wanted = {name: site.total for name, site in sites.items()}
@@ -145,7 +146,7 @@ def _read_scores(sites: Mapping[str, Any], path: Union[str, Path]) -> Dict[str, 
     if found != wanted:
         site = next((name for name in wanted if not isinstance(found, dict)
                      or found.get(name) != wanted[name]), None)
-        said = f'{wanted[site]} numbers at site `{site}`' if site else f'{len(wanted)} sites only'
-        raise ValueError(f'expected `scores` of the heads of this network, {said}, found others in '
-                         f'`{path}`')
+        scored = f'{wanted[site]} numbers at site `{site}`' if site else f'{len(wanted)} sites only'
+        raise ValueError(f'expected `scores` of the heads of this network, {scored}, found others '
+                         f'in `{path}`')
     return {name: torch.tensor(scores[name], dtype=torch.float64) for name in wanted}

@@ -1,6 +1,7 @@
 """MACs and parameters of attention some of whose heads an operator computes."""
 
-from typing import TYPE_CHECKING, Any, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from mmkcr.core import Cost, count_params
 from .layers.head_operators import head_operator

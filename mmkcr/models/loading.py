@@ -1,13 +1,14 @@
 """Loading a checkpoint into a model: whole, or not at all."""
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, Tuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
 from mmkcr.core import check_finite_state
 from .backbone_loading import RECOMPUTED
-from .utils import find_task, unwrap
+from .tasks import find_task, unwrap
 
 #: State that training wrappers keep beside the task model's: no task model needs it.
 TRAINING_STATE = ('regularizers.', 'price.', 'reconstruction.', '_extra_state')
@@ -15,34 +16,21 @@ _SIZE = re.compile(r'size mismatch for (\S+): copying a param with shape torch\.
                    r'checkpoint, the shape in current model is torch\.Size\((.*?)\)\.')
 
 
-def weights_of(checkpoint: Mapping[str, Any], path: str, online: bool = False) -> Dict[str, Tensor]:
-    """The ``state_dict`` of a checkpoint.
-
-    With MMEngine's ``EMAHook``, ``state_dict`` holds the averaged weights and ``ema_state_dict``
-    those that the optimizer updates: the hook swaps the two when it saves.
+def weights_of(checkpoint: Mapping[str, Any], path: str) -> dict[str, Tensor]:
+    """The ``state_dict`` of a checkpoint; with MMEngine's ``EMAHook`` the averaged weights.
 
     Args:
         checkpoint (Mapping): What was read from a file.
         path (str): The file, for the message.
-        online (bool): Take the optimizer's weights, not their average. Defaults to False.
 
     Raises:
-        ValueError: It has no weights, or there is no average beside the weights although
-            ``online`` asks for the latter.
+        ValueError: It has no weights.
     """
-    prefix = 'module.'
-    if not online:
-        state = checkpoint.get('state_dict', checkpoint)
-        if not isinstance(state, Mapping):
-            raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found a '
-                             f'`{type(state).__name__}` as its `state_dict`')
-        return {key.removeprefix(prefix): value for key, value in state.items()}
-    if 'ema_state_dict' not in checkpoint:
-        raise ValueError('expected a checkpoint with averaged and online weights (`EMAHook`), '
-                         f'found `{path}` without `ema_state_dict`')
-    # the averaged model keeps its network below `module.`, beside a counter of steps
-    return {key[len(prefix):]: value for key, value in checkpoint['ema_state_dict'].items()
-            if key.startswith(prefix)}
+    state = checkpoint.get('state_dict', checkpoint)
+    if not isinstance(state, Mapping):
+        raise ValueError(f'expected a checkpoint with tensors by name at `{path}`, found a '
+                         f'`{type(state).__name__}` as its `state_dict`')
+    return {key.removeprefix('module.'): value for key, value in state.items()}
 
 
 def load_task(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
@@ -128,7 +116,7 @@ def _has_gates(state: Iterable[str]) -> bool:
 
 
 def _try(model: nn.Module, state: Mapping[str, Tensor],
-         path: str) -> Tuple[List[str], List[str], List[Tuple[str, str, str]]]:
+         path: str) -> tuple[list[str], list[str], list[tuple[str, str, str]]]:
     """Load what fits; return missing names, surplus names, and names and shapes that differ."""
     check_finite_state(state, path, model.state_dict())
     missing, surplus, shaped = [], [], []
@@ -155,7 +143,7 @@ def _of_another(model: nn.Module, path: str, error: Exception) -> ValueError:
 
 
 def _refuse(task: nn.Module, path: str, missing: Iterable[str],
-            shaped: Iterable[Tuple[str, str, str]], surplus: Iterable[str] = ()) -> None:
+            shaped: Iterable[tuple[str, str, str]], surplus: Iterable[str] = ()) -> None:
     where = f'{type(task).__name__} in `{path}`'
     missing, shaped, surplus = list(missing), list(shaped), list(surplus)
     if shaped:

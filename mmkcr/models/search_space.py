@@ -8,7 +8,8 @@ slices them (subnet).
 import copy
 import dataclasses
 import inspect
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from .head_choice import choose_heads, is_choice
 from .sites import find_sites
 from .sites.base import KINDS, HostSite, KindConfig
 
-StructureLike = Union[str, Mapping[str, Any], Structure, None]
+StructureLike = str | Mapping[str, Any] | Structure | None
 
 
 class SearchSpace:
@@ -60,21 +61,21 @@ class SearchSpace:
     """
 
     def __init__(self, host: nn.Module, kinds: Sequence[KindConfig] = (),
-                 backbone: Optional[Mapping[str, Any]] = None,
-                 gates: Optional[Mapping[str, Any]] = None, structure: StructureLike = None,
+                 backbone: Mapping[str, Any] | None = None,
+                 gates: Mapping[str, Any] | None = None, structure: StructureLike = None,
                  method: str = '', optional_keys: str = r'$^') -> None:
         self.host, self.kinds, self.method = host, tuple(kinds), method
         self.backbone = dict(backbone or dict(
             type=f'{type(host).__module__}.{type(host).__qualname__}'))
         self.optional_keys = optional_keys
-        self.structure: Optional[Structure] = None
-        self._fixed: Dict[str, SiteEntry] = {}
-        self._attached: Dict[str, List[Axis]] = {}
-        self._sites: Dict[str, HostSite] = {}
+        self.structure: Structure | None = None
+        self._fixed: dict[str, SiteEntry] = {}
+        self._attached: dict[str, list[Axis]] = {}
+        self._sites: dict[str, HostSite] = {}
         #: Sites without gates that are applied: masks on queries and keys.
-        self._masks: Dict[str, HostSite] = {}
+        self._masks: dict[str, HostSite] = {}
         #: Sites without gates that are not applied yet, of a dense host.
-        self._waiting: Dict[str, HostSite] = {}
+        self._waiting: dict[str, HostSite] = {}
         self._dense_params = count_params(host)
         searched = gates is not None or structure is not None
         # before the gates: they are built with the number of units that the kinds find
@@ -104,7 +105,7 @@ class SearchSpace:
         Raises:
             ValueError: The host is a supernet or a subnet, or does not have a kind.
         """
-        before: Optional[SearchSpace] = getattr(host, 'search_space', None)
+        before: SearchSpace | None = getattr(host, 'search_space', None)
         backbone = dict(type=f'{type(host).__module__}.{type(host).__qualname__}')
         optional = r'$^'
         if before is not None:
@@ -154,7 +155,7 @@ class SearchSpace:
         self._waiting = {}
 
     @property
-    def sites(self) -> Dict[str, HostSite]:
+    def sites(self) -> dict[str, HostSite]:
         """The sites by name, in forward order.
 
         Raises:
@@ -165,15 +166,15 @@ class SearchSpace:
                              f'found none with the arguments {self.backbone}')
         return self._sites
 
-    def totals(self) -> Dict[str, int]:
+    def totals(self) -> dict[str, int]:
         """Units of every site of the dense network."""
         return {name: site.total for name, site in self.sites.items()}
 
-    def gates(self) -> Dict[str, BaseGate]:
+    def gates(self) -> dict[str, BaseGate]:
         """The gates of a supernet by site; empty in the other states."""
         return {name: site.gate for name, site in self._sites.items() if site.gate is not None}
 
-    def gated_sites(self) -> Dict[str, HostSite]:
+    def gated_sites(self) -> dict[str, HostSite]:
         """The sites that have a gate."""
         return {name: site for name, site in self._sites.items() if site.gate is not None}
 
@@ -185,7 +186,7 @@ class SearchSpace:
 
     # ---- gates ----------------------------------------------------------------------------------
 
-    def _gate_configs(self, gates: Mapping[str, Any]) -> Dict[str, Mapping[str, Any]]:
+    def _gate_configs(self, gates: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """Config of the gate of every site that has one."""
         from mmkcr.registry import MODELS  # of MMEngine, which only a search needs
         found = {site.kind for site in self.sites.values()}
@@ -345,12 +346,12 @@ class SearchSpace:
         """
         self._attached.setdefault(name, []).append(axis)
 
-    def _gate_axes(self, name: str) -> List[Axis]:
+    def _gate_axes(self, name: str) -> list[Axis]:
         """Axes along the units of a gate's own parameters and buffers, and attached axes."""
         gate = self.sites[name].gate
         return [Axis(gate, 'importance'), Axis(gate, 'kept'), *self._attached.get(name, ())]
 
-    def slice_units(self, name: str, kept: Tensor, optimizer: Optional[Optimizer] = None) -> bool:
+    def slice_units(self, name: str, kept: Tensor, optimizer: Optimizer | None = None) -> bool:
         """Slice a site of a supernet, its gate and the optimizer's moments.
 
         Args:
@@ -371,13 +372,13 @@ class SearchSpace:
         site.resized(len(kept))
         return True
 
-    def fold(self, name: str, optimizer: Optional[Optimizer] = None) -> None:
+    def fold(self, name: str, optimizer: Optimizer | None = None) -> None:
         """Multiply the mask of a decided site into its weights permanently."""
         site = self.sites[name]
         scale_axes([*site.axes(), *self._attached.get(name, ())], site.gate.scale(), optimizer)
         site.gate.fold()
 
-    def settle(self, optimizer: Optional[Optimizer] = None) -> bool:
+    def apply_decisions(self, optimizer: Optimizer | None = None) -> bool:
         """Slice units that no option can keep and fold decided masks; outputs do not change.
 
         Args:
@@ -399,18 +400,18 @@ class SearchSpace:
                 changed = True
         return changed
 
-    def settle_like(self, other: 'SearchSpace') -> None:
-        """Follow another copy of this supernet, such as the model that this one averages."""
+    def apply_decisions_of(self, other: 'SearchSpace') -> None:
+        """Slice and fold what another copy of this supernet has sliced and folded."""
         for name, gate in other._sliceable():
             self.slice_units(name, gate.kept)
             self.sites[name].gate.alive.copy_(gate.alive)
             if gate.folded and not self.sites[name].gate.folded:
                 self.fold(name)
 
-    def follow(self, other: 'SearchSpace') -> None:
-        """Mask as another copy of this supernet does: with its gates, including their noise.
+    def mask_like(self, other: 'SearchSpace') -> None:
+        """Take the masks, noise included, from the gates of another supernet of the same sites.
 
-        So a momentum copy has averaged weights, but the channels of the network that it averages.
+        So a momentum copy averages the weights of a network, and has that network's channels.
 
         Args:
             other (SearchSpace): The search space of that network.
@@ -425,10 +426,10 @@ class SearchSpace:
                              f'(`{type(self._sliceable()[0][1]).__name__}`)')
         leaders = other.gates()
         for name, gate in self.gates().items():
-            gate.follow(leaders[name])
+            gate.mask_like(leaders[name])
 
     def take_shape(self, state: Mapping[str, Tensor], prefix: str = '',
-                   optimizer: Optional[Optimizer] = None) -> bool:
+                   optimizer: Optimizer | None = None) -> bool:
         """Slice a supernet to the sizes of a state_dict that is to be loaded.
 
         Args:
@@ -455,7 +456,7 @@ class SearchSpace:
                 changed = True
         return changed
 
-    def _sliceable(self) -> List[Tuple[str, BaseGate]]:
+    def _sliceable(self) -> list[tuple[str, BaseGate]]:
         """Gates that slice their sites during training."""
         return [(name, gate) for name, gate in self.gates().items() if hasattr(gate, 'folded')]
 
@@ -485,7 +486,7 @@ class SearchSpace:
         first = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
         return _channels_first(outputs) if first is not None and first.is_contiguous() else outputs
 
-    def _before_loading(self, state_dict: Dict[str, Tensor], prefix: str, *_: Any) -> None:
+    def _before_loading(self, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
         """Adapt a state_dict to this network, and refuse one that would load only in part."""
         if self.host.search_space is not self:  # that of the host's own class, behind another one
             return

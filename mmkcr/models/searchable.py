@@ -2,7 +2,8 @@
 
 import copy
 import inspect
-from typing import Any, Dict, Mapping, Optional, Sequence, Union
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mmengine.registry import MODELS as ROOT_MODELS
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class SearchableBackbone:
     #: Gates that have learned nothing, for sizes before a search.
     unlearned_gates: Mapping[str, Any] = dict(type='mmkcr.GumbelChannelGate')
 
-    def __init__(self, *args: Any, gates: Optional[Mapping[str, Any]] = None,
+    def __init__(self, *args: Any, gates: Mapping[str, Any] | None = None,
                  structure: StructureLike = None, **kwargs: Any) -> None:
         # some hosts replace negative entries in place, which a tuple would refuse
         kwargs = {key: list(value) if key == 'out_indices' and isinstance(value, tuple) else value
@@ -53,7 +54,7 @@ class SearchableBackbone:
                     dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments()),
                     gates, structure, self.method, self.optional_keys)
 
-    def _given(self, args: tuple, kwargs: Dict[str, Any]) -> Dict[str, Any]:
+    def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The host's arguments by name."""
         # the first `__init__` of the MRO behind our mixins: its signature names the arguments
         host = next(cls for cls in type(self).__mro__
@@ -75,22 +76,22 @@ class SearchableBackbone:
         """Kinds of site of an instance, which may depend on its arguments."""
         return self.kinds
 
-    def _own_arguments(self) -> Dict[str, Any]:
+    def _own_arguments(self) -> dict[str, Any]:
         """Arguments that the host does not have, if they differ from their defaults."""
         return {}
 
     # ---- shorthands of the search space ---------------------------------------------------------
 
     @property
-    def structure(self) -> Optional[Structure]:
+    def structure(self) -> Structure | None:
         """The structure of a subnet."""
         return self.search_space.structure
 
-    def sites(self) -> Dict[str, int]:
+    def sites(self) -> dict[str, int]:
         """Units of every site of the dense backbone, by name."""
         return self.search_space.totals()
 
-    def gates(self) -> Dict[str, BaseGate]:
+    def gates(self) -> dict[str, BaseGate]:
         """The gates of a supernet, by site."""
         return self.search_space.gates()
 
@@ -130,8 +131,8 @@ class SearchableBackbone:
 
 
 @MODELS.register_module()
-def Searchable(backbone: Union[Mapping[str, Any], nn.Module], sites: Sequence[KindConfig],
-               gates: Optional[Mapping[str, Any]] = None, structure: StructureLike = None,
+def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConfig],
+               gates: Mapping[str, Any] | None = None, structure: StructureLike = None,
                optional_keys: str = r'$^', **arguments: Any) -> nn.Module:
     """Give any backbone of the host libraries kinds of site: dense, supernet or subnet.
 

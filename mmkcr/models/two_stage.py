@@ -1,6 +1,7 @@
 """The second stage of mmdet's detectors on proposals that are given, cascades included."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 MASKS = 100
 
 
-def most_proposals(task: nn.Module) -> Optional[int]:
+def most_proposals(task: nn.Module) -> int | None:
     """Maximum number of proposals per image that a detector's second stage takes.
 
     Args:
@@ -33,7 +34,7 @@ def cascade_stages(task: nn.Module) -> int:
 
 
 def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
-                      boxes: Sequence[Sequence[Tensor]]) -> Tuple[Any, Any]:
+                      boxes: Sequence[Sequence[Tensor]]) -> tuple[Any, Any]:
     """Run both stages of a detector on given proposals.
 
     The stages of a cascade are run one by one, each on its own proposals: mmdet's own forward
@@ -66,14 +67,14 @@ def two_stage_outputs(task: nn.Module, inputs: Tensor, samples: Sequence[Any],
 
 
 def _of_regions(extractor: nn.Module, head: nn.Module, features: Sequence[Tensor],
-                boxes: Sequence[Tensor], most: Optional[int] = None) -> Any:
+                boxes: Sequence[Tensor], most: int | None = None) -> Any:
     """Outputs of a head on the first ``most`` regions."""
     from mmdet.structures.bbox import bbox2roi
     return head(extractor(features[:extractor.num_inputs], bbox2roi(list(boxes))[:most]))
 
 
 def refined_boxes(task: nn.Module, features: Sequence[Tensor], boxes: Sequence[Tensor],
-                  samples: Sequence[Any]) -> List[List[Tensor]]:
+                  samples: Sequence[Any]) -> list[list[Tensor]]:
     """Proposals of all stages of a detector, as its weights refine them.
 
     Args:

@@ -1,7 +1,8 @@
 """Pictures of attention and of class activation, models side by side (DCS figures 4 to 7)."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Mapping, Sequence, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from .figures import saved_figure
 from .palette import AMOUNT
 
 
-def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: Union[str, Path]) -> None:
+def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
     """Histograms of the rows' entropy, a panel a head, models on top of each other.
 
     Args:
@@ -38,13 +39,13 @@ def plot_entropy(statistics: Mapping[str, Mapping[str, Any]], path: Union[str, P
         figure.supylabel('share of rows', fontsize='small')
 
 
-def as_map(weights: np.ndarray, grid: Tuple[int, int]) -> np.ndarray:
+def as_map(weights: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """One query's weights (N,) on the grid of positions, without leading extra tokens."""
     height, width = grid
     return np.asarray(weights)[-height * width:].reshape(height, width)
 
 
-def guess_grid(positions: int, ratio: float = 1.) -> Tuple[int, int]:
+def guess_grid(positions: int, ratio: float = 1.) -> tuple[int, int]:
     """Height and width of the grid of N positions, without extra tokens.
 
     Args:
@@ -63,7 +64,7 @@ def guess_grid(positions: int, ratio: float = 1.) -> Tuple[int, int]:
 
 
 def plot_maps(images: Sequence[np.ndarray], maps: Mapping[str, Sequence[np.ndarray]],
-              path: Union[str, Path], boxes: Sequence[Tuple[float, float, float, float]] = (),
+              path: str | Path, boxes: Sequence[tuple[float, float, float, float]] = (),
               overlay: bool = False) -> None:
     """Images in the first row, and one row of maps per model.
 
@@ -96,7 +97,7 @@ def plot_maps(images: Sequence[np.ndarray], maps: Mapping[str, Sequence[np.ndarr
 
 
 def plot_affinity(images: Sequence[np.ndarray], weights: Mapping[str, Sequence[np.ndarray]],
-                  entropy: Mapping[str, Sequence[float]], path: Union[str, Path]) -> None:
+                  entropy: Mapping[str, Sequence[float]], path: str | Path) -> None:
     """Affinity matrices, queries down and keys across, one row per model (DCS, figure 7).
 
     Args:
@@ -122,7 +123,7 @@ def plot_affinity(images: Sequence[np.ndarray], weights: Mapping[str, Sequence[n
             axis.set(xticks=[], yticks=[])
 
 
-def _frame(axis: Any, box: Tuple[float, float, float, float], shape: Tuple[int, ...]) -> None:
+def _frame(axis: Any, box: tuple[float, float, float, float], shape: tuple[int, ...]) -> None:
     from matplotlib.patches import Rectangle
     height, width = shape[:2]
     left, top, wide, high = box

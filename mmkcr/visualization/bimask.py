@@ -1,7 +1,7 @@
 """Course and result of a bi-mask search: Once-for-Both, figures 5 and 6."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Dict, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 from matplotlib import colormaps
@@ -13,7 +13,7 @@ from .palette import AMOUNT, CUT, KEPT
 Numbers = Sequence[float]
 
 
-def head_widths(structure: Structure, groups: Mapping[str, int]) -> Dict[str, List[int]]:
+def head_widths(structure: Structure, groups: Mapping[str, int]) -> dict[str, list[int]]:
     """Kept channels of every head of every attention.
 
     Args:
@@ -28,7 +28,7 @@ def head_widths(structure: Structure, groups: Mapping[str, int]) -> Dict[str, Li
             for name, count in groups.items() if count > 1}
 
 
-def plot_widths(structure: Structure, groups: Mapping[str, int], path: Union[str, Path]) -> None:
+def plot_widths(structure: Structure, groups: Mapping[str, int], path: str | Path) -> None:
     """Searched widths: a grid of heads with their channels, bars for all other sites.
 
     Args:
@@ -58,8 +58,8 @@ def plot_widths(structure: Structure, groups: Mapping[str, int], path: Union[str
         below.set_xticks(range(len(others)), others, rotation=90, fontsize='x-small')
 
 
-def plot_mask_descent(masks: Mapping[str, Sequence[Tuple[str, Numbers]]],
-                      path: Union[str, Path]) -> None:
+def plot_mask_descent(masks: Mapping[str, Sequence[tuple[str, Numbers]]],
+                      path: str | Path) -> None:
     """Mask values in descending order, one colour per checkpoint; 1 once folded into the weights.
 
     Args:

@@ -1,8 +1,9 @@
 """Figures that are written completely or not at all, without a display."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Tuple, Union
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,8 +16,8 @@ FORMATS = ('.png', '.jpg', '.pdf', '.svg')
 
 
 @contextmanager
-def saved_figure(path: Union[str, Path], size: Tuple[float, float],
-                 **grid: Any) -> Iterator[Tuple[Figure, Any]]:
+def saved_figure(path: str | Path, size: tuple[float, float],
+                 **grid: Any) -> Iterator[tuple[Figure, Any]]:
     """Provide a figure that is saved when the block ends.
 
     pyplot is not used, so no figure stays open and no display is needed. Colours are those of

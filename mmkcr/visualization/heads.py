@@ -1,7 +1,7 @@
 """Scores of attention heads (drop-in depthwise convolution, figure 3)."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Mapping, Optional, Sequence, Union
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -11,8 +11,8 @@ from .masks import as_grid
 from .palette import AMOUNT
 
 
-def plot_head_scores(scores: Mapping[str, Sequence[float]], path: Union[str, Path],
-                     kept: Optional[Mapping[str, Sequence[int]]] = None, title: str = '') -> None:
+def plot_head_scores(scores: Mapping[str, Sequence[float]], path: str | Path,
+                     kept: Mapping[str, Sequence[int]] | None = None, title: str = '') -> None:
     """Heat map of blocks x heads; within a block heads are sorted by score, as in the paper.
 
     Args:

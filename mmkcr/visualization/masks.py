@@ -1,7 +1,7 @@
 """Channels that a search keeps: KCR-Transformer, figure 3."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Dict, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 from matplotlib.colors import ListedColormap
@@ -11,10 +11,10 @@ from mmkcr.core import Structure
 from .figures import saved_figure
 from .palette import ABSENT, CUT, KEPT, SIGNED
 
-Masks = Union[Structure, Mapping[str, Sequence[float]]]
+Masks = Structure | Mapping[str, Sequence[float]]
 
 
-def site_values(masks: Masks) -> Dict[str, np.ndarray]:
+def site_values(masks: Masks) -> dict[str, np.ndarray]:
     """Values by site: 0 and 1 for a structure, scores unchanged.
 
     Args:
@@ -40,12 +40,12 @@ def as_grid(values: Mapping[str, np.ndarray]) -> np.ndarray:
     return grid
 
 
-def kept_shares(masks: Masks) -> Dict[str, float]:
+def kept_shares(masks: Masks) -> dict[str, float]:
     """Share of kept units by site; for scores the share above 0."""
     return {name: float((values > 0).mean()) for name, values in site_values(masks).items()}
 
 
-def plot_channel_masks(masks: Masks, path: Union[str, Path], title: str = '') -> None:
+def plot_channel_masks(masks: Masks, path: str | Path, title: str = '') -> None:
     """Heat map of blocks x channels.
 
     Args:
@@ -86,7 +86,7 @@ def _draw(figure, axis, name: str, values: Mapping[str, np.ndarray]) -> None:
                          for key in shown], loc='center left', bbox_to_anchor=(1., 0.5))
 
 
-def plot_kept_shares(masks: Mapping[str, Masks], path: Union[str, Path]) -> None:
+def plot_kept_shares(masks: Mapping[str, Masks], path: str | Path) -> None:
     """Bar chart of the share of kept channels by block.
 
     Args:
@@ -110,7 +110,7 @@ def plot_kept_shares(masks: Mapping[str, Masks], path: Union[str, Path]) -> None
             axes.legend(fontsize='small')
 
 
-def plot_mask_evolution(masks: Sequence[Tuple[str, Masks]], path: Union[str, Path]) -> None:
+def plot_mask_evolution(masks: Sequence[tuple[str, Masks]], path: str | Path) -> None:
     """Heat map of blocks x checkpoints: the share of kept channels over a search.
 
     Args:
@@ -133,7 +133,7 @@ def plot_mask_evolution(masks: Sequence[Tuple[str, Masks]], path: Union[str, Pat
         figure.colorbar(image, ax=axis, label='share of channels kept')
 
 
-def same_sites(by_name: Mapping[str, Mapping[str, float]]) -> List[str]:
+def same_sites(by_name: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The sites of all selections, which must be the same."""
     if not by_name:
         raise ValueError('expected at least one selection to plot, found none')

@@ -4,7 +4,7 @@ Dense is grey and slim is teal wherever both are shown. Kept, cut and absent uni
 colours. Amounts use one scale from dark to light, signed values another one around 0.
 """
 
-from typing import Any, Dict
+from typing import Any
 
 DENSE, SLIM, TUNED = '#7b8794', '#00897b', '#c2571a'
 KEPT, CUT, ABSENT = '#00695c', '#f3c9a5', '#ffffff'
@@ -14,7 +14,7 @@ SERIES = (DENSE, SLIM, TUNED, '#5e548e', '#c9a227', '#3a7ca5', '#9b2226', '#606c
 AMOUNT, SIGNED = 'viridis', 'RdBu'
 
 
-def settings() -> Dict[str, Any]:
+def settings() -> dict[str, Any]:
     """Settings that all figures share, for :func:`matplotlib.rc_context`."""
     from cycler import cycler
     return {

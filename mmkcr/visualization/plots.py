@@ -1,7 +1,7 @@
 """Histograms of gates and curves over epochs."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -11,7 +11,7 @@ Numbers = Sequence[float]
 
 
 def plot_gate_histograms(scores: Mapping[str, Numbers],
-                         path: Union[str, Path],
+                         path: str | Path,
                          temperature: float = 1.0,
                          bins: int = 40) -> None:
     r"""Histogram of the gates before noise, :math:`\sigma(\alpha / \tau)`.
@@ -43,10 +43,10 @@ def plot_gate_histograms(scores: Mapping[str, Numbers],
 
 
 def plot_curve(curves: Mapping[str, Numbers],
-               path: Union[str, Path],
+               path: str | Path,
                xlabel: str = 'epoch',
                ylabel: str = '',
-               x: Optional[Mapping[str, Numbers]] = None,
+               x: Mapping[str, Numbers] | None = None,
                log: bool = False,
                markers: bool = False) -> None:
     """Plot named curves, such as the temperature or the KC over epochs.

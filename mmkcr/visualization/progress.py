@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from typing import Callable, Iterable, Iterator, Optional, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,7 +15,7 @@ Item = TypeVar('Item')
 PERIOD = 30
 
 
-def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
+def shown(items: Iterable[Item], what: str, total: int | None = None,
           refresh: bool = True, visible: bool = True,
           size: Callable[[Item], int] | None = None) -> Iterator[Item]:
     """Yield items, with a bar and the remaining time on standard error.
@@ -54,7 +55,7 @@ def shown(items: Iterable[Item], what: str, total: Optional[int] = None,
             bar.update(task, advance=size(item), refresh=not refresh)
 
 
-def _logged(items: Iterable[Item], what: str, total: Optional[int],
+def _logged(items: Iterable[Item], what: str, total: int | None,
             size: Callable[[Item], int]) -> Iterator[Item]:
     """Yield items, and print how many there were from time to time."""
     start = last = time.monotonic()

@@ -1,7 +1,8 @@
 """Losses of layers at every size, and a metric over time."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -13,11 +14,11 @@ from mmkcr.core import block_of
 from .figures import saved_figure
 from .palette import AMOUNT, DENSE, SERIES
 
-Points = Sequence[Tuple[float, float]]
+Points = Sequence[tuple[float, float]]
 
 
-def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: Union[str, Path],
-                     kept: Optional[Mapping[str, int]] = None, title: str = '') -> None:
+def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: str | Path,
+                     kept: Mapping[str, int] | None = None, title: str = '') -> None:
     """Curves of the loss over the share of kept units: one panel per kind, one colour per depth.
 
     All panels share one scale of losses and one of colours: the layer's depth in the network.
@@ -38,7 +39,7 @@ def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: Union[str, Pat
     if kept is not None and set(kept) != set(losses):
         raise ValueError(f'expected the {len(losses)} sites of the losses, found '
                          f'{sorted(set(kept) ^ set(losses))} in one of the two only')
-    kinds: Dict[str, List[str]] = {}
+    kinds: dict[str, list[str]] = {}
     for site in losses:
         kinds.setdefault(site.rpartition('.')[2], []).append(site)
     depth = {layer: number for number, layer in enumerate(
@@ -64,8 +65,8 @@ def plot_sensitivity(losses: Mapping[str, Sequence[float]], path: Union[str, Pat
         figure.suptitle(title)
 
 
-def plot_metric_over_time(dense: Mapping[str, Tuple[float, float]],
-                          slim: Mapping[str, Points], path: Union[str, Path], metric: str = '',
+def plot_metric_over_time(dense: Mapping[str, tuple[float, float]],
+                          slim: Mapping[str, Points], path: str | Path, metric: str = '',
                           runtime: str = '', labels: Sequence[str] = (),
                           step: float = 0.) -> None:
     """A metric over milliseconds: one curve per model, with its dense network as a square.
@@ -104,7 +105,7 @@ def plot_metric_over_time(dense: Mapping[str, Tuple[float, float]],
         axes.legend()
 
 
-def plot_spectrum(eigenvalues: Sequence[float], bound: Sequence[float], path: Union[str, Path],
+def plot_spectrum(eigenvalues: Sequence[float], bound: Sequence[float], path: str | Path,
                   rank: int) -> None:
     """Eigenvalues of a kernel, and the terms whose minimum is the kernel complexity (KCR).
 
@@ -130,7 +131,7 @@ def plot_spectrum(eigenvalues: Sequence[float], bound: Sequence[float], path: Un
         right.legend()
 
 
-def plot_shares(shares: Any, path: Union[str, Path], rows: str, columns: str,
+def plot_shares(shares: Any, path: str | Path, rows: str, columns: str,
                 title: str = '') -> None:
     """A matrix of shares with its numbers, such as clusters against classes.
 

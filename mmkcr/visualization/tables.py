@@ -1,7 +1,8 @@
 """Tables for the terminal."""
 
 import io
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table

@@ -14,7 +14,7 @@ from mmseg.structures import SegDataSample
 
 from mmkcr.apis import inferencer, list_models, model_config, register_models, slim
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.tasks import find_backbone
 
 REPO = Path(__file__).parents[2]
 CLASSIFIER = 'kcr-deploy_swin-mini_1xb64_digits'

@@ -13,7 +13,7 @@ from mmkcr.deploy import latency_table
 from mmkcr.deploy.latency import searchable
 from mmkcr.deploy.latency_table import TableSettings, check_prediction, measure_table
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
-from mmkcr.models.utils import task_forward
+from mmkcr.models.tasks import task_forward
 
 SHAPE = (3, 32, 32)
 SETTINGS = TableSettings('eager', 1, 2, SHAPE, None)

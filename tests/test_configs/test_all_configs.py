@@ -19,7 +19,7 @@ from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.methods.dcs.information_bottleneck import InformationBottleneckLoss
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
 from mmkcr.models import DistillationLoss
-from mmkcr.models.utils import find_task, search_space
+from mmkcr.models.tasks import find_task, search_space
 
 FOUND = {'combined': 1, 'kcr/ssl': 15, 'kcr/vqa': 6, 'kcr/search': 6, 'kcr/retrain': 7,
          'kcr/transfer': 3, 'kcr/digits': 11, 'kcr/detection': 9, 'kcr/segmentation': 8,

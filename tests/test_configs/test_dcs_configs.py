@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 from mmengine.structures import InstanceData
 
 from lab.model_zoo import uninitialized
-from mmkcr.models.utils import find_backbone, find_task
+from mmkcr.models.tasks import find_backbone, find_task
 
 DCS = [path for path in CONFIGS if path.startswith('configs/dcs/')]
 DETECTION = [path for path in DCS if '/detection/' in path]
@@ -38,7 +38,7 @@ def test_found():
 
 @pytest.mark.parametrize('path', IMAGENET, ids=name_of)
 def test_settings_of_the_paper(path, load):
-    """SPEC 2: search as KCR's, CE + 50 IB after 90 of 300 epochs, 224 or 288 px."""
+    """The paper: search as KCR's, CE + 50 IB after 90 of 300 epochs, 224 or 288 px."""
     config, name = load(path), name_of(path)
     size = 288 if 'r288' in name else 224
     dataset = config.train_dataloader.dataset
@@ -75,7 +75,7 @@ def test_settings_of_the_paper(path, load):
 @pytest.mark.parametrize('path', [path for path in DETECTION if path.endswith('_coco.py')],
                          ids=name_of)
 def test_detection_settings_of_the_paper(path, load):
-    """SPEC 2.5."""
+    """The settings of the paper's experiments."""
     config, searched = load(path), '_search_' in path
     wrapper, schedulers = config.optim_wrapper, config.param_scheduler
     if searched:

@@ -18,7 +18,7 @@ from mmkcr.engine.compressed_config import CompressionRunner, scoped
 from mmkcr.methods.dcs.qk_mask import QKMask
 from mmkcr.models import DistillationLoss
 from mmkcr.models.counting import macs_report
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.registry import MODELS
 
 MODELS_OF = {method: yaml.safe_load((ROOT / f'configs/{method}/metafile.yml').read_text())['Models']

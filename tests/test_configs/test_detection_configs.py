@@ -21,7 +21,7 @@ from mmengine.model import revert_sync_batchnorm
 from long_form import few
 from mmkcr.engine.build import default_shape
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
-from mmkcr.models.utils import find_backbone, find_task
+from mmkcr.models.tasks import find_backbone, find_task
 
 DETECTION = [path for path in CONFIGS if path.startswith('configs/kcr/detection/')]
 COCO = [path for path in DETECTION if path.endswith('_coco.py')]
@@ -169,7 +169,7 @@ def step(path, runner):
 @pytest.mark.parametrize('path', [path for path in CASCADES if stage_of(path) != 'search'],
                          ids=lambda path: Path(path).stem)
 def test_settings_of_the_paper(path, load):
-    """SPEC 1.7: 3x, short side 480 to 800, long side 1333, AdamW 1e-4, decay 0.05, batch 16."""
+    """The paper: 3x, short side 480 to 800, long side 1333, AdamW 1e-4, decay 0.05, batch 16."""
     config = load(path)
     assert config.train_cfg.max_epochs == 36
     assert config.param_scheduler[1].milestones == [27, 33]

@@ -22,7 +22,7 @@ from mmkcr.engine.hooks.class_check import check_classes
 from mmkcr.models.head_choice import choose_heads
 from mmkcr.models.layers import MixedAttention, OperatorAttention
 from mmkcr.models.layers.head_operators import OPERATORS
-from mmkcr.models.utils import find_backbone, find_task, search_space
+from mmkcr.models.tasks import find_backbone, find_task, search_space
 from mmkcr.registry import MODELS
 
 DWCONV = [path for path in CONFIGS if path.startswith('configs/dwconv/')]

@@ -20,7 +20,7 @@ from mmseg.structures import SegDataSample
 from lab.model_zoo import uninitialized
 from lab.study import Study
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.utils import find_backbone, find_task
+from mmkcr.models.tasks import find_backbone, find_task
 from mmkcr.registry import HOOKS
 
 ROWS = {name: row for name, row in rows_of('ofb', 'retrain').items() if '_dense_' not in name}

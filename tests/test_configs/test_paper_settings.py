@@ -1,4 +1,4 @@
-"""The configs' settings are those of the KCR paper (SPEC 1.1 to 1.8)."""
+"""The configs' settings are those of the KCR paper."""
 
 import re
 from pathlib import Path

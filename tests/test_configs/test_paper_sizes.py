@@ -37,7 +37,7 @@ def test_swin_base_at_12_6g_has_70_2m_parameters(rows):
 
 
 @pytest.mark.parametrize('name, macs, params, ours', [
-    # SPEC 1.1 gives the third number for one keep ratio of any size; ours are in steps of 8
+    # the paper gives the third number for one keep ratio of any size; ours are in steps of 8
     ('vit-small', 3.8, 19.8, 19.7), ('vit-base', 14.5, 69.5, 70.6), ('swin-tiny', 3.9, 24.6, 24.8),
     ('swin-base', 12.6, 70.2, 71.3), ('swin-base_lambda04', 9.7, 55.4, 55.6),
     ('swin-base_lambda06', 7.8, 46.7, 44.2), ('swin-base_lambda08', 6.0, 39.5, 33.8)])

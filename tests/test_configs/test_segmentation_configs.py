@@ -16,7 +16,7 @@ from lab.model_zoo import uninitialized
 from mmkcr.engine.build import load_config
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.methods.kcr.kernel_complexity import KernelComplexityLoss
-from mmkcr.models.utils import find_backbone, find_task, search_space
+from mmkcr.models.tasks import find_backbone, find_task, search_space
 
 SEGMENTATION = [path for path in CONFIGS if path.startswith('configs/kcr/segmentation/')]
 ADE20K = [path for path in SEGMENTATION if '_ade20k' in path]
@@ -126,7 +126,7 @@ def step_without_numbers(path, runner, classes):
 @pytest.mark.parametrize('path', [path for path in ADE20K if stage_of(path) != 'search'],
                          ids=lambda path: Path(path).stem)
 def test_settings_of_the_paper(path, load):
-    """SPEC 1.7: 160k, batch 16, AdamW 6e-5, 0.01, 1500 of warm-up then linear, and the rest."""
+    """The paper: 160k, batch 16, AdamW 6e-5, 0.01, 1500 of warm-up then linear, and the rest."""
     config = load(path)
     assert config.train_cfg.type == 'IterBasedTrainLoop' and config.train_cfg.max_iters == 160000
     assert config.train_dataloader.batch_size * 8 == config.auto_scale_lr.base_batch_size == 16

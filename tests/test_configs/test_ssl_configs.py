@@ -13,7 +13,7 @@ from mmengine.runner import Runner, save_checkpoint
 from lab.model_zoo import uninitialized
 from mmkcr.apis import slim
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.utils import find_task, momentum_copies, search_space
+from mmkcr.models.tasks import find_task, momentum_copies, search_space
 from mmkcr.registry import MODELS
 
 SSL = [path for path in CONFIGS if path.startswith('configs/kcr/ssl/')]

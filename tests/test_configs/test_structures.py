@@ -13,7 +13,7 @@ from mmkcr.apis import count_macs
 from mmkcr.core import Structure, parse_target
 from mmkcr.engine.build import backbone_config, build_model, default_shape, load_config
 from mmkcr.methods.ofb.bimask import BiMaskGate
-from mmkcr.models.utils import online_params, search_space
+from mmkcr.models.tasks import online_params, search_space
 
 FOLDER = ROOT / 'configs/structures'
 FILES = sorted(FOLDER.glob('*.json'))

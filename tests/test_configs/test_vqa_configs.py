@@ -15,7 +15,7 @@ from lab.model_zoo import uninitialized
 from mmkcr.apis import count_macs, slim
 from mmkcr.engine.build import build_model
 from mmkcr.engine.compressed_config import image_size
-from mmkcr.models.utils import find_task, search_space
+from mmkcr.models.tasks import find_task, search_space
 
 VQA = [path for path in CONFIGS if path.startswith('configs/kcr/vqa/')]
 DIGITS = [path for path in VQA if path.endswith('digits.py')]

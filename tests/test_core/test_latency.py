@@ -22,7 +22,7 @@ from mmkcr.core.cost import useful_sizes
 from mmkcr.core.latency import interpolate
 from mmkcr.models import KCRVisionTransformer
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.utils import task_forward
+from mmkcr.models.tasks import task_forward
 
 SHAPE = (3, 16, 16)
 DENSE = 10_000_000

@@ -38,7 +38,7 @@ from mmkcr.models import (
 from mmkcr.models.costs import cost_model
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import KINDS, why_not
-from mmkcr.models.utils import task_forward
+from mmkcr.models.tasks import task_forward
 
 SHAPE = (3, 16, 16)
 VIT = dict(arch=dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32),

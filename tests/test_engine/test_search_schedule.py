@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 from sklearn.datasets import load_digits
 
 from mmkcr.apis import count_macs, slim
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.tasks import find_backbone
 
 SCHEDULE = Path(__file__).parents[2] / 'configs/_base_/schedules/kcr_search_bs512_200e.py'
 SHAPE, SAMPLES, BATCH = (3, 8, 8), 60, 16  # 42 for the weights, 18 for the gates, 3 steps an epoch

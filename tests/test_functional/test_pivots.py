@@ -21,7 +21,7 @@ methods = pytest.mark.parametrize('method', ['forward', 'backward'])
 
 
 def directly(covariance, gram, kept, rho):
-    """tr(G (C' - C'[:, K] C'[K, K]^-1 C'[K, :])), C' = C + rho I (SPEC 9)."""
+    """tr(G (C' - C'[:, K] C'[K, K]^-1 C'[K, :])), C' = C + rho I."""
     noisy = covariance + ridge(covariance, rho) * torch.eye(len(covariance))
     left = noisy
     if len(kept):

@@ -29,7 +29,7 @@ from mmkcr.apis import count_macs
 from mmkcr.apis.compress_files import task_outputs
 from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.utils import backbone_macs
+from mmkcr.models.counting import backbone_macs
 
 NET = 'vit-nano'
 SHAPE = (3, 32, 32)

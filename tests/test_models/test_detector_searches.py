@@ -9,7 +9,7 @@ from mmengine.structures import InstanceData
 
 from mmkcr.apis import slim
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.utils import find_backbone, find_task, search_space
+from mmkcr.models.tasks import find_backbone, find_task, search_space
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 SSDLITE = 'dcs/detection/dcs-ssdlite_mobilevit-mini_{}_1xb8_digit-scenes.py'

@@ -14,7 +14,7 @@ from mmengine.structures import InstanceData
 
 from mmkcr.apis import count_macs, slim
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.tasks import find_backbone
 
 # not divisible by the window of 7, nor by the strides
 SIZES = [(90, 131), (117, 74)]

@@ -17,7 +17,7 @@ from mmkcr.apis.compress_files import task_outputs
 from mmkcr.cli.console import load_tool
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.methods.kcr.vqa.flava import FlavaImageEncoder, hugging_face
-from mmkcr.models.utils import counted_part, search_space
+from mmkcr.models.tasks import counted_part, search_space
 from mmkcr.registry import MODELS
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from mmkcr.engine.build import build_model, load_config
 from mmkcr.models import KCRSwinTransformer, KCRVisionTransformer
 from mmkcr.models.backbone_loading import read_backbone, split_pretrained
 from mmkcr.models.loading import load_start, load_task
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.registry import MODELS
 
 CONFIGS = Path(__file__).parents[2] / 'configs'

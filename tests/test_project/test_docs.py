@@ -239,7 +239,7 @@ def test_gate_block_is_a_gate():
     """The documented gate obeys the law: its supernet and the sliced network agree."""
     from mmkcr.apis import slim
     from mmkcr.models import KCRVisionTransformer
-    from mmkcr.models.utils import search_space
+    from mmkcr.models.tasks import search_space
     block = block_with('docs/add_method.md', 'class MyGate')
     block = block.replace('@MODELS.register_module()', '@MODELS.register_module(force=True)')
     exec(block, {})

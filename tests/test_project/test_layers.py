@@ -3,9 +3,10 @@
 import ast
 import re
 import sys
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Iterator, NamedTuple, Set
+from typing import NamedTuple
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_the_package_itself_imports_the_lowest_layers_only():
     assert own and all(LEVEL[name] < 1 for name in own)
 
 
-def third_party(package: str) -> Set[str]:
+def third_party(package: str) -> set[str]:
     found = {target.split('.')[0] for path, target in ALL if package_of(path) == package}
     return found - set(sys.stdlib_module_names) - {'mmkcr'}
 

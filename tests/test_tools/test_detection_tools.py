@@ -11,7 +11,7 @@ from few_scenes import FEW
 from mmkcr.apis import count_macs
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.tasks import find_backbone
 
 REPO = Path(__file__).parents[2]
 DETECTION = REPO / 'configs/kcr/detection'

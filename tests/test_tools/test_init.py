@@ -12,7 +12,7 @@ from mmkcr.cli.init_config import METHODS
 from mmkcr.cli.launch import refuse_gates_without_search
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.methods.search.search_model import SearchModel
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 
 # one of each host, from its package, as it is
 HOSTS = dict(

@@ -127,28 +127,6 @@ def test_mistakes(refused, search_config, args, message):
     assert message in refused(TOOL, search_config, *args)
 
 
-@pytest.mark.parametrize(('runtime', 'products'), [
-    ('onnxruntime', ('MatMul', 'Gemm')), ('openvino', ('FullyConnected', 'MatMul'))])
-def test_the_times_of_operators(run_tool, search_config, runtime, products):
-    pytest.importorskip(runtime)
-    printed = run_tool(TOOL, search_config, '--target-macs', '80%', '--divisor', 4,
-                       '--runtime', runtime, '--operators', *FAST)
-    rows = [[cell.strip() for cell in line.split('│')[1:-1]] for line in printed.splitlines()]
-    *kinds, total = [(row[0], *map(float, row[1:])) for row in rows if len(row) == 3]
-    assert total[0] == 'sum' and len(kinds) > 3
-    assert any(product in name and dense > 0 for name, dense, _ in kinds for product in products)
-    # of the slim side alone: ranges of channels are put back, as there are two blocks
-    assert 'Pad' in {name for name, dense, _ in kinds if not dense}
-    for side in (1, 2):  # of rounded milliseconds
-        assert sum(kind[side] for kind in kinds) == pytest.approx(
-            total[side], abs=1e-3 * len(kinds))
-
-
-def test_operators_of_a_runtime_that_does_not_tell(refused, search_config):
-    assert refused(TOOL, search_config, '--target-macs', '80%', '--operators').endswith(
-        "on the CPU for `--operators`, found ['eager'] on cpu")
-
-
 def test_a_place_without_kinds_of_site(refused, search_config):
     """`--where` alone was left out without a word."""
     said = refused(TOOL, search_config, '--target-macs', '80%', '--where', 'layers.0', *FAST)
@@ -158,9 +136,9 @@ def test_a_place_without_kinds_of_site(refused, search_config):
 def test_macs_that_a_file_does_not_say(load_tool):
     tool = load_tool(TOOL)
     row = dict(dict.fromkeys(tool.COLUMNS, 1.), dense='dense')
-    assert 'unknown' not in tool.report([row])
+    assert 'unknown' not in tool.latency_text([row])
     row.update(gmacs_dense='', macs_ratio='', share='')
-    assert 'unknown to 1.0' in tool.report([row])
+    assert 'unknown to 1.0' in tool.latency_text([row])
 
 
 @pytest.mark.parametrize('ratio', [1.25, 1., 0.8])
@@ -198,5 +176,3 @@ def test_forms_of_selections(run_tool, refused, search_config, read_rows, monkey
     assert by_elements == [('dense', False), ('slim', False), ('dense', False), ('slim', True)]
     assert 'a runtime among' in refused(TOOL, search_config, '--target-macs', '80%', '--form',
                                         'gather')
-    assert 'without `--form`' in refused(TOOL, search_config, '--target-macs', '80%', '--form',
-                                         'gather', '--operators', '--runtime', 'onnxruntime')

@@ -12,7 +12,7 @@ from lab.digit_scenes import write_scenes
 from lab.digit_sources import source_digits
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.tasks import find_backbone
 
 REPO = Path(__file__).parents[2]
 SEARCHES = dict(dcs='configs/dcs/detection/dcs-ssdlite_mobilevit-mini_search_1xb8_digit-scenes.py',

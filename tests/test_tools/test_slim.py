@@ -127,18 +127,16 @@ def test_averaged_weights_by_default_and_online_ones_on_request(run_tool, search
     saved = dict(state_dict=model.state_dict(), meta={})
     hook.before_save_checkpoint(runner, saved)
     torch.save(saved, tmp_path / 'ema.pth')
-    for flags, source, kind in (((), hook.ema_model.module, 'averaged'),
-                                (('--online-weights', ), model, 'online')):
-        run_tool('slim', search_config, tmp_path / 'ema.pth', *flags, '--out', tmp_path / kind)
-        structure = Structure.load(tmp_path / kind / 'structure.json')
-        assert structure.provenance['weights'] == kind
-        kept = {site: gate.selection().tolist() for site, gate in source.gates().items()}
-        assert {site: s.kept for site, s in structure.sites.items()} == kept
-        subnet = build_model(deploy_config(search_config, tmp_path / kind / 'structure.json'))
-        load_checkpoint(subnet, str(tmp_path / kind / 'subnet.pth'), strict=True)
-        expected = logits(source)
-        torch.testing.assert_close(logits(subnet), expected, rtol=0,
-                                   atol=1e-5 * float(expected.abs().max()))
+    run_tool('slim', search_config, tmp_path / 'ema.pth', '--out', tmp_path / 'slim')
+    structure, average = Structure.load(tmp_path / 'slim/structure.json'), hook.ema_model.module
+    assert structure.provenance['weights'] == 'averaged'
+    kept = {site: gate.selection().tolist() for site, gate in average.gates().items()}
+    assert {site: s.kept for site, s in structure.sites.items()} == kept
+    subnet = build_model(deploy_config(search_config, tmp_path / 'slim/structure.json'))
+    load_checkpoint(subnet, str(tmp_path / 'slim/subnet.pth'), strict=True)
+    expected = logits(average)
+    torch.testing.assert_close(logits(subnet), expected, rtol=0,
+                               atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize('target', ['0.1', '900G', '1K'])
@@ -161,7 +159,6 @@ def test_refusals(refused, run_tool, search_config, checkpoint, tmp_path):
         ((search_config, tmp_path / 's' / 'subnet.pth'), 'subnet.pth` without gates'),
         ((search_config, dense), f'expected a checkpoint of a search, as the config is one, found '
                                  f'`{dense}` without gates'),
-        ((search_config, checkpoint, '--online-weights'), 'without `ema_state_dict`'),
         ((search_config, checkpoint, '--target-macs', 'much'), 'a target of MACs such as'),
         ((search_config, checkpoint, '--divisor', '0'), '`--divisor` of at least 1, found 0'),
         ((search_config, checkpoint, '--shape', '1', '2', '3'), 'one or two positive numbers'),

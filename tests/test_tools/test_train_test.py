@@ -64,8 +64,8 @@ def tools():
 
     def load(name):
         module = import_module(f'mmkcr.cli.{name}')
-        return SimpleNamespace(main=in_own_process(module.main), merge_args=module.merge_args,
-                               parser=module.main.parser)
+        return SimpleNamespace(main=in_own_process(module.main), parser=module.main.parser,
+                               config=getattr(module, f'{name}ing_config'))
 
     def in_own_process(main):
         def run(argv):  # what MMEngine keeps by name and second is for one run a process
@@ -390,7 +390,7 @@ def test_flags_in_every_task(tools, config_path, scope, monkeypatch):
     config.optim_wrapper = dict(constructor='mmkcr.SearchOptimWrapperConstructor',
                                 weights=part, architecture=part)
     parse = tools['train'].parser().parse_args
-    merged = tools['train'].merge_args(config.copy(), parse(
+    merged = tools['train'].config(config.copy(), parse(
         [config_path, '--amp', '--auto-scale-lr', '--no-pin-memory']))
     parts = [merged.optim_wrapper[name] for name in ('weights', 'architecture')]
     assert all((p.type, p.loss_scale) == ('AmpOptimWrapper', 'dynamic') for p in parts)
@@ -399,7 +399,7 @@ def test_flags_in_every_task(tools, config_path, scope, monkeypatch):
     assert (loader.pin_memory, loader.persistent_workers) == (False, True)
     assert not merged.val_dataloader.persistent_workers  # it has no workers
     assert ('collate_fn' in loader) == (scope == 'mmpretrain')
-    merged = tools['test'].merge_args(config.copy(), tools['test'].parser().parse_args(
+    merged = tools['test'].config(config.copy(), tools['test'].parser().parse_args(
         [config_path, 'x.pth', '--amp', '--show-dir', 'shown', '--interval', '3']))
     hook = merged.default_hooks.visualization
     assert merged.test_cfg.fp16 and hook.interval == 3 and merged.load_from == 'x.pth'

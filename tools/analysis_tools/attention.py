@@ -13,8 +13,9 @@ Examples:
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ def table(statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
                         rows)
 
 
-def head_weights(trained: Trained, batch: Dict[str, Any], args: Any) -> Tuple[Tensor, float]:
+def head_weights(trained: Trained, batch: dict[str, Any], args: Any) -> tuple[Tensor, float]:
     """Attention of one head in every image of a batch, (B, N, N), and height by width.
 
     Raises:
@@ -90,7 +91,7 @@ def head_weights(trained: Trained, batch: Dict[str, Any], args: Any) -> Tuple[Te
 
 
 def query_maps(weights: Tensor, ratio: float, query: Sequence[float]
-               ) -> Tuple[List[np.ndarray], Tuple[float, float, float, float]]:
+               ) -> tuple[list[np.ndarray], tuple[float, float, float, float]]:
     """The attention of one query in every image, and where it is."""
     grid = guess_grid(weights.shape[-1], ratio)
     row, column = (min(int(share * size), size - 1) for share, size in zip(query, grid))
@@ -100,7 +101,7 @@ def query_maps(weights: Tensor, ratio: float, query: Sequence[float]
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, write and draw."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

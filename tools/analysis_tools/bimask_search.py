@@ -12,8 +12,8 @@ Examples:
 
 import copy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
@@ -22,7 +22,7 @@ from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import Structure
 from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.methods.ofb.bimask import BiMaskGate
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 from mmkcr.safe_load import check_types
 from mmkcr.visualization import format_table
@@ -44,7 +44,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def read_masks(config: str, checkpoints: Sequence[str]) -> Dict[str, List]:
+def read_masks(config: str, checkpoints: Sequence[str]) -> dict[str, list]:
     """Bi-masks by site, a label and the values of every checkpoint.
 
     Raises:
@@ -91,7 +91,7 @@ def show_speed(path: str, figure: Path) -> None:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Read, plot and say where."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

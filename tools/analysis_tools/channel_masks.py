@@ -10,8 +10,9 @@ Examples:
     python tools/analysis_tools/channel_masks.py --structure a/structure.json b/structure.json
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 
@@ -21,7 +22,7 @@ from mmkcr.engine.build import build_model, load_config, load_weights, run_folde
 from mmkcr.methods.kcr.analysis import training_steps
 from mmkcr.methods.ofb.bimask import BiMaskGate
 from mmkcr.methods.search.temperature_decay import TemperatureDecayHook
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import (
     format_table,
@@ -64,7 +65,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def read_checkpoints(config: Config, paths: Sequence[str]) -> List[Snapshot]:
+def read_checkpoints(config: Config, paths: Sequence[str]) -> list[Snapshot]:
     """Gates of every checkpoint, in the order of the training.
 
     Raises:
@@ -91,19 +92,19 @@ def read_checkpoints(config: Config, paths: Sequence[str]) -> List[Snapshot]:
     return [Snapshot(labels[i], found[i], metas[i]) for i in order]
 
 
-def file_labels(paths: Sequence[str]) -> List[str]:
+def file_labels(paths: Sequence[str]) -> list[str]:
     """Names of files without suffixes and, where they repeat, with their folders."""
     labels = [Path(path).stem for path in paths]
     return labels if len(set(labels)) == len(labels) else \
         [str(Path(path).with_suffix('')) for path in paths]
 
 
-def read_structures(paths: Sequence[str]) -> List[Snapshot]:
+def read_structures(paths: Sequence[str]) -> list[Snapshot]:
     """Structures, labelled by their files."""
     return [Snapshot(label, Structure.load(path)) for label, path in zip(file_labels(paths), paths)]
 
 
-def temperature_hook(config: Config) -> Optional[TemperatureDecayHook]:
+def temperature_hook(config: Config) -> TemperatureDecayHook | None:
     """The config's temperature schedule, if it has one."""
     for hook in config.get('custom_hooks') or []:
         if str(hook.get('type')).split('.')[-1] == 'TemperatureDecayHook':
@@ -111,7 +112,7 @@ def temperature_hook(config: Config) -> Optional[TemperatureDecayHook]:
     return None
 
 
-def plot_all(snapshots: List[Snapshot], out: Path, suffix: str) -> List[Path]:
+def plot_all(snapshots: list[Snapshot], out: Path, suffix: str) -> list[Path]:
     """Plot what checkpoints and structures have in common."""
     paths = {name: out / f'{name}.{suffix}' for name in ('channel_masks', 'kept_shares')}
     last = snapshots[-1]
@@ -124,7 +125,7 @@ def plot_all(snapshots: List[Snapshot], out: Path, suffix: str) -> List[Path]:
     return list(paths.values())
 
 
-def plot_search(snapshots: List[Snapshot], config: Config, out: Path, suffix: str) -> List[Path]:
+def plot_search(snapshots: list[Snapshot], config: Config, out: Path, suffix: str) -> list[Path]:
     """Plot what only a search has: gate histograms and the temperature."""
     hook, last = temperature_hook(config), snapshots[-1]
     # steps that are trained, counted from 1: the temperature is that of the last one
@@ -141,15 +142,15 @@ def plot_search(snapshots: List[Snapshot], config: Config, out: Path, suffix: st
     return paths
 
 
-def print_shares(snapshots: List[Snapshot]) -> None:
+def print_shares(snapshots: list[Snapshot]) -> None:
     """Print the share kept by site, a column a snapshot."""
-    shares: List[Dict[str, float]] = [kept_shares(s.masks) for s in snapshots[-8:]]
+    shares: list[dict[str, float]] = [kept_shares(s.masks) for s in snapshots[-8:]]
     rows = [(site, *(f'{share[site]:.1%}' for share in shares)) for site in shares[0]]
     print(format_table(('site', *(s.label for s in snapshots[-8:])), rows, 'share kept'))
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Read, plot and say where."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

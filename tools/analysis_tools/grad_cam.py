@@ -8,8 +8,8 @@ Examples:
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
@@ -31,7 +31,7 @@ def make_parser() -> Parser:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Compute and draw."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

@@ -10,8 +10,9 @@ Example:
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any
 
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.core import atomic_write
@@ -19,7 +20,7 @@ from mmkcr.engine.build import build_model, load_config, load_weights
 from mmkcr.evaluation.features import feature_layer_of
 from mmkcr.methods.dcs.bottleneck import information_statistics
 from mmkcr.methods.kcr.analysis import classification_scores, split_loader, step_of, training_steps
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table, plot_curve, shown
 
 COLUMNS = ('loss', 'top1', 'i_inputs', 'i_labels', 'ib', 'ibb')
@@ -41,7 +42,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def measure(name: str, config: str, checkpoints: Sequence[str], args: Any) -> List[Dict[str, Any]]:
+def measure(name: str, config: str, checkpoints: Sequence[str], args: Any) -> list[dict[str, Any]]:
     """One row a checkpoint, in the order of the training."""
     settings = load_config(config)
     model, rows, metas, loaders = build_model(settings).to(args.device), [], [], None
@@ -64,9 +65,9 @@ def unit_of(rows: Sequence[Mapping[str, Any]]) -> str:
     return ' or '.join(sorted({step_of(row)[0] for row in rows}))
 
 
-def plot(rows: Sequence[Dict[str, Any]], folder: Path, suffix: str) -> List[Path]:
+def plot(rows: Sequence[dict[str, Any]], folder: Path, suffix: str) -> list[Path]:
     """Curves of the runs that have more than one checkpoint."""
-    runs: Dict[str, List[Dict[str, Any]]] = {}
+    runs: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         runs.setdefault(row['run'], []).append(row)
     runs = {name: found for name, found in runs.items() if len(found) > 1}
@@ -80,7 +81,7 @@ def plot(rows: Sequence[Dict[str, Any]], folder: Path, suffix: str) -> List[Path
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, write and draw."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

@@ -11,8 +11,9 @@ Examples:
 
 import copy
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def samples(config: Config, model: nn.Module, split: str) -> Tuple[List[Tensor], Tensor]:
+def samples(config: Config, model: nn.Module, split: str) -> tuple[list[Tensor], Tensor]:
     """Batches of images as the model takes them, and all labels."""
     batches, labels = [], []
     for batch in split_loader(config, split):
@@ -72,7 +73,7 @@ def logits_of(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
     return torch.cat([model(batch, mode='tensor') for batch in batches])
 
 
-def measure(args: Any) -> List[Dict[str, Any]]:
+def measure(args: Any) -> list[dict[str, Any]]:
     """One row per subnet; the first is the dense network."""
     config = load_config(args.config, args.cfg_options)
     model = build_model(config)
@@ -105,7 +106,7 @@ def measure(args: Any) -> List[Dict[str, Any]]:
     return rows
 
 
-def correlations(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> List[Dict[str, Any]]:
+def correlations(rows: Sequence[Mapping[str, Any]], seed: int = 0) -> list[dict[str, Any]]:
     """Of every predictor with every loss, over all subnets and within quarters of the MACs."""
     macs = np.array([row['macs'] for row in rows])
     quarters = np.searchsorted(np.quantile(macs, [.25, .5, .75]), macs)
@@ -131,7 +132,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

@@ -11,8 +11,9 @@ Example:
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 from mmkcr.cli.command import Parser, add_options_argument, add_trust_argument, command
 from mmkcr.core.io import atomic_write
@@ -28,7 +29,7 @@ from mmkcr.methods.kcr.analysis import (
 COLUMNS = ('n', 'landmarks', 'kc', 'a_kc', 'tnn', 'squared_error', 'kcr_lower', 'kcr_upper')
 
 
-def parse_args(argv: Optional[Sequence[str]]):
+def parse_args(argv: Sequence[str] | None):
     """Parses the command line."""
     parser = Parser(__doc__)
     parser.add_argument('config', help='config of a classifier')
@@ -52,7 +53,7 @@ def parse_args(argv: Optional[Sequence[str]]):
     return parser.parse_args(argv)
 
 
-def measure(args) -> List[Dict[str, Any]]:
+def measure(args) -> list[dict[str, Any]]:
     """One row per checkpoint and split, in the order of the training."""
     config = load_config(args.config, args.cfg_options)
     model = build_model(config)
@@ -69,7 +70,7 @@ def measure(args) -> List[Dict[str, Any]]:
     return rows
 
 
-def table(rows: List[Dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = ['| ' + ' | '.join(['checkpoint', step_of(rows[0])[0], 'split', *COLUMNS]) + ' |',
              '|' + '---|' * (3 + len(COLUMNS))]
@@ -81,7 +82,7 @@ def table(rows: List[Dict[str, Any]]) -> str:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints and writes."""
     args = parse_args(argv)
     rows = measure(args)

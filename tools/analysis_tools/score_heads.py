@@ -24,8 +24,9 @@ Examples:
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
+from typing import Any
 
 import torch
 from mmengine.dist import init_dist, is_distributed, is_main_process
@@ -108,7 +109,7 @@ def number(text: str) -> Count:
     return float(text) if '.' in text else int(text)
 
 
-def _choice(args: Any) -> Optional[Dict[str, Any]]:
+def _choice(args: Any) -> dict[str, Any] | None:
     """What the arguments choose without scoring, see :func:`choose_heads`."""
     if args.blocks is None and args.scores is None:
         return None
@@ -119,7 +120,7 @@ def _choice(args: Any) -> Optional[Dict[str, Any]]:
                 operator=args.operator)
 
 
-def _table(scores: Dict[str, torch.Tensor]) -> str:
+def _table(scores: dict[str, torch.Tensor]) -> str:
     order = sorted(scores, key=lambda site: float(scores[site].mean()))
     rows = [(site, f'{float(score.mean()):.5g}', str(order.index(site) + 1),
              f'{float(score.min()):.5g}', f'{float(score.max()):.5g}')
@@ -127,7 +128,7 @@ def _table(scores: Dict[str, torch.Tensor]) -> str:
     return format_table(('block', 'score', 'rank', 'lowest head', 'highest head'), rows)
 
 
-def _measure(args: Any, config: Any, model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+def _measure(args: Any, config: Any, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     distributed = args.launcher != 'none'
     config.launcher = args.launcher
     join_processes(config)
@@ -143,7 +144,7 @@ def _measure(args: Any, config: Any, model: torch.nn.Module) -> Dict[str, torch.
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Score, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

@@ -8,8 +8,8 @@ Example:
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Sequence
 
 from mmkcr.apis.compress_files import SENSITIVITY
 from mmkcr.apis.slim_files import STRUCTURE
@@ -19,7 +19,7 @@ from mmkcr.visualization import plot_sensitivity
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Read and plot."""
     parser = Parser(__doc__)
     parser.add_argument('folder', type=Path, help='that compress wrote')

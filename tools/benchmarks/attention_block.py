@@ -13,9 +13,10 @@ Examples:
 import json
 import sys
 import time
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def block_table(rows: List[Dict[str, Any]]) -> str:
+def block_table(rows: list[dict[str, Any]]) -> str:
     """One line a block."""
     return format_table(
         ('size', 'tokens', 'mode', 'MACs (G)', 'G of the paper', 'params (M)', 'ms', 'memory (MB)'),
@@ -65,7 +66,7 @@ def block_table(rows: List[Dict[str, Any]]) -> str:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

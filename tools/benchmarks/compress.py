@@ -11,8 +11,9 @@ Examples:
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
@@ -50,7 +51,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def plot(rows: List[Dict[str, Any]], metric: str, path: Path) -> None:
+def plot(rows: list[dict[str, Any]], metric: str, path: Path) -> None:
     """Metric over MACs, a line a variant, with the seeds' spread."""
     with saved_figure(path, (9, 4.5)) as (figure, axes):
         dense = rows[0]['mean']
@@ -68,7 +69,7 @@ def plot(rows: List[Dict[str, Any]], metric: str, path: Path) -> None:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

@@ -18,10 +18,11 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
@@ -72,7 +73,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def rows_of(result: Mapping[str, Any], latency: Mapping[str, Any]) -> List[Dict[str, Any]]:
+def rows_of(result: Mapping[str, Any], latency: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The two rows of a task, as numbers."""
     dense = result['rows']['dense']['backbone']['macs']
     rows = []
@@ -88,7 +89,7 @@ def rows_of(result: Mapping[str, Any], latency: Mapping[str, Any]) -> List[Dict[
     return rows
 
 
-def cells_of(row: Mapping[str, Any]) -> List[str]:
+def cells_of(row: Mapping[str, Any]) -> list[str]:
     """A row as text."""
     def text(key: str, form: str, scale: float = 1.) -> str:
         return '' if row[key] is None else format(row[key] / scale, form)
@@ -116,7 +117,7 @@ def write(folder: Path, rows: Sequence[Mapping[str, Any]], **content: Any) -> st
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run, print and write."""
     args = make_parser().parse_args(argv)
     check_factor(args.factor, '--factor')

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ from mmkcr.engine.build import build_model, default_shape, load_config, load_wei
 from mmkcr.engine.machine import machine_info
 from mmkcr.models.counting import count_macs
 from mmkcr.models.sites import why_not
-from mmkcr.models.utils import is_dense_task
+from mmkcr.models.tasks import is_dense_task
 from mmkcr.visualization import format_table, shown
 
 COLUMNS = ('model', 'image', 'params (M)', 'MACs (G)', 'kept', 'seconds', 'of processors',
@@ -78,7 +79,7 @@ def run(words: Sequence[str], folder: Path) -> Spent:
                  used.ru_maxrss / 1e6)
 
 
-def measure(name: str, images: int, target: str) -> Tuple[str, ...]:
+def measure(name: str, images: int, target: str) -> tuple[str, ...]:
     """A row of the table."""
     torch.manual_seed(0)
     config = load_config(name)
@@ -111,7 +112,7 @@ def measure(name: str, images: int, target: str) -> Tuple[str, ...]:
 def law_of(model: nn.Module, shape: Sequence[int]) -> float:
     """Relative error of the law on the backbone in fp32; detectors' and segmentors' at 224 px."""
     size = (224, 224) if is_dense_task(model) else (shape[1], shape[2])
-    kinds: List[str] = [kind for kind in ('mlp_hidden', 'heads')
+    kinds: list[str] = [kind for kind in ('mlp_hidden', 'heads')
                         if not why_not(model.backbone, kind)]
     family = Family('', lambda: copy.deepcopy(model.backbone))
     return law_error(family, kinds, size=size, dtype=torch.float32)[0]
@@ -127,7 +128,7 @@ def make_parser() -> Parser:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run, time and print."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

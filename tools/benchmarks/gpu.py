@@ -26,8 +26,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,7 +49,7 @@ BATCHES, DTYPES = (1, 64, 256, 8), ('bf16', 'fp32', 'fp16')
 _SMALL = 'kcr-search_vit-small_8xb64_in1k-100'
 #: Exit status after an error that the device does not recover from.
 BROKEN = 75
-Values = Dict[str, Any]
+Values = dict[str, Any]
 
 
 class Job(NamedTuple):
@@ -62,7 +63,7 @@ class Job(NamedTuple):
 
     table: str
     key: Values
-    run: Callable[[], List[Values]]
+    run: Callable[[], list[Values]]
 
     @property
     def name(self) -> str:
@@ -95,7 +96,7 @@ def make_parser() -> Parser:
 # ---- networks -----------------------------------------------------------------------------------
 
 
-def structure_names() -> List[str]:
+def structure_names() -> list[str]:
     """Names of the structure files: one of every method and backbone first."""
     names = sorted(path.stem for path in (shipped_root() / 'configs/structures').glob('*.json'))
     seen, order = set(), {}
@@ -106,7 +107,7 @@ def structure_names() -> List[str]:
     return sorted(names, key=lambda name: (order[name], name))
 
 
-def input_shape(structure: Structure) -> Tuple[int, int, int]:
+def input_shape(structure: Structure) -> tuple[int, int, int]:
     """(C, H, W) that a structure was counted for, or that its backbone is built for."""
     side = structure.backbone.get('img_size', 224)
     height, width = side if isinstance(side, (list, tuple)) else (side, side)
@@ -122,7 +123,7 @@ class Networks:
 
     def __init__(self, short: bool) -> None:
         self.short, self.tool = short, load_tool('benchmarks/latency')
-        self._last: Tuple[str, Any] = ('', None)
+        self._last: tuple[str, Any] = ('', None)
 
     def pair(self, name: str, build: Callable[[str], Any]) -> Any:
         """The pair of a name, built where it is not the last one."""
@@ -145,7 +146,7 @@ class Networks:
         structure = Structure.load(path)
         dense, slim = (MODELS.build(dict(structure.backbone, **given))
                        for given in ({}, dict(structure=str(path))))
-        return self.tool.Pair((name, 'structure'), dense, slim, input_shape(structure))
+        return self.tool.TimedPair((name, 'structure'), dense, slim, input_shape(structure))
 
     def random(self, name: str, config: str, divisor: int, group: int) -> Any:
         """Random hidden units and head channels at 60 % of the MACs, beside the dense network."""
@@ -157,10 +158,10 @@ class Networks:
     def replaced(self, name: str, size: str, share: float, image: int) -> Any:
         """A ViT with a share of its blocks replaced, beside the dense one."""
         dense, slim = replaced_pair(size, share, image, depth=3 if self.short else None)
-        return self.tool.Pair((f'ViT {size}', name), dense, slim, (3, image, image))
+        return self.tool.TimedPair((f'ViT {size}', name), dense, slim, (3, image, image))
 
     def row(self, name: str, runtime: str, dtype: str, batch: int, device: str, repeats: int,
-            build: Optional[Callable[[str], Any]] = None) -> Values:
+            build: Callable[[str], Any] | None = None) -> Values:
         """Time dense and slim in turns."""
         given = ['x', '--part', 'model' if '=' in name else 'backbone', '--device', device,
                  '--repeats', str(repeats), '--warmup', '1' if self.short else '3',
@@ -226,7 +227,7 @@ def search_jobs(args: Any) -> Iterator[Job]:
     """Steps of a search by what is left of the network; all stages in turns are one job."""
     tool = load_tool('benchmarks/search_speed')
 
-    def run(path: Path, batch: int) -> List[Values]:
+    def run(path: Path, batch: int) -> list[Values]:
         shares = (0.3, ) if args.short else (0.75, 0.5, 0.35, 0.2)
         _, stages = tool.stages_of(tool.read_search(str(path)), shares, args.device)
         tool.measure(stages, batch, args.repeats)
@@ -293,7 +294,7 @@ def all_jobs(args: Any) -> Iterator[Job]:
             yield from timed[table](args, runtime)
 
 
-def _amp(dtype: str) -> Optional[str]:
+def _amp(dtype: str) -> str | None:
     return None if dtype == 'fp32' else dtype
 
 
@@ -323,7 +324,7 @@ class Record:
         self.folder, self.file, self.running = folder, folder / 'rows.jsonl', folder / '.running'
         folder.mkdir(parents=True, exist_ok=True)
         lines = self.file.read_text().splitlines() if self.file.is_file() else []
-        self.rows: List[Values] = [json.loads(line) for line in lines]
+        self.rows: list[Values] = [json.loads(line) for line in lines]
         if self.running.is_file():  # the process died in this row
             job = json.loads(self.running.read_text())
             self.add(**job, values=[], error='expected the row to end, found that its process died')
@@ -340,7 +341,7 @@ class Record:
             path.write_text(''.join(json.dumps(row) + '\n' for row in self.rows))
         self.running.unlink(missing_ok=True)
 
-    def done(self, retry: bool) -> Dict[str, bool]:
+    def done(self, retry: bool) -> dict[str, bool]:
         """Names of the rows that are not measured again."""
         return {row['name']: True for row in self.rows if not (retry and row['error'])}
 
@@ -385,7 +386,7 @@ def is_broken(device: str) -> bool:
     return False
 
 
-def measure_missing(args: Any, record: Record, end: float) -> Tuple[int, int]:
+def measure_missing(args: Any, record: Record, end: float) -> tuple[int, int]:
     """Run the jobs that have no row.
 
     Args:
@@ -424,7 +425,7 @@ def measure_missing(args: Any, record: Record, end: float) -> Tuple[int, int]:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is missing, write, print."""
     args = make_parser().parse_args(argv)
     args.device = args.device or ('cpu' if args.short else 'cuda')

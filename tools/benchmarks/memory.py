@@ -29,7 +29,7 @@ from mmkcr.closed_form.images import calibration_images
 from mmkcr.core.machine import process_memory
 from mmkcr.engine.build import build_model, default_shape, load_config
 from mmkcr.engine.machine import machine_info
-from mmkcr.models.utils import is_dense_task
+from mmkcr.models.tasks import is_dense_task
 from mmkcr.visualization import format_table, shown
 
 #: By name: config, and height and width of its photographs.

@@ -16,8 +16,9 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ def _mixed(n: int, d: int) -> torch.Tensor:
 
 
 #: Draws of activations (n, d).
-PROBLEMS: Dict[str, Callable[[int, int], torch.Tensor]] = {
+PROBLEMS: dict[str, Callable[[int, int], torch.Tensor]] = {
     'independent units': torch.randn,
     'decaying spectrum': _decaying,
     'low rank and noise': lambda n, d: _mixed(n, d) + 0.3 * torch.randn(n, d),
@@ -77,7 +78,7 @@ def make_parser() -> Parser:
 
 
 def timed(function: Callable[[], Any], device: torch.device,
-          clock: Callable[[], float]) -> Tuple[Any, float]:
+          clock: Callable[[], float]) -> tuple[Any, float]:
     """What a function returns, and its seconds."""
     def now() -> float:
         if device.type == 'cuda':
@@ -97,7 +98,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def measure(width: int, tokens: int, groups: int, keep: float, device: torch.device,
-            clock: Callable[[], float]) -> Dict[str, Any]:
+            clock: Callable[[], float]) -> dict[str, Any]:
     """One width: seconds of every part, and the share of the output's variance that is lost."""
     torch.manual_seed(0)
     if device.type == 'cuda':
@@ -122,7 +123,7 @@ def measure(width: int, tokens: int, groups: int, keep: float, device: torch.dev
                 memory=peak_memory(device))
 
 
-def compare(units: int) -> List[Dict[str, Any]]:
+def compare(units: int) -> list[dict[str, Any]]:
     """Mean relative errors of both orders on every kind of random problem, over the seeds."""
     rows = []
     for name, draw in PROBLEMS.items():
@@ -142,7 +143,7 @@ def compare(units: int) -> List[Dict[str, Any]]:
     return rows
 
 
-def comparison_table(rows: List[Dict[str, Any]]) -> str:
+def comparison_table(rows: list[dict[str, Any]]) -> str:
     """One line a problem: backward's relative error, and its ratio to forward's."""
     return format_table(
         ('problem', *(f'{share:.0%} kept' for share in SHARES)),
@@ -150,7 +151,7 @@ def comparison_table(rows: List[Dict[str, Any]]) -> str:
             row['errors'], row['ratios']))) for row in rows])
 
 
-def table(rows: List[Dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """One line a width."""
     return format_table(
         ('units', 'moments (s)', 'order, forward (s)', 'order, backward (s)', 'refit (s)',
@@ -161,7 +162,7 @@ def table(rows: List[Dict[str, Any]]) -> str:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
     if min(*args.widths, args.tokens, args.groups) < 1 or not 0 < args.keep <= 1 or \
@@ -176,7 +177,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     clock = time.thread_time if args.clock == 'cpu' else time.perf_counter
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    rows: List[Dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
 
     def write() -> None:
         with atomic_write(Path(args.out)) as path:

@@ -25,8 +25,9 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 
@@ -48,7 +49,7 @@ QUICK = dict(batch=1, pairs=2, refresh=(2000, 96), clusters=(2000, 48, 10),
              paper=(500, 100, 48, 8))
 
 
-def parse_args(argv: Optional[Sequence[str]]):
+def parse_args(argv: Sequence[str] | None):
     """Parses the command line."""
     parser = Parser(__doc__)
     parser.add_argument('--quick', action='store_true', help='small sizes: whether it runs at all')
@@ -109,7 +110,7 @@ def wait_for(device: str) -> None:
 
 
 def measure_steps(term: str, batch: int, pairs: int, device: str = 'cpu',
-                  clock: str = 'wall') -> Dict[str, Any]:
+                  clock: str = 'wall') -> dict[str, Any]:
     """Seconds of forward, backward and AdamW with and without the term."""
     from mmpretrain.structures import DataSample
     torch.manual_seed(0)
@@ -131,7 +132,7 @@ def measure_steps(term: str, batch: int, pairs: int, device: str = 'cpu',
         assert (f'loss_{term}' in losses) == active
         return CLOCKS[clock]() - start
 
-    seconds: Dict[bool, List[float]] = {True: [], False: []}
+    seconds: dict[bool, list[float]] = {True: [], False: []}
     for index in range(-1, pairs):
         for active in (True, False) if index % 2 else (False, True):
             elapsed = step(active)
@@ -145,7 +146,7 @@ def measure_steps(term: str, batch: int, pairs: int, device: str = 'cpu',
                 pair_ratio_quartiles=[quarters[0], statistics.median(ratios), quarters[2]])
 
 
-def timed(call: Callable[[], Any], clock: str, repeats: int = 3) -> Tuple[float, float]:
+def timed(call: Callable[[], Any], clock: str, repeats: int = 3) -> tuple[float, float]:
     """Median seconds, and MB that the process's peak memory grew in the first call."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, grown = [], 0.
@@ -166,7 +167,7 @@ def refresh(features: torch.Tensor, rank: int, batch: int = 256) -> torch.Tensor
     return leading_basis(accumulator.moment(), rank)
 
 
-def measure_refresh(clock: str, n: int, d: int) -> Dict[str, Any]:
+def measure_refresh(clock: str, n: int, d: int) -> dict[str, Any]:
     """Seconds and extra peak memory of one refresh from (n, d) features."""
     refresh(torch.randn(64, 8), 2)  # libraries load before the peak is read
     features = torch.randn(n, d)
@@ -174,7 +175,7 @@ def measure_refresh(clock: str, n: int, d: int) -> Dict[str, Any]:
     return dict(n=n, d=d, seconds=seconds, extra_peak_mb=megabytes)
 
 
-def measure_clusters(clock: str, n: int, d: int, clusters: int) -> Dict[str, Any]:
+def measure_clusters(clock: str, n: int, d: int, clusters: int) -> dict[str, Any]:
     """Seconds and extra peak memory of k-means and of Q, of (n, d) features."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(clusters, d, generator=generator)
@@ -207,7 +208,7 @@ def paper_basis(features: torch.Tensor, landmarks: int, rank: int) -> torch.Tens
 
 
 def measure_formulation(clock: str, form: str, n: int, m: int, d: int,
-                        batch: int) -> Dict[str, Any]:
+                        batch: int) -> dict[str, Any]:
     """Refresh and batch loss (with gradient) in one of the two forms."""
     rank = truncation_rank(n, d, 0.2)
     generator = torch.Generator().manual_seed(0)
@@ -233,13 +234,13 @@ def measure_formulation(clock: str, form: str, n: int, m: int, d: int,
                 batch_loss_seconds=step_seconds, stored_mb=stored * 4 / 2**20)
 
 
-def in_a_fresh_process(function: Callable, threads: int, *args: Any) -> Dict[str, Any]:
+def in_a_fresh_process(function: Callable, threads: int, *args: Any) -> dict[str, Any]:
     """A peak of memory belongs to a process, so each measurement of it gets its own."""
     with multiprocessing.get_context('spawn').Pool(1, torch.set_num_threads, (threads, )) as pool:
         return pool.apply(function, args)
 
 
-def tables(result: Dict[str, Any]) -> str:
+def tables(result: dict[str, Any]) -> str:
     """The results as Markdown."""
     n, m, d, batch = result['sizes']['paper']
     host = ', '.join(f'{key} {value}' for key, value in result['machine'].items())
@@ -275,7 +276,7 @@ def tables(result: Dict[str, Any]) -> str:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measures, prints and writes."""
     args = parse_args(argv)
     if args.clock == 'cpu' and (args.threads != 1 or args.device != 'cpu'):

@@ -26,10 +26,10 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from mmengine.config import Config
@@ -44,7 +44,7 @@ from mmkcr.core import TOLERANCE, atomic_write, choose_options
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.engine.machine import machine_info
 from mmkcr.methods.search.joint_constructor import JointOptimWrapperConstructor
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from mmkcr.registry import HOOKS
 from mmkcr.visualization import format_table
 
@@ -91,7 +91,7 @@ class Stage:
         decided (bool): Whether one option is left at every site.
     """
 
-    def __init__(self, model: nn.Module, optim_wrapper: Dict, share: float, decided: bool) -> None:
+    def __init__(self, model: nn.Module, optim_wrapper: dict, share: float, decided: bool) -> None:
         self.model, self.decided = copy.deepcopy(model).train(), decided
         gates, macs = self.model.gates(), self.model.macs_model()
         if share < 1:
@@ -106,15 +106,15 @@ class Stage:
                 if not decided:
                     alive[:row + 1, :column + 1] = True
                 gate.restrict(alive)
-            search_space(self.model).settle()
+            search_space(self.model).apply_decisions()
         present = macs({site: gate.present for site, gate in gates.items()})
         self.macs, self.share = present, present / macs.dense
         given = {key: value for key, value in optim_wrapper.items() if key != 'constructor'}
         self.optim_wrapper = JointOptimWrapperConstructor(
             given, given.pop('paramwise_cfg', None))(self.model)
-        self.seconds: List[float] = []
+        self.seconds: list[float] = []
 
-    def step(self, images: torch.Tensor, samples: List[DataSample],
+    def step(self, images: torch.Tensor, samples: list[DataSample],
              clock: Callable[[], float]) -> None:
         """Take a training step and note its time."""
         start = clock()
@@ -125,14 +125,14 @@ class Stage:
         self.seconds.append(clock() - start)
 
 
-def batch_of(model: nn.Module, batch_size: int) -> Tuple[torch.Tensor, List[DataSample]]:
+def batch_of(model: nn.Module, batch_size: int) -> tuple[torch.Tensor, list[DataSample]]:
     """Random images and their labels, where the model is."""
     device = next(model.parameters()).device
     return (torch.randn(batch_size, *model.price.input_shape, device=device),
             [DataSample().set_gt_label(0).to(device) for _ in range(batch_size)])
 
 
-def parts_of(stage: Stage, images: torch.Tensor, samples: List[DataSample]) -> Tuple:
+def parts_of(stage: Stage, images: torch.Tensor, samples: list[DataSample]) -> tuple:
     """Cells of the second table, of one step."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         stage.step(images, samples, CLOCKS['wall'])
@@ -158,7 +158,7 @@ def measure(stages: Sequence[Stage], batch_size: int, rounds: int,
         del stage.seconds[0]
 
 
-def rows_of(stages: Sequence[Stage]) -> List[Tuple]:
+def rows_of(stages: Sequence[Stage]) -> list[tuple]:
     """Cells of the table."""
     whole = stages[0]
     rows = []
@@ -188,7 +188,7 @@ def read_search(path: str) -> Config:
 
 
 def stages_of(config: Config, shares: Sequence[float],
-              device: str) -> Tuple[nn.Module, List[Stage]]:
+              device: str) -> tuple[nn.Module, list[Stage]]:
     """The supernet of a search's config, and its stages.
 
     Args:
@@ -203,7 +203,7 @@ def stages_of(config: Config, shares: Sequence[float],
 
 
 def events_of(config: Config, count: int, batch_size: int, device: str,
-              clock: Callable[[], float]) -> List[Tuple]:
+              clock: Callable[[], float]) -> list[tuple]:
     """Rows of the table of events: all that the hook does, first to last.
 
     Args:
@@ -247,7 +247,7 @@ def events_of(config: Config, count: int, batch_size: int, device: str,
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
     if args.events is not None and args.events < 1:

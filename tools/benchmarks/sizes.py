@@ -13,9 +13,10 @@ import ast
 import io
 import json
 import tokenize
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 from mmkcr.cli.command import Parser, command
 from mmkcr.visualization import format_table
@@ -74,7 +75,7 @@ def code_lines(path: Path) -> int:
     return len(found)
 
 
-def adapters(path: Path) -> Dict[str, int]:
+def adapters(path: Path) -> dict[str, int]:
     """Lines of every adapter in a file, decorators included, by the name of its function."""
     found = {}
     for node in ast.parse(path.read_text()).body:
@@ -88,7 +89,7 @@ def adapters(path: Path) -> Dict[str, int]:
     return found
 
 
-def files_of(package: Path, patterns: Sequence[str]) -> List[Path]:
+def files_of(package: Path, patterns: Sequence[str]) -> list[Path]:
     """Files below the package that match the patterns.
 
     Raises:
@@ -101,7 +102,7 @@ def files_of(package: Path, patterns: Sequence[str]) -> List[Path]:
     return [file for files in found.values() for file in files]
 
 
-def sizes(root: Path = ROOT) -> Dict[str, Any]:
+def sizes(root: Path = ROOT) -> dict[str, Any]:
     """All sizes.
 
     Args:
@@ -118,12 +119,12 @@ def sizes(root: Path = ROOT) -> Dict[str, Any]:
         FileNotFoundError: A file of a method or of :data:`LATER` is not there.
     """
     package = root / 'mmkcr'
-    counted: Dict[str, int] = {}
+    counted: dict[str, int] = {}
     for path in sorted(package.rglob('*.py')):
         part = path.relative_to(package).parts
         name = part[0] if len(part) > 1 else '(top)'
         counted[name] = counted.get(name, 0) + lines(path)
-    configs: Dict[str, int] = {}
+    configs: dict[str, int] = {}
     for path in sorted((root / 'configs').rglob('*.py')):
         parts = path.relative_to(root / 'configs').parts
         name = '/'.join(parts[:-1][:2 if parts[0] == '_base_' else 1])
@@ -145,7 +146,7 @@ def sizes(root: Path = ROOT) -> Dict[str, Any]:
         configs=dict(configs, total=sum(configs.values())))
 
 
-def rows(found: Dict[str, Any]) -> List[Sequence[str]]:
+def rows(found: dict[str, Any]) -> list[Sequence[str]]:
     """The table of :func:`sizes`: what, how many, and how many lines of code."""
     each, code = sorted(found['adapters'].values()), found['code']
     return [
@@ -165,7 +166,7 @@ def rows(found: Dict[str, Any]) -> List[Sequence[str]]:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Count and print."""
     parser = Parser(__doc__)
     parser.add_argument('--json', action='store_true', help='print all numbers as JSON')

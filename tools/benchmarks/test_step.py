@@ -14,8 +14,9 @@ Examples:
 
 import itertools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 from mmengine.config import Config
@@ -51,7 +52,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def trained(name: str, checkpoint: Optional[str], device: str) -> Tuple[Config, nn.Module]:
+def trained(name: str, checkpoint: str | None, device: str) -> tuple[Config, nn.Module]:
     """A model with its weights, in evaluation mode, and its config.
 
     Raises:
@@ -66,7 +67,7 @@ def trained(name: str, checkpoint: Optional[str], device: str) -> Tuple[Config, 
     return config, model.to(device).eval()
 
 
-def batches(config: Config, count: int) -> List[Dict[str, Any]]:
+def batches(config: Config, count: int) -> list[dict[str, Any]]:
     """The first images of the test set, one by one.
 
     Raises:
@@ -82,7 +83,7 @@ def batches(config: Config, count: int) -> List[Dict[str, Any]]:
     return [dict(inputs=[item['inputs']], data_samples=[item['data_samples']]) for item in found]
 
 
-def steps(model: nn.Module, images: Sequence[Dict[str, Any]], warmup: int,
+def steps(model: nn.Module, images: Sequence[dict[str, Any]], warmup: int,
           device: str) -> Callable[[], None]:
     """A call that tests the next image; the first one again and again before they are timed."""
     order = itertools.chain(itertools.repeat(images[0], warmup), images)
@@ -96,7 +97,7 @@ def steps(model: nn.Module, images: Sequence[Dict[str, Any]], warmup: int,
     return step
 
 
-def report(rows: Sequence[Dict[str, Any]], title: str) -> str:
+def report(rows: Sequence[dict[str, Any]], title: str) -> str:
     """The table."""
     return format_table(
         ('slim', 'G MACs', 'MACs', 'ms', 'time', 'quartiles'),
@@ -109,7 +110,7 @@ def report(rows: Sequence[Dict[str, Any]], title: str) -> str:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

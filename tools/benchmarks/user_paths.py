@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 import torch
 
@@ -47,11 +48,11 @@ class UserPath(NamedTuple):
 
     name: str
     model: str
-    lines: List[List[str]]
+    lines: list[list[str]]
     written: int
 
 
-def user_paths(images: Path, count: int, target: str) -> List[UserPath]:
+def user_paths(images: Path, count: int, target: str) -> list[UserPath]:
     """The three paths."""
     found = []
     for name, config in HOSTS.items():
@@ -65,7 +66,7 @@ def user_paths(images: Path, count: int, target: str) -> List[UserPath]:
     return found
 
 
-def run(path: UserPath, folder: Path, count: int) -> List[Tuple[float, float]]:
+def run(path: UserPath, folder: Path, count: int) -> list[tuple[float, float]]:
     """Seconds of each line, on the clock and of processors.
 
     Raises:
@@ -96,7 +97,7 @@ def _children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _environment() -> Dict[str, str]:
+def _environment() -> dict[str, str]:
     """This package's folder for the processes of the lines."""
     import mmkcr
     before = os.environ.get('PYTHONPATH', '')
@@ -104,7 +105,7 @@ def _environment() -> Dict[str, str]:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run, time and print."""
     parser = Parser(__doc__)
     parser.add_argument('--images', type=Path, required=True, help='folder of images')

@@ -12,8 +12,9 @@ Example:
 import copy
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
@@ -23,7 +24,7 @@ from mmkcr.core import count_params
 from mmkcr.deploy.latency import random_subnet, searchable
 from mmkcr.engine.build import build_model, default_shape, image_shape, load_config
 from mmkcr.models.counting import count_parts, counted_proposals, part_rows
-from mmkcr.models.utils import is_dense_task
+from mmkcr.models.tasks import is_dense_task
 from mmkcr.visualization import format_table
 
 
@@ -42,8 +43,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def measure(model: Any, target: str, shape: Sequence[int], dense: Dict[str, int],
-            divisor: int) -> Dict[str, Any]:
+def measure(model: Any, target: str, shape: Sequence[int], dense: dict[str, int],
+            divisor: int) -> dict[str, Any]:
     """Sizes of one subnet, by part.
 
     Args:
@@ -67,7 +68,7 @@ def measure(model: Any, target: str, shape: Sequence[int], dense: Dict[str, int]
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Count and print."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

@@ -5,8 +5,8 @@ Example:
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
@@ -21,7 +21,7 @@ def make_parser() -> Parser:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Write the data and say what happened."""
     out, options = data_options(make_parser().parse_args(argv), DigitsOptions)
     written = write_digits(out, options)

@@ -10,15 +10,15 @@ Example:
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, Optional, Sequence
 
 from mmkcr.cli.command import Parser, command
 from mmkcr.core import atomic_write
 from mmkcr.core.checks import check_place
 
 
-def frequent_answers(path: Path, count: int) -> List[str]:
+def frequent_answers(path: Path, count: int) -> list[str]:
     """The most frequent answers, alphabetically where they are as frequent.
 
     Args:
@@ -45,7 +45,7 @@ def frequent_answers(path: Path, count: int) -> List[str]:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Count and write."""
     parser = Parser(__doc__)
     parser.add_argument('annotations', help='of the training set')

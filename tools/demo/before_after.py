@@ -15,9 +15,10 @@ Examples:
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any
 
 import mmcv
 import numpy as np
@@ -30,7 +31,7 @@ from torch import Tensor
 from mmkcr.apis import count_macs, inferencer, model_config
 from mmkcr.cli.command import Parser, add_trust_argument, command, quiet_hosts
 from mmkcr.deploy.latency import RUNTIMES, measure_pair
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.visualization.figures import saved_figure
 from mmkcr.visualization.progress import shown
 
@@ -61,7 +62,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def find_images(paths: Sequence[str], count: Optional[int]) -> List[Path]:
+def find_images(paths: Sequence[str], count: int | None) -> list[Path]:
     """Image files, those of folders in the order of their names.
 
     Raises:
@@ -70,7 +71,7 @@ def find_images(paths: Sequence[str], count: Optional[int]) -> List[Path]:
     """
     if count is not None and count < 1:
         raise ValueError(f'expected `--count` of at least 1, found {count}')
-    found: List[Path] = []
+    found: list[Path] = []
     for path in map(Path, paths):
         if not path.exists():
             raise FileNotFoundError(f'expected images at `{path}`, found nothing')
@@ -82,7 +83,7 @@ def find_images(paths: Sequence[str], count: Optional[int]) -> List[Path]:
     return found[:count]
 
 
-def load(model: Sequence[str], structure: Optional[str], device: str) -> Any:
+def load(model: Sequence[str], structure: str | None, device: str) -> Any:
     """The inferencer of a model.
 
     Raises:
@@ -95,14 +96,14 @@ def load(model: Sequence[str], structure: Optional[str], device: str) -> Any:
     return inferencer(config, model[1], structure, device, show_progress=False)
 
 
-def palette(classes: int) -> List[Tuple[int, ...]]:
+def palette(classes: int) -> list[tuple[int, ...]]:
     """A color a class, the same in every picture."""
     colors = colormaps['tab10' if classes <= 10 else 'turbo'].resampled(max(classes, 10))
     return [tuple(round(255 * part) for part in colors(number)[:3]) for number in range(classes)]
 
 
 def draw(built: Any, images: Sequence[Path],
-         score_thr: float) -> Tuple[List[ndarray], Tuple[int, int, int]]:
+         score_thr: float) -> tuple[list[ndarray], tuple[int, int, int]]:
     """Images (H, W, 3) in RGB with what a model finds, and what its backbone is given."""
     options = dict(pred_score_thr=score_thr) if built.scope == 'mmdet' else {}
     backbone, shapes, drawn = find_task(built.model).backbone, [], []
@@ -126,8 +127,8 @@ def draw(built: Any, images: Sequence[Path],
     return drawn, shapes[0]
 
 
-def titles(models: Sequence[Any], shape: Tuple[int, int, int], runtime: Optional[str],
-           repeats: int) -> List[str]:
+def titles(models: Sequence[Any], shape: tuple[int, int, int], runtime: str | None,
+           repeats: int) -> list[str]:
     """MACs of the backbones, and their time.
 
     Args:
@@ -170,7 +171,7 @@ def enlarge_sample(sample: Any, factor: int) -> Any:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Load both models, draw, and write the pictures."""
     args = make_parser().parse_args(argv)
     quiet_hosts()

@@ -12,8 +12,9 @@ backbone of a dense task.
 """
 
 import copy
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any
 
 import yaml
 from mmengine.config import Config
@@ -33,7 +34,7 @@ from mmkcr.engine.build import (
     load_weights,
 )
 from mmkcr.models.counting import count_parts
-from mmkcr.models.utils import is_dense_task
+from mmkcr.models.tasks import is_dense_task
 from .arena_methods import (
     BACKBONE,
     CONFIGS,
@@ -47,7 +48,7 @@ from .study import Call
 from .torch_pruning import torch_pruning_structure
 
 
-def cut(call: Call) -> Dict[str, Any]:
+def cut(call: Call) -> dict[str, Any]:
     """A call stage: cut a trained dense network by one of :data:`~lab.compress_study.VARIANTS`.
 
     Args:
@@ -65,7 +66,7 @@ def cut(call: Call) -> Dict[str, Any]:
     return _written(call, result, content)
 
 
-def prune(call: Call) -> Dict[str, Any]:
+def prune(call: Call) -> dict[str, Any]:
     """A call stage: cut a trained dense network as Torch-Pruning does.
 
     Args:
@@ -85,7 +86,7 @@ def prune(call: Call) -> Dict[str, Any]:
     return _written(call, result, content)
 
 
-def _dense(call: Call, weights: str) -> Tuple[nn.Module, Dict[str, Any], List[Any]]:
+def _dense(call: Call, weights: str) -> tuple[nn.Module, dict[str, Any], list[Any]]:
     """The dense network, its checkpoint's content and calibration images one by one."""
     model = build_model(call.config)
     content = load_weights(model, weights)
@@ -94,20 +95,20 @@ def _dense(call: Call, weights: str) -> Tuple[nn.Module, Dict[str, Any], List[An
     return model, content, list(images.of_size(30))
 
 
-def _settings(call: Call, model: nn.Module, batches: Sequence[Any]) -> Dict[str, Any]:
+def _settings(call: Call, model: nn.Module, batches: Sequence[Any]) -> dict[str, Any]:
     dense = is_dense_task(model)
     return dict(input_shape=default_shape(call.config, model), part='backbone' if dense else None,
                 forward=task_outputs, held_out=first_images(batches, 30), logits=not dense,
                 progress=False, seed=call.seed)
 
 
-def _written(call: Call, result: CompressResult, content: Mapping[str, Any]) -> Dict[str, Any]:
+def _written(call: Call, result: CompressResult, content: Mapping[str, Any]) -> dict[str, Any]:
     write_subnet(result.model, result.structure, content.get('meta') or {}, call.folder)
     return dict(kept={name: site.kept for name, site in result.structure.sites.items()},
                 macs=result.structure.macs)
 
 
-def narrow_overrides(config: Config, macs: int) -> Dict[str, Any]:
+def narrow_overrides(config: Config, macs: int) -> dict[str, Any]:
     """The narrower dense ViT or Swin that comes closest to a number of MACs from below.
 
     Of a ViT width and hidden width of the MLPs shrink; heads keep their channels and layers their
@@ -132,7 +133,7 @@ def narrow_overrides(config: Config, macs: int) -> Dict[str, Any]:
     raise ValueError(f'expected a budget that a narrower network meets, found {macs} MACs')
 
 
-def _narrow_swins(config: Config, arch: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+def _narrow_swins(config: Config, arch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Narrower and narrower ones, below a head for all stages and one for the last."""
     for width in range(arch.embed_dims - 2, 0, -2):
         widths = [width * 2**stage for stage in range(len(arch.depths))]
@@ -142,7 +143,7 @@ def _narrow_swins(config: Config, arch: Mapping[str, Any]) -> Iterator[Dict[str,
         yield {'model.backbone.arch': dict(arch, embed_dims=width), **readers}
 
 
-def _classifier(arch: Mapping[str, Any]) -> Dict[str, Any]:
+def _classifier(arch: Mapping[str, Any]) -> dict[str, Any]:
     """Overrides of the classifier that a narrower Swin of a dense task begins with."""
     if 'depths' not in arch:
         return {}
@@ -150,10 +151,10 @@ def _classifier(arch: Mapping[str, Any]) -> Dict[str, Any]:
             'model.head.in_channels': arch['embed_dims'] * 2**(len(arch['depths']) - 1)}
 
 
-def _narrow_vits(config: Config, arch: Mapping[str, Any], macs: int) -> Iterator[Dict[str, Any]]:
+def _narrow_vits(config: Config, arch: Mapping[str, Any], macs: int) -> Iterator[dict[str, Any]]:
     """The best one."""
     head = arch.embed_dims // arch.num_heads
-    best: Tuple[int, int, int] = (0, 0, 0)
+    best: tuple[int, int, int] = (0, 0, 0)
     for heads in range(1, arch.num_heads + 1):
         width = head * heads
         low, high = (_macs(config, _narrow_vit(arch, width, hidden, heads))
@@ -166,7 +167,7 @@ def _narrow_vits(config: Config, arch: Mapping[str, Any], macs: int) -> Iterator
         yield _narrow_vit(arch, head * best[1], best[2], best[1])
 
 
-def _narrow_vit(arch: Mapping[str, Any], width: int, hidden: int, heads: int) -> Dict[str, Any]:
+def _narrow_vit(arch: Mapping[str, Any], width: int, hidden: int, heads: int) -> dict[str, Any]:
     return {'model.backbone.arch': dict(arch, embed_dims=width, num_heads=heads,
                                         feedforward_channels=hidden),
             'model.head.in_channels': width}
@@ -181,7 +182,7 @@ def _macs(config: Config, overrides: Mapping[str, Any] = {}) -> int:  # noqa: B0
     return parts['backbone'] if is_dense_task(model) else sum(parts.values())
 
 
-def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> Dict[str, Any]:
+def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> dict[str, Any]:
     """The study of one budget.
 
     Args:
@@ -210,7 +211,7 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
                              f'`{missing[0]}`')
     config, at = load_config(file), f'{round(100 * budget)}'
     macs = int(budget * _macs(config))
-    stages: Dict[str, Any] = dict(backbone=dict(train=BACKBONE),
+    stages: dict[str, Any] = dict(backbone=dict(train=BACKBONE),
                                   dense=dict(train='dense_{net}.py', start='backbone'),
                                   start=dict(train='start_{net}.py', start='backbone'))
     rows = dict(dense=dict(label='dense', config='dense_{net}.py', weights='dense'))
@@ -245,7 +246,7 @@ def arena_study(net: str, budget: float, methods: Sequence[str], task: str) -> D
                 measures=['masks', 'backbone' if is_dense_task(model) else 'kernel'])
 
 
-def _from_scratch(stages: Mapping[str, Any]) -> Dict[str, Any]:
+def _from_scratch(stages: Mapping[str, Any]) -> dict[str, Any]:
     """Without the stages that train a backbone, and without the starts from these."""
     gone = {name for name, stage in stages.items() if stage.get('train') == BACKBONE}
     return {name: {key: value for key, value in stage.items()

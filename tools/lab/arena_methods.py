@@ -1,7 +1,8 @@
 """The methods of the arena: stages that a network of the budget comes from."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, List, Mapping, NamedTuple
+from typing import Any, NamedTuple
 
 from .compress_study import VARIANTS
 
@@ -115,7 +116,7 @@ _OTHERS: Mapping[str, Method] = {
 METHODS: Mapping[str, Method] = {**_MAIN, **_OTHERS}
 
 
-def main_methods(net: str) -> List[str]:
+def main_methods(net: str) -> list[str]:
     """Methods of the docs' table of a network: those that it has configs for.
 
     Args:
@@ -127,7 +128,7 @@ def main_methods(net: str) -> List[str]:
             and (name != 'narrow' or not net.startswith('timm-'))]
 
 
-def missing_configs(net: str, name: str) -> List[str]:
+def missing_configs(net: str, name: str) -> list[str]:
     """Configs that a method needs and a network has not.
 
     Args:

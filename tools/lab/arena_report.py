@@ -3,8 +3,9 @@
 import json
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 from mmkcr.core import atomic_write
 from mmkcr.engine.machine import machine_info
@@ -21,7 +22,7 @@ METRIC = 'accuracy/top1'
 NAMES = {METRIC: 'top-1 (%)', 'mIoU': 'mIoU (%)', 'coco/bbox_mAP': 'box AP (%)'}
 #: Of metrics that are no percentages.
 _SCALE = {'coco/bbox_mAP': 100}
-#: Fewest pairs of a verdict (SPEC 8); with two or three, one of many intervals misses 0 by chance.
+#: Fewest pairs of a verdict; with two or three, one of many intervals misses 0 by chance.
 LEAST_PAIRS = 5
 
 
@@ -35,7 +36,7 @@ class Interval(NamedTuple):
     """
 
     mean: float
-    half: Optional[float]
+    half: float | None
     pairs: int
 
     @property
@@ -54,7 +55,7 @@ class Interval(NamedTuple):
 
 
 def paired_interval(values: Mapping[int, float],
-                    others: Mapping[int, float]) -> Optional[Interval]:
+                    others: Mapping[int, float]) -> Interval | None:
     """Interval of the difference of two methods over the seeds that both have.
 
     Args:
@@ -77,7 +78,7 @@ def paired_interval(values: Mapping[int, float],
 
 
 def read_rows(folder: Path, budgets: Sequence[float], methods: Sequence[str],
-              seeds: Sequence[int], metric: str = METRIC) -> List[Dict[str, Any]]:
+              seeds: Sequence[int], metric: str = METRIC) -> list[dict[str, Any]]:
     """Numbers by budget and method of the runs that are finished.
 
     Args:
@@ -101,8 +102,8 @@ def read_rows(folder: Path, budgets: Sequence[float], methods: Sequence[str],
 
 
 def _row(folder: Path, name: str, budget: float, prefix: str,
-         seeds: Sequence[int], metric: str) -> Dict[str, Any]:
-    row: Dict[str, Any] = dict(budget=budget, method=name, after={}, before={}, macs={}, masks={},
+         seeds: Sequence[int], metric: str) -> dict[str, Any]:
+    row: dict[str, Any] = dict(budget=budget, method=name, after={}, before={}, macs={}, masks={},
                                kc={})
     scale = _SCALE.get(metric, 1)
     for seed in seeds:
@@ -121,12 +122,12 @@ def _row(folder: Path, name: str, budget: float, prefix: str,
     return row
 
 
-def _result(path: Path) -> Optional[Dict[str, Any]]:
+def _result(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()).get('result') if path.is_file() else None
 
 
 def summarise(rows: Sequence[Mapping[str, Any]],
-              others: Sequence[str] = ()) -> List[Dict[str, Any]]:
+              others: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Means, paired differences and verdicts of the rows of :func:`read_rows`.
 
     A method *pays* if the interval of its difference to random units is above 0, and *leads* if
@@ -153,7 +154,7 @@ def summarise(rows: Sequence[Mapping[str, Any]],
     for row in rows:
         same = {other['method']: other for other in rows if other['budget'] == row['budget']}
         macs = statistics.fmean(row['macs'].values()) if row['macs'] else None
-        entry: Dict[str, Any] = dict(
+        entry: dict[str, Any] = dict(
             budget=row['budget'], method=row['method'], seeds=sorted(row['after']),
             label=label(row['method']),
             macs=macs / whole if macs and whole else None)
@@ -189,7 +190,7 @@ def label(method: str) -> str:
     return METHODS[method].label if method in METHODS else method
 
 
-def _verdict(to_random: Optional[Interval], to_refit: Optional[Interval]) -> str:
+def _verdict(to_random: Interval | None, to_refit: Interval | None) -> str:
     to_random, to_refit = (found if found is not None and found.pairs >= LEAST_PAIRS else None
                            for found in (to_random, to_refit))
     words = [] if to_random is None else [
@@ -233,7 +234,7 @@ def table(summary: Sequence[Mapping[str, Any]], title: str = '', markdown: bool 
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
-def _text(interval: Optional[Interval], digits: int = 2) -> str:
+def _text(interval: Interval | None, digits: int = 2) -> str:
     return '' if interval is None else f'{interval:.{digits}f}'
 
 

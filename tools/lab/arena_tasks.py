@@ -1,7 +1,8 @@
 """The tasks of the arena: images of a seed, to train on and held out."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -69,7 +70,7 @@ def _scenes(folder: Path, seed: int, train_slice: bool = False) -> bool:
                                               train_slice=train_slice))
 
 
-def _grey(mean: float, std: float, batch_size: int) -> Dict[str, Any]:
+def _grey(mean: float, std: float, batch_size: int) -> dict[str, Any]:
     """Grey values of the training part, and a batch size such that 7 : 3 splits whole batches."""
     return {'data_preprocessor.mean': [mean] * 3, 'data_preprocessor.std': [std] * 3,
             'train_dataloader.batch_size': batch_size}

@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from mmpretrain.models.utils import MultiheadAttention
@@ -37,7 +38,7 @@ class PeakMemory(TorchDispatchMode):
         self.peak, self._live = 0, {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
-                           kwargs: Optional[Dict] = None) -> Any:
+                           kwargs: dict | None = None) -> Any:
         """Run the operator and look at what it made."""
         inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs or {}))
                   if isinstance(leaf, Tensor)}
@@ -80,9 +81,9 @@ def attention_block(mode: str, size: str, hw: Sequence[int]) -> nn.Module:
 
 @torch.no_grad()
 def profile_block(mode: str, size: str, hw: Sequence[int], batch_size: int = 1,
-                  device: str = 'cpu', dtype: Optional[str] = None, runtime: str = 'eager',
+                  device: str = 'cpu', dtype: str | None = None, runtime: str = 'eager',
                   repeats: int = 10, warmup: int = 3,
-                  clock: Clock = time.perf_counter) -> Dict[str, Any]:
+                  clock: Clock = time.perf_counter) -> dict[str, Any]:
     """MACs, parameters, latency and memory of one block.
 
     Args:
@@ -122,7 +123,7 @@ def profile_block(mode: str, size: str, hw: Sequence[int], batch_size: int = 1,
                 memory=memory.peak, seconds=statistics.median(samples), samples=samples)
 
 
-def replaced_blocks(size: str, depth: int, share: float) -> List[int]:
+def replaced_blocks(size: str, depth: int, share: float) -> list[int]:
     """Blocks to replace: the paper's for ViT-L, spread like them over the first two thirds else."""
     count = round(share * depth)
     if size in ORDERS and depth > max(ORDERS[size]) + 1:
@@ -131,7 +132,7 @@ def replaced_blocks(size: str, depth: int, share: float) -> List[int]:
 
 
 def replaced_pair(size: str, share: float, image: int = 336, patch_size: int = 14,
-                  depth: Optional[int] = None) -> Tuple[nn.Module, nn.Module]:
+                  depth: int | None = None) -> tuple[nn.Module, nn.Module]:
     """A dense ViT, and the same with a share of its blocks replaced, with random weights.
 
     Args:

@@ -1,7 +1,7 @@
 """Statistics of attention over a data set: entropy and rank by layer and head (DCS section C)."""
 
 import math
-from typing import Any, Dict, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from mmkcr.evaluation.features import undisturbed
 from mmkcr.methods.dcs.attention_tap import Attention, AttentionTap
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.visualization import shown
 
 
@@ -59,7 +59,7 @@ class AttentionStatistics:
         """float: Largest entropy, log N."""
         return math.log(self.positions) or 1.
 
-    def values(self) -> Dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """dict: ``positions`` N, ``width`` d, and by head ``entropy``, ``rank``, ``histogram``."""
         return dict(positions=self.positions, width=self.width, limit=self.limit,
                     entropy=(self.entropy / self.rows).tolist(),
@@ -68,8 +68,8 @@ class AttentionStatistics:
 
 
 @torch.no_grad()
-def attention_statistics(model: nn.Module, loader: DataLoader, images: Optional[int] = None,
-                         bins: int = 40) -> Dict[str, Dict[str, Any]]:
+def attention_statistics(model: nn.Module, loader: DataLoader, images: int | None = None,
+                         bins: int = 40) -> dict[str, dict[str, Any]]:
     """Entropy and rank of every attention layer of a classifier.
 
     Args:

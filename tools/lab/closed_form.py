@@ -1,6 +1,6 @@
 """The stage of a study that compresses a trained network in closed form."""
 
-from typing import Any, Dict
+from typing import Any
 
 from mmkcr.apis.compress_files import compress_files
 from mmkcr.visualization import plot_channel_masks
@@ -8,7 +8,7 @@ from .pipeline import Start
 from .study import Call
 
 
-def compressed(call: Call) -> Dict[str, Any]:
+def compressed(call: Call) -> dict[str, Any]:
     """Compress the network that a stage starts from, and draw what is kept.
 
     Args:

@@ -2,7 +2,8 @@
 
 import copy
 import statistics
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
@@ -60,8 +61,8 @@ class Variant(NamedTuple):
     """
 
     label: str
-    options: Dict[str, Any]
-    importance: Optional[str] = None
+    options: dict[str, Any]
+    importance: str | None = None
 
 
 VARIANTS: Mapping[str, Variant] = dict(
@@ -98,8 +99,8 @@ class Subject:
     """
 
     def __init__(self, config: Config, checkpoint: str, images: int,
-                 seed: int = 0, sites: Optional[Sequence[str]] = None,
-                 part: Optional[str] = None, held_out: int = 0) -> None:
+                 seed: int = 0, sites: Sequence[str] | None = None,
+                 part: str | None = None, held_out: int = 0) -> None:
         self.config, self.seed, self.sites, self.part = config, seed, sites, part
         self.model = build_model(config)
         load_weights(self.model, checkpoint)
@@ -112,10 +113,10 @@ class Subject:
             list(part.of_size(16)) for part in (loaded[:count], loaded[count:] or loaded[:16]))
         self.logits = config.get('default_scope', 'mmpretrain') == 'mmpretrain'
         self.shape = default_shape(config, self.model)
-        self._runner: Optional[Runner] = None
-        self._profiles: Dict[Any, Any] = {}
+        self._runner: Runner | None = None
+        self._profiles: dict[Any, Any] = {}
 
-    def metrics(self, model: nn.Module) -> Dict[str, float]:
+    def metrics(self, model: nn.Module) -> dict[str, float]:
         """Metrics of a model on the test set."""
         if self._runner is None:
             config = copy.deepcopy(self.config)
@@ -125,7 +126,7 @@ class Subject:
         self._runner.model = model
         return self._runner.test()
 
-    def run(self, variant: str, target: float) -> Dict[str, float]:
+    def run(self, variant: str, target: float) -> dict[str, float]:
         """Compress by a variant to a target; metrics, agreement and the share of MACs reached."""
         _, options, importance = VARIANTS[variant]
         common = dict(input_shape=self.shape, part=self.part, forward=task_outputs,
@@ -146,7 +147,7 @@ class Subject:
 
 
 def study(subjects: Sequence[Subject], variants: Sequence[str], targets: Sequence[float],
-          metric: str, say: Callable[[str], None] = print) -> List[Dict[str, Any]]:
+          metric: str, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
     """Rows of a table: variant, target, mean and spread over subjects (seeds).
 
     Args:
@@ -176,7 +177,7 @@ def study(subjects: Sequence[Subject], variants: Sequence[str], targets: Sequenc
 
 
 def summary(variant: str, target: float, values: Sequence[float],
-            macs: float = 1.) -> Dict[str, Any]:
+            macs: float = 1.) -> dict[str, Any]:
     """One row: the values of all seeds, their mean and standard deviation."""
     spread = statistics.stdev(values) if len(values) > 1 else 0.
     values = [float(value) for value in values]

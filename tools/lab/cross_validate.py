@@ -3,8 +3,9 @@
 import copy
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
@@ -30,18 +31,18 @@ class Score(NamedTuple):
         std (float): Sample standard deviation over folds.
     """
 
-    values: Dict[str, Any]
-    folds: List[float]
+    values: dict[str, Any]
+    folds: list[float]
     mean: float
     std: float
 
 
 def cross_validate(config: Config,
                    grids: Mapping[str, Sequence[Any]],
-                   work_dir: Union[str, Path],
+                   work_dir: str | Path,
                    deal: Deal = Deal(),  # noqa: B008
-                   metric: Optional[str] = None,
-                   report: Callable[[str], Any] = print) -> List[Score]:
+                   metric: str | None = None,
+                   report: Callable[[str], Any] = print) -> list[Score]:
     """Train and validate every combination of values on every fold.
 
     The validation set of the config is never touched: a fold is validated on
@@ -97,7 +98,7 @@ def best(scores: Sequence[Score], minimize: bool = False) -> Score:
     return min(scores, key=lambda score: score.mean if minimize else -score.mean)
 
 
-def _check(config: Config, tried: Sequence[Mapping], deal: Deal) -> List[int]:
+def _check(config: Config, tried: Sequence[Mapping], deal: Deal) -> list[int]:
     """Refuse what would fail later; gives the size of every fold's training side."""
     if not any(tried):
         raise ValueError('expected at least one grid with a value, found none')
@@ -116,14 +117,14 @@ def _check(config: Config, tried: Sequence[Mapping], deal: Deal) -> List[int]:
             for fold in range(deal.folds)]
 
 
-def _pick(metrics: Mapping[str, float], name: Optional[str]) -> float:
+def _pick(metrics: Mapping[str, float], name: str | None) -> float:
     if not metrics or (name is not None and name not in metrics):
         raise ValueError(f'expected the metric `{name or "any"}` of the evaluator, found '
                          f'{sorted(metrics)}')
     return metrics[name] if name is not None else next(iter(metrics.values()))
 
 
-def _score(values: Dict[str, Any], folds: List[float]) -> Score:
+def _score(values: dict[str, Any], folds: list[float]) -> Score:
     mean = math.fsum(folds) / len(folds)
     return Score(values, folds, mean, math.sqrt(
         math.fsum((value - mean)**2 for value in folds) / (len(folds) - 1)))

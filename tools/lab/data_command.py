@@ -1,7 +1,7 @@
 """The command line of data that is written to disk: a folder, and options of a dataclass."""
 
 from dataclasses import fields
-from typing import Any, Tuple
+from typing import Any
 
 from mmkcr.cli.command import Parser
 
@@ -23,7 +23,7 @@ def data_parser(description: str, options: type, out: str) -> Parser:
     return parser
 
 
-def data_options(parsed: Any, options: type) -> Tuple[str, Any]:
+def data_options(parsed: Any, options: type) -> tuple[str, Any]:
     """Folder and options from parsed arguments."""
     return parsed.out, options(**{field.name: getattr(parsed, field.name)
                                   for field in fields(options)})

@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Union
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -60,7 +60,7 @@ class QuestionOptions:
                                  f'found `{getattr(self, name)}`')
 
 
-def write_questions(out: Union[str, Path],
+def write_questions(out: str | Path,
                     options: QuestionOptions = QuestionOptions()) -> bool:  # noqa: B008
     """Write the set, unless it is there already; see :func:`~lab.folders.rebuild_folder`.
 
@@ -78,7 +78,7 @@ def write_questions(out: Union[str, Path],
         Path(out), lambda folder: _write_all(folder, options), FILES, STAMP, asdict(options))
 
 
-def questions_of(scene: Scene, rng: np.random.Generator) -> List[Dict[str, str]]:
+def questions_of(scene: Scene, rng: np.random.Generator) -> list[dict[str, str]]:
     """What is asked of a scene.
 
     Args:
@@ -102,7 +102,7 @@ def questions_of(scene: Scene, rng: np.random.Generator) -> List[Dict[str, str]]
     return [dict(kind=kind, question=question, answer=answer) for kind, question, answer in found]
 
 
-def chance(folder: Path, part: str = 'val') -> Dict[str, float]:
+def chance(folder: Path, part: str = 'val') -> dict[str, float]:
     """What can be got without a look at images or training, in percent.
 
     Args:
@@ -114,7 +114,7 @@ def chance(folder: Path, part: str = 'val') -> Dict[str, float]:
         answer to questions of the kind.
     """
     annotations = json.loads((Path(folder) / f'{part}_annotations.json').read_text())['annotations']
-    kinds: Dict[str, Counter] = {}
+    kinds: dict[str, Counter] = {}
     for entry in annotations:
         kinds.setdefault(entry['question_type'], Counter())[entry['multiple_choice_answer']] += 1
     best = sum(max(counts.values()) for counts in kinds.values())
@@ -129,7 +129,7 @@ def _write_all(folder: Path, options: QuestionOptions) -> None:
         rng = np.random.default_rng([options.seed, number])
         stream = endless(images[splits[part]], labels[splits[part]], rng)
         (folder / part).mkdir()
-        asked: List[Dict[str, Any]] = []
+        asked: list[dict[str, Any]] = []
         for image_id in range(1, count + 1):
             scene = compose_scene(stream, options.canvas, rng, step=STEP, size=STEP)
             Image.fromarray(scene.image).save(folder / part / f'{image_id:012d}.png')

@@ -10,9 +10,10 @@ Every scene is annotated twice, from the same masks:
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -30,12 +31,12 @@ class Scene:
 
     Args:
         image (np.ndarray): Grey image (H, W), uint8.
-        instances (List[Tuple[int, np.ndarray]]): Label from 0 to 9 and mask (H, W), bool, of
+        instances (list[tuple[int, np.ndarray]]): Label from 0 to 9 and mask (H, W), bool, of
             every digit; the masks are disjoint.
     """
 
     image: np.ndarray
-    instances: List[Tuple[int, np.ndarray]]
+    instances: list[tuple[int, np.ndarray]]
 
     def index_mask(self) -> np.ndarray:
         """Draw the semantic annotation (H, W), uint8: 0 background, 1 to 10 the digits."""
@@ -72,8 +73,8 @@ def write_scenes(folder: Path, part: str, count: int, canvas: int, images: np.nd
     (folder / 'annotations' / f'instances_{part}.json').write_text(text)
 
 
-def compose_scene(stream: Iterator[Tuple[np.ndarray, int]], canvas: int,
-                  rng: np.random.Generator, step: int = 1, size: Optional[int] = None) -> Scene:
+def compose_scene(stream: Iterator[tuple[np.ndarray, int]], canvas: int,
+                  rng: np.random.Generator, step: int = 1, size: int | None = None) -> Scene:
     """Place 2 to 5 digits without overlap; a digit that finds no place is left out.
 
     Args:
@@ -102,14 +103,14 @@ def compose_scene(stream: Iterator[Tuple[np.ndarray, int]], canvas: int,
     return scene
 
 
-def coco_json(scenes: Dict[str, Scene]) -> Dict[str, Any]:
+def coco_json(scenes: dict[str, Scene]) -> dict[str, Any]:
     """Describe scenes in COCO's format.
 
     Args:
-        scenes (Dict[str, Scene]): File name to scene; image ids count from 1 in this order.
+        scenes (dict[str, Scene]): File name to scene; image ids count from 1 in this order.
 
     Returns:
-        Dict[str, Any]: ``images``, ``annotations`` and ``categories``.
+        dict[str, Any]: ``images``, ``annotations`` and ``categories``.
     """
     images, annotations = [], []
     for image_id, (name, scene) in enumerate(scenes.items(), 1):
@@ -123,7 +124,7 @@ def coco_json(scenes: Dict[str, Scene]) -> Dict[str, Any]:
                 annotations=annotations, categories=categories)
 
 
-def _describe_mask(mask: np.ndarray) -> Dict[str, Any]:
+def _describe_mask(mask: np.ndarray) -> dict[str, Any]:
     """Box (x, y, w, h), area and run lengths, column by column from a run of zeros."""
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     x, y = int(columns[0]), int(rows[0])
@@ -135,7 +136,7 @@ def _describe_mask(mask: np.ndarray) -> Dict[str, Any]:
 
 
 def _find_place(taken: np.ndarray, side: int, rng: np.random.Generator,
-                step: int) -> Optional[Tuple[slice, slice]]:
+                step: int) -> tuple[slice, slice] | None:
     """Draw a free square of ``side`` pixels, or None after some attempts."""
     for _ in range(PLACING_ATTEMPTS):
         top, left = step * rng.integers(0, (len(taken) - side) // step + 1, 2)
@@ -146,7 +147,7 @@ def _find_place(taken: np.ndarray, side: int, rng: np.random.Generator,
 
 
 def endless(images: np.ndarray, labels: np.ndarray,
-            rng: np.random.Generator) -> Iterator[Tuple[np.ndarray, int]]:
+            rng: np.random.Generator) -> Iterator[tuple[np.ndarray, int]]:
     """Yield all the digits in one random order after another.
 
     Args:

@@ -1,7 +1,7 @@
 """The 1797 handwritten digits of scikit-learn, their split and their rendering."""
 
 from functools import lru_cache
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -12,11 +12,11 @@ SOURCE_LEVELS = 16  # the brightest grey level
 
 
 @lru_cache(maxsize=1)
-def source_digits() -> Tuple[np.ndarray, np.ndarray]:
+def source_digits() -> tuple[np.ndarray, np.ndarray]:
     """Load the source digits.
 
     Returns:
-        Tuple[np.ndarray, np.ndarray]: Images (1797, 8, 8), uint8 from 0 to 16, no two of them
+        tuple[np.ndarray, np.ndarray]: Images (1797, 8, 8), uint8 from 0 to 16, no two of them
         equal, and labels (1797,), int.
     """
     digits = load_digits()
@@ -24,7 +24,7 @@ def source_digits() -> Tuple[np.ndarray, np.ndarray]:
 
 
 def split_sources(val_ratio: float = 0.2, seed: int = 0,
-                  train_slice: bool = False) -> Dict[str, np.ndarray]:
+                  train_slice: bool = False) -> dict[str, np.ndarray]:
     """Split the source digits, stratified by class.
 
     Args:
@@ -33,14 +33,14 @@ def split_sources(val_ratio: float = 0.2, seed: int = 0,
         train_slice (bool): See :func:`split_stratified`. Defaults to False.
 
     Returns:
-        Dict[str, np.ndarray]: Ascending source indices of ``train`` and ``val``, disjoint.
+        dict[str, np.ndarray]: Ascending source indices of ``train`` and ``val``, disjoint.
     """
     labels = source_digits()[1]
     return split_stratified(labels, seed, train_slice, test_size=val_ratio)
 
 
 def split_stratified(labels: np.ndarray, seed: int, train_slice: bool = False,
-                     **sizes: Any) -> Dict[str, np.ndarray]:
+                     **sizes: Any) -> dict[str, np.ndarray]:
     """Split images into those to train on and those that are held out.
 
     Args:
@@ -51,7 +51,7 @@ def split_stratified(labels: np.ndarray, seed: int, train_slice: bool = False,
         **sizes: ``train_size`` or ``test_size`` of scikit-learn's ``train_test_split``.
 
     Returns:
-        Dict[str, np.ndarray]: Ascending indices of ``train`` and ``val``, disjoint.
+        dict[str, np.ndarray]: Ascending indices of ``train`` and ``val``, disjoint.
     """
     train, val = train_test_split(np.arange(len(labels)), random_state=seed, stratify=labels,
                                   **sizes)

@@ -17,7 +17,6 @@ both the training and the validation part, of the digits or of the scenes.
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Union
 
 import numpy as np
 from PIL import Image
@@ -72,7 +71,7 @@ class DigitsOptions:
                              f'found `{self.val_ratio}`')
 
 
-def write_digits(out: Union[str, Path], options: DigitsOptions = DigitsOptions()) -> bool:  # noqa: B008
+def write_digits(out: str | Path, options: DigitsOptions = DigitsOptions()) -> bool:  # noqa: B008
     """Write all the data sets, unless they are there already.
 
     A folder of other options, or one with missing or altered files, is replaced as a whole.

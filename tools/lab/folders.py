@@ -5,12 +5,13 @@ import json
 import re
 import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any
 
 
 def rebuild_folder(out: Path, write: Callable[[Path], None], files: str, stamp: str,
-                   options: Dict[str, Any]) -> bool:
+                   options: dict[str, Any]) -> bool:
     """Write a folder through a temporary one, unless it is there and intact.
 
     Args:
@@ -18,7 +19,7 @@ def rebuild_folder(out: Path, write: Callable[[Path], None], files: str, stamp: 
         write (Callable): Writes all the files into the new folder that it is given.
         files (str): Regular expression of the relative paths that ``write`` may produce.
         stamp (str): Name of the json file that records the options and the files' digest.
-        options (Dict[str, Any]): Options of ``write``; others in the stamp mean another folder.
+        options (dict[str, Any]): Options of ``write``; others in the stamp mean another folder.
 
     Returns:
         bool: Whether the folder was written.
@@ -52,12 +53,12 @@ def folder_digest(folder: Path, stamp: str) -> str:
     return digest.hexdigest()
 
 
-def _file_names(folder: Path) -> List[str]:
+def _file_names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob('*')
                   if not path.is_dir())
 
 
-def _is_intact(out: Path, stamp: str, options: Dict[str, Any]) -> bool:
+def _is_intact(out: Path, stamp: str, options: dict[str, Any]) -> bool:
     try:
         record = json.loads((out / stamp).read_text())
         return record == dict(options=options, digest=folder_digest(out, stamp))

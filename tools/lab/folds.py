@@ -1,7 +1,8 @@
 """One fold of a cross-validation: its config."""
 
 import copy
-from typing import Any, Dict, Mapping, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 
@@ -62,7 +63,7 @@ def _pipeline(dataset: Mapping) -> Any:
                      f'`{dataset.get("type")}` without')
 
 
-def _with_pipeline(dataset: Mapping, pipeline: Any) -> Dict[str, Any]:
+def _with_pipeline(dataset: Mapping, pipeline: Any) -> dict[str, Any]:
     if 'pipeline' not in dataset and isinstance(dataset.get('dataset'), Mapping):
         return {**dataset, 'dataset': _with_pipeline(dataset['dataset'], pipeline)}
     return {**dataset, 'pipeline': copy.deepcopy(pipeline)}

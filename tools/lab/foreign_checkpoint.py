@@ -1,8 +1,8 @@
 """Checkpoints of other libraries, for the converters."""
 
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Callable, Dict, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from mmkcr.core.checks import check_place
 from mmkcr.safe_load import is_trusted, read_checkpoint
 
 
-def read(path: Path) -> Dict[str, Tensor]:
+def read(path: Path) -> dict[str, Tensor]:
     """The weights in a checkpoint of PyTorch or of safetensors.
 
     Args:
@@ -55,8 +55,8 @@ def _is_torchscript(path: Path) -> bool:
         return any(name.split('/')[1:2] == ['code'] for name in archive.namelist())
 
 
-def run(description: str, source: str, convert: Callable[[Dict[str, Tensor]], Dict[str, Tensor]],
-        argv: Optional[Sequence[str]]) -> None:
+def run(description: str, source: str, convert: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+        argv: Sequence[str] | None) -> None:
     """The command of a converter: read, convert and write.
 
     Args:

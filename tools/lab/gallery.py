@@ -1,8 +1,9 @@
 """The pictures of the gallery: one of every method, and what compress does, on the digits."""
 
 import copy
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.registry import init_default_scope
@@ -69,9 +70,9 @@ class Classifier:
         self.config.log_level, self.config.work_dir = 'ERROR', 'work_dirs/gallery/log'
         self.model = build_model(self.config)
         load_weights(self.model, checkpoint)
-        self._features: Optional[Tuple[Tensor, Tensor]] = None
+        self._features: tuple[Tensor, Tensor] | None = None
 
-    def features(self) -> Tuple[Tensor, Tensor]:
+    def features(self) -> tuple[Tensor, Tensor]:
         """Features (n, d) and labels (n,) of the training set, with test transforms."""
         if self._features is None:
             with undisturbed(self.model), torch.no_grad():
@@ -81,7 +82,7 @@ class Classifier:
         return self._features
 
 
-def compressed(classifier: Classifier, folder: Path) -> List[Picture]:
+def compressed(classifier: Classifier, folder: Path) -> list[Picture]:
     """Sensitivity, metric over time, and which units stay."""
     subject = Subject(copy.deepcopy(classifier.config), classifier.checkpoint, IMAGES)
     pixels, profiles, found = torch.randn(1, *subject.shape), None, []
@@ -128,7 +129,7 @@ def of_kind(structure: Structure, kind: str) -> Structure:
     return Structure(structure.backbone, sites)
 
 
-def kernel(classifier: Classifier, folder: Path) -> List[Picture]:
+def kernel(classifier: Classifier, folder: Path) -> list[Picture]:
     """Eigenvalues of the kernel, and where the kernel complexity is reached."""
     features, _ = classifier.features()
     n, width = features.shape
@@ -142,7 +143,7 @@ def kernel(classifier: Classifier, folder: Path) -> List[Picture]:
                     f'({float(left[rank]):.3g}), and with it the minimum on the right.')]
 
 
-def clusters(classifier: Classifier, folder: Path) -> List[Picture]:
+def clusters(classifier: Classifier, folder: Path) -> list[Picture]:
     """Which classes the clusters of features hold."""
     features, labels = classifier.features()
     centroids = fit_clusters(features, 10)
@@ -157,7 +158,7 @@ def clusters(classifier: Classifier, folder: Path) -> List[Picture]:
                     'makes the rows sharper, so that a cluster tells the class.')]
 
 
-def bimask(classifier: Classifier, folder: Path) -> List[Picture]:
+def bimask(classifier: Classifier, folder: Path) -> list[Picture]:
     """The two parts of a bi-mask over a search; a gate as a search starts it."""
     del classifier
     torch.manual_seed(0)
@@ -173,7 +174,7 @@ def bimask(classifier: Classifier, folder: Path) -> List[Picture]:
                     'the steps of the sizes on offer. Untrained; seed 0.')]
 
 
-def heads(classifier: Classifier, folder: Path) -> List[Picture]:
+def heads(classifier: Classifier, folder: Path) -> list[Picture]:
     """Scores of the heads: the same weights in a backbone whose heads can be replaced."""
     config = copy.deepcopy(classifier.config)
     config.model.backbone.type = 'mmkcr.DWConvVisionTransformer'
@@ -188,7 +189,7 @@ def heads(classifier: Classifier, folder: Path) -> List[Picture]:
 
 
 def before_after(config: str, checkpoint: str, folder: Path, file: str, what: str,
-                 remark: str = '') -> List[Picture]:
+                 remark: str = '') -> list[Picture]:
     """Compress a detector or segmentor to half, and draw what both find in a scene."""
     slim = Path('work_dirs/gallery') / Path(file).stem
     load_tool('compress').main([config, checkpoint, '--target-macs', '50%', '--images',
@@ -206,7 +207,7 @@ def before_after(config: str, checkpoint: str, folder: Path, file: str, what: st
 
 
 #: Pictures of a classifier, by the name that ``--only`` takes.
-PICTURES: Dict[str, Callable[[Classifier, Path], List[Picture]]] = dict(
+PICTURES: dict[str, Callable[[Classifier, Path], list[Picture]]] = dict(
     compress=compressed, kcr=kernel, dcs=clusters, ofb=bimask, dwconv=heads)
 
 
@@ -218,7 +219,7 @@ def page(pictures: Sequence[Picture], command: str, date: str) -> str:
         command (str): That made it.
         date (str): Of today.
     """
-    machine: Dict[str, Any] = machine_info()
+    machine: dict[str, Any] = machine_info()
     lines = ['# Gallery', '',
              'Pictures of what each method does, for small networks on the digits. One command '
              'draws them all:', '', '```', command, '```', '']

@@ -1,13 +1,14 @@
 """Class activation maps by the library ``grad-cam`` (an optional requirement)."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mmkcr.evaluation.features import undisturbed
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.tasks import find_task, unwrap
 
 
 class _Logits(nn.Module):
@@ -21,7 +22,7 @@ class _Logits(nn.Module):
         return self.model(inputs, mode='tensor')
 
 
-def last_map(model: nn.Module, inputs: Tensor) -> Tuple[str, nn.Module]:
+def last_map(model: nn.Module, inputs: Tensor) -> tuple[str, nn.Module]:
     """The backbone's last layer whose output has positions.
 
     Args:
@@ -34,7 +35,7 @@ def last_map(model: nn.Module, inputs: Tensor) -> Tuple[str, nn.Module]:
     Raises:
         ValueError: There is none.
     """
-    found: List[Tuple[str, nn.Module]] = []
+    found: list[tuple[str, nn.Module]] = []
     handles = [module.register_forward_hook(
         lambda module, _, out, name=name: found.append((name, module)) if _is_map(out) else None)
         for name, module in find_task(unwrap(model)).backbone.named_modules() if name]
@@ -65,7 +66,7 @@ def to_maps(activation: Tensor, ratio: float = 1.) -> Tensor:
     return activation[:, -height * width:].transpose(1, 2).unflatten(2, (height, width))
 
 
-def grad_cam(model: nn.Module, inputs: Tensor, labels: Optional[Sequence[int]] = None,
+def grad_cam(model: nn.Module, inputs: Tensor, labels: Sequence[int] | None = None,
              method: str = 'GradCAM') -> np.ndarray:
     """Class activation maps of a classifier.
 

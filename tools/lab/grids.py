@@ -3,8 +3,9 @@
 import itertools
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 
@@ -32,7 +33,7 @@ PRESETS = {
 }
 
 
-def parse_grid(text: str) -> Tuple[str, List[Any]]:
+def parse_grid(text: str) -> tuple[str, list[Any]]:
     """Read one grid.
 
     Args:
@@ -62,7 +63,7 @@ def parse_grid(text: str) -> Tuple[str, List[Any]]:
     return path.strip(), [_literal(value) for value in values.split(',')]
 
 
-def _range(first: Decimal, last: Decimal, step: Decimal) -> List[Any]:
+def _range(first: Decimal, last: Decimal, step: Decimal) -> list[Any]:
     if step <= 0 or last < first:
         raise ValueError
     count = int((last - first) / step) + 1
@@ -78,7 +79,7 @@ def _literal(text: str) -> Any:
         return text.strip()
 
 
-def preset_grid(name: str, config: Config) -> Tuple[str, List[Any]]:
+def preset_grid(name: str, config: Config) -> tuple[str, list[Any]]:
     """The grid of a preset for a config.
 
     Args:
@@ -107,7 +108,7 @@ def resolve_path(config: Config, path: str) -> str:
         ValueError: The config has no such entry; the message names the part
             that is missing.
     """
-    steps: List[str] = []
+    steps: list[str] = []
     node: Any = getattr(config, '_cfg_dict', config)
     for name, kind in re.findall(r'([^.\[\]]+)(?:\[([\w.]+)\])?', path):
         node = _child(node, name, path)
@@ -130,7 +131,7 @@ def _child(node: Any, name: str, path: str) -> Any:
     raise ValueError(f'expected a config with an entry `{path}`, found no `{name}` among {found}')
 
 
-def combinations(grids: Mapping[str, Sequence[Any]]) -> Iterator[Dict[str, Any]]:
+def combinations(grids: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """All combinations of the grids' values."""
     for values in itertools.product(*grids.values()):
         yield dict(zip(grids, values))

@@ -5,9 +5,10 @@ import multiprocessing
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -18,7 +19,7 @@ from mmkcr.safe_load import is_trusted, trust_checkpoints
 
 #: Says what goes on: job, stage, epochs done, epochs of the stage, its last metrics, or None
 #: when the stage is finished.
-Say = Callable[[str, str, int, int, Optional[Mapping[str, float]]], None]
+Say = Callable[[str, str, int, int, Mapping[str, float] | None], None]
 
 _news: Any = None  # of a worker: the queue to the parent
 
@@ -33,12 +34,12 @@ class Job(NamedTuple):
             the suffix, for itself.
     """
 
-    work: Callable[[Say], Dict[str, Any]]
+    work: Callable[[Say], dict[str, Any]]
     stages: int
     log: Path
 
 
-def run_jobs(jobs: Mapping[str, Job], processes: int = 2) -> List[Dict[str, Any]]:
+def run_jobs(jobs: Mapping[str, Job], processes: int = 2) -> list[dict[str, Any]]:
     """Run jobs, several at a time, each in a process with its share of the cores.
 
     On networks this small two processes of one thread do twice the work of
@@ -87,7 +88,7 @@ def _start(news: Any, threads: int, trusted: bool) -> None:
     warnings.filterwarnings('ignore')
 
 
-def _run(job: Job) -> Dict[str, Any]:
+def _run(job: Job) -> dict[str, Any]:
     with _into(job.log), locked(job.log.with_suffix('')):
         return job.work(lambda *args: _news.put(args))
 
@@ -122,7 +123,7 @@ class _Display:
         self._progress.stop()
 
     def update(self, name: str, stage: str, epoch: int, epochs: int,
-               metrics: Optional[Mapping[str, float]]) -> None:
+               metrics: Mapping[str, float] | None) -> None:
         """Show how far a stage is; arguments as of :data:`Say`."""
         finished = metrics is None
         self._done[name] += finished

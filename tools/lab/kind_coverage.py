@@ -8,7 +8,8 @@ import copy
 import functools
 import importlib.util
 import re
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -44,15 +45,15 @@ class Family(NamedTuple):
     library: str
     build: Callable[[], nn.Module]
     size: int = 64
-    other: Optional[Tuple[int, int]] = None
-    forward: Callable[[nn.Module, Tensor], List[Tensor]] = None
+    other: tuple[int, int] | None = None
+    forward: Callable[[nn.Module, Tensor], list[Tensor]] = None
 
 
 #: No multiple of a window, in either direction.
 _OTHER = (88, 120)
 
 
-def _mm(library: str, name: str, size: int = 64, other: Optional[Tuple[int, int]] = _OTHER,
+def _mm(library: str, name: str, size: int = 64, other: tuple[int, int] | None = _OTHER,
         **arguments: Any) -> Family:
     def build() -> nn.Module:
         return MODELS.build(dict(type=f'{library}.{name}', **arguments))
@@ -60,7 +61,7 @@ def _mm(library: str, name: str, size: int = 64, other: Optional[Tuple[int, int]
     return Family(library, build, size, other)
 
 
-def _timm(name: str, size: int = 64, other: Optional[Tuple[int, int]] = None,
+def _timm(name: str, size: int = 64, other: tuple[int, int] | None = None,
           **arguments: Any) -> Family:
     def build() -> nn.Module:
         import timm
@@ -70,13 +71,13 @@ def _timm(name: str, size: int = 64, other: Optional[Tuple[int, int]] = None,
 
 
 def _transformers(name: str, config: str, size: int = 64,
-                  other: Optional[Tuple[int, int]] = None, **arguments: Any) -> Family:
+                  other: tuple[int, int] | None = None, **arguments: Any) -> Family:
     def build() -> nn.Module:
         import transformers
         cls = getattr(transformers, name)
         return cls(getattr(transformers, config)(**arguments))
 
-    def forward(model: nn.Module, images: Tensor) -> List[Tensor]:
+    def forward(model: nn.Module, images: Tensor) -> list[Tensor]:
         return [model(pixel_values=images).last_hidden_state]
 
     return Family('transformers', build, size, other, forward)
@@ -121,13 +122,13 @@ def _rt_detr() -> nn.Module:
         decoder_in_channels=[32, 32, 32]))
 
 
-def _tensors(model: nn.Module, images: Tensor) -> List[Tensor]:
+def _tensors(model: nn.Module, images: Tensor) -> list[Tensor]:
     """What a network for pixels gives, without what it takes for granted."""
     return flat_tensors(model(pixel_values=images))
 
 
 #: By a short name. Small, so that the whole matrix runs in a minute or two.
-FAMILIES: Dict[str, Family] = {
+FAMILIES: dict[str, Family] = {
     'ViT': _mm('mmpretrain', 'VisionTransformer', arch=_VIT, img_size=64, patch_size=16,
                out_type='featmap', out_indices=[0, 1], other=(48, 80)),
     'DeiT (distilled)': _mm('mmpretrain', 'DistilledVisionTransformer', arch=_VIT, img_size=64,
@@ -294,7 +295,7 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
-def run(family: Family, model: nn.Module, images: Tensor) -> List[Tensor]:
+def run(family: Family, model: nn.Module, images: Tensor) -> list[Tensor]:
     """The tensors that a network gives."""
     for module in model.modules():  # some hosts compute positions in fp32
         if isinstance(module, nn.Conv2d) and not module._forward_pre_hooks:
@@ -306,13 +307,13 @@ def run(family: Family, model: nn.Module, images: Tensor) -> List[Tensor]:
     return flat_tensors(out)
 
 
-def _cast(module: nn.Module, args: Tuple) -> Tuple:
+def _cast(module: nn.Module, args: tuple) -> tuple:
     return (args[0].to(module.weight.dtype), *args[1:])
 
 
 def law_error(family: Family, kinds: Sequence[Any], seed: int = 0,
-              size: Optional[Tuple[int, int]] = None, dtype: torch.dtype = torch.float64,
-              gates: Mapping[str, Any] = GATES) -> Tuple[float, float]:
+              size: tuple[int, int] | None = None, dtype: torch.dtype = torch.float64,
+              gates: Mapping[str, Any] = GATES) -> tuple[float, float]:
     """How far supernet, subnet and reloaded subnet are apart.
 
     Args:
@@ -362,7 +363,7 @@ def law_error(family: Family, kinds: Sequence[Any], seed: int = 0,
     return error / scale, moved / scale
 
 
-def open_masks_error(family: Family, kind: str) -> Tuple[float, float]:
+def open_masks_error(family: Family, kind: str) -> tuple[float, float]:
     """As :func:`law_error` of a kind without gates: how far open masks are from no masks.
 
     Args:
@@ -418,7 +419,7 @@ def format_cells(cells: Mapping[str, Mapping[str, str]]) -> str:
     Args:
         cells (Mapping[str, Mapping[str, str]]): By family and kind, see :func:`cell`.
     """
-    notes: Dict[str, int] = {}
+    notes: dict[str, int] = {}
     lines = ['| ' + ' | '.join(['backbone', 'library', *(f'`{kind}`' for kind in KINDS)]) + ' |',
              '|' + ' --- |' * (2 + len(KINDS))]
     for name, row in cells.items():
@@ -428,7 +429,7 @@ def format_cells(cells: Mapping[str, Mapping[str, str]]) -> str:
     return '\n'.join([*lines, '', *(f'{number}. {reason}' for reason, number in notes.items()), ''])
 
 
-def read_cells(text: str) -> Dict[str, Dict[str, str]]:
+def read_cells(text: str) -> dict[str, dict[str, str]]:
     """What :func:`format_cells` has written."""
     notes = dict(re.findall(r'^(\d+)\. (.*)$', text, re.MULTILINE))
     rows = [[part.strip() for part in line.strip('|').split('|')]

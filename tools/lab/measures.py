@@ -1,6 +1,6 @@
 """Numbers of a trained model for tables: each takes the model and its config."""
 
-from typing import Dict, List, Mapping
+from collections.abc import Mapping
 
 import torch
 from mmengine.config import Config
@@ -15,7 +15,7 @@ from mmkcr.methods.dcs.bottleneck import information_statistics
 from mmkcr.methods.dcs.masks import MaskWatch, has_masks, masks_held_open
 from mmkcr.methods.kcr.analysis import kernel_statistics, split_loader
 from mmkcr.models.counting import count_parts
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.tasks import find_task, unwrap
 
 
 def kernel_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
@@ -38,7 +38,7 @@ def backbone_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
 
 def question_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
     """Percent of right answers on the validation set, by the first two words of the questions."""
-    right: Dict[str, List[bool]] = {}
+    right: dict[str, list[bool]] = {}
     with undisturbed(model), torch.no_grad():
         for batch in split_loader(config, 'val'):
             for sample in model.test_step(batch):
@@ -64,7 +64,7 @@ def mask_measure(model: nn.Module, config: Config) -> Mapping[str, float]:
 
 
 @torch.no_grad()
-def _tested(model: nn.Module, loader: DataLoader, config: Config) -> Dict[str, float]:
+def _tested(model: nn.Module, loader: DataLoader, config: Config) -> dict[str, float]:
     """Metrics of a config's test, without a Runner."""
     evaluator = Evaluator(config.test_evaluator)
     evaluator.dataset_meta = loader.dataset.metainfo

@@ -7,7 +7,7 @@ configs/structures both have their sizes from :func:`uniform_subnet`.
 """
 
 import copy
-from typing import Any, Dict, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config, ConfigDict
@@ -19,10 +19,10 @@ from mmkcr.deploy.latency import random_subnet
 from mmkcr.engine.build import build_model, default_shape
 from mmkcr.models.counting import macs_report
 from mmkcr.models.searchable import SearchableBackbone
-from mmkcr.models.utils import counted_part, online_params, search_space
+from mmkcr.models.tasks import counted_part, online_params, search_space
 from mmkcr.registry import MODELS
 
-Target = Union[str, int, float]
+Target = str | int | float
 _ATTENTION = ('bmm', 'scaled_dot_product', 'baddbmm')
 
 
@@ -52,7 +52,7 @@ class uninitialized(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (),
-                           kwargs: Optional[Dict] = None) -> Any:
+                           kwargs: dict | None = None) -> Any:
         """Skip what initialises, run the rest."""
         kwargs = kwargs or {}
         if getattr(func, '__module__', None) == 'torch.nn.init':
@@ -125,8 +125,8 @@ def replace_blocks(model: nn.Module, count: int) -> None:
     space.slice_to(space.structure_for({site: torch.arange(0) for site in blocks[:count]}))
 
 
-def model_size(config: Config, target: Optional[Target] = None,
-               replaced: Optional[int] = None) -> ModelSize:
+def model_size(config: Config, target: Target | None = None,
+               replaced: int | None = None) -> ModelSize:
     """Size of a config's task model; the MACs of a dense task are those of the backbone.
 
     Args:

@@ -3,8 +3,9 @@
 import contextlib
 import hashlib
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 from mmengine.hooks import Hook
@@ -25,7 +26,7 @@ from mmkcr.engine.build import (
 )
 from mmkcr.engine.workers import no_workers_left
 from mmkcr.models.counting import count_macs
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from .jobs import Say
 from .stages import run_stage
 
@@ -50,7 +51,7 @@ class SayHook(Hook):
         """Tell."""
         self.say(runner.epoch + 1, runner.max_epochs, self.metrics)
 
-    def after_val_epoch(self, runner: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Keep the metrics for the next time."""
         self.metrics = metrics or {}
 
@@ -64,8 +65,8 @@ class Start(NamedTuple):
             backbone as the config has it.
     """
 
-    weights: Optional[str]
-    structure: Optional[str] = None
+    weights: str | None
+    structure: str | None = None
 
     @classmethod
     def of_folder(cls, folder: Path) -> 'Start':
@@ -93,8 +94,8 @@ class StagedPipeline:
     def __init__(self, name: str, seed: int, folder: Path, say: Say = lambda *_: None) -> None:
         self.name, self.seed, self.folder, self.say = name, seed, Path(folder), say
 
-    def train(self, stage: str, config: Config, start: Optional[Start] = None,
-              curves: Mapping[str, str] = CURVES) -> Dict[str, Any]:
+    def train(self, stage: str, config: Config, start: Start | None = None,
+              curves: Mapping[str, str] = CURVES) -> dict[str, Any]:
         """Train a config.
 
         Args:
@@ -113,7 +114,7 @@ class StagedPipeline:
             if start.structure is not None:
                 set_structure(config, start.structure)
 
-        def work(folder: Path) -> Dict[str, Any]:
+        def work(folder: Path) -> dict[str, Any]:
             began = time.perf_counter()
             config.work_dir, config.launcher = str(folder), 'none'
             config.experiment_name = hashlib.sha256(str(folder.resolve()).encode()
@@ -137,8 +138,8 @@ class StagedPipeline:
         return self.stage(stage, inputs, work)
 
     def slim(self, stage: str, config: Path, checkpoint: str, target: Any, divisor: int,
-             options: Optional[Mapping[str, Any]] = None,
-             shape: Optional[Sequence[int]] = None) -> Dict[str, Any]:
+             options: Mapping[str, Any] | None = None,
+             shape: Sequence[int] | None = None) -> dict[str, Any]:
         """Slim a trained supernet.
 
         Args:
@@ -154,7 +155,7 @@ class StagedPipeline:
             dict: ``scores`` and ``kept`` by site, ``macs``, ``params``,
             ``digests``.
         """
-        def work(folder: Path) -> Dict[str, Any]:
+        def work(folder: Path) -> dict[str, Any]:
             structure = slim_files(config, checkpoint, target, divisor, shape, folder,
                                    options=options).structure
             model = build_model(load_config(config, options))
@@ -170,8 +171,8 @@ class StagedPipeline:
         return self.stage(stage, inputs, work)
 
     def evaluate(self, stage: str, config: Config, start: Start,
-                 measures: Optional[Mapping[str, Measure]] = None,
-                 shape: Optional[Sequence[int]] = None) -> Dict[str, Any]:
+                 measures: Mapping[str, Measure] | None = None,
+                 shape: Sequence[int] | None = None) -> dict[str, Any]:
         """Test a config, and measure the trained model.
 
         Args:
@@ -192,7 +193,7 @@ class StagedPipeline:
         config, model = deployed(config, start)
         config.load_from = start.weights
 
-        def work(folder: Path) -> Dict[str, Any]:
+        def work(folder: Path) -> dict[str, Any]:
             counted = tuple(shape or default_shape(config, model))
             config.work_dir = str(folder)
             runner = Runner.from_cfg(config)
@@ -205,7 +206,7 @@ class StagedPipeline:
         return self.stage(stage, inputs, work)
 
     def stage(self, stage: str, inputs: Mapping[str, Any],
-              work: Callable[[Path], Dict[str, Any]]) -> Dict[str, Any]:
+              work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         """Run anything as a stage, see :func:`~lab.stages.run_stage`."""
         result = run_stage(self.folder / stage, dict(inputs, seed=self.seed), work)
         epochs = result.get('epochs', 0)
@@ -236,7 +237,7 @@ def _managers() -> Iterator[ManagerMeta]:
         yield manager
 
 
-def deployed(config: Config, start: Start) -> Tuple[Config, nn.Module]:
+def deployed(config: Config, start: Start) -> tuple[Config, nn.Module]:
     """Config and model (random weights) as one deploys them.
 
     Args:
@@ -253,7 +254,7 @@ def _batches(runner: Runner) -> int:
     return runner.iter * (2 if hasattr(runner.train_loop, 'architecture_dataloader') else 1)
 
 
-def _curves(runner: Runner, wanted: Mapping[str, str]) -> Dict[str, Any]:
+def _curves(runner: Runner, wanted: Mapping[str, str]) -> dict[str, Any]:
     """What was logged once an epoch or a validation, resumed runs included."""
     hub, curves = runner.message_hub, {}
     for name, key in wanted.items():

@@ -4,10 +4,11 @@ import copy
 import json
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
@@ -31,7 +32,7 @@ from mmkcr.engine.build import (
     set_structure,
 )
 from mmkcr.engine.machine import machine_info
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 
 TABLE, ROWS, HASHES = 'README.md', 'models.json', 'SHA256SUMS'
 #: What a table shows of a metric's name, and the metrics that it shows.
@@ -58,8 +59,8 @@ class Trained(NamedTuple):
     name: str
     config: Path
     checkpoint: Path
-    log: Optional[Path]
-    metrics: Dict[str, float]
+    log: Path | None
+    metrics: dict[str, float]
     command: str
     data: str = ''
 
@@ -118,9 +119,9 @@ def _compressed(folder: Path, name: str) -> Trained:
                    folder / CONFIG, folder / WEIGHTS, None, {}, command, _data(stem))
 
 
-def _options(asked: Mapping[str, Any]) -> List[Any]:
+def _options(asked: Mapping[str, Any]) -> list[Any]:
     """Options of `mmkcr compress`, but for those of its defaults."""
-    words: List[Any] = []
+    words: list[Any] = []
     for key, value in asked.items():
         default = 'backbone' if key == 'scope' else getattr(CompressOptions, key, None)
         if key != 'cost' and value != default:
@@ -129,7 +130,7 @@ def _options(asked: Mapping[str, Any]) -> List[Any]:
     return words
 
 
-def last_metrics(folder: Path) -> Dict[str, float]:
+def last_metrics(folder: Path) -> dict[str, float]:
     """Metrics of the last validation in the logs of a work directory; empty if there was none."""
     for path in sorted(folder.glob('*/vis_data/scalars.json'), reverse=True):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -155,7 +156,7 @@ class Options(NamedTuple):
     half: bool = False
 
 
-def release(folders: Sequence[str], out: Path, options: Options) -> List[Dict[str, Any]]:
+def release(folders: Sequence[str], out: Path, options: Options) -> list[dict[str, Any]]:
     """Write the assets of some models.
 
     Args:
@@ -192,7 +193,7 @@ def release(folders: Sequence[str], out: Path, options: Options) -> List[Dict[st
     return rows
 
 
-def assets(model: Trained, out: Path, options: Options) -> Dict[str, Any]:
+def assets(model: Trained, out: Path, options: Options) -> dict[str, Any]:
     """Files and row of one model."""
     config = load_config(model.config)
     published = publish(model.config, model.checkpoint, out, model.name, half=options.half)
@@ -213,7 +214,7 @@ def assets(model: Trained, out: Path, options: Options) -> Dict[str, Any]:
                 seed=published.meta['provenance']['seed'], **times(config, options))
 
 
-def _results(metrics: Dict[str, float]) -> Dict[str, float]:
+def _results(metrics: dict[str, float]) -> dict[str, float]:
     return {RESULTS[key][0]: round(RESULTS[key][1] * value, 1) for key, value in metrics.items()}
 
 
@@ -228,7 +229,7 @@ def write_config(config: Config, path: Path, weights: str) -> None:
         temporary.write_text(config.pretty_text)
 
 
-def test_metrics(config: Config, weights: Path) -> Dict[str, float]:
+def test_metrics(config: Config, weights: Path) -> dict[str, float]:
     """Metrics on the test set of the config, of those that a table shows."""
     config = copy.deepcopy(config)
     config.load_from, config.resume, config.work_dir = str(weights), False, 'work_dirs/release'
@@ -236,7 +237,7 @@ def test_metrics(config: Config, weights: Path) -> Dict[str, float]:
             if key in METRICS and isinstance(value, Real)}
 
 
-def times(config: Config, options: Options) -> Dict[str, Any]:
+def times(config: Config, options: Options) -> dict[str, Any]:
     """MACs of the model, or of the backbone of a detector or segmentor, and times in pairs.
 
     The other side of a pair is the dense network; of a dense one it is itself.
@@ -256,7 +257,7 @@ def times(config: Config, options: Options) -> Dict[str, Any]:
     return found
 
 
-def table(rows: Sequence[Dict[str, Any]], options: Options) -> str:
+def table(rows: Sequence[dict[str, Any]], options: Options) -> str:
     """The table as a page of Markdown."""
     machine = machine_info()
     lines = [

@@ -1,8 +1,9 @@
 """Which heads to replace, from scores to a structure file and weights (section 3.3)."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence, Union
+from typing import Any
 
 import torch
 from mmengine.dist import get_world_size
@@ -18,7 +19,7 @@ from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.head_choice import head_sites, select_heads, set_operator
 from mmkcr.models.layers.head_operators import FOLDED
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.utils import find_task, search_space
+from mmkcr.models.tasks import find_task, search_space
 
 
 def replaceable_heads(model: nn.Module) -> SearchSpace:
@@ -37,8 +38,8 @@ def replaceable_heads(model: nn.Module) -> SearchSpace:
     return space
 
 
-def score_heads(model: nn.Module, config: Any, images: Optional[int] = 1000, seed: int = 0,
-                distributed: bool = False, **kwargs: Any) -> Dict[str, Tensor]:
+def score_heads(model: nn.Module, config: Any, images: int | None = 1000, seed: int = 0,
+                distributed: bool = False, **kwargs: Any) -> dict[str, Tensor]:
     """Scores of the heads over training images, with test transforms.
 
     Args:
@@ -98,8 +99,8 @@ def unfolded(structure: Structure) -> Structure:
     return dataclasses.replace(structure, sites=sites)
 
 
-def write_replaced(model: nn.Module, structure: Structure, folder: Union[str, Path],
-                   shape: Sequence[int], content: Optional[Mapping[str, Any]] = None) -> Structure:
+def write_replaced(model: nn.Module, structure: Structure, folder: str | Path,
+                   shape: Sequence[int], content: Mapping[str, Any] | None = None) -> Structure:
     """Replace, and write ``structure.json`` and ``subnet.pth`` as slimming does."""
     task = find_task(model)
     structure = replace_heads(task, structure, shape)
@@ -107,7 +108,7 @@ def write_replaced(model: nn.Module, structure: Structure, folder: Union[str, Pa
     return structure
 
 
-def replace_stage(call: Any) -> Dict[str, Any]:
+def replace_stage(call: Any) -> dict[str, Any]:
     """Stage of a study (:mod:`lab.study`): dense checkpoint in, replaced subnet out.
 
     Arguments of the study: ``count``, ``which``, ``blockwise``, ``operator`` and ``images``; or

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
@@ -64,7 +64,7 @@ def check_factor(factor: float, flag: str) -> None:
         raise ValueError(f'expected `{flag}` above 0, found {factor}')
 
 
-def check_target(config: Path, target: Union[str, int, float], divisor: int = 1) -> None:
+def check_target(config: Path, target: str | int | float, divisor: int = 1) -> None:
     """Refuse a target that a search cannot reach, before it is trained.
 
     Args:

@@ -6,9 +6,10 @@ slimmed one take together, with the ordinary configs and recorded stages
 (:mod:`lab.pipeline`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any
 
 import torch
 from mmengine.config import Config
@@ -19,7 +20,7 @@ from mmkcr.deploy.latency import measure_pair
 from mmkcr.engine.build import build_model, default_shape, file_sha256, load_config
 from mmkcr.engine.schedule import stretch_schedule
 from mmkcr.models.counting import count_macs
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.tasks import find_backbone
 from .jobs import Say
 from .pipeline import StagedPipeline, Start, deployed
 from .run_settings import move_data, prepare_run
@@ -56,7 +57,7 @@ class ScenesOptions:
     work_dir: str
     configs: str
     data_root: str = 'data/digits'
-    backbone: Optional[str] = None
+    backbone: str | None = None
     seed: int = 0
     target_macs: Any = 0.7
     divisor: int = 8
@@ -85,7 +86,7 @@ class ScenesPipeline(StagedPipeline):
         prepare_run(config, self.seed)
         return self.train('dense', config)['checkpoint']
 
-    def run(self, backbone: str) -> Dict[str, Any]:
+    def run(self, backbone: str) -> dict[str, Any]:
         """Run what is not finished.
 
         Args:
@@ -111,11 +112,11 @@ class ScenesPipeline(StagedPipeline):
         """Path of the config of 'dense', 'search' or 'slim'."""
         return Path(self.options.configs) / TASKS[self.task].format(stage)
 
-    def structure(self, row: str) -> Optional[str]:
+    def structure(self, row: str) -> str | None:
         """The structure file of a row of the table."""
         return str(self.folder / 'slim' / STRUCTURE) if row == 'slim' else None
 
-    def config(self, stage: str, backbone: Optional[str] = None) -> Config:
+    def config(self, stage: str, backbone: str | None = None) -> Config:
         """A config as it is run.
 
         Args:
@@ -136,14 +137,14 @@ class ScenesPipeline(StagedPipeline):
             config.backbone_sha256 = file_sha256(backbone)
         return shorten(config, self.options.factor)
 
-    def latency(self) -> Dict[str, Any]:
+    def latency(self) -> dict[str, Any]:
         """Milliseconds an image of the dense and the slimmed model, in turns."""
         pair = [deployed(self.config(row), Start(None, self.structure(row)))
                 for row in ('dense', 'slim')]
         (config, dense), (_, slim) = pair
         images = torch.randn(8, *default_shape(config, dense))
 
-        def work(_: Path) -> Dict[str, Any]:
+        def work(_: Path) -> dict[str, Any]:
             timing = measure_pair(dense, slim, images, repeats=30, warmup=3).to_dict()
             found = {name: 1e3 * seconds / len(images)
                      for name, seconds in timing['seconds'].items()}
@@ -154,12 +155,12 @@ class ScenesPipeline(StagedPipeline):
         return self.stage('latency', inputs, work)
 
 
-def run_backbone(options: ScenesOptions, say: Say) -> Dict[str, str]:
+def run_backbone(options: ScenesOptions, say: Say) -> dict[str, str]:
     """The job of the classifier."""
     return dict(checkpoint=ScenesPipeline('backbone', options, say).train_backbone())
 
 
-def run_task(task: str, options: ScenesOptions, backbone: str, say: Say) -> Dict[str, Any]:
+def run_task(task: str, options: ScenesOptions, backbone: str, say: Say) -> dict[str, Any]:
     """The job of one task."""
     return ScenesPipeline(task, options, say).run(backbone)
 

@@ -1,8 +1,9 @@
 """Does a search that slices as it goes get faster? From a run's own log."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence, Union
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Phase(NamedTuple):
     ideal: float
 
 
-def read_scalars(path: Union[str, Path]) -> List[Dict[str, float]]:
+def read_scalars(path: str | Path) -> list[dict[str, float]]:
     """Training lines of an MMEngine ``scalars.json`` that have MACs and a time.
 
     Raises:
@@ -47,13 +48,13 @@ def read_scalars(path: Union[str, Path]) -> List[Dict[str, float]]:
     return found
 
 
-def search_phases(lines: Sequence[Dict[str, float]]) -> List[Phase]:
+def search_phases(lines: Sequence[dict[str, float]]) -> list[Phase]:
     """Step time by what is left of the network.
 
     Args:
         lines (Sequence[dict]): Of :func:`read_scalars`.
     """
-    groups: List[List[Dict[str, float]]] = []
+    groups: list[list[dict[str, float]]] = []
     for line in lines:
         if not groups or groups[-1][0]['macs_present'] != line['macs_present']:
             groups.append([])
@@ -65,7 +66,7 @@ def search_phases(lines: Sequence[Dict[str, float]]) -> List[Phase]:
             for group, mac, time in zip(groups, macs, times)]
 
 
-def plot_search_speed(lines: Sequence[Dict[str, float]], path: Union[str, Path]) -> None:
+def plot_search_speed(lines: Sequence[dict[str, float]], path: str | Path) -> None:
     """MACs that are there and time of a step, over iterations, as shares of the first phase's.
 
     Thick: medians between slicing events; thin: the logged times.

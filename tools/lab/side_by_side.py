@@ -1,7 +1,7 @@
 """Trained models side by side, for the analysis commands."""
 
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mmengine.config import Config
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset
 from mmkcr.cli.command import Parser, add_trust_argument
 from mmkcr.engine.build import build_model, load_config, load_weights, set_structure
 from mmkcr.methods.kcr.analysis import split_loader
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 
 
 class Trained(NamedTuple):
@@ -46,7 +46,7 @@ def add_model_arguments(parser: Parser) -> None:
     add_trust_argument(parser)
 
 
-def read_models(args: Any) -> Dict[str, Trained]:
+def read_models(args: Any) -> dict[str, Trained]:
     """Models with their weights, by name.
 
     Args:
@@ -96,7 +96,7 @@ def spread_loader(config: Config, split: str, images: int) -> DataLoader:
                       batch_size=min(loader.batch_size or 32, 32), collate_fn=loader.collate_fn)
 
 
-def pictures(loader: DataLoader, number: int) -> Tuple[Dict[str, Any], List[np.ndarray]]:
+def pictures(loader: DataLoader, number: int) -> tuple[dict[str, Any], list[np.ndarray]]:
     """A batch of the first images, and the images as (H, W, 3), 0 to 255, RGB."""
     samples = [loader.dataset[i] for i in range(min(number, len(loader.dataset)))]
     batch = loader.collate_fn(samples)

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping
+from typing import Any
 
 import mmengine
 import torch
@@ -21,7 +22,7 @@ def digest(inputs: Any) -> str:
 
 
 def run_stage(folder: Path, inputs: Mapping[str, Any],
-              work: Callable[[Path], Dict[str, Any]]) -> Dict[str, Any]:
+              work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Run a stage, unless it is finished with the same inputs.
 
     ``<folder>/stage.json`` is written before the work, so that the next call
@@ -62,6 +63,6 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _write(path: Path, content: Dict[str, Any]) -> None:
+def _write(path: Path, content: dict[str, Any]) -> None:
     with atomic_write(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + '\n')

@@ -2,13 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.config import Config
 
 from mmkcr.core import Structure
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from .model_zoo import uniform_subnet
 
 #: Kinds whose units any others can stand for: the network has the same size and the same layers.
@@ -44,7 +44,7 @@ def structure_name(text: str) -> str:
     return re.sub('_(v1|linear)(?=_)', '', match[1]) if match else ''
 
 
-def structure_of_model(entry: Dict[str, Any], root: Path) -> str:
+def structure_of_model(entry: dict[str, Any], root: Path) -> str:
     """Name of the file that stands in for the structure of a model, '' if there is none.
 
     Args:
@@ -55,14 +55,14 @@ def structure_of_model(entry: Dict[str, Any], root: Path) -> str:
     return structure_name('\n'.join([*options, (root / entry['Config']).read_text()]))
 
 
-def wanted(models: List[Dict[str, Any]], root: Path) -> List[Wanted]:
+def wanted(models: list[dict[str, Any]], root: Path) -> list[Wanted]:
     """The structures that the ImageNet configs of some metafiles ask for.
 
     Args:
         models (list[dict]): Entries of metafiles.
         root (Path): Folder that their configs' paths start from.
     """
-    found: Dict[str, Wanted] = {}
+    found: dict[str, Wanted] = {}
     for entry in models:
         if entry['Config'].endswith('_in1k.py'):
             name, meta = structure_of_model(entry, root), entry['Metadata']

@@ -31,9 +31,10 @@ A ``call`` stage runs a function that takes a :class:`Call`; it may write ``stru
 
 import importlib
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, NamedTuple
 
 from mmengine.config import Config
 
@@ -66,7 +67,7 @@ class Call(NamedTuple):
     """
 
     config: Config
-    start: Optional[Start]
+    start: Start | None
     folder: Path
     seed: int
     arguments: Mapping[str, Any]
@@ -90,7 +91,7 @@ class StudyOptions:
     data_root: str = 'data/digits'
     epochs_factor: float = 1.
     train_slice: bool = False
-    rows: Optional[Tuple[str, ...]] = None
+    rows: tuple[str, ...] | None = None
 
 
 class Study:
@@ -107,7 +108,7 @@ class Study:
             starts from a later one.
     """
 
-    def __init__(self, path: Path, rows: Optional[Sequence[str]] = None) -> None:
+    def __init__(self, path: Path, rows: Sequence[str] | None = None) -> None:
         content = load_config(path)._cfg_dict.to_dict()
         _check_keys(content, _STUDY, 'the study', {'nets', 'stages', 'rows'})
         for key, kind in dict(nets=list, stages=dict, rows=dict, columns=dict,
@@ -118,11 +119,11 @@ class Study:
         self.path = Path(path)
         self.title = content.get('title', self.path.stem)
         self.configs = self.path.parent / content.get('configs', '.')
-        self.nets: List[str] = content['nets']
-        self.input_shape: Optional[List[int]] = content.get('input_shape')
-        self.stages: Dict[str, Dict] = content['stages']
-        self.rows: Dict[str, Dict] = content['rows']
-        self.columns: Dict[str, str] = content.get('columns', {'accuracy/top1': 'top-1 (%)'})
+        self.nets: list[str] = content['nets']
+        self.input_shape: list[int] | None = content.get('input_shape')
+        self.stages: dict[str, dict] = content['stages']
+        self.rows: dict[str, dict] = content['rows']
+        self.columns: dict[str, str] = content.get('columns', {'accuracy/top1': 'top-1 (%)'})
         self.measures = {name: self._measure(name) for name in content.get('measures', [])}
         for number, (name, stage) in enumerate(self.stages.items()):
             _check_keys(stage, _KINDS[self.kind(name)] | {self.kind(name)}, f'stage `{name}`')
@@ -164,7 +165,7 @@ class Study:
                 needed |= self.reads(name)
         self.stages = {name: stage for name, stage in self.stages.items() if name in needed}
 
-    def reads(self, name: str) -> Set[str]:
+    def reads(self, name: str) -> set[str]:
         """Stages that a stage begins with, or whose files its options or arguments name."""
         stage = self.stages[name]
         found = {value for _, value in _references(stage)}
@@ -187,7 +188,7 @@ class Study:
         return import_function(MEASURES[name])
 
 
-def _references(entry: Mapping[str, Any]) -> List[Tuple[str, str]]:
+def _references(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Keys of a stage or row that name a stage, with its name."""
     found = [(key, entry[key]) for key in ('start', 'slim', 'weights') if entry.get(key)]
     weights = (entry.get('arguments') or {}).get('weights')

@@ -1,7 +1,8 @@
 """The stages of a study, run."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any
 
 from mmengine.config import Config
 
@@ -31,9 +32,9 @@ class StudyPipeline(StagedPipeline):
         super().__init__(f'{net} seed {seed}', seed,
                          Path(options.work_dir) / net / f'seed{seed}', say)
         self.study, self.net, self.options = study, net, options
-        self.results: Dict[str, Dict] = {}
+        self.results: dict[str, dict] = {}
 
-    def run(self) -> Dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Run what is not finished.
 
         Returns:
@@ -45,15 +46,15 @@ class StudyPipeline(StagedPipeline):
         rows = {name: self._row(name) for name in self.study.rows}
         return dict(net=self.net, seed=self.seed, stages=self.results, rows=rows)
 
-    def config(self, name: str, overrides: Optional[Mapping[str, Any]] = None,
-               options: Optional[Mapping[str, Any]] = None) -> Config:
+    def config(self, name: str, overrides: Mapping[str, Any] | None = None,
+               options: Mapping[str, Any] | None = None) -> Config:
         """A config of the study as it is run."""
         config = with_values(load_config(self._file(name), self._placed(options)), overrides or {})
         move_data(config._cfg_dict, 'data/digits', self.options.data_root)
         return prepare_run(config, self.seed, self.options.epochs_factor,
                            self.options.train_slice)
 
-    def start(self, stage: Optional[str]) -> Optional[Start]:
+    def start(self, stage: str | None) -> Start | None:
         """What a stage left for others to start from; None for none.
 
         Raises:
@@ -66,7 +67,7 @@ class StudyPipeline(StagedPipeline):
             raise ValueError(f'expected weights of the stage `{stage}` to start from, found none')
         return Start(str(weights), self._structure(stage))
 
-    def _structure(self, stage: str) -> Optional[str]:
+    def _structure(self, stage: str) -> str | None:
         file, before = self.folder / stage / STRUCTURE, self.study.stages[stage].get('start')
         if file.is_file():
             return str(file)
@@ -75,12 +76,12 @@ class StudyPipeline(StagedPipeline):
     def _file(self, name: str) -> Path:
         return self.study.file(name.replace('{stages}', str(self.folder)), self.net)
 
-    def _placed(self, values: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+    def _placed(self, values: Mapping[str, Any] | None) -> dict[str, Any]:
         """Values with the folder of the stages where they say ``{stages}``."""
         return {key: value.replace('{stages}', str(self.folder)) if isinstance(value, str)
                 else value for key, value in (values or {}).items()}
 
-    def _train_stage(self, name: str) -> Dict[str, Any]:
+    def _train_stage(self, name: str) -> dict[str, Any]:
         stage = self.study.stages[name]
         start = self.start(stage.get('start'))
         if start is not None and stage.get('from_scratch'):
@@ -88,7 +89,7 @@ class StudyPipeline(StagedPipeline):
         config = self.config(stage['train'], stage.get('overrides'), stage.get('options'))
         return self.train(name, config, start)
 
-    def _slim_stage(self, name: str) -> Dict[str, Any]:
+    def _slim_stage(self, name: str) -> dict[str, Any]:
         stage = self.study.stages[name]
         search = self.study.stages[stage['slim']]
         file = self._file(search['train'])
@@ -114,7 +115,7 @@ class StudyPipeline(StagedPipeline):
             temporary.write_text(config.pretty_text)
         return file
 
-    def _call_stage(self, name: str) -> Dict[str, Any]:
+    def _call_stage(self, name: str) -> dict[str, Any]:
         stage = self.study.stages[name]
         config, start = self.config(stage['config'], stage.get('overrides')), \
             self.start(stage.get('start'))
@@ -128,13 +129,13 @@ class StudyPipeline(StagedPipeline):
         return self.stage(name, inputs, lambda folder: import_function(stage['call'])(
             Call(config, start, folder, self.seed, arguments)))
 
-    def _row(self, name: str) -> Dict[str, Any]:
+    def _row(self, name: str) -> dict[str, Any]:
         row = self.study.rows[name]
         return self.evaluate(f'evaluate-{name}', self.config(row['config'], row.get('overrides')),
                              self.start(row['weights']), self.study.measures,
                              self.study.input_shape)
 
 
-def run_study(path: str, net: str, seed: int, options: StudyOptions, say: Say) -> Dict[str, Any]:
+def run_study(path: str, net: str, seed: int, options: StudyOptions, say: Say) -> dict[str, Any]:
     """Run one network and seed of a study; see :class:`StudyPipeline`."""
     return StudyPipeline(Study(path, options.rows), net, seed, options, say).run()

@@ -2,8 +2,9 @@
 
 import json
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any
 
 from mmkcr.core import atomic_write
 from mmkcr.engine.machine import machine_info
@@ -13,7 +14,7 @@ from .study import Study
 Results = Sequence[Mapping[str, Any]]
 
 
-def flatten(numbers: Mapping[str, Any]) -> Dict[str, float]:
+def flatten(numbers: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a row by path: metrics under their names, measures as ``name/key``."""
     flat = {key: numbers[key] for key in ('params', 'macs')}
     flat.update(numbers['metrics'])
@@ -23,7 +24,7 @@ def flatten(numbers: Mapping[str, Any]) -> Dict[str, float]:
     return flat
 
 
-def summarise(study: Study, results: Results) -> List[Dict[str, Any]]:
+def summarise(study: Study, results: Results) -> list[dict[str, Any]]:
     """One row for every network and row of the study, over the seeds.
 
     Args:

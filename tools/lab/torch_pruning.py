@@ -6,7 +6,8 @@ written as a structure, and sliced by us: the weights that stay are the same.
 
 import copy
 import warnings
-from typing import Any, Dict, List, Sequence, Set, Tuple, Union
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ STEPS = 12
 
 
 def torch_pruning_structure(model: nn.Module, sites: Sequence[str],
-                            target: Union[str, int, float], batches: Sequence[Any],
+                            target: str | int | float, batches: Sequence[Any],
                             importance: str = 'magnitude') -> Structure:
     """The largest structure within a budget that Torch-Pruning gives.
 
@@ -76,13 +77,13 @@ def torch_pruning_structure(model: nn.Module, sites: Sequence[str],
     return best
 
 
-def _attentions(model: nn.Module) -> List[nn.Module]:
+def _attentions(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules()
             if isinstance(getattr(module, 'qkv', None), nn.Linear) and
             hasattr(module, 'fused_attn')]
 
 
-def _gradients(model: nn.Module, batches: Sequence[Any]) -> List[Tensor]:
+def _gradients(model: nn.Module, batches: Sequence[Any]) -> list[Tensor]:
     """Of the parameters, of the cross entropy with the network's own first classes."""
     for batch in batches:
         scores = task_outputs(model, batch)
@@ -91,7 +92,7 @@ def _gradients(model: nn.Module, batches: Sequence[Any]) -> List[Tensor]:
 
 
 def _removed(library: Any, model: nn.Module, gradients: Sequence[Tensor], example: Any,
-             ratio: float) -> Dict[Tuple[str, int], Set[int]]:
+             ratio: float) -> dict[tuple[str, int], set[int]]:
     """Entries that are removed, by layer's name and dimension of its weight."""
     model = copy.deepcopy(model)
     for parameter, gradient in zip(model.parameters(), gradients):
@@ -115,13 +116,13 @@ def _removed(library: Any, model: nn.Module, gradients: Sequence[Tensor], exampl
             prune_num_heads=True, prune_head_dims=False, head_pruning_ratio=heads,
             forward_fn=task_outputs, output_transform=torch.sum)
         pruner.step()
-    found: Dict[Tuple[str, int], Set[int]] = {}
+    found: dict[tuple[str, int], set[int]] = {}
     for name, is_output, indices in pruner.pruning_history():
         found.setdefault((name, 0 if is_output else 1), set()).update(indices)
     return found
 
 
-def _kept(space: SearchSpace, removed: Dict[Tuple[str, int], Set[int]]) -> Dict[str, Tensor]:
+def _kept(space: SearchSpace, removed: dict[tuple[str, int], set[int]]) -> dict[str, Tensor]:
     """Units of every site that stay."""
     names = {module: f'backbone.{name}' for name, module in space.host.named_modules()}
     kept = {}

@@ -9,8 +9,8 @@ Example:
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ _RULES = (
 )
 
 
-def convert(state: Dict[str, Tensor]) -> Dict[str, Tensor]:
+def convert(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename timm's keys.
 
     Args:
@@ -58,7 +58,7 @@ def convert(state: Dict[str, Tensor]) -> Dict[str, Tensor]:
     return renamed
 
 
-def _check(state: Dict[str, Tensor]) -> None:
+def _check(state: dict[str, Tensor]) -> None:
     """Load into the architecture of the stem's width, strictly."""
     width = len(state.get('backbone.stem.0.conv.weight', ()))
     names = [name for name, arch in EfficientViT.arch_zoo.items() if arch['widths'][0] == width]
@@ -77,7 +77,7 @@ def _check(state: Dict[str, Tensor]) -> None:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Convert and write."""
     run(__doc__, "timm's checkpoint", convert, argv)
 

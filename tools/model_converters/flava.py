@@ -12,8 +12,8 @@ Example:
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, Optional, Sequence
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ _LEFT_OUT = re.compile(
     r'(image|text)_model\.layernorm\.|\w+_model\.pooler\.|\w+\.embeddings\.(mask_token|\w+_ids)$')
 
 
-def convert(state: Dict[str, Tensor]) -> Dict[str, Tensor]:
+def convert(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename FLAVA's keys.
 
     Args:
@@ -58,7 +58,7 @@ def convert(state: Dict[str, Tensor]) -> Dict[str, Tensor]:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Convert and write."""
     run(__doc__, "FLAVA's checkpoint", convert, argv)
 

@@ -22,8 +22,8 @@ Example:
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, Optional, Sequence, Tuple
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 from lab.foreign_checkpoint import run
 from mmkcr.cli.command import command
 
-Names = Sequence[Tuple[str, str]]
+Names = Sequence[tuple[str, str]]
 #: Beginnings of keys, and what they become, of timm's names, which DINOv2 and MAE have.
 _TIMM: Names = (
     (r'(cls_token|pos_embed|register_tokens)$', r'\1'),
@@ -67,7 +67,7 @@ _NEEDED = ('cls_token', 'pos_embed', 'patch_embed.projection.weight', 'layers.0.
            'layers.0.ffn.layers.1.weight', 'ln1.weight')
 
 
-def convert(state: Dict[str, Tensor]) -> Dict[str, Tensor]:
+def convert(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename the keys of DINOv2, MAE or CLIP.
 
     Args:
@@ -103,7 +103,7 @@ def convert(state: Dict[str, Tensor]) -> Dict[str, Tensor]:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Convert and write."""
     run(__doc__, 'checkpoint of DINOv2, MAE or CLIP', convert, argv)
 

@@ -11,8 +11,8 @@ Example:
 
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 import torch
 import torch.nn.functional as F

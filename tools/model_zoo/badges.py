@@ -8,8 +8,8 @@ Example:
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, Optional, Sequence
 
 from mmkcr.cli.command import Parser, command
 from mmkcr.core.io import atomic_write
@@ -37,7 +37,7 @@ def badge(name: str, value: str) -> str:
                        middle=left / 2, end=left + right / 2, colour=SLIM)
 
 
-def badges() -> Dict[str, str]:
+def badges() -> dict[str, str]:
     """SVG by the badge's name: what setup.py and the version say."""
     setup = (ROOT / 'setup.py').read_text()
     python = re.search(r"python_requires='>=([\d.]+)'", setup)[1]
@@ -47,7 +47,7 @@ def badges() -> Dict[str, str]:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Write or check."""
     parser = Parser(__doc__)
     parser.add_argument('--check', action='store_true', help='write nothing, compare')

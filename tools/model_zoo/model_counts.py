@@ -13,8 +13,9 @@ Example:
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 import yaml
 
@@ -28,7 +29,7 @@ from mmkcr.engine.build import load_config
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def count(entry: Dict[str, Any], cache: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
+def count(entry: dict[str, Any], cache: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """``FLOPs``, ``Parameters`` and ``Keep Ratio`` of one model of a metafile.
 
     Args:
@@ -47,7 +48,7 @@ def count(entry: Dict[str, Any], cache: Dict[str, Dict[str, Any]]) -> Dict[str, 
     return cache[key]
 
 
-def update(path: Path, check: bool, only: str = '') -> List[str]:
+def update(path: Path, check: bool, only: str = '') -> list[str]:
     """Count the models of one metafile.
 
     Args:
@@ -80,7 +81,7 @@ def update(path: Path, check: bool, only: str = '') -> List[str]:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Count, and write or check."""
     parser = Parser(__doc__)
     parser.add_argument('--check', action='store_true', help='write nothing, compare')

@@ -15,8 +15,9 @@ Example:
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 import yaml
 
@@ -32,14 +33,14 @@ TABLES = ('KCR v2, table 1', 'KCR v2, table 13')
 WITHOUT_ATTENTION = ('vit-small', )  # whose reported MACs leave out the attention products
 
 
-def reported() -> List[Dict[str, Any]]:
+def reported() -> list[dict[str, Any]]:
     """Retraining entries of the metafile with a reported size: table 1 and the lambda sweep."""
     content = yaml.safe_load((ROOT / 'configs/kcr/metafile.yml').read_text())
     return [entry for entry in content['Models'] if '/retrain/' in entry['Config']
             and entry.get('Reported', {}).get('Source') in TABLES]
 
 
-def compare(entry: Dict[str, Any]) -> Dict[str, Any]:
+def compare(entry: dict[str, Any]) -> dict[str, Any]:
     """Size at one keep ratio beside the reported size.
 
     Args:
@@ -63,7 +64,7 @@ def compare(entry: Dict[str, Any]) -> Dict[str, Any]:
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Compare and print."""
     parser = Parser(__doc__)
     parser.add_argument('--json', action='store_true', help='print JSON instead of a table')

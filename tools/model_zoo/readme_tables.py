@@ -15,8 +15,9 @@ Example:
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Any
 
 import yaml
 
@@ -32,7 +33,7 @@ _NOTE = ('\\* Not run. The size of a subnet, which a search would decide, is tha
          'ratio everywhere at the target of the metafile. MACs include attention products.\n')
 
 
-def read_metafile(method: str, root: Path = ROOT) -> Dict[str, Any]:
+def read_metafile(method: str, root: Path = ROOT) -> dict[str, Any]:
     """Content of a method's metafile.
 
     Raises:
@@ -50,7 +51,7 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
-def reported_table(content: Dict[str, Any]) -> str:
+def reported_table(content: dict[str, Any]) -> str:
     """The paper's numbers, as reported; a row a result, its models beside each other."""
     rows = [row for row in _reported(content) if not set(_DENSE) & set(row)]
     cells = [[row['Name'], row.get('Data', 'ImageNet-1k'),
@@ -59,7 +60,7 @@ def reported_table(content: Dict[str, Any]) -> str:
                     cells)
 
 
-def dense_table(content: Dict[str, Any]) -> str:
+def dense_table(content: dict[str, Any]) -> str:
     """The paper's numbers on dense tasks, as reported."""
     rows = [row for row in _reported(content) if set(_DENSE) & set(row)]
     columns = ('Name', 'Data', *_DENSE, 'Source')
@@ -67,7 +68,7 @@ def dense_table(content: Dict[str, Any]) -> str:
                     [[str(row.get(key, '-')) for key in columns] for row in rows])
 
 
-def _reported(content: Dict[str, Any]) -> List[Dict[str, Any]]:
+def _reported(content: dict[str, Any]) -> list[dict[str, Any]]:
     """What the paper reports of others and of the models here."""
     return [entry for collection in content['Collections']
             for entry in collection.get('Reported Baselines', [])] + [
@@ -75,11 +76,11 @@ def _reported(content: Dict[str, Any]) -> List[Dict[str, Any]]:
         for entry in content['Models'] if 'Reported' in entry]
 
 
-def _data(entry: Dict[str, Any]) -> str:
+def _data(entry: dict[str, Any]) -> str:
     return entry['Metadata']['Training Data']
 
 
-def own_table(content: Dict[str, Any], method: str, folder: str, readme: Path,
+def own_table(content: dict[str, Any], method: str, folder: str, readme: Path,
               root: Path = ROOT) -> str:
     """Our own models of one folder of configs; those not run have a star.
 
@@ -103,14 +104,14 @@ def own_table(content: Dict[str, Any], method: str, folder: str, readme: Path,
     return table + ('' if all(map(_metrics, entries)) else '\n' + _NOTE)
 
 
-def _config(entry: Dict[str, Any], root: Path, readme: Path) -> str:
+def _config(entry: dict[str, Any], root: Path, readme: Path) -> str:
     """A link to a model's config, and what ``--cfg-options`` changes in it."""
     options = ' '.join(f'{key}={value}' for key, value in entry.get('Options', {}).items())
     link = f'[config]({os.path.relpath(root / entry["Config"], readme.parent)})'
     return f'{link} `{options}`' if options else link
 
 
-def sizes_table(content: Dict[str, Any]) -> str:
+def sizes_table(content: dict[str, Any]) -> str:
     """Parameters with one keep ratio everywhere beside those that the paper reports."""
     rows = []
     for entry in content['Models']:
@@ -130,7 +131,7 @@ def _scaled(value: int, exponent: int) -> str:
     return f'{value:.3g}' if value < 1 else f'{value:.2f}' if value < 10 else f'{value:.1f}'
 
 
-def _metrics(entry: Dict[str, Any]) -> Dict[str, Any]:
+def _metrics(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: value for result in entry.get('Results') or []
             for name, value in result['Metrics'].items()}
 
@@ -150,14 +151,14 @@ def render(readme: Path, root: Path = ROOT) -> str:
     return _TABLE.sub(table, readme.read_text())
 
 
-def readmes(root: Path = ROOT) -> List[Path]:
+def readmes(root: Path = ROOT) -> list[Path]:
     """READMEs that may hold tables."""
     return [path for path in (root / 'README.md', *sorted((root / 'configs').glob('*/README.md')))
             if path.is_file()]
 
 
 @command
-def main(argv: Optional[Sequence[str]] = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Write or check the tables."""
     parser = Parser(__doc__)
     parser.add_argument('--check', action='store_true', help='write nothing, compare')

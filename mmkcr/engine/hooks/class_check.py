@@ -1,13 +1,14 @@
 """Refuses heads, data and masks that disagree on the classes."""
 
-from typing import Any, Iterator, Tuple, Union
+from collections.abc import Iterator
+from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.datasets.label_check import watch_labels
-from mmkcr.models.utils import find_task, is_self_supervised
+from mmkcr.models.tasks import find_task, is_self_supervised
 from mmkcr.registry import HOOKS
 
 #: Heads of the hosts whose classes are not those of the data set: objects against background (also
@@ -85,7 +86,7 @@ def check_classes(model: nn.Module, dataset: Any, part: str) -> None:
     watch_labels(dataset, stuff[0] if stuff else len(classes))
 
 
-def _heads(task: nn.Module) -> Iterator[Tuple[str, int]]:
+def _heads(task: nn.Module) -> Iterator[tuple[str, int]]:
     """Name and ``num_classes`` of every head with the classes of the data set."""
     if _is_a(task, _TRACKERS):
         return
@@ -97,6 +98,6 @@ def _heads(task: nn.Module) -> Iterator[Tuple[str, int]]:
             yield name, count
 
 
-def _is_a(module: nn.Module, names: Union[str, Tuple[str, ...]]) -> bool:
+def _is_a(module: nn.Module, names: str | tuple[str, ...]) -> bool:
     # by name, as importing the classes of mmdet needs its compiled operators
     return any(cls.__name__.endswith(names) for cls in type(module).__mro__)

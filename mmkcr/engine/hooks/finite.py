@@ -1,6 +1,6 @@
 """Stops a run whose numbers are not finite, before it is saved."""
 
-from typing import Any, Dict, List, Optional, Set
+from typing import Any
 
 import torch
 from mmengine.hooks import Hook
@@ -8,7 +8,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
 from mmkcr.core import NonFiniteError
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 
 #: Parts of a checkpoint that hold weights.
@@ -40,10 +40,10 @@ class FiniteHook(Hook):
             raise ValueError(f'expected a `patience` of at least 0, found {patience}')
         self.patience = patience
         self._skipped = 0
-        self._scales: List[float] = []
-        self._ignored: Set[str] = set()
+        self._scales: list[float] = []
+        self._ignored: set[str] = set()
         self._stepped = False
-        self._handles: List[Any] = []
+        self._handles: list[Any] = []
 
     def before_train(self, runner: Runner) -> None:
         """Record buffers that are not finite by design, and whether steps may be skipped."""
@@ -55,8 +55,8 @@ class FiniteHook(Hook):
         if hasattr(model, 'steps_may_be_skipped'):
             model.steps_may_be_skipped = bool(self._scales)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[Any] = None,
-                         outputs: Optional[Dict[str, Any]] = None) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any | None = None,
+                         outputs: dict[str, Any] | None = None) -> None:
         """Check all terms of the loss.
 
         Raises:
@@ -93,7 +93,7 @@ class FiniteHook(Hook):
     def _note(self, *_: Any) -> None:
         self._stepped = True
 
-    def before_save_checkpoint(self, runner: Runner, checkpoint: Dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Check everything that is to be saved.
 
         Raises:
@@ -115,7 +115,7 @@ def _finite(value: Any) -> bool:
         bool(torch.isfinite(value).all())
 
 
-def _scales(runner: Runner) -> List[float]:
+def _scales(runner: Runner) -> list[float]:
     """Scales of the losses in mixed precision; empty otherwise."""
     return [part.loss_scaler.get_scale() for part in _scaled(runner)]
 
@@ -125,7 +125,7 @@ def _steps(runner: Runner) -> bool:
     return all(part.should_update() for part in _scaled(runner))
 
 
-def _scaled(runner: Runner) -> List[OptimWrapper]:
+def _scaled(runner: Runner) -> list[OptimWrapper]:
     """The optimizers that scale their losses."""
     wrapper = runner.optim_wrapper
     parts = wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]

@@ -1,6 +1,7 @@
 """Batch norms with statistics over the batches of all processes."""
 
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 
 
@@ -40,7 +41,7 @@ class SyncBatchNormHook(Hook):
     priority = 'VERY_HIGH'
 
     def __init__(self) -> None:
-        self._handles: List[Any] = []
+        self._handles: list[Any] = []
 
     def before_train(self, runner: Runner) -> None:
         """Synchronise the model's batch norms."""
@@ -59,7 +60,7 @@ class SyncBatchNormHook(Hook):
             self._handles.pop().remove()
 
 
-def synchronize(module: nn.Module) -> List[Any]:
+def synchronize(module: nn.Module) -> list[Any]:
     """Make the batch norm that a layer calls in training use the batches of all processes.
 
     Args:
@@ -85,15 +86,15 @@ class _AcrossProcesses(TorchFunctionMode):
     """Replaces ``torch.nn.functional.batch_norm`` in training within the ``with`` block."""
 
     def __torch_function__(self, function: Callable, types: Sequence[type],
-                           args: Tuple = (), kwargs: Optional[Mapping[str, Any]] = None) -> Any:
+                           args: tuple = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if function is F.batch_norm and (kwargs or {}).get('training'):
             return batch_norm_across_processes(*args, **kwargs)
         return function(*args, **(kwargs or {}))
 
 
-def batch_norm_across_processes(x: Tensor, running_mean: Optional[Tensor],
-                                running_var: Optional[Tensor], weight: Optional[Tensor] = None,
-                                bias: Optional[Tensor] = None, training: bool = True,
+def batch_norm_across_processes(x: Tensor, running_mean: Tensor | None,
+                                running_var: Tensor | None, weight: Tensor | None = None,
+                                bias: Tensor | None = None, training: bool = True,
                                 momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
     """``torch.nn.functional.batch_norm`` in training, over the batches of all processes.
 
@@ -133,7 +134,7 @@ class _Normalise(torch.autograd.Function):
     """``(x - mean) / sqrt(var + eps)`` with the statistics of all processes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dims = [0, *range(2, x.ndim)]
         # one message for means, variances and count
         # a process may have nothing, such as no regions of interest: then all are 0
@@ -159,7 +160,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None]:
         out, scale, count = ctx.saved_tensors
         dims = [0, *range(2, out.ndim)]
         sums = torch.stack([grad.sum(dims), (grad * out).sum(dims)])  # (2, C)

@@ -1,6 +1,6 @@
 """Learning rates that fall from the head to the stem, and parameters without weight decay."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from mmengine.logging import print_log
 from mmengine.optim import DefaultOptimWrapperConstructor
@@ -47,7 +47,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         ...     paramwise_cfg=dict(layer_decay_rate=0.75))
     """
 
-    def __init__(self, optim_wrapper_cfg: Dict, paramwise_cfg: Optional[Dict] = None) -> None:
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
         optimizer = optim_wrapper_cfg.get('optimizer') or {}
         missing = [key for key in ('lr', 'weight_decay') if optimizer.get(key) is None]
         if missing:
@@ -62,7 +62,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                              f'`{self.layer_decay_rate}`')
         super().__init__(optim_wrapper_cfg, settings)
 
-    def add_params(self, params: List[Dict], module: nn.Module, prefix: str = '',
+    def add_params(self, params: list[dict], module: nn.Module, prefix: str = '',
                    **kwargs: Any) -> None:
         """Add the parameters of a module; at the root, regroup them by layer.
 
@@ -76,7 +76,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if not prefix:
             params[:] = self._by_layer(params, module)
 
-    def _by_layer(self, params: List[Dict], model: nn.Module) -> List[Dict]:
+    def _by_layer(self, params: list[dict], model: nn.Module) -> list[dict]:
         names = {id(param): name for name, param in model.named_parameters()}
         depth, groups = layer_depth(model), {}
         gates = {id(param) for module in model.modules() if isinstance(module, BaseGate)
@@ -99,7 +99,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                       logger='current')
         return groups
 
-    def _settings(self, group: Dict, name: str, ndim: int, depth: Tuple[int, int]) -> Dict:
+    def _settings(self, group: dict, name: str, ndim: int, depth: tuple[int, int]) -> dict:
         """The settings of a parameter, from MMEngine's."""
         table = ndim > 1 and not name.endswith('weight')
         scale = self.layer_decay_rate**(depth[1] - 1 - depth[0])

@@ -1,13 +1,13 @@
 """The depth of the backbone at which a parameter lies."""
 
-from typing import Callable, Iterator, Tuple
+from collections.abc import Callable, Iterator
 
 from torch import nn
 
 from mmkcr.models.search_space import SearchSpace
 
 
-def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
+def layer_depth(model: nn.Module) -> Callable[[str], tuple[int, int]]:
     """Depths of a model's parameters by their names.
 
     Depth 0 is the stem with the backbone's own parameters (position tables,
@@ -37,7 +37,7 @@ def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
     except (AttributeError, NotImplementedError):  # mmpretrain's ResNet knows that of 50 layers
         inside, layers = _count_blocks(backbone)
 
-    def depth(name: str) -> Tuple[int, int]:
+    def depth(name: str) -> tuple[int, int]:
         if not name.startswith(prefix):
             return layers - 1, layers
         local = name[len(prefix):]
@@ -46,7 +46,7 @@ def layer_depth(model: nn.Module) -> Callable[[str], Tuple[int, int]]:
     return depth
 
 
-def _find_backbone(model: nn.Module) -> Tuple[str, nn.Module]:
+def _find_backbone(model: nn.Module) -> tuple[str, nn.Module]:
     """Prefix of its parameters' names, and the backbone."""
     modules = dict(model.named_modules())
     found = [name for name, module in modules.items()
@@ -56,7 +56,7 @@ def _find_backbone(model: nn.Module) -> Tuple[str, nn.Module]:
     return f'{name}.' if name else '', modules[name]
 
 
-def _count_blocks(backbone: nn.Module) -> Tuple[Callable[[str], Tuple[int, int]], int]:
+def _count_blocks(backbone: nn.Module) -> tuple[Callable[[str], tuple[int, int]], int]:
     """Depths by the order of modules, for a backbone without ``get_layer_depth``.
 
     The first module is the stem. A module between blocks belongs to the block
@@ -75,7 +75,7 @@ def _count_blocks(backbone: nn.Module) -> Tuple[Callable[[str], Tuple[int, int]]
     found = {path: depth + (depth == blocks and not repeated)
              for path, (depth, repeated) in depths.items()}
 
-    def inside(name: str) -> Tuple[int, int]:
+    def inside(name: str) -> tuple[int, int]:
         parts = name.split('.')
         # the longest known prefix of the name
         paths = ('.'.join(parts[:stop]) for stop in range(len(parts), 0, -1))

@@ -1,8 +1,9 @@
 """Checkpoints that survive a process being killed while it writes them."""
 
 import os.path as osp
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Union
+from typing import Any
 
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
@@ -16,7 +17,7 @@ from mmkcr.registry import HOOKS
 BEFORE_CHECKPOINT = 'before_checkpoint'
 
 
-def write_atomically(content: bytes, path: Union[str, Path]) -> None:
+def write_atomically(content: bytes, path: str | Path) -> None:
     """Write a file so that at any moment it holds either the old or the new content.
 
     Args:
@@ -41,7 +42,7 @@ def point_to(checkpoint: str, work_dir: str) -> None:
 class AtomicLocalBackend(LocalBackend):
     """MMEngine's local file backend with atomic writes."""
 
-    def put(self, obj: bytes, filepath: Union[str, Path]) -> None:
+    def put(self, obj: bytes, filepath: str | Path) -> None:
         """Write bytes, see :func:`write_atomically`.
 
         Args:
@@ -56,7 +57,7 @@ class _DeferredRemoval:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._waiting: List = []
+        self._waiting: list = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -100,7 +101,7 @@ class AtomicCheckpointHook(CheckpointHook):
             self.backend_args = dict(backend='mmkcr_atomic')
             self.file_backend = AtomicLocalBackend()
 
-    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: Dict) -> None:
+    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         # the host's order is remove, save, point; here: save, point, remove
         outdated = self._rotate(runner, step)
         name = self.filename_tmpl.format(step)
@@ -116,7 +117,7 @@ class AtomicCheckpointHook(CheckpointHook):
             point_to(self.last_ckpt, runner.work_dir)
             self._remove(outdated)
 
-    def _save_best_checkpoint(self, runner: Runner, metrics: Dict) -> None:
+    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         runner.call_hook(BEFORE_CHECKPOINT)
         # the host removes the former best checkpoint before it writes the new one
         backend, self.file_backend = self.file_backend, _DeferredRemoval(self.file_backend)
@@ -128,7 +129,7 @@ class AtomicCheckpointHook(CheckpointHook):
         best = getattr(self, 'best_ckpt_path_dict', {}).values()
         deferred.flush(keep=[self.last_ckpt, getattr(self, 'best_ckpt_path', None), *best])
 
-    def _rotate(self, runner: Runner, step: int) -> List[int]:
+    def _rotate(self, runner: Runner, step: int) -> list[int]:
         """Record a step as kept and return the steps that it makes outdated."""
         # as in the host: the same step once more changes nothing
         if self.max_keep_ckpts <= 0 or step in list(self.keep_ckpt_ids)[-1:]:
@@ -138,7 +139,7 @@ class AtomicCheckpointHook(CheckpointHook):
         runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
         return kept[:-self.max_keep_ckpts]
 
-    def _remove(self, steps: List[int]) -> None:
+    def _remove(self, steps: list[int]) -> None:
         for step in steps:
             path = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step))
             if self.file_backend.isfile(path):

@@ -1,12 +1,11 @@
 """Refuses checkpoints and structures of another model."""
 
-from typing import Optional
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
+from mmkcr.models.counting import check_recorded
 from mmkcr.models.loading import load_run, load_start, load_task, weights_of
-from mmkcr.models.utils import check_recorded
 from mmkcr.registry import HOOKS
 from .resume_check import config_changes
 
@@ -30,11 +29,11 @@ class CheckpointGuardHook(Hook):
 
     priority = 'VERY_LOW'  # after others changed the checkpoint, as `EMAHook` does
 
-    def __init__(self, complete: Optional[bool] = None) -> None:
+    def __init__(self, complete: bool | None = None) -> None:
         self.complete = complete
 
     def before_run(self, runner: Runner) -> None:
-        """Compare a subnet with its structure, see :func:`~mmkcr.models.utils.check_recorded`.
+        """Compare a subnet with its structure, see :func:`~mmkcr.models.counting.check_recorded`.
 
         Raises:
             ValueError: They differ.

@@ -1,6 +1,6 @@
 """Runs that were stopped continue as if they had not been."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import torch
 from mmengine.dist import (
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmkcr.engine.hooks.finite import FiniteHook
 from mmkcr.engine.hooks.sync_batch_norm import SyncBatchNormHook
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 from .atomic_checkpoint import AtomicCheckpointHook
 from .batches import (
@@ -86,12 +86,12 @@ class ExactResumeHook(Hook):
 
     def __init__(self, sync_batch_norm: bool = True) -> None:
         self.sync_batch_norm = sync_batch_norm
-        self._resumed: Dict = {}
+        self._resumed: dict = {}
         self._seed = 0
         self._validated = False
         self._passed = 0
-        self._gradients: Optional[Dict[str, List[Tensor]]] = None
-        self._hosts: Optional[List[Dict[str, Any]]] = None
+        self._gradients: dict[str, list[Tensor]] | None = None
+        self._hosts: list[dict[str, Any]] | None = None
 
     def before_run(self, runner: Runner) -> None:
         """Make a plain ``CheckpointHook`` atomic, and add the hooks that this one needs."""
@@ -181,12 +181,12 @@ class ExactResumeHook(Hook):
     def before_train_iter(self,
                           runner: Runner,
                           batch_idx: int,
-                          data_batch: Optional[dict] = None) -> None:
+                          data_batch: dict | None = None) -> None:
         """Set the random states of the main process."""
         self._validated = False
         seed_everything(derive_seed(self._seed, 'iter', runner.iter, get_rank()))
 
-    def after_val_epoch(self, runner: Runner, metrics: Optional[Dict[str, float]] = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Note that a checkpoint of the best model already has this validation behind it."""
         self._validated = True
 
@@ -198,7 +198,7 @@ class ExactResumeHook(Hook):
             loop.dataloader_iterator = EndlessBatches(loop.dataloader)
 
     @staticmethod
-    def _within_epoch(runner: Runner, batches: Optional[int]) -> int:
+    def _within_epoch(runner: Runner, batches: int | None) -> int:
         """Number of batches that a resumed run has already used of its epoch."""
         loop = runner.train_loop
         if not isinstance(loop, EpochBasedTrainLoop):

@@ -1,15 +1,16 @@
 """State of the hosts' modules and hooks that is in no state_dict."""
 
-from typing import Any, Dict, Iterator, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from mmengine.runner import Runner
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 
 #: Attributes by library and class, also of subclasses; dots lead to parts of an object.
-HOST_STATE: Dict[str, Tuple[str, ...]] = {
+HOST_STATE: dict[str, tuple[str, ...]] = {
     'mmdet.BatchSyncRandomResize': ('_input_size', ),
     'mmdet.DropBlock': ('iter_cnt', ),
     'mmdet.DynamicRoIHead': (
@@ -19,7 +20,7 @@ HOST_STATE: Dict[str, Tuple[str, ...]] = {
 }
 
 
-def host_state(runner: Runner) -> Dict[str, Any]:
+def host_state(runner: Runner) -> dict[str, Any]:
     """What a checkpoint stores of this process, see :data:`HOST_STATE`.
 
     Args:
@@ -31,7 +32,7 @@ def host_state(runner: Runner) -> Dict[str, Any]:
     return {name: _plain(getattr(owner, attribute)) for name, owner, attribute in _entries(runner)}
 
 
-def set_host_state(runner: Runner, state: Dict[str, Any]) -> None:
+def set_host_state(runner: Runner, state: dict[str, Any]) -> None:
     """Set what :func:`host_state` found; what the run does not have any more is left out.
 
     Args:
@@ -43,11 +44,11 @@ def set_host_state(runner: Runner, state: Dict[str, Any]) -> None:
             setattr(owner, attribute, _plain(state[name]))
 
 
-def _entries(runner: Runner) -> Iterator[Tuple[str, Any, str]]:
+def _entries(runner: Runner) -> Iterator[tuple[str, Any, str]]:
     """A name of its own, the object and its attribute."""
     owners = [(f'module {path}', module) for path, module
               in unwrap(runner.model).named_modules()]
-    numbers: Dict[str, int] = {}  # among the hooks of a class: other hooks may come and go
+    numbers: dict[str, int] = {}  # among the hooks of a class: other hooks may come and go
     for hook in runner.hooks:
         kind = type(hook).__name__
         numbers[kind] = numbers.get(kind, -1) + 1

@@ -6,8 +6,9 @@ import os
 import os.path as osp
 import signal
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any
 
 import torch
 from mmengine.dist import all_reduce, barrier, is_main_process
@@ -42,7 +43,7 @@ class PreemptionHook(Hook):
 
     def __init__(self, signals: Sequence[str] = ('SIGTERM', )) -> None:
         self.signals = [signal.Signals[name] for name in signals]
-        self._before: Dict[int, Any] = {}
+        self._before: dict[int, Any] = {}
         self._told = False
 
     def before_train(self, runner: Runner) -> None:
@@ -56,8 +57,8 @@ class PreemptionHook(Hook):
         for loader in loaders:
             keep_workers(loader, self.signals)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[Any] = None,
-                         outputs: Optional[Dict] = None) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any | None = None,
+                         outputs: dict | None = None) -> None:
         """Save and end if any process was told to.
 
         Raises:
@@ -136,7 +137,7 @@ class _Loyal:
         start (Callable, optional): The loader's own ``worker_init_fn``.
     """
 
-    def __init__(self, signals: Sequence[int], start: Optional[Callable]) -> None:
+    def __init__(self, signals: Sequence[int], start: Callable | None) -> None:
         self.signals, self.start = signals, start
 
     def __call__(self, worker: int) -> None:

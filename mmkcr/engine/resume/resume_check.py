@@ -1,7 +1,8 @@
 """Differences between a resumed run's config and the one in its checkpoint."""
 
 import re
-from typing import Any, Dict, Iterator, List, Mapping, Tuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mmengine.config import Config
 
@@ -21,7 +22,7 @@ _RESTORED = re.compile(r'(optim_wrapper\.(.*\.)?optimizer\.|param_scheduler\.|ra
 _MISSING = object()
 
 
-def config_changes(text: str, config: Config, path: str) -> Tuple[List[str], List[str]]:
+def config_changes(text: str, config: Config, path: str) -> tuple[list[str], list[str]]:
     """Compare the config in a checkpoint with that of the run that resumes from it.
 
     A different model, price, split of the data or accumulation of gradients makes another run:
@@ -66,9 +67,9 @@ def _is_essential(key: str) -> bool:
     return first in ('model', 'data_preprocessor') or key.endswith('accumulative_counts')
 
 
-def _entries(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
+def _entries(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Leaves of a config by their dotted names, without entries that may differ."""
-    items: Dict[str, Any] = {}
+    items: dict[str, Any] = {}
     if isinstance(value, Mapping) and value:
         items = {str(name): entry for name, entry in value.items() if name not in _FREE}
     elif isinstance(value, (list, tuple)) and any(

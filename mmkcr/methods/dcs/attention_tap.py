@@ -4,15 +4,16 @@ Shapes: B batch (times windows or patch positions where attention runs within th
 N positions, d head width.
 """
 
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from mmpretrain.models.utils import WindowMSA
 from torch import Tensor, nn
 
 from mmkcr.models.layers.lite_mla import LiteMLA
 from mmkcr.models.layers.window_attention import FusedWindowMSA
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 
 
 class Attention(NamedTuple):
@@ -49,7 +50,7 @@ class AttentionTap:
         if not self.layers:
             raise ValueError('expected a model with attention (ViT, Swin, MobileViT, '
                              f'EfficientViT), found none in `{type(unwrap(model)).__name__}`')
-        self.attention: Dict[str, Attention] = {}
+        self.attention: dict[str, Attention] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> 'AttentionTap':
@@ -85,7 +86,7 @@ class AttentionTap:
         return undo
 
     def _replace(self, name: str, module: nn.Module, attribute: str,
-                 record: Optional[Callable]) -> Callable[[], None]:
+                 record: Callable | None) -> Callable[[], None]:
         """Record the calls of a module's callable; return what undoes it."""
         if attribute == 'softmax':
             return self._hook_windows(name, module)
@@ -105,7 +106,7 @@ class AttentionTap:
 
 
 def _attentions(
-        model: nn.Module) -> Iterator[Tuple[str, Tuple[nn.Module, str, Optional[Callable]]]]:
+        model: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, str, Callable | None]]]:
     for name, module in model.named_modules():
         if isinstance(module, LiteMLA):
             yield name, (module, 'attend', _linear)

@@ -3,7 +3,8 @@
 Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 """
 
-from typing import Any, Dict, Iterator, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from mmengine.dist import broadcast, get_dist_info
@@ -19,12 +20,12 @@ from mmkcr.functional.clusters import (
 )
 from mmkcr.functional.information import InformationAccumulator, log_assignments
 from mmkcr.methods.search.regularized import labels_of
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from .information_bottleneck import InformationBottleneckLoss
 
 
 def labelled_batches(model: nn.Module, loader: DataLoader,
-                     layer: str) -> Iterator[Tuple[Tensor, Tensor, Any]]:
+                     layer: str) -> Iterator[tuple[Tensor, Tensor, Any]]:
     """Yield features (B, d), labels (B,) and the batch itself.
 
     Args:
@@ -62,8 +63,8 @@ class BottleneckPass:
         self.dataset, self.like = dataset, like
 
     @torch.no_grad()
-    def run(self, drawn: Optional[Tensor] = None, seed: int = 0,
-            step: int = -1) -> Dict[str, float]:
+    def run(self, drawn: Tensor | None = None, seed: int = 0,
+            step: int = -1) -> dict[str, float]:
         """Cluster, sum and refresh.
 
         Args:
@@ -104,7 +105,7 @@ class BottleneckPass:
         loss.refresh(loss.centroids, sums.log_q(loss.smoothing), step)
         return sums.values(loss.log_q)
 
-    def _batches(self, indices: Optional[Tensor]) -> Iterator[Tuple[Tensor, Tensor, Any]]:
+    def _batches(self, indices: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Any]]:
         loader = share_of_rank(self.dataset, None if indices is None else indices.tolist(),
                                self.like)
         return labelled_batches(self.model, loader, self.layer)
@@ -112,7 +113,7 @@ class BottleneckPass:
     def _inputs(self, batch: Any) -> Tensor:
         return flat_inputs(self.model.data_preprocessor(batch, False)['inputs'])
 
-    def _row(self, features: Tensor, labels: Tensor, batch: Any) -> Tuple:
+    def _row(self, features: Tensor, labels: Tensor, batch: Any) -> tuple:
         """The part of a batch that is held: features, labels, log phi of the inputs."""
         if self.loss.input_features is None:
             return features.float(), labels, None
@@ -121,7 +122,7 @@ class BottleneckPass:
             self._inputs(batch), loss.input_centroids, loss.beta, loss.normalize)
 
     def _add(self, sums: InformationAccumulator, features: Tensor, labels: Tensor,
-             log_inputs: Optional[Tensor]) -> None:
+             log_inputs: Tensor | None) -> None:
         sums.add(self.loss.log_phi(features), labels, log_inputs)
 
     def _cluster_inputs(self, seed: int) -> None:
@@ -146,7 +147,7 @@ class BottleneckPass:
 
 def information_statistics(model: nn.Module, loader: DataLoader, num_classes: int,
                            layer: str = 'backbone', seed: int = 0,
-                           **kwargs: Any) -> Dict[str, float]:
+                           **kwargs: Any) -> dict[str, float]:
     """I(X~, X), I(X~, Y), IB and its bounds of any trained classifier.
 
     Args:

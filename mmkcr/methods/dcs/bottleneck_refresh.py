@@ -1,13 +1,13 @@
 """Refreshes clusters and Q of the information bottleneck loss."""
 
-from typing import Any, Optional
+from typing import Any
 
 from mmengine.runner import Runner
 from torch import nn
 
 from mmkcr.functional.clusters import SAMPLES_PER_CLUSTER
 from mmkcr.methods.search.refresh import RefreshHook
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 from .bottleneck import BottleneckPass
 from .information_bottleneck import InformationBottleneckLoss
@@ -42,7 +42,7 @@ class InformationBottleneckHook(RefreshHook):
 
     def __init__(self,
                  interval: int = 1,
-                 samples: Optional[int] = None,
+                 samples: int | None = None,
                  loss: str = 'ib',
                  **kwargs: Any) -> None:
         super().__init__(interval, loss, **kwargs)

@@ -1,6 +1,5 @@
 """The information bottleneck of features and labels as a loss."""
 
-from typing import Dict, Optional
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class InformationBottleneckLoss(nn.Module):
-    r"""Variational bound of the IB loss (DCS theorem 3.1; SPEC 2.4, docs/dcs.md).
+    r"""Variational bound of the IB loss (DCS theorem 3.1; docs/dcs.md).
 
     .. math:: \text{IBB}_j = -\frac1{|B_j|} \sum_{i \in B_j} \sum_a \phi(\tilde X_i, a)
               \log Q^{(t-1)}(a | y_i), \qquad
@@ -51,12 +50,12 @@ class InformationBottleneckLoss(nn.Module):
     def __init__(self,
                  num_features: int,
                  num_classes: int,
-                 num_clusters: Optional[int] = None,
+                 num_clusters: int | None = None,
                  weight: float = 50.,
                  beta: float = 1.,
                  normalize: bool = True,
                  smoothing: float = 1e-3,
-                 input_features: Optional[int] = None) -> None:
+                 input_features: int | None = None) -> None:
         super().__init__()
         for name, value in (('num_clusters', num_clusters or num_classes), ('beta', beta),
                             ('smoothing', smoothing)):
@@ -68,7 +67,7 @@ class InformationBottleneckLoss(nn.Module):
         self.weight, self.beta, self.normalize = weight, beta, normalize
         self.smoothing = smoothing
         self.active = True
-        self._value: Optional[Tensor] = None
+        self._value: Tensor | None = None
         self.register_buffer('centroids', torch.zeros(self.num_clusters, num_features))
         self.register_buffer('log_q', torch.zeros(num_classes, self.num_clusters))
         # epoch of the last refresh, and whether there was one
@@ -119,7 +118,7 @@ class InformationBottleneckLoss(nn.Module):
         """Log of the soft assignments (B, A) of features (B, d) to the clusters."""
         return log_assignments(features, self.centroids, self.beta, self.normalize)
 
-    def log_vars(self) -> Dict[str, Tensor]:
+    def log_vars(self) -> dict[str, Tensor]:
         """dict[str, Tensor]: The last batch's value, without eta."""
         return {} if self._value is None else dict(variational=self._value)
 

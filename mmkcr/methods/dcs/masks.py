@@ -4,15 +4,16 @@ Not imported by the package's ``__init__``, as :mod:`mmkcr.evaluation.features`.
 """
 
 import statistics
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from mmengine.dist import all_reduce
 from torch import Tensor, nn
 
 from mmkcr.models.sites.qk_mask import QKMaskSite
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from .qk_mask import QKMask
 
 
@@ -84,8 +85,8 @@ class MaskWatch:
 
     def __init__(self, model: nn.Module) -> None:
         self.masks = find_masks(model)
-        self._opened: Dict[str, Tensor] = {}  # open positions by channel
-        self._positions: Dict[str, int] = {}
+        self._opened: dict[str, Tensor] = {}  # open positions by channel
+        self._positions: dict[str, int] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> 'MaskWatch':
@@ -106,7 +107,7 @@ class MaskWatch:
 
         return record
 
-    def statistics(self) -> Dict[str, MaskStatistics]:
+    def statistics(self) -> dict[str, MaskStatistics]:
         """Of every mask that was called, over all processes."""
         return {name: self._of(name) for name in self.masks if name in self._opened}
 
@@ -122,7 +123,7 @@ class MaskWatch:
         always, never = (float((openness == value).double().mean()) for value in (1, 0))
         return MaskStatistics(float(openness.mean()), always, never)
 
-    def table(self) -> Dict[str, Dict[str, float]]:
+    def table(self) -> dict[str, dict[str, float]]:
         """``open``, ``always`` and ``never`` in percent by layer, named as in the backbone."""
         return {name.rpartition('backbone.')[2].removesuffix('.mask'):
                 {key: 100 * value for key, value in mask._asdict().items()}

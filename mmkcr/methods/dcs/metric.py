@@ -1,6 +1,7 @@
 """Mutual information of features with inputs and labels as a metric."""
 
-from typing import Any, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from mmengine.evaluator import BaseMetric
@@ -15,7 +16,7 @@ _CHUNK = 4096
 
 @METRICS.register_module()
 class InformationBottleneckMetric(BaseMetric):
-    r"""I(X~, X), I(X~, Y), IB and its bounds (DCS section 3.3; SPEC 2.4).
+    r"""I(X~, X), I(X~, Y), IB and its bounds (DCS section 3.3).
 
     With A = B = C clusters of the features and of the inputs by k-means on the evaluated
     set, soft assignments phi, and Q by equation 8 with the same clusters:
@@ -52,15 +53,15 @@ class InformationBottleneckMetric(BaseMetric):
     def __init__(self,
                  num_classes: int,
                  inputs: bool = True,
-                 mean: Optional[Sequence[float]] = None,
-                 std: Optional[Sequence[float]] = None,
+                 mean: Sequence[float] | None = None,
+                 std: Sequence[float] | None = None,
                  beta: float = 1.,
                  normalize: bool = True,
                  smoothing: float = 1e-3,
                  feature_key: str = 'features',
                  seed: int = 0,
                  collect_device: str = 'cpu',
-                 prefix: Optional[str] = None) -> None:
+                 prefix: str | None = None) -> None:
         super().__init__(collect_device=collect_device, prefix=prefix)
         self.num_classes, self.inputs = num_classes, inputs
         self.mean, self.std = (None if value is None else torch.tensor(value).view(-1, 1, 1)
@@ -83,7 +84,7 @@ class InformationBottleneckMetric(BaseMetric):
             self.results.append((sample[self.feature_key].detach().float().cpu(),
                                  int(sample['gt_label']), point))
 
-    def compute_metrics(self, results: List) -> Dict[str, float]:
+    def compute_metrics(self, results: list) -> dict[str, float]:
         """Compute clusters, soft assignments and their mutual information.
 
         Args:

@@ -1,6 +1,5 @@
 """Input-dependent mask on queries and keys of DCS-Transformer, section 3.1."""
 
-from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +53,7 @@ class QKMask(NoisyGate, AddedLayer):
                  maps: bool = False,
                  separate: bool = False,
                  share_heads: bool = False,
-                 rank: Optional[int] = None,
+                 rank: int | None = None,
                  init: float = 2.0,
                  temperature: float = 1.0) -> None:
         super().__init__()
@@ -77,10 +76,10 @@ class QKMask(NoisyGate, AddedLayer):
             nn.init.trunc_normal_(torch.empty(rank, in_channels), std=in_channels**-.5))
         self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(rows, inner), std=std))
         self.bias = nn.Parameter(torch.full((rows, ), float(init)))
-        self._seed: Optional[int] = None
-        self._noise: Optional[Tensor] = None
+        self._seed: int | None = None
+        self._noise: Tensor | None = None
 
-    def resample(self, generator: Optional[torch.Generator] = None) -> None:
+    def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw the seed of one training step's noise; the forward draws it once it has a shape."""
         self._seed = int(torch.randint(2**62, (), generator=generator))
         self._noise = None
@@ -111,7 +110,7 @@ class QKMask(NoisyGate, AddedLayer):
             theta = torch.cat([theta] * self.repeats, 2 if self.maps else -1)
         return theta
 
-    def _linear(self, x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.maps:
             return F.conv2d(x, weight[..., None, None], bias)
         return F.linear(x, weight, bias)

@@ -5,8 +5,9 @@ summed over the entries. It is small if the head attends to the same places in e
 package's ``__init__`` does not import this module, as with :mod:`mmkcr.evaluation.features`.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from mmkcr.core.forward import stop_after
 from mmkcr.evaluation.features import undisturbed
 from mmkcr.models.layers.operator_attention import TokenGrid
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.tasks import find_task, unwrap
 from mmkcr.visualization import shown
 
 REDUCTIONS = ('sum', 'mean', 'relative')
@@ -30,8 +31,8 @@ class RunningMoments:
 
     def __init__(self) -> None:
         self.count = 0
-        self.mean: Optional[Tensor] = None
-        self.deviations: Optional[Tensor] = None
+        self.mean: Tensor | None = None
+        self.deviations: Tensor | None = None
 
     def update(self, value: Tensor) -> None:
         """Take in one more tensor.
@@ -123,7 +124,7 @@ class HeadStatistics:
     """
 
     def __init__(self, attentions: Mapping[str, nn.Module], grid: TokenGrid,
-                 expected: Optional[Tuple[int, int]] = None) -> None:
+                 expected: tuple[int, int] | None = None) -> None:
         self.attentions, self.grid = attentions, grid
         self.hw, self._strict = expected, expected is None
         self.others = 0
@@ -140,7 +141,7 @@ class HeadStatistics:
 
     def _hook(self, name: str) -> Callable:
         @torch.no_grad()
-        def watch(module: nn.Module, inputs: Tuple[Tensor, ...]) -> None:
+        def watch(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             if self._counts(name, len(inputs[0])):
                 for tokens in inputs[0]:  # one map at a time, whatever the batch
                     self.moments[name].update(attention_map(module, tokens))
@@ -173,7 +174,7 @@ class HeadStatistics:
             moments.reduce()
         return self
 
-    def scores(self, reduction: str = 'sum') -> Dict[str, Tensor]:
+    def scores(self, reduction: str = 'sum') -> dict[str, Tensor]:
         """Score of every head, by layer.
 
         Args:
@@ -226,7 +227,7 @@ def tokens_of(model: nn.Module, attention: nn.Module, batch: Any) -> int:
 @torch.no_grad()
 def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[Any],
                 reduction: str = 'sum', distributed: bool = False,
-                memory: int = 2 * 2**30) -> Dict[str, Tensor]:
+                memory: int = 2 * 2**30) -> dict[str, Tensor]:
     """Run a model over a data set as it is deployed, and score its heads.
 
     A segmentor with a sliding window is scored on all its windows of full size (an image smaller
@@ -269,7 +270,7 @@ def head_scores(model: nn.Module, sites: Mapping[str, Any], batches: Iterable[An
     return scores
 
 
-def window_grid(model: nn.Module, backbone: nn.Module) -> Optional[Tuple[int, int]]:
+def window_grid(model: nn.Module, backbone: nn.Module) -> tuple[int, int] | None:
     """Patches of a segmentor's sliding window, or None for models without one."""
     test_cfg = getattr(find_task(model), 'test_cfg', None) or {}
     if test_cfg.get('mode') != 'slide':

@@ -1,7 +1,8 @@
 """A relaxed choice of k units over all sites (differentiable subset pruning)."""
 
 import copy
-from typing import Any, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +41,11 @@ def relaxed_top_k(logits: Tensor, count: int, temperature: float) -> Tensor:
 class _Choice:
     """The choice that the gates of a backbone make together."""
 
-    def __init__(self, members: List['RelaxedTopKGate']) -> None:
+    def __init__(self, members: list['RelaxedTopKGate']) -> None:
         self.members = members
-        self.relaxed: Dict[bool, Tensor] = {}  # with noise, and without; of the current step
+        self.relaxed: dict[bool, Tensor] = {}  # with noise, and without; of the current step
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> '_Choice':
+    def __deepcopy__(self, memo: dict[int, Any]) -> '_Choice':
         # in the memo before the members are copied, because they refer back to this object
         memo[id(self)] = copied = _Choice([])
         copied.members = copy.deepcopy(self.members, memo)
@@ -105,13 +106,13 @@ class RelaxedTopKGate(BaseGate):
             self._choice.relaxed.clear()
             self._relaxed(True)
 
-    def resample(self, generator: Optional[torch.Generator] = None) -> None:
+    def resample(self, generator: torch.Generator | None = None) -> None:
         """Draw the noise of one training step; the choice of the last one no longer counts."""
         super().resample(generator)
         # a momentum copy that follows may run before this network's own forward refreshes it
         self._choice.relaxed.clear()
 
-    def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
+    def _draw(self, generator: torch.Generator | None) -> Tensor:
         # Gumbel(0, 1), by its inverse CDF
         uniform = torch.rand(len(self.alpha), generator=generator, dtype=torch.float64)
         return -torch.log(-torch.log(uniform.clamp(1e-12, 1 - 1e-12))).float()

@@ -2,8 +2,9 @@
 
 import copy
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import torch
 from mmengine.config import Config
@@ -56,9 +57,9 @@ def split_loader(config: Config, split: str = 'train') -> DataLoader:
 
 
 @torch.no_grad()
-def kernel_statistics(model: nn.Module, loader: DataLoader, layer: Optional[str] = None,
-                      landmarks: Optional[int] = None, progress: bool = False,
-                      **kwargs: Any) -> Dict[str, float]:
+def kernel_statistics(model: nn.Module, loader: DataLoader, layer: str | None = None,
+                      landmarks: int | None = None, progress: bool = False,
+                      **kwargs: Any) -> dict[str, float]:
     """KC, A-KC, TNN and the KCR bounds of a model on a data set, in one pass.
 
     Args:
@@ -91,7 +92,7 @@ def kernel_statistics(model: nn.Module, loader: DataLoader, layer: Optional[str]
 
 
 @torch.no_grad()
-def classification_scores(model: nn.Module, loader: DataLoader) -> Dict[str, float]:
+def classification_scores(model: nn.Module, loader: DataLoader) -> dict[str, float]:
     """Loss and accuracy of a classifier on a data set.
 
     Args:
@@ -101,7 +102,7 @@ def classification_scores(model: nn.Module, loader: DataLoader) -> Dict[str, flo
     Returns:
         dict[str, float]: ``loss``, the mean cross entropy in nats, and ``top1`` in percent.
     """
-    losses: List[float] = []
+    losses: list[float] = []
     correct = 0
     with undisturbed(model):
         for batch in loader:
@@ -112,7 +113,7 @@ def classification_scores(model: nn.Module, loader: DataLoader) -> Dict[str, flo
     return dict(loss=sum(losses) / len(losses), top1=100 * correct / len(losses))
 
 
-def training_steps(metas: Sequence[Mapping[str, Any]]) -> Tuple[str, List[int]]:
+def training_steps(metas: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]]:
     """How far the checkpoints of one run were trained.
 
     A run that counts iterations writes the epoch 0 to all of its checkpoints, and several that are
@@ -134,13 +135,13 @@ def training_steps(metas: Sequence[Mapping[str, Any]]) -> Tuple[str, List[int]]:
     return 'epoch', list(range(1, len(metas) + 1))
 
 
-def step_of(row: Mapping[str, Any]) -> Tuple[str, int]:
+def step_of(row: Mapping[str, Any]) -> tuple[str, int]:
     """What the checkpoint of a row was trained for, such as ``('epoch', 30)``."""
     unit = 'epoch' if 'epoch' in row else 'iteration'
     return unit, row[unit]
 
 
-def plot_bounds(rows: Sequence[Mapping[str, Any]], path: Union[str, Path],
+def plot_bounds(rows: Sequence[Mapping[str, Any]], path: str | Path,
                 title: str = '') -> None:
     """Draw the expected losses over a training against the training set's bounds (KCR figure 1).
 

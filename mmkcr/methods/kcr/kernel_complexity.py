@@ -1,6 +1,5 @@
 """Kernel complexity reduction: the approximate truncated nuclear norm as a loss."""
 
-from typing import Dict, Optional
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from mmkcr.registry import MODELS
 
 @MODELS.register_module()
 class KernelComplexityLoss(nn.Module):
-    r"""KCR regulariser (KCR section 3.2, equation 2; SPEC 1.4, docs/kernel_complexity.md).
+    r"""KCR regulariser (KCR section 3.2, equation 2; docs/kernel_complexity.md).
 
     The form 'projection' needs only the feature-space basis V (d, r):
 
@@ -55,7 +54,7 @@ class KernelComplexityLoss(nn.Module):
                  weight: float = 0.2,
                  form: str = 'projection',
                  scale_free: bool = False,
-                 num_samples: Optional[int] = None) -> None:
+                 num_samples: int | None = None) -> None:
         super().__init__()
         if form not in ('projection', 'sample'):
             raise ValueError(f"expected form 'projection' or 'sample', found `{form}` in "
@@ -89,7 +88,7 @@ class KernelComplexityLoss(nn.Module):
         """Tensor: As ``basis_epoch``, for :class:`mmkcr.methods.search.refresh.RefreshHook`."""
         return self.basis_epoch
 
-    def forward(self, features: Tensor, indices: Optional[Tensor] = None) -> Tensor:
+    def forward(self, features: Tensor, indices: Tensor | None = None) -> Tensor:
         """Computes the weighted loss of a batch.
 
         Args:
@@ -117,7 +116,7 @@ class KernelComplexityLoss(nn.Module):
             self._energy_outside = share.detach()
             return self.weight * (share if self.scale_free else mean)
 
-    def log_vars(self) -> Dict[str, Tensor]:
+    def log_vars(self) -> dict[str, Tensor]:
         """dict[str, Tensor]: Share of the last batch's energy outside the subspace.
 
         It is a scalar on the features' device, so that logging does not synchronise a GPU.
@@ -135,7 +134,7 @@ class KernelComplexityLoss(nn.Module):
         # The value of `inside` with twice its gradient: both factors of U^T F F^T U move.
         return features.square().sum() - (2 * inside - inside.detach())
 
-    def _check(self, features: Tensor, indices: Optional[Tensor]) -> None:
+    def _check(self, features: Tensor, indices: Tensor | None) -> None:
         if features.ndim != 2 or features.shape[1] != self.num_features:
             raise ValueError(f'expected features of shape (B, {self.num_features}), found '
                              f'`{tuple(features.shape)}` in KernelComplexityLoss')
@@ -183,7 +182,7 @@ class KernelComplexityLoss(nn.Module):
         self.set_basis(leading_basis(moment, rank), epoch)
 
     @torch.no_grad()
-    def refresh_from_features(self, features: Tensor, landmarks: Optional[Tensor] = None,
+    def refresh_from_features(self, features: Tensor, landmarks: Tensor | None = None,
                               epoch: int = -1) -> None:
         """Computes V, and for 'sample' U and G, from all training features.
 

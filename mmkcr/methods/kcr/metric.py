@@ -1,6 +1,7 @@
 """Kernel complexity and the KCR bounds as a metric."""
 
-from typing import Any, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ def landmark_mask(indices: Sequence[int], ratio: float, seed: int) -> np.ndarray
 
 @METRICS.register_module()
 class KernelComplexityMetric(BaseMetric):
-    r"""KC, A-KC, TNN and the KCR bounds, streaming (KCR sections 3.2 and 4.6; SPEC 1.5).
+    r"""KC, A-KC, TNN and the KCR bounds, streaming (KCR sections 3.2 and 4.6).
 
     .. math:: \text{KC} = \min_{h \in [0, r_0]} \frac{h}{n} +
               \sqrt{\frac1n \sum_{i>h} \lambda_i}, \qquad
@@ -85,10 +86,10 @@ class KernelComplexityMetric(BaseMetric):
                  form: str = 'projection',
                  x: float = 3.0,
                  feature_key: str = 'features',
-                 score_key: Optional[str] = 'pred_score',
+                 score_key: str | None = 'pred_score',
                  seed: int = 0,
                  collect_device: str = 'cpu',
-                 prefix: Optional[str] = None) -> None:
+                 prefix: str | None = None) -> None:
         super().__init__(collect_device=collect_device, prefix=prefix)
         if not 0 < landmark_ratio <= 1:
             raise ValueError(f'expected landmark_ratio in (0, 1], found `{landmark_ratio}` in '
@@ -110,7 +111,7 @@ class KernelComplexityMetric(BaseMetric):
         self._tail = rows[-1:]  # may be padding, which is known only at the end
         self._consume(rows[:-1])
 
-    def evaluate(self, size: int) -> Dict[str, float]:
+    def evaluate(self, size: int) -> dict[str, float]:
         """Merge the ranks and compute the values (the same on every rank).
 
         Args:
@@ -128,7 +129,7 @@ class KernelComplexityMetric(BaseMetric):
         self._reset()
         return {f'{self.prefix}/{key}': value for key, value in metrics.items()}
 
-    def compute_metrics(self, results: List) -> Dict[str, float]:
+    def compute_metrics(self, results: list) -> dict[str, float]:
         """Compute the values from all ranks' moments.
 
         Args:
@@ -153,7 +154,7 @@ class KernelComplexityMetric(BaseMetric):
             metrics.update(self._bounds(float(error) / n, metrics, n))
         return metrics
 
-    def _bounds(self, error: float, metrics: dict, n: int) -> Dict[str, float]:
+    def _bounds(self, error: float, metrics: dict, n: int) -> dict[str, float]:
         bounds = dict(squared_error=error)
         for key, name in (('kc', 'kcr'), ('a_kc', 'a_kcr')):
             if key in metrics:

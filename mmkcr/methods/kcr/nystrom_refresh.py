@@ -1,6 +1,6 @@
 """Refreshes the subspace of the kernel complexity loss."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from mmengine.runner import Runner
@@ -10,7 +10,7 @@ from mmkcr.datasets.part import sample_sources
 from mmkcr.evaluation.features import feature_batches, share_of_rank
 from mmkcr.functional.kernel import DEFAULT_LANDMARKS, MomentAccumulator, truncation_rank
 from mmkcr.methods.search.refresh import RefreshHook
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 
 
@@ -40,7 +40,7 @@ class NystromRefreshHook(RefreshHook):
 
     def __init__(self,
                  interval: int = 30,
-                 landmarks: Optional[int] = None,
+                 landmarks: int | None = None,
                  solver: str = 'nystrom',
                  loss: str = 'kcr',
                  **kwargs: Any) -> None:
@@ -85,7 +85,7 @@ class NystromRefreshHook(RefreshHook):
         used = len(self.dataset) if indices is None else len(indices)
         return f'basis of rank {int(loss.basis_rank)} from {used} of {len(self.dataset)} samples'
 
-    def _draw(self, step: int) -> Optional[Tensor]:
+    def _draw(self, step: int) -> Tensor | None:
         """Landmarks of a step, ascending, or None for all samples."""
         n = len(self.dataset)
         m = min(DEFAULT_LANDMARKS, n) if self.landmarks is None else self.landmarks
@@ -94,7 +94,7 @@ class NystromRefreshHook(RefreshHook):
                              'NystromRefreshHook')
         return None if self.solver == 'exact' else self.draw(m, step)
 
-    def _moment(self, model: nn.Module, indices: Optional[Tensor]) -> Tensor:
+    def _moment(self, model: nn.Module, indices: Tensor | None) -> Tensor:
         loss = model.regularizers[self.loss]
         accumulator = MomentAccumulator(loss.num_features, loss.basis.device)
         chosen = None if indices is None else indices.tolist()

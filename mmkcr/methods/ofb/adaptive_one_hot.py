@@ -1,7 +1,7 @@
 """The adaptive one-hot loss of Once-for-Both (section 3.3)."""
 
 import math
-from typing import Dict, Mapping, Optional, Sequence, Tuple, Union
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ _PRESETS = dict(
 
 
 def one_hot_terms(probabilities: Tensor, options: Tensor,
-                  eps: float = 1e-3) -> Tuple[Tensor, Tensor, Tensor]:
+                  eps: float = 1e-3) -> tuple[Tensor, Tensor, Tensor]:
     r"""Entropy and tangent term of the probabilities p of each site over its D live options.
 
     :math:`H(p) = -\sum p \ln p` and :math:`\tan(\pi/2 - \pi\omega)` with
@@ -110,21 +110,21 @@ class AdaptiveOneHotLoss(Priced):
     """
 
     def __init__(self,
-                 target: Union[str, int, float],
+                 target: str | int | float,
                  preset: str = 'balanced',
-                 one_hot: Optional[float] = None,
+                 one_hot: float | None = None,
                  entropy: float = 1.,
                  tangent: float = 1.,
-                 budget: Optional[float] = None,
-                 importance: Union[float, Mapping[str, float], None] = None,
-                 balance: Optional[float] = None,
-                 growth: Optional[float] = None,
+                 budget: float | None = None,
+                 importance: float | Mapping[str, float] | None = None,
+                 balance: float | None = None,
+                 growth: float | None = None,
                  band: float = 0.02,
                  eps: float = 1e-3,
-                 input_shape: Optional[Sequence[int]] = None,
-                 part: Optional[str] = None,
+                 input_shape: Sequence[int] | None = None,
+                 part: str | None = None,
                  cost: str = 'macs',
-                 table: Optional[str] = None,
+                 table: str | None = None,
                  force_table: bool = False) -> None:
         super().__init__(cost, table, (), input_shape, force_table)
         if preset not in _PRESETS:
@@ -150,7 +150,7 @@ class AdaptiveOneHotLoss(Priced):
         # a buffer, so that a grown weight is in the checkpoint
         self.register_buffer('budget', torch.tensor(float(chosen['budget'])), self.growth > 0)
 
-    def forward(self, macs: MacsModel) -> Dict[str, Tensor]:
+    def forward(self, macs: MacsModel) -> dict[str, Tensor]:
         """Price the gates as they are.
 
         Args:
@@ -167,7 +167,7 @@ class AdaptiveOneHotLoss(Priced):
         Raises:
             ValueError: A gate is no :class:`~mmkcr.methods.ofb.bimask.BiMaskGate`.
         """
-        gates: Dict[str, BiMaskGate] = {name: site.gate for name, site in macs.sites.items()}
+        gates: dict[str, BiMaskGate] = {name: site.gate for name, site in macs.sites.items()}
         for name, gate in gates.items():
             if not isinstance(gate, BiMaskGate):
                 raise ValueError('expected gates of type `mmkcr.BiMaskGate` for the '
@@ -201,7 +201,7 @@ class AdaptiveOneHotLoss(Priced):
                     budget_weight=self.budget.clone())
 
     @staticmethod
-    def _options(gates: Sequence[BiMaskGate]) -> Tuple[Tensor, Tensor, Tensor]:
+    def _options(gates: Sequence[BiMaskGate]) -> tuple[Tensor, Tensor, Tensor]:
         """p (sites, K), D (sites,) and the options' sizes (sites, K), for all sites at once."""
         # padding is False in `alive`, and so gets the probability 0
         logits = pad_sequence([gate.alpha.flatten() for gate in gates], True)

@@ -1,6 +1,6 @@
 """Bi-mask gate of Once for Both: importance and sparsity of units in one mask."""
 
-from typing import List, Mapping, Optional, Tuple
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class BiMaskGate(BaseGate):
 
     #: The gate takes the argument ``groups``.
     grouped = True
-    #: Search space by kind of site (SPEC 3, table 1 of the paper).
+    #: Search space by kind of site (table 1 of the paper).
     space: Mapping[str, Mapping[str, float]] = dict(
         embedding=dict(start=1 / 2, step=1 / 32),
         head_channels=dict(start=1 / 4, step=1 / 8, group_step=2),
@@ -109,7 +109,7 @@ class BiMaskGate(BaseGate):
         return len(self.kept)
 
     @property
-    def present_shape(self) -> Tuple[int, int]:
+    def present_shape(self) -> tuple[int, int]:
         """Groups, and channels per group, that are physically there."""
         groups = len(torch.unique(self.kept // self.width))
         return groups, len(self.kept) // groups
@@ -137,7 +137,7 @@ class BiMaskGate(BaseGate):
 
     # ---- masks over the units present -----------------------------------------------------------
 
-    def ranks(self) -> Tuple[Tensor, Tensor]:
+    def ranks(self) -> tuple[Tensor, Tensor]:
         """Rank of every group, shape (G,), and of the channels in their group, shape (G, C).
 
         A group is scored by the channels that it can still keep. So slicing the other
@@ -166,7 +166,7 @@ class BiMaskGate(BaseGate):
         group_rank, channel_rank = self.ranks()
         return values[group_rank[:, None], channel_rank].flatten()
 
-    def supported(self) -> Optional[Tensor]:
+    def supported(self) -> Tensor | None:
         """Units that some live option can keep; in eval mode those that the hard gate keeps.
 
         Returns:
@@ -184,7 +184,7 @@ class BiMaskGate(BaseGate):
         group_rank, channel_rank = self.ranks()
         return ((group_rank[:, None] < groups) & (channel_rank < channels)).flatten()
 
-    def support(self) -> Optional[Tensor]:
+    def support(self) -> Tensor | None:
         """The mask of :meth:`supported`, as weights for norms over the units."""
         return self.supported()
 
@@ -225,10 +225,10 @@ class BiMaskGate(BaseGate):
         position = int(self.alpha.detach().masked_fill(~self.alive, -torch.inf).argmax())
         return torch.tensor(divmod(position, self.alpha.shape[1]))
 
-    def resample(self, generator: Optional[torch.Generator] = None) -> None:
+    def resample(self, generator: torch.Generator | None = None) -> None:
         """Do nothing: the relaxation has no noise."""
 
-    def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
+    def _draw(self, generator: torch.Generator | None) -> Tensor:
         return torch.zeros(self.total)
 
     def scores(self) -> Tensor:
@@ -259,7 +259,7 @@ class BiMaskGate(BaseGate):
         """Entropy of p in nats."""
         return entropy_of(self.probabilities().flatten())
 
-    def options(self) -> List[Tuple[int, float]]:
+    def options(self) -> list[tuple[int, float]]:
         """Sizes and logits of the options still alive, group option by group option."""
         sizes, logits = self.option_sizes()[self.alive], self.alpha.detach()[self.alive]
         return list(zip(sizes.tolist(), logits.tolist()))
@@ -274,7 +274,7 @@ class BiMaskGate(BaseGate):
         alive[tuple(self.alive.nonzero()[option])] = True
         return alive
 
-    def selection(self, option: Optional[int] = None) -> Tensor:
+    def selection(self, option: int | None = None) -> Tensor:
         """Original indices of the units that an option keeps, int64, ascending.
 
         Args:
@@ -308,7 +308,7 @@ def _rank(values: Tensor) -> Tensor:
     return values.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
 
 
-def _prefixes(sizes: Tuple[int, ...], length: int, like: Tensor) -> Tensor:
+def _prefixes(sizes: tuple[int, ...], length: int, like: Tensor) -> Tensor:
     """By option, 1 for the first ``size`` ranks and 0 for the rest; shape (options, length)."""
     ranks = torch.arange(length, device=like.device)
     return (ranks < torch.tensor(sizes, device=like.device)[:, None]).to(like.dtype)

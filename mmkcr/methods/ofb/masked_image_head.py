@@ -1,6 +1,6 @@
 """Progressive masked image modelling of Once-for-Both (section 3.4)."""
 
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,7 @@ class MaskedImageHead(nn.Module):
                  image_channels: int = 3,
                  window: int = 47,
                  mask_ratio: float = 0.01,
-                 token_channels: Optional[int] = None,
+                 token_channels: int | None = None,
                  keep_position: bool = True) -> None:
         super().__init__()
         if window % 2 == 0 or min(in_channels, patch_size, image_channels, window) < 1:
@@ -56,7 +56,7 @@ class MaskedImageHead(nn.Module):
             nn.Conv2d(in_channels, image_channels * patch_size**2, 1), nn.PixelShuffle(patch_size))
 
     def draw(self, batch: int, grid: Sequence[int], generator: torch.Generator,
-             sizes: Optional[Tensor] = None) -> Tensor:
+             sizes: Tensor | None = None) -> Tensor:
         """Draw masked patches, the same share of every image.
 
         The draw covers the batches of all ranks, whose samples interleave, so that several
@@ -99,7 +99,7 @@ class MaskedImageHead(nn.Module):
         fine = F.pad(fine, (extra, 0)).to(tokens.device)
         return torch.where(fine[..., None], self.mask_token.to(tokens.dtype), tokens)
 
-    def normalised(self, images: Tensor, inside: Optional[Tensor] = None) -> Tensor:
+    def normalised(self, images: Tensor, inside: Tensor | None = None) -> Tensor:
         """Images less the mean, over the standard deviation, of the window around each pixel.
 
         Args:
@@ -127,7 +127,7 @@ class MaskedImageHead(nn.Module):
         return x / inside.clamp(min=1)
 
     def forward(self, features: Tensor, images: Tensor, mask: Tensor,
-                sizes: Optional[Tensor] = None) -> Tensor:
+                sizes: Tensor | None = None) -> Tensor:
         """L1 loss on the masked pixels.
 
         Args:

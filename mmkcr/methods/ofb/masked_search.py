@@ -1,7 +1,8 @@
 """A search whose features are kept rich by masked image modelling (OFB, section 3.4)."""
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any
 
 import torch
 from mmengine.dist import all_reduce
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from mmkcr.core import Axis
 from mmkcr.methods.search.search_model import SearchModel
-from mmkcr.models.utils import find_backbone, search_space
+from mmkcr.models.tasks import find_backbone, search_space
 from mmkcr.registry import MODELS
 
 
@@ -37,7 +38,7 @@ class MaskedSearchModel(SearchModel):
 
     def __init__(self,
                  *args: Any,
-                 reconstruction: Optional[Dict] = None,
+                 reconstruction: dict | None = None,
                  reconstruction_weight: float = 1.,
                  end_when_decided: bool = True,
                  **kwargs: Any) -> None:
@@ -59,7 +60,7 @@ class MaskedSearchModel(SearchModel):
 
     def forward(self,
                 inputs: Tensor,
-                data_samples: Optional[List] = None,
+                data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
         """Like :meth:`SearchModel.forward`, with the reconstruction in mode ``'loss'``."""
         head = self.reconstruction
@@ -87,7 +88,7 @@ class MaskedSearchModel(SearchModel):
         if self.reconstruction is not None and self.end_when_decided:
             self.reconstruction.requires_grad_(False)
 
-    def _balance(self, task_losses: Dict, error: Tensor) -> Tensor:
+    def _balance(self, task_losses: dict, error: Tensor) -> Tensor:
         """Task loss over reconstruction error, both averaged over the ranks."""
         # one factor for all ranks, so that their gradients are of one loss
         sizes = torch.stack([self.parse_losses(task_losses)[0].detach(), error.detach()])
@@ -95,7 +96,7 @@ class MaskedSearchModel(SearchModel):
         return self.reconstruction_weight * sizes[0] / sizes[1].clamp(min=1e-6)
 
     @contextmanager
-    def _masked(self, generator: torch.Generator, sizes: Optional[Tensor]) -> Iterator[Dict]:
+    def _masked(self, generator: torch.Generator, sizes: Tensor | None) -> Iterator[dict]:
         """Hide tokens in the forward within the block; collect mask, tokens and task losses."""
         head, backbone, seen = self.reconstruction, find_backbone(self.architecture), {}
         # tokens along a side of a masked patch; stages of Swin round sizes up, so patches do too
@@ -130,7 +131,7 @@ class MaskedSearchModel(SearchModel):
             yield seen
 
 
-def _image_sizes(inputs: Tensor, data_samples: Optional[List]) -> Optional[Tensor]:
+def _image_sizes(inputs: Tensor, data_samples: list | None) -> Tensor | None:
     """Height and width (B, 2) of images padded to one size; None if none was padded.
 
     Only the hosts' own padding (``pad_shape``) is recognised, which is below and to the right.

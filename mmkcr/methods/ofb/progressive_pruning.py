@@ -3,7 +3,7 @@
 import gc
 import logging
 import math
-from typing import Dict, Iterator, List, Optional, Tuple
+from collections.abc import Iterator
 
 import torch
 from mmengine.dist import broadcast, get_world_size
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from mmkcr.core import TOLERANCE, CostModel, can_meet, choose_options
 from mmkcr.datasets.part import count_sources
 from mmkcr.models.search_space import SearchSpace
-from mmkcr.models.utils import renew_record, search_space, unwrap
+from mmkcr.models.tasks import renew_record, search_space, unwrap
 from mmkcr.registry import HOOKS
 from .bimask import BiMaskGate
 
@@ -53,7 +53,7 @@ class ProgressivePruningHook(Hook):
 
     priority = 'ABOVE_NORMAL'  # before `EMAHook` loads a checkpoint
 
-    def __init__(self, interval: Optional[int] = None, eta: float = 0.2,
+    def __init__(self, interval: int | None = None, eta: float = 0.2,
                  share: float = 0.5) -> None:
         if interval is not None and interval < 1 or not 0 <= eta < 1 or not 0 < share <= 1:
             raise ValueError('expected `interval` of at least 1, `eta` within [0, 1) and `share` '
@@ -82,8 +82,8 @@ class ProgressivePruningHook(Hook):
         self._choose(model, self._alive(model))
         self._every = self.interval or max(1, _epoch_length(runner) // 3)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Optional[dict] = None,
-                         outputs: Optional[dict] = None) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: dict | None = None,
+                         outputs: dict | None = None) -> None:
         """Prune when an event is due."""
         model, done = unwrap(runner.model), runner.iter + 1
         if all(gate.decided for gate in model.gates().values()):
@@ -103,7 +103,7 @@ class ProgressivePruningHook(Hook):
     # ---- decisions ------------------------------------------------------------------------------
 
     @staticmethod
-    def _alive(model: torch.nn.Module) -> Dict[str, Tensor]:
+    def _alive(model: torch.nn.Module) -> dict[str, Tensor]:
         return {site: gate.alive.clone() for site, gate in model.gates().items()}
 
     @staticmethod
@@ -113,21 +113,21 @@ class ProgressivePruningHook(Hook):
             broadcast(parameter.data)
 
     @staticmethod
-    def _window(model: torch.nn.Module) -> Tuple[CostModel, int, int]:
+    def _window(model: torch.nn.Module) -> tuple[CostModel, int, int]:
         """Cost as a function of sizes, and the budget's lower and upper limit."""
         cost = model.price.cost_model(model.macs_model())
         target = cost.parse_target(model.price.target)
         return cost, int(target * (1 - TOLERANCE)) + 1, target
 
     @staticmethod
-    def _sizes(model: torch.nn.Module, alive: Dict[str, Tensor]) -> Dict[str, List[int]]:
+    def _sizes(model: torch.nn.Module, alive: dict[str, Tensor]) -> dict[str, list[int]]:
         """Sizes of the options that would remain."""
-        gates: Dict[str, BiMaskGate] = model.gates()
+        gates: dict[str, BiMaskGate] = model.gates()
         return {site: gates[site].option_sizes()[kept].tolist() for site, kept in alive.items()}
 
-    def _choose(self, model: torch.nn.Module, alive: Dict[str, Tensor]) -> Dict[str, int]:
+    def _choose(self, model: torch.nn.Module, alive: dict[str, Tensor]) -> dict[str, int]:
         """Choose a network within the budget; positions among the options that would remain."""
-        gates: Dict[str, BiMaskGate] = model.gates()
+        gates: dict[str, BiMaskGate] = model.gates()
         scores = {site: gates[site].alpha.detach()[kept].tolist() for site, kept in alive.items()}
         return choose_options(self._sizes(model, alive), scores, *self._window(model))
 
@@ -151,7 +151,7 @@ class ProgressivePruningHook(Hook):
         threshold = self.eta / int(gate.alive.sum())
         return gate.alive & (probabilities > min(threshold, float(probabilities.max()) * 0.999))
 
-    def _affordable(self, model: torch.nn.Module, alive: Dict[str, Tensor]) -> bool:
+    def _affordable(self, model: torch.nn.Module, alive: dict[str, Tensor]) -> bool:
         """Whether the options still contain a network within the budget."""
         return can_meet(self._sizes(model, alive), *self._window(model))
 
@@ -181,9 +181,9 @@ class ProgressivePruningHook(Hook):
     def _follow(self, runner: Runner) -> bool:
         """Slice and fold the model, its optimizer, its averages and its wrapper."""
         space = search_space(unwrap(runner.model))
-        changed = space.settle(runner.optim_wrapper.optimizer)
+        changed = space.apply_decisions(runner.optim_wrapper.optimizer)
         for average in self._averages(runner):
-            average.settle_like(space)
+            average.apply_decisions_of(space)
         if changed:
             self._renew(runner)
         return changed
@@ -234,13 +234,13 @@ class ProgressivePruningHook(Hook):
         present = macs({site: gate.present for site, gate in gates.items()})
         decided = sum(gate.decided for gate in gates.values())
         cost = model.price.cost_model(macs)
-        said = '' if cost is macs else (
+        cost_note = '' if cost is macs else (
             f'; {cost.noun} of what is there: '
-            f'{cost.said(cost({site: gate.present for site, gate in gates.items()}))}')
+            f'{cost.text(cost({site: gate.present for site, gate in gates.items()}))}')
         runner.logger.info(
             f'ProgressivePruningHook: after iteration {runner.iter + 1} '
             f'{present / macs.dense:.1%} of the MACs are there ({present / 1e9:.4g}G), {decided} '
-            f'of {len(gates)} sites are decided{said}')
+            f'of {len(gates)} sites are decided{cost_note}')
 
 
 def _epoch_length(runner: Runner) -> int:

@@ -1,6 +1,7 @@
 """The bilevel search of KCR-Transformer, algorithm 1."""
 
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any
 
 from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
 from torch.utils.data import DataLoader
@@ -48,7 +49,7 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
 
     def __init__(self,
                  runner: Runner,
-                 dataloader: Union[DataLoader, Dict],
+                 dataloader: DataLoader | dict,
                  max_epochs: int,
                  architecture_fraction: float = 0.3,
                  split_seed: int = 0,
@@ -75,7 +76,7 @@ class BilevelTrainLoop(BilevelSteps, EpochBasedTrainLoop):
         self._epoch += 1
 
     def run_iter(self, idx: int, data_batch: Sequence[dict],
-                 architecture_batch: Optional[Sequence[dict]] = None) -> None:
+                 architecture_batch: Sequence[dict] | None = None) -> None:
         """Update the gates, then the weights.
 
         Args:
@@ -113,7 +114,7 @@ class IterBilevelTrainLoop(BilevelSteps, IterBasedTrainLoop):
 
     def __init__(self,
                  runner: Runner,
-                 dataloader: Union[DataLoader, Dict],
+                 dataloader: DataLoader | dict,
                  max_iters: int,
                  architecture_fraction: float = 0.3,
                  split_seed: int = 0,
@@ -124,7 +125,7 @@ class IterBilevelTrainLoop(BilevelSteps, IterBasedTrainLoop):
         super().__init__(runner, weights_loader, max_iters, **kwargs)
         self.dataloader_iterator = PairedBatches(self.dataloader, self.architecture_dataloader)
 
-    def run_iter(self, data_batch: Tuple[Sequence[dict], Sequence[dict]]) -> None:
+    def run_iter(self, data_batch: tuple[Sequence[dict], Sequence[dict]]) -> None:
         """Update the gates, then the weights.
 
         Args:

@@ -1,14 +1,14 @@
 """One iteration of the bilevel search, for any loop."""
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, Optional, Sequence
 
 from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mmkcr.engine.resume.gradients import average_gradients
-from mmkcr.models.utils import held_copies, unwrap
+from mmkcr.models.tasks import held_copies, unwrap
 from .search_constructor import check_optimizers, gate_parameters
 
 
@@ -48,7 +48,7 @@ class BilevelSteps:
         self.runner.call_hook('after_train_iter', **hook_args, outputs=outputs)
         self._iter += 1
 
-    def _step_architecture(self, batch: Sequence[dict]) -> Dict[str, Tensor]:
+    def _step_architecture(self, batch: Sequence[dict]) -> dict[str, Tensor]:
         wrapper: OptimWrapper = self.runner.optim_wrapper['architecture']
         # momentum copies average the weights once per weight step, so not here
         # the bare module, as a distributed wrapper would reduce the gradients of the weights too
@@ -69,14 +69,14 @@ class BilevelSteps:
             wrapper.zero_grad()
         return logs
 
-    def _step_weights(self, batch: Sequence[dict]) -> Dict[str, Tensor]:
+    def _step_weights(self, batch: Sequence[dict]) -> dict[str, Tensor]:
         # gradients of the gates that are being accumulated must not see this step, nor may the
         # weight of a price grow for gates that are not updated
         with gradients_aside(self._gates), evaluating(getattr(self._module, 'price', None)):
             return self.runner.model.train_step(
                 batch, optim_wrapper=self.runner.optim_wrapper['weights'])
 
-    def _others(self) -> List[nn.Parameter]:
+    def _others(self) -> list[nn.Parameter]:
         gates = {id(gate) for gate in self._gates}
         return [param for param in self._module.parameters() if id(param) not in gates]
 
@@ -86,7 +86,7 @@ class BilevelSteps:
 
 
 @contextmanager
-def evaluating(module: Optional[nn.Module]) -> Iterator[None]:
+def evaluating(module: nn.Module | None) -> Iterator[None]:
     """Put a module into evaluation mode for the ``with`` block.
 
     Args:

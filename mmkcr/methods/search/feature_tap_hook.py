@@ -1,7 +1,6 @@
 """Passes a layer's features to the metrics."""
 
 from contextlib import ExitStack
-from typing import Optional
 
 from mmengine.hooks import Hook
 
@@ -29,7 +28,7 @@ class FeatureTapHook(Hook):
 
     priority = 'NORMAL'
 
-    def __init__(self, layer: Optional[str] = None, key: str = 'features') -> None:
+    def __init__(self, layer: str | None = None, key: str = 'features') -> None:
         self.layer, self.key = layer, key
         self._taps = ExitStack()
 

@@ -1,7 +1,8 @@
 """Gumbel-sigmoid channel gate of KCR-Transformer, section 3.1."""
 
 import math
-from typing import Any, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ class GumbelChannelGate(BaseGate):
         self.temperature, self.group = temperature, group
         self.alpha = nn.Parameter(torch.full((total // group, ), float(init)))
 
-    def _draw(self, generator: Optional[torch.Generator]) -> Tensor:
+    def _draw(self, generator: torch.Generator | None) -> Tensor:
         return logistic_noise(self.alpha.shape, generator)
 
     def _of_channels(self, values: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """One optimizer for weights and gates, with separate settings for the gates."""
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 from mmengine.optim import OptimWrapper, build_optim_wrapper
 from torch import nn
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from .search_constructor import gate_parameters, keep_only
 
@@ -33,8 +33,8 @@ class JointOptimWrapperConstructor:
         ...     architecture=dict(lr=2e-2))
     """
 
-    def __init__(self, optim_wrapper_cfg: Dict, paramwise_cfg: Optional[Dict] = None) -> None:
-        self.config: Dict[str, Any] = dict(optim_wrapper_cfg)
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
+        self.config: dict[str, Any] = dict(optim_wrapper_cfg)
         given = self.config.pop('architecture', {})
         self.architecture = {'betas': (0.5, 0.999), 'weight_decay': 0., **given}
         self.importance = self.architecture.pop('importance', None)

@@ -1,12 +1,11 @@
 """Scheduled values that change linearly over a run."""
 
-from typing import List
 
 import torch
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 from .scheduled import ScheduledHook
 
@@ -66,5 +65,5 @@ class LinearScheduleHook(ScheduledHook):
                 setattr(module, self.attribute, value)
         runner.message_hub.update_scalar(f'train/{self.attribute}', value)
 
-    def _owners(self, model: nn.Module) -> List[nn.Module]:
+    def _owners(self, model: nn.Module) -> list[nn.Module]:
         return [module for module in model.modules() if hasattr(module, self.attribute)]

@@ -1,6 +1,6 @@
 """The price of a supernet's gates (KCR, section 3.3)."""
 
-from typing import Dict, Mapping, Optional, Sequence, Union
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ class MacsPrice(Priced):
             MACs are counted for. Defaults to that of the first batch, which is
             reproducible only if all batches have one size.
         part (str, optional): ``'model'`` or ``'backbone'``, whose cost is
-            counted, see :func:`~mmkcr.models.utils.counted_part`. Defaults to
+            counted, see :func:`~mmkcr.models.tasks.counted_part`. Defaults to
             None: the backbone of a detector, else the task model.
         table (str, optional): File of :class:`~mmkcr.core.LatencyTable`, for
             ``cost='latency'``. Defaults to None.
@@ -91,11 +91,11 @@ class MacsPrice(Priced):
     def __init__(self,
                  weight: float = 0.2,
                  cost: str = 'macs',
-                 target: Union[str, int, float, None] = None,
+                 target: str | int | float | None = None,
                  growth: float = 0.02,
-                 input_shape: Optional[Sequence[int]] = None,
-                 part: Optional[str] = None,
-                 table: Optional[str] = None,
+                 input_shape: Sequence[int] | None = None,
+                 part: str | None = None,
+                 table: str | None = None,
                  force_table: bool = False) -> None:
         super().__init__(cost, table, ('paper', ), input_shape, force_table)
         if min(weight, growth) < 0:
@@ -129,7 +129,7 @@ class MacsPrice(Priced):
                       for size in ('min_size', 'total'))
         check_range(count, count.parse_target(self.target), *ends, 'a price `target`')
 
-    def forward(self, macs: MacsModel) -> Dict[str, Tensor]:
+    def forward(self, macs: MacsModel) -> dict[str, Tensor]:
         """Price the gates as they are.
 
         Args:

@@ -1,7 +1,8 @@
 """Base of the hooks that refresh a regulariser from the training set's features."""
 
 from abc import abstractmethod
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any
 
 from mmengine.dataset import Compose
 from mmengine.dist import broadcast
@@ -17,7 +18,7 @@ from mmkcr.evaluation.features import (
     undisturbed,
     with_pipeline,
 )
-from mmkcr.models.utils import find_task, is_self_supervised, unwrap
+from mmkcr.models.tasks import find_task, is_self_supervised, unwrap
 from .scheduled import ScheduledHook
 from .warmup_switch import find_regularizer
 
@@ -58,10 +59,10 @@ class RefreshHook(ScheduledHook):
     def __init__(self,
                  interval: int,
                  loss: str,
-                 dataloader: Optional[Union[Dict, DataLoader]] = None,
+                 dataloader: dict | DataLoader | None = None,
                  seed: int = 0,
                  by_epoch: bool = True,
-                 pipeline: Optional[Sequence[Dict]] = None) -> None:
+                 pipeline: Sequence[dict] | None = None) -> None:
         super().__init__(by_epoch)
         if dataloader is not None and pipeline is not None:
             raise ValueError('expected `dataloader` (all of the samples) or `pipeline` (their '
@@ -123,11 +124,11 @@ class RefreshHook(ScheduledHook):
             broadcast(buffer)
         runner.logger.info(f'{type(self).__name__}: {text} before {self.unit} {step + 1}')
 
-    def draw(self, number: int, step: int) -> Optional[Tensor]:
+    def draw(self, number: int, step: int) -> Tensor | None:
         """Draw samples for a step without replacement, ascending; None for all."""
         return draw_samples(len(self.dataset), number, self.seed * 1000003 + step)
 
-    def _samples(self, runner: Runner) -> Tuple[Any, DataLoader]:
+    def _samples(self, runner: Runner) -> tuple[Any, DataLoader]:
         """The data set with test transforms, and the loader whose settings are used."""
         if self.dataloader is not None:
             loader = runner.build_dataloader(self.dataloader) if isinstance(

@@ -1,15 +1,16 @@
 """Training any task model with regularisers on its features."""
 
 import inspect
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Dict, List, Mapping, Optional, Union
+from typing import Any
 
 import torch
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from mmkcr.models.feature_tap import FeatureTap, feature_width
-from mmkcr.models.utils import is_dense_task
+from mmkcr.models.tasks import is_dense_task
 from mmkcr.registry import MODELS
 
 _PREFIX = 'architecture.'
@@ -53,11 +54,11 @@ class RegularizedModel(BaseModel):
     """
 
     def __init__(self,
-                 architecture: Union[Dict, nn.Module],
-                 regularizers: Optional[Mapping[str, Dict]] = None,
+                 architecture: dict | nn.Module,
+                 regularizers: Mapping[str, dict] | None = None,
                  feature_layer: str = 'backbone',
-                 data_preprocessor: Optional[Dict] = None,
-                 init_cfg: Optional[Dict] = None) -> None:
+                 data_preprocessor: dict | None = None,
+                 init_cfg: dict | None = None) -> None:
         if not isinstance(architecture, nn.Module):
             architecture = dict(architecture)
             if data_preprocessor is not None:
@@ -97,8 +98,8 @@ class RegularizedModel(BaseModel):
         return MODELS.build(config)
 
     def forward(self,
-                inputs: Union[Tensor, List[Tensor]],
-                data_samples: Optional[List] = None,
+                inputs: Tensor | list[Tensor],
+                data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
         """Run the task model; in mode ``'loss'`` add the regularisers.
 
@@ -143,7 +144,7 @@ class RegularizedModel(BaseModel):
         return losses
 
     @staticmethod
-    def _needed(term: nn.Module, inputs: Tensor, data_samples: Optional[List]) -> List[Tensor]:
+    def _needed(term: nn.Module, inputs: Tensor, data_samples: list | None) -> list[Tensor]:
         """Further arguments that a regulariser asks for, after the features."""
         needed = []
         if getattr(term, 'needs_inputs', False):
@@ -155,7 +156,7 @@ class RegularizedModel(BaseModel):
         return needed
 
     @staticmethod
-    def _strip_prefix(module: 'RegularizedModel', state_dict: Dict[str, Tensor], prefix: str,
+    def _strip_prefix(module: 'RegularizedModel', state_dict: dict[str, Tensor], prefix: str,
                       *_: Any) -> None:
         start = prefix + _PREFIX
         # the metadata holds versions by prefix: the hosts' upgrades of old keys read them
@@ -165,7 +166,7 @@ class RegularizedModel(BaseModel):
                 name = prefix + key[len(start):] if key.startswith(start) else key
                 mapping[name] = mapping.pop(key)
 
-    def _add_prefix(self, state_dict: Dict[str, Tensor], prefix: str, *_: Any) -> None:
+    def _add_prefix(self, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
         # keys of the wrapper itself; all others are the task model's
         own = {*self._modules, *self._buffers, '_extra_state'} - {'data_preprocessor'}
         for key in [k for k in state_dict if k.startswith(prefix)]:
@@ -190,7 +191,7 @@ def _check_for_views(active: Mapping[str, nn.Module]) -> None:
                                  f'(`{type(term).__name__}`), which needs {need}')
 
 
-def labels_of(data_samples: Optional[List]) -> Tensor:
+def labels_of(data_samples: list | None) -> Tensor:
     """The classes of a batch of images.
 
     Args:

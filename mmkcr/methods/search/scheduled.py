@@ -1,7 +1,7 @@
 """Base of the hooks with a schedule."""
 
 from abc import ABCMeta, abstractmethod
-from typing import Any, Optional
+from typing import Any
 
 from mmengine.hooks import Hook
 from mmengine.runner import IterBasedTrainLoop, Runner
@@ -60,7 +60,7 @@ class ScheduledHook(Hook, metaclass=ABCMeta):
             self.before_step(runner, runner.epoch)
 
     def before_train_iter(self, runner: Runner, batch_idx: int,
-                          data_batch: Optional[Any] = None) -> None:
+                          data_batch: Any | None = None) -> None:
         """Begin an iteration."""
         if not self.by_epoch:
             self.before_step(runner, runner.iter)

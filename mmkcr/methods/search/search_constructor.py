@@ -1,11 +1,11 @@
 """Separate optimizers for weights and gates."""
 
-from typing import Dict, Iterable, List, Optional, Union
+from collections.abc import Iterable
 
 from mmengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from torch import nn
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 _KEYS = ('weights', 'architecture')
@@ -39,7 +39,7 @@ class SearchOptimWrapperConstructor:
         ...         optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.)))
     """
 
-    def __init__(self, optim_wrapper_cfg: Dict, paramwise_cfg: Optional[Dict] = None) -> None:
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
         if set(optim_wrapper_cfg) != set(_KEYS):
             raise ValueError('expected the keys `weights` and `architecture` in `optim_wrapper`, '
                              f'found {sorted(optim_wrapper_cfg)}')
@@ -66,14 +66,14 @@ class SearchOptimWrapperConstructor:
         parts['weights'] = [param for param in module.parameters() if id(param) not in gates]
         return OptimWrapperDict(**{key: self._build(module, key, parts[key]) for key in _KEYS})
 
-    def _build(self, module: nn.Module, key: str, parameters: List) -> OptimWrapper:
+    def _build(self, module: nn.Module, key: str, parameters: list) -> OptimWrapper:
         # for the whole module, as `paramwise_cfg` works by names; then others are removed
         wrapper = build_optim_wrapper(module, self.optim_wrapper_cfg[key])
         keep_only(wrapper, parameters)
         return wrapper
 
 
-def gate_parameters(module: nn.Module) -> List[nn.Parameter]:
+def gate_parameters(module: nn.Module) -> list[nn.Parameter]:
     """The parameters of a model's gates.
 
     Args:
@@ -89,7 +89,7 @@ def gate_parameters(module: nn.Module) -> List[nn.Parameter]:
     return gates
 
 
-def check_optimizers(config: Union[OptimWrapperDict, Dict]) -> None:
+def check_optimizers(config: OptimWrapperDict | dict) -> None:
     """Refuse an ``optim_wrapper`` that is not for a search.
 
     Args:

@@ -1,6 +1,6 @@
 """The search: a supernet with a price and regularisers."""
 
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any
 
 import torch
 from mmengine.dist import broadcast, is_distributed
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmkcr.core import MacsModel, check_finite, check_finite_gates
 from mmkcr.core.gate import NoisyGate
-from mmkcr.models.utils import copied_spaces, counted_part, search_space, task_forward
+from mmkcr.models.tasks import copied_spaces, counted_part, search_space, task_forward
 from mmkcr.registry import MODELS
 from .regularized import RegularizedModel, are_views
 from .start import load_scores, start_from_scores
@@ -46,10 +46,10 @@ class SearchModel(RegularizedModel):
     """
 
     def __init__(self,
-                 architecture: Union[Dict, nn.Module],
-                 price: Optional[Dict] = None,
+                 architecture: dict | nn.Module,
+                 price: dict | None = None,
                  entropy_weight: float = 0.,
-                 scores: Optional[str] = None,
+                 scores: str | None = None,
                  **kwargs: Any) -> None:
         super().__init__(architecture, **kwargs)
         if not self.gates():
@@ -58,11 +58,11 @@ class SearchModel(RegularizedModel):
                              f'`{search_space(self.architecture).type_name}` without')
         # momentum copies use the gates of the network that they average
         for copy in copied_spaces(self.architecture):
-            copy.follow(search_space(self.architecture))
+            copy.mask_like(search_space(self.architecture))
         self.price = MODELS.build(price or dict(type='mmkcr.MacsPrice'))
         self.entropy_weight = entropy_weight
         self._noise_state, self._noise_agreed = [torch.initial_seed() % 2**31, 0], False
-        self._macs: Optional[MacsModel] = None
+        self._macs: MacsModel | None = None
         #: bool: Whether a scaler skips steps whose gradients are not finite. `FiniteHook` sets it,
         #: and ends a run that skips too many.
         self.steps_may_be_skipped = False
@@ -72,11 +72,11 @@ class SearchModel(RegularizedModel):
                                  f'`scores`, found none beside `{scores}`')
             start_from_scores(self.gates(), load_scores(scores), self.macs_model())
 
-    def gates(self) -> Dict[str, nn.Module]:
+    def gates(self) -> dict[str, nn.Module]:
         """The gates by site."""
         return search_space(self.architecture).gates()
 
-    def gate_parameters(self) -> List[nn.Parameter]:
+    def gate_parameters(self) -> list[nn.Parameter]:
         """Parameters of the gates (the paper's alpha)."""
         return [p for gate in self.gates().values() for p in gate.parameters()]
 
@@ -90,7 +90,7 @@ class SearchModel(RegularizedModel):
             parameter.requires_grad_(learns)
         return self
 
-    def macs_model(self, input_shape: Optional[tuple] = None) -> MacsModel:
+    def macs_model(self, input_shape: tuple | None = None) -> MacsModel:
         """MACs of the task model, or of its backbone, as a function of the gates' sizes.
 
         Args:
@@ -107,7 +107,7 @@ class SearchModel(RegularizedModel):
 
     def forward(self,
                 inputs: Tensor,
-                data_samples: Optional[List] = None,
+                data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
         """As :meth:`RegularizedModel.forward`, with the price in mode ``'loss'``."""
         if mode == 'loss':
@@ -123,7 +123,7 @@ class SearchModel(RegularizedModel):
                 outputs['loss_entropy'] = self.entropy_weight * entropy.mean()
         return outputs
 
-    def parse_losses(self, losses: Dict[str, Any]) -> Tuple[Tensor, Dict[str, Tensor]]:
+    def parse_losses(self, losses: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum the losses, as the host does, and stop if the sum is not finite.
 
         Where ``steps_may_be_skipped`` only gates that are not finite stop the run: no smaller
@@ -145,7 +145,7 @@ class SearchModel(RegularizedModel):
                 check_finite(logged, f'losses and prices at iteration {step}')
         return loss, logged
 
-    def _noise(self) -> List[int]:
+    def _noise(self) -> list[int]:
         """Seed and step of the noise: those of the first rank, also under ``diff_rank_seed``."""
         if is_distributed() and not self._noise_agreed:
             state = torch.tensor(self._noise_state)

@@ -1,7 +1,7 @@
 """From a trained supernet to a subnet that meets a budget."""
 
 import copy
-from typing import Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -17,7 +17,7 @@ from mmkcr.core.added import added_layers
 from mmkcr.models.costs import cost_model
 from mmkcr.models.counting import count_macs, note_backbone_macs
 from mmkcr.models.search_space import leave_ordinary
-from mmkcr.models.utils import (
+from mmkcr.models.tasks import (
     copied_spaces,
     counted_part,
     find_task,
@@ -32,13 +32,13 @@ from mmkcr.models.utils import (
 
 
 def slim(model: nn.Module,
-         target_macs: Union[str, int, float, None] = None,
+         target_macs: str | int | float | None = None,
          divisor: int = 1,
          input_shape: Sequence[int] = (3, 224, 224),
-         part: Optional[str] = None,
-         latency: Optional[LatencyTable] = None,
+         part: str | None = None,
+         latency: LatencyTable | None = None,
          cost: str = 'macs',
-         ordinary: bool = True) -> Tuple[nn.Module, Structure]:
+         ordinary: bool = True) -> tuple[nn.Module, Structure]:
     """Discretise the gates of a supernet under a budget and slice its tensors.
 
     Operators in the place of heads are folded: ensembles and derived kernels become plain weights.

@@ -1,7 +1,7 @@
 """Two data loaders over disjoint parts of one training set."""
 
 import copy
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from mmengine.dataset import InfiniteSampler
@@ -30,7 +30,7 @@ class CycledSampler(Sampler):
                  dataset: Dataset,
                  sampler: Mapping,
                  num_samples: int,
-                 seed: Optional[int] = None) -> None:
+                 seed: int | None = None) -> None:
         self.dataset = dataset
         self.sampler = DATA_SAMPLERS.build(dict(sampler),
                                            default_args=dict(dataset=dataset, seed=seed))
@@ -38,7 +38,7 @@ class CycledSampler(Sampler):
         self.epoch = 0
 
     @property
-    def seed(self) -> Optional[int]:
+    def seed(self) -> int | None:
         """int: The inner sampler's seed."""
         return getattr(self.sampler, 'seed', None)
 
@@ -69,7 +69,7 @@ class CycledSampler(Sampler):
 
 
 def split_indices(total: int, architecture_fraction: float, seed: int,
-                  sources: Optional[Sequence[int]] = None) -> Tuple[List, List]:
+                  sources: Sequence[int] | None = None) -> tuple[list, list]:
     """Split a dataset's indices into disjoint parts, the same on every rank.
 
     Args:
@@ -80,7 +80,7 @@ def split_indices(total: int, architecture_fraction: float, seed: int,
             one part. Defaults to None: each index is its own sample.
 
     Returns:
-        Tuple[list[int], list[int]]: Ascending indices for the weights and for
+        tuple[list[int], list[int]]: Ascending indices for the weights and for
         the architecture; the latter hold ``round(samples * fraction)`` of the samples.
 
     Raises:
@@ -106,7 +106,7 @@ def split_indices(total: int, architecture_fraction: float, seed: int,
 
 def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fraction: float,
                             split_seed: int,
-                            endless: bool = False) -> Tuple[DataLoader, DataLoader]:
+                            endless: bool = False) -> tuple[DataLoader, DataLoader]:
     """Build the loaders of the weights' and the architecture's part.
 
     Both have the same settings. An epoch is one pass over the weights' part;
@@ -121,7 +121,7 @@ def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fracti
         endless (bool): Whether the run counts iterations. Defaults to False.
 
     Returns:
-        Tuple[DataLoader, DataLoader]: For the weights, for the architecture.
+        tuple[DataLoader, DataLoader]: For the weights, for the architecture.
 
     Raises:
         TypeError: ``config`` is not a dict.
@@ -160,7 +160,7 @@ def build_split_dataloaders(runner: Runner, config: Mapping, architecture_fracti
     return weights, _build(runner, {**config, 'sampler': cycled}, parts[1])
 
 
-def _build(runner: Runner, config: Dict, part: DatasetPart) -> DataLoader:
+def _build(runner: Runner, config: dict, part: DatasetPart) -> DataLoader:
     return runner.build_dataloader(
         {**config, 'dataset': part}, seed=runner.seed,
         diff_rank_seed=runner._randomness_cfg.get('diff_rank_seed', False))

@@ -7,8 +7,9 @@ scores. Only the order of the units is new. Gates that choose a given number of 
 number.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +18,10 @@ from torch import Tensor
 from mmkcr.core import BaseGate, MacsModel
 from mmkcr.core.structure import read_json
 
-Scores = Dict[str, Tuple[np.ndarray, np.ndarray]]
+Scores = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def load_scores(path: Union[str, Path]) -> Scores:
+def load_scores(path: str | Path) -> Scores:
     """Order of the units and loss at each size, by site, from a ``sensitivity.json``.
 
     Raises:
@@ -33,7 +34,7 @@ def load_scores(path: Union[str, Path]) -> Scores:
     return {name: _site(name, entry, path) for name, entry in data.items()}
 
 
-def _site(name: str, entry: Any, path: Any) -> Tuple[np.ndarray, np.ndarray]:
+def _site(name: str, entry: Any, path: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
         order, losses = np.asarray(entry['order']), np.asarray(entry['losses'], float)
         # a permutation of the units, and the losses with 0 to n units kept
@@ -49,7 +50,7 @@ def _site(name: str, entry: Any, path: Any) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def start_from_scores(gates: Mapping[str, BaseGate], scores: Scores, macs: MacsModel,
-                      spread: float = 1.) -> Dict[str, Tensor]:
+                      spread: float = 1.) -> dict[str, Tensor]:
     """Initialise gates from the scores of their units, in place.
 
     Sites without scores keep their gates. So do the channels of heads and of residual streams,
@@ -96,14 +97,14 @@ def _expected(gates: Mapping[str, BaseGate], macs: MacsModel) -> float:
 
 
 def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
-               spread: float) -> Dict[str, Tensor]:
+               spread: float) -> dict[str, Tensor]:
     """Normal quantiles of the units' ranks over all sites, by site, in the order of the units."""
     totals = {name: gate.total for name, gate in gates.items()}
     values, places, sites = [], [], []
     for site, (name, (order, losses)) in enumerate(known.items()):
         # per unit; not `macs.dense`, which lacks the layers that are added to the network
         saved = float(macs(totals) - macs({**totals, name: 1})) / max(len(order) - 1, 1)
-        values.append(_falling(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.))
+        values.append(_hull_slopes(np.maximum(losses[:-1] - losses[1:], 0)) / max(saved, 1.))
         places.append(np.arange(len(order)) / len(order))
         sites.append(np.full(len(order), site))
     values, places, sites = (np.concatenate(found) for found in (values, places, sites))
@@ -119,13 +120,13 @@ def _quantiles(known: Scores, gates: Mapping[str, BaseGate], macs: MacsModel,
     return found
 
 
-def _falling(gains: np.ndarray) -> np.ndarray:
-    """Gains of which none is above those before it, so that the ranks keep the site's order.
+def _hull_slopes(gains: np.ndarray) -> np.ndarray:
+    """Slopes of the convex hull of a curve with these steps: descending, of the same sum.
 
-    Where one is, it and those before it share the mean of theirs: the slopes of the curve's convex
-    hull, whose sum is that of all gains. So a flat start costs a site nothing.
+    A gain above the one before it is averaged with it, and with further ones until the slopes
+    descend. So ranks of slopes keep the order of a site's units.
     """
-    runs: List[List[float]] = []  # mean, count
+    runs: list[list[float]] = []  # mean, count
     for gain in gains.tolist():
         runs.append([gain, 1])
         while len(runs) > 1 and runs[-1][0] > runs[-2][0]:

@@ -1,12 +1,12 @@
 """A host's own constructor of optimizers, for a task model inside a training wrapper."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from mmengine.optim import OptimWrapper, build_optim_wrapper
 from torch import nn
 
 from mmkcr.core import BaseGate
-from mmkcr.models.utils import find_task, unwrap
+from mmkcr.models.tasks import find_task, unwrap
 from mmkcr.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from .search_constructor import keep_only
 
@@ -29,7 +29,7 @@ class TaskOptimWrapperConstructor:
             None.
     """
 
-    def __init__(self, optim_wrapper_cfg: Dict, paramwise_cfg: Optional[Dict] = None) -> None:
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
         self.config = dict(optim_wrapper_cfg, paramwise_cfg=paramwise_cfg)
         self.config['constructor'] = self.config.pop('of_task')
 
@@ -59,7 +59,7 @@ class TaskOptimWrapperConstructor:
             built.optimizer.add_param_group(group)
         return built
 
-    def _gate_groups(self, task: nn.Module) -> List[Dict[str, Any]]:
+    def _gate_groups(self, task: nn.Module) -> list[dict[str, Any]]:
         """A group for each gate parameter that a key of ``custom_keys`` is part of the name of."""
         keys = (self.config['paramwise_cfg'] or {}).get('custom_keys') or {}
         optimizer, groups = self.config['optimizer'], []

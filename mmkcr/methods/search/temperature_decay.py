@@ -1,6 +1,5 @@
 """Temperature of the relaxed gates over a search."""
 
-from typing import List, Optional
 
 from mmengine.runner import Runner
 from torch import nn
@@ -44,10 +43,10 @@ class TemperatureDecayHook(ScheduledHook):
 
     def __init__(self,
                  initial: float = 4.5,
-                 decay: Optional[float] = None,
+                 decay: float | None = None,
                  minimum: float = 1e-3,
                  interval: int = 1,
-                 until: Optional[int] = None,
+                 until: int | None = None,
                  by_epoch: bool = True) -> None:
         super().__init__(by_epoch)
         if not 0 < minimum <= initial:
@@ -89,6 +88,6 @@ class TemperatureDecayHook(ScheduledHook):
             runner.message_hub.update_scalar('train/temperature', value)
 
     @staticmethod
-    def _gates(model: nn.Module) -> List[NoisyGate]:
+    def _gates(model: nn.Module) -> list[NoisyGate]:
         return [module for module in model.modules()
                 if isinstance(module, NoisyGate) and hasattr(module, 'temperature')]

@@ -1,11 +1,11 @@
 """Switches regularisers on after a warm-up."""
 
-from typing import Sequence, Union
+from collections.abc import Sequence
 
 from mmengine.runner import Runner
 from torch import nn
 
-from mmkcr.models.utils import unwrap
+from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 from .scheduled import ScheduledHook
 
@@ -54,7 +54,7 @@ class WarmupSwitchHook(ScheduledHook):
 
     def __init__(self,
                  begin: int = 90,
-                 losses: Union[str, Sequence[str]] = ('kcr', ),
+                 losses: str | Sequence[str] = ('kcr', ),
                  by_epoch: bool = True) -> None:
         super().__init__(by_epoch)
         if begin < 0:

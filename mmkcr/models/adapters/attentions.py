@@ -7,9 +7,10 @@ a view are ``partial`` of functions of this module, so that networks can be pick
 """
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, Dict, List, Sequence, Type
+from typing import Any
 
 from torch import nn
 
@@ -33,7 +34,7 @@ _REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
 _TABLE = 'relative_position_bias_table'
 
 
-def _of_mmpretrain(name: str) -> Type[nn.Module]:
+def _of_mmpretrain(name: str) -> type[nn.Module]:
     """A class of ours that is a layer of mmpretrain, which is imported for it."""
     return getattr(import_module('mmkcr.models.layers.mmpretrain_attention'), name)
 
@@ -44,7 +45,7 @@ def _is(module: nn.Module, name: str) -> bool:
 
 
 @attention_adapter(f'{_UTILS}.MultiheadAttention')
-def multihead_attention(module: nn.Module) -> Dict[str, Any]:
+def multihead_attention(module: nn.Module) -> dict[str, Any]:
     """mmpretrain's ``MultiheadAttention`` (ViT, DeiT, DeiT III, MobileViT, Conformer ...)."""
     if module.v_shortcut:
         raise Unsupported('a shortcut adds the values to the output of the attention')
@@ -67,7 +68,7 @@ def _resize_multihead(layer: nn.Module, heads: int, width: int) -> nn.Module:
 
 @attention_adapter('mmpretrain.models.backbones.twins.GlobalSubsampledAttention',
                    'timm.models.pvt_v2.Attention')
-def reduced_attention(module: nn.Module) -> Dict[str, Any]:
+def reduced_attention(module: nn.Module) -> dict[str, Any]:
     """Attention to a downsampled map (Twins, timm's PVT v2); the reduction has no heads."""
     if getattr(module, 'v_shortcut', False):
         raise Unsupported('a shortcut adds the values to the output of the attention')
@@ -78,13 +79,13 @@ def reduced_attention(module: nn.Module) -> Dict[str, Any]:
 
 @attention_adapter('mmpretrain.models.backbones.twins.LocallyGroupedSelfAttention',
                    'mmseg.models.backbones.twins.LocallyGroupedSelfAttention')
-def grouped_attention(module: nn.Module) -> Dict[str, Any]:
+def grouped_attention(module: nn.Module) -> dict[str, Any]:
     """Attention within windows of Twins' SVT."""
     return dict(_fused(module), resize=partial(_exchange, _of_mmpretrain('SizedGroupedAttention')))
 
 
 @attention_adapter('mmpretrain.models.backbones.xcit.ClassAttntion')
-def class_attention(module: nn.Module) -> Dict[str, Any]:
+def class_attention(module: nn.Module) -> dict[str, Any]:
     """XCiT's attention of the class token to all tokens."""
     return dict(projections=('q', 'k', 'v'), fused=(1, 1, 1), output='proj',
                 heads=module.num_heads, width=module.q.out_features // module.num_heads,
@@ -92,7 +93,7 @@ def class_attention(module: nn.Module) -> Dict[str, Any]:
 
 
 @attention_adapter('mmpretrain.models.backbones.xcit.XCA')
-def cross_covariance(module: nn.Module) -> Dict[str, Any]:
+def cross_covariance(module: nn.Module) -> dict[str, Any]:
     """XCiT's attention among the channels of a head, with a temperature for every head."""
     width = module.qkv.out_features // 3 // module.num_heads
     return dict(_fused(module, width), of_heads=_temperature,
@@ -100,7 +101,7 @@ def cross_covariance(module: nn.Module) -> Dict[str, Any]:
                 why_no_width='its softmax is over the channels of a head')
 
 
-def _temperature(layer: nn.Module) -> List[Axis]:
+def _temperature(layer: nn.Module) -> list[Axis]:
     return [Axis(layer, 'temperature')]
 
 
@@ -108,7 +109,7 @@ def _temperature(layer: nn.Module) -> List[Axis]:
                    'mmpretrain.models.backbones.levit.AttentionSubsample',
                    'mmpretrain.models.backbones.efficientformer.AttentionWithBias',
                    f'{_UTILS}.LeAttention')
-def biased_attention(module: nn.Module) -> Dict[str, Any]:
+def biased_attention(module: nn.Module) -> dict[str, Any]:
     """LeViT's attention, also in EfficientFormer and TinyViT: wide values, biases by offset.
 
     Queries, keys and values of one head lie next to each other in the projections' outputs.
@@ -120,7 +121,7 @@ def biased_attention(module: nn.Module) -> Dict[str, Any]:
                 of_heads=_of_whole_heads, why_no_width=why, why_uncalled=why)
 
 
-def _of_whole_heads(layer: nn.Module) -> List[Axis]:
+def _of_whole_heads(layer: nn.Module) -> list[Axis]:
     """Axes of the biases, and of projections that keep a head's q, k and v side by side."""
     keys, values = layer.key_dim, layer.d
     # one unit is a head: `inner` adjacent rows with its queries, keys and values
@@ -143,7 +144,7 @@ def _resize_biased(layer: nn.Module, heads: int, width: int) -> nn.Module:
 @attention_adapter('mmpretrain.models.backbones.vit_sam.Attention',
                    f'{_HF}.sam.modeling_sam.SamVisionAttention',
                    f'{_HF}.vitdet.modeling_vitdet.VitDetAttention')
-def sam_attention(module: nn.Module) -> Dict[str, Any]:
+def sam_attention(module: nn.Module) -> dict[str, Any]:
     """ViT-SAM's attention, whose relative positions have channels that all heads share."""
     name = 'num_heads' if hasattr(module, 'num_heads') else 'num_attention_heads'
     heads = getattr(module, name)
@@ -154,7 +155,7 @@ def sam_attention(module: nn.Module) -> Dict[str, Any]:
 
 @attention_adapter(f'{_UTILS}.WindowMSA', 'mmdet.models.backbones.swin.WindowMSA',
                    'mmseg.models.backbones.swin.WindowMSA')
-def window_msa(module: nn.Module) -> Dict[str, Any]:
+def window_msa(module: nn.Module) -> dict[str, Any]:
     """``WindowMSA`` of Swin in the three hosts, with a table of positions per head."""
     # MixMIM's has a mask of its own in pre-training
     sized = _of_mmpretrain('SizedMixMIMAttention' if _is(module, 'MixMIMWindowAttention')
@@ -164,7 +165,7 @@ def window_msa(module: nn.Module) -> Dict[str, Any]:
 
 
 @attention_adapter(f'{_UTILS}.WindowMSAV2', 'timm.models.swin_transformer_v2.WindowAttention')
-def window_msa_v2(module: nn.Module) -> Dict[str, Any]:
+def window_msa_v2(module: nn.Module) -> dict[str, Any]:
     """Swin V2's window attention: cosine products, a temperature and positions for every head."""
     sized = _of_mmpretrain('SizedWindowMSAV2') if _is(module, 'WindowMSAV2') \
         else SizedWindowAttentionV2
@@ -174,7 +175,7 @@ def window_msa_v2(module: nn.Module) -> Dict[str, Any]:
                 why_no_width='its products are cosines over the whole head')
 
 
-def _along_cosine(width: int, layer: nn.Module) -> List[Axis]:
+def _along_cosine(width: int, layer: nn.Module) -> list[Axis]:
     return [*_along(('q_bias', 'v_bias', 'k_bias'), '', layer),
             # entries of a head: unit u, a channel, lies at entry u // width
             Axis(layer, 'logit_scale', 0, per=width),
@@ -182,7 +183,7 @@ def _along_cosine(width: int, layer: nn.Module) -> List[Axis]:
 
 
 @attention_adapter(f'{_UTILS}.BEiTAttention')
-def beit_attention(module: nn.Module) -> Dict[str, Any]:
+def beit_attention(module: nn.Module) -> dict[str, Any]:
     """mmpretrain's ``BEiTAttention``; biases of queries and values are parameters of their own."""
     return dict(_fused(module, module.embed_dims // module.num_heads),
                 extra=partial(_along, ('q_bias', 'v_bias'), _TABLE),
@@ -191,14 +192,14 @@ def beit_attention(module: nn.Module) -> Dict[str, Any]:
 
 
 @attention_adapter('timm.models.beit.Attention')
-def timm_beit_attention(module: nn.Module) -> Dict[str, Any]:
+def timm_beit_attention(module: nn.Module) -> dict[str, Any]:
     """timm's attention of BEiT."""
     return dict(_fused(module), extra=partial(_along, ('q_bias', 'k_bias', 'v_bias'), _TABLE),
                 resize=partial(_exchange, SizedTimmBEiTAttention), called=module.q_bias is None)
 
 
 @attention_adapter('mmpretrain.models.backbones.vit_eva02.AttentionWithRoPE')
-def rope_attention(module: nn.Module) -> Dict[str, Any]:
+def rope_attention(module: nn.Module) -> dict[str, Any]:
     """EVA-02's attention; its positions turn the two channels of a pair by different angles."""
     return dict(_fused(module, module.qkv.out_features // 3 // module.num_heads),
                 resize=partial(_record, ('num_heads', ), ''),
@@ -206,7 +207,7 @@ def rope_attention(module: nn.Module) -> Dict[str, Any]:
 
 
 @attention_adapter('timm.layers.attention.Attention', 'timm.layers.attention.AttentionRope')
-def timm_attention(module: nn.Module) -> Dict[str, Any]:
+def timm_attention(module: nn.Module) -> dict[str, Any]:
     """timm's ``Attention`` and ``AttentionRope`` (ViT, DINOv2, DeiT III, SigLIP 2, AIMv2 ...)."""
     if module.gate is not None or not isinstance(module.norm, nn.Identity):
         raise Unsupported('a gate or norm acts on the heads together')
@@ -231,7 +232,7 @@ def _rotary_of_timm(module: nn.Module) -> RotaryView:
     return RotaryView(layout, partial(_open_rotary, SizedRotaryAttention, layout))
 
 
-def _open_rotary(cls: Type[nn.Module], layout: str, layer: nn.Module) -> nn.Module:
+def _open_rotary(cls: type[nn.Module], layout: str, layer: nn.Module) -> nn.Module:
     layer = _open(cls, layer)
     if 'rotary' not in layer._modules:
         layer.rotary = Rotary(layout)
@@ -246,7 +247,7 @@ def _resize_timm(layer: nn.Module, heads: int, width: int) -> nn.Module:
 
 
 @attention_adapter('timm.models.eva.EvaAttention')
-def eva_attention(module: nn.Module) -> Dict[str, Any]:
+def eva_attention(module: nn.Module) -> dict[str, Any]:
     """timm's ``EvaAttention`` (EVA-02, DINOv3): rotary positions, biases of their own."""
     if module.gate is not None or not isinstance(module.norm, nn.Identity):
         raise Unsupported('a gate or norm acts on the heads together')
@@ -267,7 +268,7 @@ def _resize_eva(layer: nn.Module, heads: int, width: int) -> nn.Module:
 
 
 @attention_adapter('timm.models.swin_transformer.WindowAttention')
-def timm_window_attention(module: nn.Module) -> Dict[str, Any]:
+def timm_window_attention(module: nn.Module) -> dict[str, Any]:
     """timm's window attention of Swin."""
     width = module.qkv.out_features // 3 // module.num_heads
     return dict(_fused(module, width), resize=partial(_record, ('num_heads', ), ''),
@@ -285,7 +286,7 @@ def timm_window_attention(module: nn.Module) -> Dict[str, Any]:
                    f'{_HF}.segformer.modeling_segformer.SegformerAttention',
                    f'{_HF}.rt_detr.modeling_rt_detr.RTDetrSelfAttention',
                    f'{_HF}.d_fine.modeling_d_fine.DFineSelfAttention')
-def hugging_face_attention(module: nn.Module) -> Dict[str, Any]:
+def hugging_face_attention(module: nn.Module) -> dict[str, Any]:
     """Attention of Hugging Face's vision encoders, with separate projections."""
     if 'q_proj' not in module._modules:
         return _nested_attention(module)
@@ -308,14 +309,14 @@ def _before_v5() -> bool:
     return int(sys.modules['transformers'].__version__.split('.')[0]) < 5
 
 
-def _along_bias(width: int, path: str, layer: nn.Module) -> List[Axis]:
+def _along_bias(width: int, path: str, layer: nn.Module) -> list[Axis]:
     """The axis of a Swin's table of positions, with an entry for every head of the dense width."""
     owner = getattr(layer, path, None) if path else layer
     return [Axis(owner, _TABLE, 1, per=width)] if hasattr(owner, _TABLE) else []
 
 
 @attention_adapter(f'{_HF}.flava.modeling_flava.FlavaAttention')
-def _nested_attention(module: nn.Module) -> Dict[str, Any]:
+def _nested_attention(module: nn.Module) -> dict[str, Any]:
     """Attention of FLAVA, and of the others before v5: a nested module, then a layer."""
     name = 'attention' if 'attention' in module._modules else 'self'
     inner = module.get_submodule(name)
@@ -333,7 +334,7 @@ def _resize_nested(layer: nn.Module, heads: int, width: int) -> nn.Module:
 
 
 @attention_adapter('mmcv.cnn.bricks.transformer.MultiheadAttention')
-def torch_attention(module: nn.Module) -> Dict[str, Any]:
+def torch_attention(module: nn.Module) -> dict[str, Any]:
     """mmcv's attention around ``nn.MultiheadAttention`` (DETR, DINO, Mask2Former ...)."""
     inner = module.attn
     if type(inner) not in (nn.MultiheadAttention, SizedMultiheadAttention):
@@ -349,17 +350,17 @@ def torch_attention(module: nn.Module) -> Dict[str, Any]:
                 why_no_width='its queries, keys and values are no layers')
 
 
-def _along_torch(layer: nn.Module) -> List[Axis]:
+def _along_torch(layer: nn.Module) -> list[Axis]:
     # q, k and v one after the other in one parameter
     return [Axis(layer, name, repeats=3) for name in ('in_proj_weight', 'in_proj_bias')]
 
 
-def _open(cls: Type[nn.Module], layer: nn.Module) -> nn.Module:
+def _open(cls: type[nn.Module], layer: nn.Module) -> nn.Module:
     return layer if isinstance(layer, cls) else take_over(cls, layer)
 
 
 @attention_adapter('mmcv.ops.multi_scale_deform_attn.MultiScaleDeformableAttention')
-def deformable_attention(module: nn.Module) -> Dict[str, Any]:
+def deformable_attention(module: nn.Module) -> dict[str, Any]:
     """mmcv's deformable attention, whose heads sample the values at their own places."""
     return dict(projections=('value_proj', ), fused=(1, ), output='output_proj',
                 heads=module.num_heads, width=module.value_proj.out_features // module.num_heads,
@@ -367,7 +368,7 @@ def deformable_attention(module: nn.Module) -> Dict[str, Any]:
                 why_no_width='its heads have no queries and keys')
 
 
-def _along_samples(layer: nn.Module) -> List[Axis]:
+def _along_samples(layer: nn.Module) -> list[Axis]:
     # samples of a query in one head: each has an (x, y) offset and a weight
     samples = layer.num_levels * layer.num_points
     return [Axis(part, name, inner=inner) for part, inner in (
@@ -375,20 +376,20 @@ def _along_samples(layer: nn.Module) -> List[Axis]:
         for name in ('weight', 'bias')]
 
 
-def _fused(module: nn.Module, width: int = 0) -> Dict[str, Any]:
+def _fused(module: nn.Module, width: int = 0) -> dict[str, Any]:
     """Arguments of a view with one layer ``qkv`` and the output projection ``proj``."""
     width = width or module.qkv.out_features // 3 // module.num_heads
     return dict(projections=('qkv', ), output='proj', heads=module.num_heads, width=width)
 
 
-def _along(names: Sequence[str], table: str, layer: nn.Module) -> List[Axis]:
+def _along(names: Sequence[str], table: str, layer: nn.Module) -> list[Axis]:
     """Axes of biases with an entry per channel, and of a table with an entry per head, if any."""
     width = layer.qkv.out_features // 3 // layer.num_heads if table else 1
     return [*(Axis(layer, name) for name in names),
             *([Axis(layer, table, 1, per=width)] if table else [])]
 
 
-def _exchange(cls: Type[nn.Module], layer: nn.Module, heads: int, width: int) -> nn.Module:
+def _exchange(cls: type[nn.Module], layer: nn.Module, heads: int, width: int) -> nn.Module:
     """Replace the layer by one that computes with any number of heads."""
     layer = layer if isinstance(layer, cls) else take_over(cls, layer)
     layer.num_heads = heads

@@ -4,7 +4,8 @@ An adapter gives a view only if all readers of the channels are known. Otherwise
 error that says in one sentence what is supported.
 """
 
-from typing import Any, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from .mlps import plain_conv
 from .views import Reads, channel_adapter
 
 _MMDET, _MMSEG = 'mmdet.models', 'mmseg.models.decode_heads'
-View = Dict[str, Any]
+View = dict[str, Any]
 
 
 def _only(module: nn.Module, *names: str) -> None:
@@ -40,7 +41,7 @@ def _keeps_zero(module: nn.Module, path: str) -> None:
                           'does not map 0 to 0,')
 
 
-def _convs(module: nn.Module, name: str) -> List[str]:
+def _convs(module: nn.Module, name: str) -> list[str]:
     return [f'{name}.{number}' for number in range(len(getattr(module, name)))]
 
 
@@ -63,7 +64,7 @@ def _layer(module: nn.Module, path: str) -> View:
 
 
 @channel_adapter(f'{_MMSEG}.uper_head.UPerHead')
-def uper_head(module: nn.Module) -> List[View]:
+def uper_head(module: nn.Module) -> list[View]:
     """UPerNet: pooled maps, the sum of the levels, the concatenated levels, and the last map."""
     _only(module, 'UPerHead')
     pooled = [f'psp_modules.{number}.1' for number in range(len(module.psp_modules))]
@@ -85,7 +86,7 @@ def uper_head(module: nn.Module) -> List[View]:
 
 
 @channel_adapter(f'{_MMSEG}.segformer_head.SegformerHead')
-def segformer_head(module: nn.Module) -> List[View]:
+def segformer_head(module: nn.Module) -> list[View]:
     """SegFormer: the concatenated levels, and the last map."""
     _only(module, 'SegformerHead')
     convs = _convs(module, 'convs')
@@ -95,7 +96,7 @@ def segformer_head(module: nn.Module) -> List[View]:
 
 
 @channel_adapter(f'{_MMDET}.layers.msdeformattn_pixel_decoder.MSDeformAttnPixelDecoder')
-def pixel_decoder(module: nn.Module) -> List[View]:
+def pixel_decoder(module: nn.Module) -> list[View]:
     """Mask2Former: the finest map, which the layer of mask features alone reads."""
     if len(module.output_convs) != 1:
         raise Unsupported(f'{len(module.output_convs)} levels without attention, where one is '
@@ -109,7 +110,7 @@ def pixel_decoder(module: nn.Module) -> List[View]:
 
 
 @channel_adapter(f'{_MMDET}.dense_heads.rpn_head.RPNHead')
-def rpn_head(module: nn.Module) -> List[View]:
+def rpn_head(module: nn.Module) -> list[View]:
     """The hidden map of a region proposal network."""
     _only(module, 'RPNHead')
     ends = [Reads('rpn_cls'), Reads('rpn_reg')]
@@ -118,14 +119,14 @@ def rpn_head(module: nn.Module) -> List[View]:
     return _chain(module, _convs(module, 'rpn_conv'), ends)
 
 
-def _chain(module: nn.Module, convs: Sequence[str], ends: Sequence[Reads]) -> List[View]:
+def _chain(module: nn.Module, convs: Sequence[str], ends: Sequence[Reads]) -> list[View]:
     """Views of consecutive convolutions; ``ends`` read the last one."""
     following = [[Reads(f'{conv}.conv')] for conv in convs[1:]]
     return [_view(module, [conv], reads) for conv, reads in zip(convs, [*following, list(ends)])]
 
 
 @channel_adapter(f'{_MMDET}.roi_heads.bbox_heads.convfc_bbox_head.ConvFCBBoxHead')
-def box_head(module: nn.Module) -> List[View]:
+def box_head(module: nn.Module) -> list[View]:
     """Shared convolutions and fully-connected layers of a head on regions."""
     _only(module, 'ConvFCBBoxHead', 'Shared2FCBBoxHead', 'Shared4Conv1FCBBoxHead')
     convs, layers = _convs(module, 'shared_convs'), _convs(module, 'shared_fcs')
@@ -149,7 +150,7 @@ def box_head(module: nn.Module) -> List[View]:
 
 
 @channel_adapter(f'{_MMDET}.roi_heads.mask_heads.fcn_mask_head.FCNMaskHead')
-def mask_head(module: nn.Module) -> List[View]:
+def mask_head(module: nn.Module) -> list[View]:
     """Convolutions of a mask head, with a transposed one before the last."""
     _only(module, 'FCNMaskHead')
     if not isinstance(module.upsample, nn.ConvTranspose2d):
@@ -160,7 +161,7 @@ def mask_head(module: nn.Module) -> List[View]:
 
 
 @channel_adapter(f'{_MMDET}.necks.fpn.FPN')
-def fpn(module: nn.Module) -> List[View]:
+def fpn(module: nn.Module) -> list[View]:
     """The sum of the levels in a feature pyramid."""
     _only(module, 'FPN', 'PAFPN')
     if module.add_extra_convs == 'on_lateral':
@@ -171,7 +172,7 @@ def fpn(module: nn.Module) -> List[View]:
 
 
 @channel_adapter(f'{_MMDET}.detectors.two_stage.TwoStageDetector')
-def pyramid_of_two_stages(module: nn.Module) -> List[View]:
+def pyramid_of_two_stages(module: nn.Module) -> list[View]:
     """What a feature pyramid passes to the region proposals and to the heads on regions."""
     neck, head = getattr(module, 'neck', None), module.roi_head
     _only(neck, 'FPN', 'PAFPN')

@@ -1,6 +1,7 @@
 """MLPs of the host libraries, one entry per class."""
 
-from typing import Any, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,7 +16,7 @@ _REGISTERS = f'{_HF}.dinov2_with_registers.modeling_dinov2_with_registers'
 
 
 @mlp_adapter('mmcv.cnn.bricks.transformer.FFN', f'{_MM}.deit3.DeiT3FFN')
-def ffn(module: nn.Module) -> Dict[str, Any]:
+def ffn(module: nn.Module) -> dict[str, Any]:
     """mmcv's ``FFN`` of two layers (ViT, Swin, BEiT, TNT, Twins, XCiT, DaViT ...)."""
     if module.num_fcs != 2:
         raise Unsupported(f'an `FFN` of {module.num_fcs} layers, where two are expected,')
@@ -24,14 +25,14 @@ def ffn(module: nn.Module) -> Dict[str, Any]:
 
 
 @mlp_adapter('mmpretrain.models.utils.swiglu_ffn.SwiGLUFFN')
-def swiglu_ffn(module: nn.Module) -> Dict[str, Any]:
+def swiglu_ffn(module: nn.Module) -> dict[str, Any]:
     """mmpretrain's SwiGLU of DINOv2 and EVA-02, with a norm over the hidden layer or without."""
     return dict(inputs=('w12', ), parts=2, output='w3', after='dropout_layer', scales=('gamma2', ),
                 hidden_norm=_unless_identity(module, 'norm'))
 
 
 @mlp_adapter(f'{_TIMM}.Mlp', f'{_TIMM}.GluMlp', f'{_TIMM}.SwiGLU')
-def timm_mlp(module: nn.Module) -> Dict[str, Any]:
+def timm_mlp(module: nn.Module) -> dict[str, Any]:
     """timm's ``Mlp``, ``GluMlp`` (gate and value in one layer) and ``SwiGLU``."""
     split = hasattr(module, 'fc1_g')
     maps = isinstance(module.fc2, nn.Conv2d)
@@ -42,7 +43,7 @@ def timm_mlp(module: nn.Module) -> Dict[str, Any]:
 
 
 @mlp_adapter('mmseg.models.backbones.mit.MixFFN', 'mmdet.models.backbones.pvt.MixFFN')
-def mix_ffn(module: nn.Module) -> Dict[str, Any]:
+def mix_ffn(module: nn.Module) -> dict[str, Any]:
     """MLP of MiT and PVT with 1 x 1 convolutions, and possibly a depthwise one in between."""
     convs = [name for name, layer in module.layers.named_children() if isinstance(layer, nn.Conv2d)]
     first, *between, last = (f'layers.{name}' for name in convs)
@@ -51,7 +52,7 @@ def mix_ffn(module: nn.Module) -> Dict[str, Any]:
 
 
 @mlp_adapter(f'{_MM}.convnext.ConvNeXtBlock', f'{_MM}.edgenext.SDTAEncoder')
-def pointwise_pair(module: nn.Module) -> Dict[str, Any]:
+def pointwise_pair(module: nn.Module) -> dict[str, Any]:
     """The two pointwise layers that end a block of ConvNeXt and EdgeNeXt."""
     if getattr(module, 'grn', None) is not None:
         raise Unsupported('a global response norm mixes the hidden channels')
@@ -110,7 +111,7 @@ def plain_norm(norm: nn.Module) -> None:
 
 
 @mlp_adapter(f'{_MM}.resnet.Bottleneck')
-def bottleneck(module: nn.Module) -> List[Dict[str, Any]]:
+def bottleneck(module: nn.Module) -> list[dict[str, Any]]:
     """The two inner widths of a bottleneck, each with the norm behind its convolution."""
     plain_bottleneck(module)
     return [dict(path=first, inputs=(first, ), between=(norm, ), output=last, dim=1,
@@ -143,7 +144,7 @@ simple_mlp('timm.models.levit.LevitMlp', inputs=('ln1.linear', ), between=('ln1.
 
 
 @mlp_adapter('mmkcr.models.layers.mbconv.MBConv')
-def mbconv(module: nn.Module) -> Dict[str, Any]:
+def mbconv(module: nn.Module) -> dict[str, Any]:
     """EfficientViT's inverted bottleneck; it reads the stream itself, without a norm."""
     convs = ('inverted_conv', 'depth_conv', 'point_conv')
     norms = {name: f'{name}.{module.get_submodule(name).norm_name}' for name in convs
@@ -177,7 +178,7 @@ def mbconv(module: nn.Module) -> Dict[str, Any]:
              f'{_HF}.siglip.modeling_siglip.SiglipMLP',
              f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTMLP',
              f'{_HF}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP')
-def hugging_face_mlp(module: nn.Module) -> Dict[str, Any]:
+def hugging_face_mlp(module: nn.Module) -> dict[str, Any]:
     """MLPs of Hugging Face's vision encoders, gated or not."""
     parts = module._modules
     names = [name for name in ('fc1', 'lin1', 'gate_proj', 'up_proj', 'weights_in')
@@ -189,7 +190,7 @@ def hugging_face_mlp(module: nn.Module) -> Dict[str, Any]:
 
 @mlp_adapter(f'{_HF}.segformer.modeling_segformer.SegformerMixFFN',
              f'{_HF}.segformer.modeling_segformer.SegformerMixMLP')
-def hugging_face_mix_ffn(module: nn.Module) -> Dict[str, Any]:
+def hugging_face_mix_ffn(module: nn.Module) -> dict[str, Any]:
     """SegFormer's MLP, with a depthwise convolution between, before and since v5."""
     first, last = ('dense1', 'dense2') if 'dense1' in module._modules else ('fc1', 'fc2')
     return dict(inputs=(first, ), between=('dwconv.dwconv', ), output=last, **_TWICE)

@@ -1,7 +1,7 @@
 """Residual streams of ViT, Swin and ResNet: their writers and readers."""
 
 import math
-from typing import Iterator, List, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -15,7 +15,7 @@ _TOKENS = ('pos_embed', 'cls_token', 'register_tokens', 'mask_token')
 _BATCH_NORM = ('weight', 'bias', 'running_mean', 'running_var')
 
 
-def _outputs(layer: nn.Module, folds: bool = False) -> List[Axis]:
+def _outputs(layer: nn.Module, folds: bool = False) -> list[Axis]:
     """Axes of the outputs of a layer."""
     return [Axis(layer, 'weight', 0, folds), Axis(layer, 'bias', 0, folds)]
 
@@ -38,14 +38,14 @@ def _is_norm(owner: nn.Module, name: str) -> bool:
 class ViTStream(StreamView):
     """The single stream of a ViT, from the patch embedding to the output."""
 
-    def norms(self, host: nn.Module) -> Iterator[Tuple[nn.Module, str, int]]:
+    def norms(self, host: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
         """See :class:`StreamView`."""
         owners = [(host.patch_embed, 'norm')]
         owners += [(host, name) for name in ('pre_norm', 'ln1', 'ln2')]
         owners += [(layer, name) for layer in host.layers for name in ('ln1', 'ln2')]
         yield from ((owner, name, 1) for owner, name in owners if _is_norm(owner, name))
 
-    def axes(self, host: nn.Module) -> List[Axis]:
+    def axes(self, host: nn.Module) -> list[Axis]:
         """See :class:`StreamView`."""
         embed = host.patch_embed
         # the mask multiplies the embedding, so it folds into the layer that embeds last
@@ -66,7 +66,7 @@ class ViTStream(StreamView):
         for layer in host.layers:
             layer.attn.input_dims = layer.ffn.embed_dims = units
 
-    def linear(self, host: nn.Module) -> Optional[LinearStream]:
+    def linear(self, host: nn.Module) -> LinearStream | None:
         """See :class:`StreamView`; only for hosts that return the last features, normed once."""
         norms = [name for owner, name, _ in self.norms(host) if owner is host]
         # every norm must be followed by linear layers only, and `ln1` must be the only way out
@@ -90,7 +90,7 @@ class ViTStream(StreamView):
 
 
 @stream_adapter('mmpretrain.models.backbones.vision_transformer.VisionTransformer')
-def vision_transformer(host: nn.Module) -> List[StreamView]:
+def vision_transformer(host: nn.Module) -> list[StreamView]:
     """mmpretrain's ``VisionTransformer`` with its own blocks."""
     from mmcv.cnn.bricks.transformer import FFN
     from mmpretrain.models.utils import MultiheadAttention
@@ -113,7 +113,7 @@ def _merged(stage: nn.Module) -> int:
     return math.prod(stage.downsample.sampler.kernel_size)
 
 
-def _places(host: nn.Module, number: int) -> List[int]:
+def _places(host: nn.Module, number: int) -> list[int]:
     """Place of a stage among a host's outputs, which are in the order of the stages."""
     return [place for place, index in enumerate(sorted(set(host.out_indices))) if index == number]
 
@@ -132,7 +132,7 @@ class SwinStream(StreamView):
                          [(path, -1)] if number else [('drop_after_pos', -1)])
         self.number = number
 
-    def norms(self, host: nn.Module) -> Iterator[Tuple[nn.Module, str, int]]:
+    def norms(self, host: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
         """See :class:`StreamView`."""
         stage = host.stages[self.number]
         owners = [] if self.number else [(host.patch_embed, 'norm', 1)]
@@ -143,7 +143,7 @@ class SwinStream(StreamView):
             owners.append((stage.downsample, 'norm', _merged(stage)))
         yield from (entry for entry in owners if _is_norm(*entry[:2]))
 
-    def axes(self, host: nn.Module) -> List[Axis]:
+    def axes(self, host: nn.Module) -> list[Axis]:
         """See :class:`StreamView`."""
         stage, embed = host.stages[self.number], host.patch_embed
         if self.number == 0:
@@ -184,7 +184,7 @@ class SwinStream(StreamView):
 
 
 @stream_adapter('mmpretrain.models.backbones.swin_transformer.SwinTransformer')
-def swin_transformer(host: nn.Module) -> List[StreamView]:
+def swin_transformer(host: nn.Module) -> list[StreamView]:
     """mmpretrain's ``SwinTransformer``: one stream per stage."""
     if host.out_after_downsample:
         raise Unsupported('features behind the merging of patches (`out_after_downsample=True`) '
@@ -219,7 +219,7 @@ class ResNetStream(StreamView):
                          [(norm, 1) for norm in written])
         self.number = number
 
-    def axes(self, host: nn.Module) -> List[Axis]:
+    def axes(self, host: nn.Module) -> list[Axis]:
         """See :class:`StreamView`."""
         stage = getattr(host, host.res_layers[self.number])
         # the mask is behind the batch norms: it folds into weight and bias, not statistics
@@ -249,7 +249,7 @@ def _shortcut(host: nn.Module, number: int) -> str:
 
 
 @stream_adapter('mmpretrain.models.backbones.resnet.ResNet')
-def resnet(host: nn.Module) -> List[StreamView]:
+def resnet(host: nn.Module) -> list[StreamView]:
     """mmpretrain's ``ResNet`` of bottlenecks: one stream per stage."""
     for number, name in enumerate(host.res_layers):
         for block in getattr(host, name):

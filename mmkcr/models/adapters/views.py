@@ -7,20 +7,11 @@ known class uses the same adapter unless it has its own.
 
 import inspect
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import (
     Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
     NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
 )
 
 from torch import Tensor, nn
@@ -69,14 +60,14 @@ class MLPView:
     """
 
     path: str
-    inputs: Tuple[str, ...]
+    inputs: tuple[str, ...]
     output: str
     parts: int = 1
-    between: Tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
     hidden_norm: str = ''
     norm: str = ''
     after: str = ''
-    scales: Tuple[str, ...] = ()
+    scales: tuple[str, ...] = ()
     why_no_channels: str = ''
     dim: int = -1
     width: str = ''
@@ -129,20 +120,20 @@ class AttentionView:
     """
 
     path: str
-    projections: Tuple[str, ...]
+    projections: tuple[str, ...]
     output: str
     heads: int
     width: int
     resize: Callable[[nn.Module, int, int], nn.Module]
-    fused: Tuple[int, ...] = (3, )
-    extra: Optional[Callable[[nn.Module], List[Axis]]] = None
+    fused: tuple[int, ...] = (3, )
+    extra: Callable[[nn.Module], list[Axis]] | None = None
     why_no_width: str = ''
     called: bool = True
     why_uncalled: str = 'its projections are not called as modules'
-    of_heads: Optional[Callable[[nn.Module], List[Axis]]] = None
-    opened: Optional[Callable[[nn.Module], nn.Module]] = None
-    rotary: Optional[RotaryView] = None
-    narrow: Optional[Callable[[nn.Module], nn.Module]] = None
+    of_heads: Callable[[nn.Module], list[Axis]] | None = None
+    opened: Callable[[nn.Module], nn.Module] | None = None
+    rotary: RotaryView | None = None
+    narrow: Callable[[nn.Module], nn.Module] | None = None
 
 
 class Reads(NamedTuple):
@@ -159,7 +150,7 @@ class Reads(NamedTuple):
 
     path: str
     inner: int = 1
-    before: Optional[Tuple[Union[int, str], ...]] = None
+    before: tuple[int | str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -175,10 +166,10 @@ class ChannelView:
         path (str): Path of the adapter's module.
     """
 
-    writers: Tuple[str, ...]
-    readers: Tuple[Reads, ...]
-    norms: Tuple[str, ...] = ()
-    resize: Optional[Callable[[nn.Module, int], None]] = None
+    writers: tuple[str, ...]
+    readers: tuple[Reads, ...]
+    norms: tuple[str, ...] = ()
+    resize: Callable[[nn.Module, int], None] | None = None
     path: str = ''
 
 
@@ -193,9 +184,9 @@ class LinearStream(NamedTuple):
         last (str): The norm that only layers behind the host read.
     """
 
-    writers: Tuple[Tuple[str, str], ...]
-    tables: Tuple[str, ...]
-    norms: Tuple[Tuple[str, Tuple[str, ...]], ...]
+    writers: tuple[tuple[str, str], ...]
+    tables: tuple[str, ...]
+    norms: tuple[tuple[str, tuple[str, ...]], ...]
     last: str
 
 
@@ -212,21 +203,21 @@ class StreamView:
             with the channel dimension.
     """
 
-    def __init__(self, path: str, total: int, masked: Sequence[Tuple[str, int]]) -> None:
+    def __init__(self, path: str, total: int, masked: Sequence[tuple[str, int]]) -> None:
         self.path, self.total, self.masked = path, total, tuple(masked)
 
-    def axes(self, host: nn.Module) -> List[Axis]:
+    def axes(self, host: nn.Module) -> list[Axis]:
         """The axes along the channels; ``folds`` marks those that a mask can be folded into."""
         raise NotImplementedError
 
-    def norms(self, host: nn.Module) -> Iterator[Tuple[nn.Module, str, int]]:
+    def norms(self, host: nn.Module) -> Iterator[tuple[nn.Module, str, int]]:
         """Layer norms over the stream: owner, attribute name, entries per unit."""
         return iter(())
 
     def resize(self, host: nn.Module, units: int) -> None:
         """Set attributes of the host that record the number of channels."""
 
-    def linear(self, host: nn.Module) -> Optional[LinearStream]:
+    def linear(self, host: nn.Module) -> LinearStream | None:
         """The stream's surroundings if it may be turned into other bases, else None."""
         return None
 
@@ -251,18 +242,18 @@ class StreamView:
 
 
 Adapter = Callable[..., Any]
-_MLPS: Dict[str, Adapter] = {}
-_ATTENTIONS: Dict[str, Adapter] = {}
-_STREAMS: Dict[str, Adapter] = {}
-_CHANNELS: Dict[str, Adapter] = {}
+_MLPS: dict[str, Adapter] = {}
+_ATTENTIONS: dict[str, Adapter] = {}
+_STREAMS: dict[str, Adapter] = {}
+_CHANNELS: dict[str, Adapter] = {}
 
 
-def qualified_names(module: nn.Module) -> List[str]:
+def qualified_names(module: nn.Module) -> list[str]:
     """Qualified names of a module's class and of its bases, the class first."""
     return [f'{cls.__module__}.{cls.__qualname__}' for cls in type(module).__mro__]
 
 
-def _register(table: Dict[str, Adapter], names: Sequence[str]) -> Callable[[Adapter], Adapter]:
+def _register(table: dict[str, Adapter], names: Sequence[str]) -> Callable[[Adapter], Adapter]:
     def register(adapter: Adapter) -> Adapter:
         table.update(dict.fromkeys(names, adapter))
         return adapter
@@ -295,12 +286,12 @@ def simple_mlp(name: str, **arguments: Any) -> None:
     _MLPS[name] = lambda module: arguments
 
 
-def known_hosts() -> List[str]:
+def known_hosts() -> list[str]:
     """Modules that define the layers with an adapter, such as ``timm.layers.mlp``."""
     return sorted({name.rpartition('.')[0] for table in (_MLPS, _ATTENTIONS) for name in table})
 
 
-def _found(table: Mapping[str, Adapter], module: nn.Module) -> Optional[Adapter]:
+def _found(table: Mapping[str, Adapter], module: nn.Module) -> Adapter | None:
     return next((table[name] for name in qualified_names(module) if name in table), None)
 
 
@@ -311,9 +302,9 @@ def _absolute(path: str, local: Any) -> Any:
 
 
 def _views(host: nn.Module, table: Mapping[str, Adapter],
-           view_of: Callable[[nn.Module, str, Dict[str, Any]], Any]) -> List[Any]:
+           view_of: Callable[[nn.Module, str, dict[str, Any]], Any]) -> list[Any]:
     """What an adapter of each module of a host gives, by ``view_of`` from local to host paths."""
-    views: List[Any] = []
+    views: list[Any] = []
     for path, module in host.named_modules():
         adapter = _found(table, module)
         if adapter is None:
@@ -332,7 +323,7 @@ def _views(host: nn.Module, table: Mapping[str, Adapter],
     return views
 
 
-def mlp_views(host: nn.Module) -> List[Any]:
+def mlp_views(host: nn.Module) -> list[Any]:
     """Views of the MLPs of a host, in the order of its modules, with reasons where there is none.
 
     Returns:
@@ -341,7 +332,7 @@ def mlp_views(host: nn.Module) -> List[Any]:
     return _views(host, _MLPS, _mlp_view)
 
 
-def _mlp_view(host: nn.Module, path: str, local: Dict[str, Any]) -> MLPView:
+def _mlp_view(host: nn.Module, path: str, local: dict[str, Any]) -> MLPView:
     own = local.pop('path', '')
     absolute = {key: _absolute(path, value) for key, value in local.items()
                 if key in ('inputs', 'output', 'between', 'hidden_norm', 'after', 'scales', 'norm')}
@@ -351,7 +342,7 @@ def _mlp_view(host: nn.Module, path: str, local: Dict[str, Any]) -> MLPView:
     return MLPView(**{**before, **view})
 
 
-def _norm_before(host: nn.Module, path: str) -> Dict[str, str]:
+def _norm_before(host: nn.Module, path: str) -> dict[str, str]:
     """The norm in front of an MLP, or why there is none.
 
     Args:
@@ -387,7 +378,7 @@ def of_library(module: nn.Module) -> bool:
     return False
 
 
-def shared_parameters(root: nn.Module) -> Set[int]:
+def shared_parameters(root: nn.Module) -> set[int]:
     """``id`` of the parameters that a network reads at several places.
 
     Args:
@@ -419,24 +410,24 @@ def _shortcut_reads_norm(block: nn.Module) -> bool:
     return getattr(block, 'shortcut_proj_mlp', None) is not None
 
 
-def attention_views(host: nn.Module) -> List[Any]:
+def attention_views(host: nn.Module) -> list[Any]:
     """Views of the attention layers of a host; see :func:`mlp_views`."""
     return _views(host, _ATTENTIONS, _attention_view)
 
 
-def _attention_view(_: nn.Module, path: str, local: Dict[str, Any]) -> AttentionView:
+def _attention_view(_: nn.Module, path: str, local: dict[str, Any]) -> AttentionView:
     return AttentionView(**{
         **local, 'path': _absolute(path, local.get('path', '')) or path,
         'projections': _absolute(path, local['projections']),
         'output': _absolute(path, local['output'])})
 
 
-def channel_views(host: nn.Module) -> List[Any]:
+def channel_views(host: nn.Module) -> list[Any]:
     """Views of channels between layers of heads and necks; see :func:`mlp_views`."""
     return _views(host, _CHANNELS, _channel_view)
 
 
-def _channel_view(_: nn.Module, path: str, local: Dict[str, Any]) -> ChannelView:
+def _channel_view(_: nn.Module, path: str, local: dict[str, Any]) -> ChannelView:
     readers = tuple(reads._replace(
         path=_absolute(path, reads.path), before=None if reads.before is None else tuple(
             item if isinstance(item, int) else _absolute(path, item)
@@ -446,7 +437,7 @@ def _channel_view(_: nn.Module, path: str, local: Dict[str, Any]) -> ChannelView
         'norms': _absolute(path, local.get('norms', ()))})
 
 
-def stream_views(host: nn.Module) -> List[StreamView]:
+def stream_views(host: nn.Module) -> list[StreamView]:
     """The residual streams of a host, in forward order.
 
     Raises:

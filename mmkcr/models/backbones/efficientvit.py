@@ -1,6 +1,7 @@
 """EfficientViT of MIT (Cai et al. 2023), B0 to B3."""
 
-from typing import Any, List, Mapping, Sequence, Union
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from mmcv.cnn import ConvModule
@@ -73,7 +74,7 @@ class EfficientViT(BaseBackbone):
         b3=dict(widths=[32, 64, 128, 256, 512], depths=[1, 4, 6, 6, 9], head_dim=32))
 
     def __init__(self,
-                 arch: Union[str, Mapping[str, Any]] = 'b1',
+                 arch: str | Mapping[str, Any] = 'b1',
                  img_size: int = 224,
                  in_channels: int = 3,
                  out_indices: Sequence[int] = (-1, ),
@@ -83,7 +84,7 @@ class EfficientViT(BaseBackbone):
                  quadratic: bool = False,
                  norm_cfg: Mapping = dict(type='BN'),
                  act_cfg: Mapping = dict(type='HSwish'),
-                 init_cfg: Union[Mapping, Sequence[Mapping], None] = (
+                 init_cfg: Mapping | Sequence[Mapping] | None = (
                      dict(type='Kaiming', layer='Conv2d'),
                      dict(type='Constant', val=1, layer=['_BatchNorm', 'GroupNorm']))) -> None:
         super().__init__(list(init_cfg) if isinstance(init_cfg, tuple) else init_cfg)
@@ -104,7 +105,7 @@ class EfficientViT(BaseBackbone):
         self._freeze()  # now, as what runs in several processes asks before `train`
 
     @classmethod
-    def _arch(cls, arch: Union[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    def _arch(cls, arch: str | Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(arch, str) and arch.lower() in cls.arch_zoo:
             return cls.arch_zoo[arch.lower()]
         needed, known = {'widths', 'depths', 'head_dim'}, {'attention_stages', 'expand_ratio'}
@@ -119,7 +120,7 @@ class EfficientViT(BaseBackbone):
         return arch
 
     @staticmethod
-    def _indices(indices: Sequence[int], stages: int) -> List[int]:
+    def _indices(indices: Sequence[int], stages: int) -> list[int]:
         indices = [indices] if isinstance(indices, int) else list(indices)
         for index in indices:
             if not -stages <= index < stages:

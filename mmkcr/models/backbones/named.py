@@ -4,7 +4,8 @@
 the same kinds by :func:`~mmkcr.models.searchable.Searchable`.
 """
 
-from typing import Any, Dict, List, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
 from mmpretrain.models import MobileViT, ResNet, SwinTransformer, VisionTransformer
 from torch import Tensor
@@ -43,8 +44,8 @@ class UpgradedSwinKeys:
         last = self.num_layers - 1
         return rf'norm(?!{last}\.)\d\.' if last in self.out_indices else r'norm\d\.'
 
-    def _load_from_state_dict(self, state_dict: Dict[str, Tensor], prefix: str,
-                              local_metadata: Dict[str, Any], *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str,
+                              local_metadata: dict[str, Any], *args: Any) -> None:
         """Upgrade keys of old checkpoints, which the host does only for its own class."""
         # the host tests `self.__class__ is SwinTransformer`, which no subclass passes
         if (local_metadata.get('version') or 1) < 3:
@@ -126,16 +127,16 @@ class DCSBackbone(SearchableBackbone):
     method = 'dcs'
 
     def __init__(self, *args: Any,
-                 qk_mask: Optional[Mapping[str, Any]] = dict(type='mmkcr.QKMask'),
+                 qk_mask: Mapping[str, Any] | None = dict(type='mmkcr.QKMask'),
                  outputs: bool = True, **kwargs: Any) -> None:
         self.qk_mask, self.outputs = qk_mask, outputs
         super().__init__(*args, **kwargs)
 
-    def _chosen_kinds(self) -> List[KindConfig]:
+    def _chosen_kinds(self) -> list[KindConfig]:
         masks = [] if self.qk_mask is None else [dict(self.qk_mask, kind='qk_mask')]
         return [*masks, *(self.kinds if self.outputs else ())]
 
-    def _own_arguments(self) -> Dict[str, Any]:
+    def _own_arguments(self) -> dict[str, Any]:
         given = {} if self.outputs else dict(outputs=False)
         if self.qk_mask is None or dict(self.qk_mask) != dict(type='mmkcr.QKMask'):
             given['qk_mask'] = None if self.qk_mask is None else dict(self.qk_mask)
@@ -160,11 +161,11 @@ class DCSEfficientViT(DCSBackbone, EfficientViT):
         self.select_local = local
         super().__init__(*args, **kwargs)
 
-    def _chosen_kinds(self) -> List[KindConfig]:
+    def _chosen_kinds(self) -> list[KindConfig]:
         local = KCREfficientViT.kinds if self.select_local and self.outputs else ()
         return [*super()._chosen_kinds(), *local]
 
-    def _own_arguments(self) -> Dict[str, Any]:
+    def _own_arguments(self) -> dict[str, Any]:
         return {**super()._own_arguments(), **(dict(local=True) if self.select_local else {})}
 
 
@@ -280,7 +281,7 @@ class DWConvVisionTransformer(ViTKeys, SearchableBackbone, RegisterVisionTransfo
         self.operator = operator
         super().__init__(*args, **kwargs)
 
-    def _chosen_kinds(self) -> List[KindConfig]:
+    def _chosen_kinds(self) -> list[KindConfig]:
         return [dict(kind=kind, operator=self.operator) if kind == 'head_operator' else kind
                 for kind in self.kinds]
 

@@ -1,7 +1,7 @@
 """mmpretrain's ViT with register tokens, DINOv2's names and gradient checkpointing."""
 
 import math
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import torch
 from mmpretrain.models import VisionTransformer
@@ -27,7 +27,7 @@ class CheckpointedEncoderLayer(TransformerEncoderLayer):
             return super().forward(x)
         return checkpoint(self._at, x, self.grid.hw, use_reentrant=False)
 
-    def _at(self, x: Tensor, hw: Tuple[int, int]) -> Tensor:
+    def _at(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         with self.grid.at(hw):
             return super().forward(x)
 
@@ -71,7 +71,7 @@ class RegisterVisionTransformer(VisionTransformer):
             for index, layer in enumerate(self.layers):
                 self.layers[index] = take_over(CheckpointedEncoderLayer, layer, grid=self.grid)
 
-    def get_layer_depth(self, param_name: str, prefix: str = '') -> Tuple[int, int]:
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Like the host, with register tokens in the first layer, as the class token."""
         first = f'{prefix}register_tokens'
         return super().get_layer_depth(f'{prefix}cls_token' if param_name == first else param_name,
@@ -83,13 +83,13 @@ class RegisterVisionTransformer(VisionTransformer):
         registers = self.register_tokens.expand(x.shape[0], -1, -1)
         return torch.cat([x[:, :before], registers, x[:, before:]], 1)
 
-    def _format_output(self, x: Tensor, hw: Tuple[int, int]) -> Tensor:
+    def _format_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor:
         """Like the host, without register tokens; ``out_type='raw'`` returns all tokens."""
         if self.num_registers and self.out_type != 'raw':
             x = torch.cat([x[:, :self.num_extra_tokens], x[:, self.grid.extra:]], 1)
         return super()._format_output(x, hw)
 
-    def _prepare_pos_embed(self, state_dict: Dict[str, Tensor], prefix: str, *args: Any,
+    def _prepare_pos_embed(self, state_dict: dict[str, Tensor], prefix: str, *args: Any,
                            **kwargs: Any) -> None:
         """Like the host, but drop a class token's position at any image size, not only at one."""
         found = state_dict.get(f'{prefix}pos_embed')

@@ -1,6 +1,7 @@
 """Classification head of EfficientViT (Cai et al. 2023)."""
 
-from typing import Any, Mapping, Sequence, Union
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mmcv.cnn import ConvModule, build_activation_layer
 from mmpretrain.models.heads import ClsHead
@@ -37,7 +38,7 @@ class EfficientViTClsHead(ClsHead):
                  dropout: float = 0.,
                  norm_cfg: Mapping = dict(type='BN'),
                  act_cfg: Mapping = dict(type='HSwish'),
-                 init_cfg: Union[Mapping, Sequence[Mapping], None] = (
+                 init_cfg: Mapping | Sequence[Mapping] | None = (
                      dict(type='Kaiming', layer='Conv2d'),
                      dict(type='TruncNormal', layer='Linear', std=.02)),
                  **kwargs: Any) -> None:

@@ -9,7 +9,6 @@ heads are ensembled into one.
 """
 
 from abc import ABCMeta, abstractmethod
-from typing import Dict, Optional, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,7 @@ from mmkcr.core.added import AddedLayer
 
 #: Softmax temperature of the ensembles over heads.
 ENSEMBLE_TEMPERATURE = 0.01
-Derived = Dict[str, Optional[Tensor]]
+Derived = dict[str, Tensor | None]
 
 
 def gaussian_taps(sigma: float = 1.) -> Tensor:
@@ -29,7 +28,7 @@ def gaussian_taps(sigma: float = 1.) -> Tensor:
     return torch.outer(line, line) / line.sum()**2
 
 
-def border_sums(taps: Tensor, hw: Tuple[int, int]) -> Tensor:
+def border_sums(taps: Tensor, hw: tuple[int, int]) -> Tensor:
     """Output of 3 x 3 kernels on a map of ones that is padded with zeros.
 
     Args:
@@ -65,7 +64,7 @@ class TokenExchange(nn.Module):
         self.from_patches = nn.Parameter(torch.ones(extra, heads))
         self.to_patches = nn.Parameter(torch.zeros(extra, heads))
 
-    def forward(self, extra: Tensor, mean: Tensor) -> Tuple[Tensor, Tensor]:
+    def forward(self, extra: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """New extra tokens, and what each patch adds from the old ones.
 
         Args:
@@ -95,7 +94,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     #: Whether it works on the heads' values, by ``mix(values, hw)``, and not on their weights.
     reads_values: bool = False
     #: Shape of each head's ensemble logits: () for one logit, (9,) for one per tap.
-    logits_shape: Tuple[int, ...] = ()
+    logits_shape: tuple[int, ...] = ()
 
     def __init__(self, heads: int, head_dims: int, extra: int = 0) -> None:
         super().__init__()
@@ -110,8 +109,8 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
         return 1 if self.ensembled else self.heads
 
     @abstractmethod
-    def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
-               chosen: Optional[Tensor] = None) -> Derived:
+    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
+               chosen: Tensor | None = None) -> Derived:
         """Compute the weights that do not depend on the image.
 
         Args:
@@ -127,7 +126,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
         """
 
     @abstractmethod
-    def run(self, x: Tensor, derived: Derived, hw: Tuple[int, int]) -> Tensor:
+    def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
         """Output of the heads before the projection, shape (B, N, C).
 
         Args:
@@ -196,7 +195,7 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
     def _select(self, index: Tensor) -> None:
         """Slice the parameters that exist once per head."""
 
-    def shares(self, chosen: Optional[Tensor]) -> Tensor:
+    def shares(self, chosen: Tensor | None) -> Tensor:
         """Share of every head in the ensemble, shape (s, *logits_shape), with sum 1 over heads."""
         logits = self.logits / ENSEMBLE_TEMPERATURE
         if chosen is not None:
@@ -208,12 +207,12 @@ class HeadOperator(AddedLayer, metaclass=ABCMeta):
             logits = logits + log.reshape(-1, *[1] * (logits.ndim - 1))
         return logits.softmax(0)
 
-    def _split(self, v: Tensor) -> Tuple[Tensor, Tensor]:
+    def _split(self, v: Tensor) -> tuple[Tensor, Tensor]:
         extra = self.exchange.from_patches.shape[0]
         return v[:, :extra], v[:, extra:]
 
 
-def _to_map(patches: Tensor, hw: Tuple[int, int]) -> Tensor:
+def _to_map(patches: Tensor, hw: tuple[int, int]) -> Tensor:
     """(B, P, C) to (B, C, h, w), as a view with channels last in memory."""
     return patches.reshape(patches.shape[0], hw[0], hw[1], patches.shape[-1]).permute(0, 3, 1, 2)
 
@@ -239,16 +238,16 @@ class DepthwiseHeads(HeadOperator):
         slice_axes([Axis(self.conv, 'weight'), Axis(self.conv, 'bias')],
                    channels_of_heads(index, self.head_dims))
 
-    def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
-               chosen: Optional[Tensor] = None) -> Derived:
+    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
+               chosen: Tensor | None = None) -> Derived:
         """The weights as they are."""
         return dict(value=weight, bias=bias, columns=columns)
 
-    def run(self, x: Tensor, derived: Derived, hw: Tuple[int, int]) -> Tensor:
+    def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
         """Compute the values, exchange with the extra tokens, and convolve."""
         return self.mix(F.linear(x, derived['value'], derived['bias']), hw)
 
-    def mix(self, v: Tensor, hw: Tuple[int, int]) -> Tensor:
+    def mix(self, v: Tensor, hw: tuple[int, int]) -> Tensor:
         """Exchange and convolution of values (B, N, C), to the same shape."""
         if self.exchange is None:
             return self.conv(_to_map(v, hw)).flatten(2).transpose(1, 2)
@@ -270,8 +269,8 @@ class EnsembledDepthwiseHeads(DepthwiseHeads):
 
     ensembled, reads_values = True, False
 
-    def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
-               chosen: Optional[Tensor] = None) -> Derived:
+    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
+               chosen: Tensor | None = None) -> Derived:
         """One head's weights."""
         shares = self.shares(chosen)
         return dict(value=_mix(shares, weight, 0), columns=_mix(shares, columns, 1),
@@ -303,15 +302,15 @@ class ConvHeads(HeadOperator):
     def _select(self, index: Tensor) -> None:
         slice_parameter(self, 'taps', {0: index})
 
-    def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
-               chosen: Optional[Tensor] = None) -> Derived:
+    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
+               chosen: Tensor | None = None) -> Derived:
         """The folded kernels, and the taps of each output channel."""
         taps = self.taps.repeat_interleave(self.head_dims, 0)  # (C, 3, 3)
         return dict(value=weight, bias=bias, columns=columns, taps=taps,
                     kernel=weight[..., None, None] * taps[:, None],
                     bias_taps=None if bias is None else bias[:, None, None] * taps)
 
-    def run(self, x: Tensor, derived: Derived, hw: Tuple[int, int]) -> Tensor:
+    def run(self, x: Tensor, derived: Derived, hw: tuple[int, int]) -> Tensor:
         """Convolve the patches, and exchange with the extra tokens."""
         extra = given = None
         if self.exchange is not None:
@@ -364,8 +363,8 @@ class SPViTHeads(ConvHeads):
     ensembled = True
     logits_shape = (9, )
 
-    def derive(self, weight: Tensor, bias: Optional[Tensor], columns: Tensor,
-               chosen: Optional[Tensor] = None) -> Derived:
+    def derive(self, weight: Tensor, bias: Tensor | None, columns: Tensor,
+               chosen: Tensor | None = None) -> Derived:
         """One head's kernel, tap by tap."""
         shares = self.shares(chosen)  # (s, 9)
         taps = self.taps.flatten()
@@ -403,8 +402,8 @@ class FoldedConvHeads(ConvHeads):
         # what the patches add from the extra tokens is convolved by the taps alone
         self.taps = None if self.exchange is None else nn.Parameter(derived['taps'].clone())
 
-    def derive(self, weight: Optional[Tensor], bias: Optional[Tensor], columns: Tensor,
-               chosen: Optional[Tensor] = None) -> Derived:
+    def derive(self, weight: Tensor | None, bias: Tensor | None, columns: Tensor,
+               chosen: Tensor | None = None) -> Derived:
         """The weights as they are; ``weight`` is None without extra tokens."""
         return dict(value=weight, bias=bias, columns=columns, taps=self.taps, kernel=self.kernel,
                     bias_taps=self.bias_taps)
@@ -430,7 +429,7 @@ def channels_of_heads(heads: Tensor, head_dims: int) -> Tensor:
 
 
 #: Operators by the names that structure files use.
-OPERATORS: Dict[str, Type[HeadOperator]] = {
+OPERATORS: dict[str, type[HeadOperator]] = {
     'dwconv': DepthwiseHeads,
     'conv': ConvHeads,
     'ensembled-dwconv': EnsembledDepthwiseHeads,
@@ -448,7 +447,7 @@ def folded_name(name: str) -> str:
     return name if plain or name.endswith(FOLDED) else f'{name}{FOLDED}'
 
 
-def head_operator(name: str) -> Type[HeadOperator]:
+def head_operator(name: str) -> type[HeadOperator]:
     """The operator class of a name.
 
     Raises:

@@ -4,7 +4,7 @@ Shapes: B batch, C channels, H heads, d head width (C = H d), S scales (the firs
 N positions.
 """
 
-from typing import Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ class LiteMLA(BaseModule):
                  scales: Sequence[int] = (5, ),
                  eps: float = 1e-5,
                  quadratic: bool = False,
-                 norm_cfg: Optional[Mapping] = dict(type='BN')) -> None:
+                 norm_cfg: Mapping | None = dict(type='BN')) -> None:
         super().__init__()
         if channels % head_dim:
             raise ValueError(f'expected the channels of a `LiteMLA` to be a multiple of '
@@ -63,7 +63,7 @@ class LiteMLA(BaseModule):
         self.proj = ConvModule((1 + len(scales)) * channels, channels, 1, norm_cfg=norm_cfg,
                                act_cfg=None)
         self.select = nn.Identity()  # in a subnet: takes the channels that the projection reads
-        self.mask: Optional[nn.Module] = None  # of queries and keys, over the C channels of a scale
+        self.mask: nn.Module | None = None  # of queries and keys, over the C channels of a scale
         #: Of a folded mask: positions of the queries and keys that are left, see :meth:`narrow`.
         self.register_buffer('left', None, persistent=False)
 
@@ -100,7 +100,7 @@ class LiteMLA(BaseModule):
         return x + self.proj(self.select(out))
 
     def queries_keys_values(self, qkv: Tensor,
-                            theta: Optional[Tensor]) -> Tuple[Tensor, Tensor, Tensor]:
+                            theta: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of all scales, masked and rectified, and their values.
 
         Args:

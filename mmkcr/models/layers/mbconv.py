@@ -3,7 +3,7 @@
 Shapes: B batch, C channels, H x W positions.
 """
 
-from typing import Mapping, Optional
+from collections.abc import Mapping
 
 from mmcv.cnn import ConvModule
 from mmengine.model import BaseModule
@@ -27,8 +27,8 @@ class DSConv(BaseModule):
                  out_channels: int,
                  stride: int = 1,
                  residual: bool = False,
-                 norm_cfg: Optional[Mapping] = dict(type='BN'),
-                 act_cfg: Optional[Mapping] = dict(type='HSwish')) -> None:
+                 norm_cfg: Mapping | None = dict(type='BN'),
+                 act_cfg: Mapping | None = dict(type='HSwish')) -> None:
         super().__init__()
         self.residual = residual
         self.depth_conv = ConvModule(in_channels, in_channels, 3, stride, 1, groups=in_channels,
@@ -66,8 +66,8 @@ class MBConv(BaseModule):
                  stride: int = 1,
                  fewer_norm: bool = False,
                  residual: bool = False,
-                 norm_cfg: Optional[Mapping] = dict(type='BN'),
-                 act_cfg: Optional[Mapping] = dict(type='HSwish')) -> None:
+                 norm_cfg: Mapping | None = dict(type='BN'),
+                 act_cfg: Mapping | None = dict(type='HSwish')) -> None:
         super().__init__()
         self.residual = residual
         hidden = round(in_channels * expand_ratio)

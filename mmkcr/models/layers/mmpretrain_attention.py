@@ -3,7 +3,6 @@
 They keep the class of their host's layer, so that it initialises them and knows them as its own.
 """
 
-from typing import Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ class SizedWindowMSA(WindowAttention, WindowMSA):
 class SizedMixMIMAttention(SizedWindowMSA):
     """mmpretrain's ``MixMIMWindowAttention``."""
 
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend within windows, and in pre-training among the tokens of one of two mixed images.
 
         Args:
@@ -53,7 +52,7 @@ class SizedWindowMSAV2(CosineWindowAttention, WindowMSAV2):
 class SizedBEiTAttention(SizedAttention, BEiTAttention):
     """mmpretrain's ``BEiTAttention``."""
 
-    def forward(self, x: Tensor, rel_pos_bias: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, rel_pos_bias: Tensor | None = None) -> Tensor:
         """Attend among tokens (B, N, C), optionally with a shared bias (H, N, N) on the scores."""
         return self._attend(x, rel_pos_bias)
 
@@ -76,9 +75,9 @@ class NarrowQueries(MultiheadAttention):
 class SizedGroupedAttention(SizedAttention, LocallyGroupedSelfAttention):
     """Twins' ``LocallyGroupedSelfAttention``."""
 
-    relative_position_bias_table: Optional[Tensor] = None
+    relative_position_bias_table: Tensor | None = None
 
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, hw_shape: tuple[int, int]) -> Tensor:
         """Attend within windows among tokens (B, N, C) of a map of ``hw_shape``."""
         height, width = hw_shape
         side, x = self.window_size, x.unflatten(1, (height, width))

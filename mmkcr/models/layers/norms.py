@@ -1,6 +1,5 @@
 """Layer norms whose output, or whose statistics, cover only some of the channels."""
 
-from typing import Tuple
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +51,7 @@ class MaskedLayerNorm(nn.LayerNorm):
     """
 
     #: The gate, in a tuple so that it is not a sub-module: it belongs to a site.
-    shared: Tuple[BaseGate]
+    shared: tuple[BaseGate]
     #: Consecutive channels per unit (4 where 2 x 2 neighbours were unfolded).
     inner: int = 1
 

@@ -6,8 +6,8 @@ others stay attention. One module does both here. Shapes as in
 :mod:`mmkcr.models.layers.head_operators`; a is the number of heads that stay attention.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Iterator, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +27,11 @@ class TokenGrid:
             patch embedding, sets them for every batch.
     """
 
-    def __init__(self, extra: int = 0, hw: Optional[Tuple[int, int]] = None) -> None:
+    def __init__(self, extra: int = 0, hw: tuple[int, int] | None = None) -> None:
         self.extra, self._hw = extra, hw
 
     @property
-    def hw(self) -> Tuple[int, int]:
+    def hw(self) -> tuple[int, int]:
         """Height and width in patches.
 
         Raises:
@@ -47,7 +47,7 @@ class TokenGrid:
         self._hw = tuple(outputs[1])
 
     @contextmanager
-    def at(self, hw: Tuple[int, int]) -> Iterator[None]:
+    def at(self, hw: tuple[int, int]) -> Iterator[None]:
         """Set the grid's size within the block, to recompute something from an earlier batch."""
         before, self._hw = self._hw, hw
         try:
@@ -61,7 +61,7 @@ def _others(kept: Tensor, heads: int) -> Tensor:
                         device=kept.device).long()
 
 
-def dense_places(kept: Tensor, heads: int, head_dims: int) -> Tuple[Tensor, Tensor]:
+def dense_places(kept: Tensor, heads: int, head_dims: int) -> tuple[Tensor, Tensor]:
     """Where the entries of an :class:`OperatorAttention` are in the dense attention.
 
     Args:
@@ -160,7 +160,7 @@ class OperatorAttention(_AttentionParts):
 
     @classmethod
     def convert_from(cls, module: nn.Module, kept: Sequence[int], operator: str = 'dwconv',
-                     grid: Optional[TokenGrid] = None) -> 'OperatorAttention':
+                     grid: TokenGrid | None = None) -> 'OperatorAttention':
         """Replace the heads of a dense or gated attention, with its weights.
 
         Args:
@@ -175,7 +175,7 @@ class OperatorAttention(_AttentionParts):
         kept = torch.tensor(sorted(kept), device=module.proj.weight.device).long()
         return cls(module, kept, operator, TokenGrid() if grid is None else grid)
 
-    def _rows(self, attended: bool) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    def _rows(self, attended: bool) -> tuple[Tensor | None, Tensor | None]:
         """Weight and bias of the rows of ``qkv`` of kept heads, or of the values of the others."""
         if not isinstance(self.qkv, nn.Linear):  # folded, and no head is kept
             return None, None
@@ -239,7 +239,7 @@ class OperatorAttention(_AttentionParts):
         return f'heads={self.num_heads}, attended={self.attended}'
 
 
-def _with_weights(layer: nn.Linear, weight: Tensor, bias: Optional[Tensor]) -> nn.Linear:
+def _with_weights(layer: nn.Linear, weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Give a linear layer other weights, trained if its own are."""
     layer.out_features, layer.in_features = weight.shape
     trained = layer.weight.requires_grad

@@ -6,7 +6,7 @@ Shapes: B images (times windows), N tokens, C channels of the input and output, 
 d channels per head.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ class SizedAttention(nn.Module):
     Subclasses override what differs in their host, such as :meth:`_bias` and :meth:`_scores`.
     """
 
-    def _qkv(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, H, N, d)."""
         if getattr(self, 'q_bias', None) is None:
             qkv = self.qkv(x)
@@ -39,7 +39,7 @@ class SizedAttention(nn.Module):
         """Scaled products of queries and keys, (B, H, N, N)."""
         return (q * self.scale) @ k.transpose(-2, -1)
 
-    def _bias(self, tokens: int) -> Optional[Tensor]:
+    def _bias(self, tokens: int) -> Tensor | None:
         """Bias of the scores by relative position, (H, N, N), or None."""
         if self.relative_position_bias_table is None:
             return None
@@ -49,8 +49,8 @@ class SizedAttention(nn.Module):
     def _weights(self, scores: Tensor) -> Tensor:
         return scores.softmax(-1)
 
-    def _attend(self, x: Tensor, added: Optional[Tensor] = None,
-                mask: Optional[Tensor] = None) -> Tensor:
+    def _attend(self, x: Tensor, added: Tensor | None = None,
+                mask: Tensor | None = None) -> Tensor:
         """Tokens (B, N, C) to (B, N, C).
 
         Args:
@@ -61,8 +61,8 @@ class SizedAttention(nn.Module):
         """
         return self.proj_drop(self.proj(self._mix(x, added, mask)))
 
-    def _mix(self, x: Tensor, added: Optional[Tensor] = None,
-             mask: Optional[Tensor] = None) -> Tensor:
+    def _mix(self, x: Tensor, added: Tensor | None = None,
+             mask: Tensor | None = None) -> Tensor:
         """What the projection reads, (B, N, H d); arguments as of :meth:`_attend`."""
         q, k, v = self._qkv(x)
         scores, bias = self._scores(q, k), self._bias(x.shape[1])
@@ -79,7 +79,7 @@ class SizedAttention(nn.Module):
 class WindowAttention(SizedAttention):
     """Attention within windows, with a mask where they were shifted."""
 
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend within windows; see :class:`SizedAttention`."""
         return self._attend(x, mask=mask)
 
@@ -104,7 +104,7 @@ class SizedWindowAttentionV2(CosineWindowAttention):
 class SizedTimmBEiTAttention(SizedAttention):
     """timm's attention of BEiT."""
 
-    def forward(self, x: Tensor, shared_rel_pos_bias: Optional[Tensor] = None,
+    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None,
                 **_: Any) -> Tensor:
         """Attend among tokens (B, N, C), optionally with a shared bias on the scores."""
         return self._attend(x, shared_rel_pos_bias)
@@ -113,9 +113,9 @@ class SizedTimmBEiTAttention(SizedAttention):
 class SizedHuggingFaceAttention(nn.Module):
     """Hugging Face's attention of CLIP and SigLIP, before v5 of ``transformers``."""
 
-    def forward(self, hidden_states: Tensor, attention_mask: Optional[Tensor] = None,
-                causal_attention_mask: Optional[Tensor] = None,
-                **_: Any) -> Tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
+                causal_attention_mask: Tensor | None = None,
+                **_: Any) -> tuple[Tensor, None]:
         """Attend among tokens (B, N, C); the weights are not returned."""
         q, k, v = (split_heads(layer(hidden_states), self.num_heads)
                    for layer in (self.q_proj, self.k_proj, self.v_proj))
@@ -142,8 +142,8 @@ class Rotary(nn.Module):
         """Keep only some pairs of a head that had ``width`` channels."""
         self.channels = channels_of_pairs(pairs, width, self.layout)
 
-    def forward(self, x: Tensor, sin: Optional[Tensor] = None,
-                cos: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, sin: Tensor | None = None,
+                cos: Tensor | None = None) -> Tensor:
         """Rotate the last n tokens of (B, H, N, d) by the tables (..., n, dense d), if given."""
         if sin is None:
             return x
@@ -162,7 +162,7 @@ class Rotary(nn.Module):
 class SizedRotaryAttention(SizedAttention):
     """timm's ``EvaAttention`` and ``AttentionRope``: fused projections or three."""
 
-    def _qkv(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self._modules.get('qkv') is None:
             return tuple(split_heads(layer(x), self.num_heads)
                          for layer in (self.q_proj, self.k_proj, self.v_proj))
@@ -171,8 +171,8 @@ class SizedRotaryAttention(SizedAttention):
             qkv = qkv + torch.cat([self.q_bias, self.k_bias, self.v_bias])
         return qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def forward(self, x: Tensor, rope: Optional[Tensor] = None,
-                attn_mask: Optional[Tensor] = None, is_causal: bool = False) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor | None = None,
+                attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attend among tokens (B, N, C)."""
         q, k, v = self._qkv(x)
         tables = () if rope is None else rope.chunk(2, -1)  # sines, cosines
@@ -186,9 +186,9 @@ class SizedRotaryAttention(SizedAttention):
 class SizedHuggingFaceRotaryAttention(nn.Module):
     """Hugging Face's attention of DINOv3; the weights are not returned."""
 
-    def forward(self, hidden_states: Tensor, attention_mask: Optional[Tensor] = None,
-                position_embeddings: Optional[Tuple[Tensor, Tensor]] = None,
-                **_: Any) -> Tuple[Tensor, None]:
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
+                position_embeddings: tuple[Tensor, Tensor] | None = None,
+                **_: Any) -> tuple[Tensor, None]:
         """Attend among tokens (B, N, C); positions are cosines and sines."""
         q, k, v = (split_heads(layer(hidden_states), self.num_heads)
                    for layer in (self.q_proj, self.k_proj, self.v_proj))
@@ -206,8 +206,8 @@ class SizedMultiheadAttention(nn.MultiheadAttention):
     """
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor,
-                key_padding_mask: Optional[Tensor] = None, need_weights: bool = True,
-                attn_mask: Optional[Tensor] = None, **_: Any) -> Tuple[Tensor, None]:
+                key_padding_mask: Tensor | None = None, need_weights: bool = True,
+                attn_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
         """Attend from queries (L, B, C) to keys (S, B, C); the weights are not returned."""
         batch, parts = query.shape[1], self.in_proj_weight.chunk(3)
         biases = (None, ) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
@@ -235,7 +235,7 @@ def _added(mask: Tensor, like: Tensor) -> Tensor:
 class SizedReducedAttention(nn.Module):
     """Attention to a subsampled map: Twins' ``GlobalSubsampledAttention`` and timm's PVT v2."""
 
-    def forward(self, x: Tensor, size: Tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         """Attend among tokens (B, N, C) of a map of ``size`` (height, width)."""
         q, reduction = split_heads(self.q(x), self.num_heads), getattr(self, 'sr', None)
         if reduction is not None:

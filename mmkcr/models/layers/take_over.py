@@ -1,13 +1,14 @@
 """Conversion of a layer to another class that takes over its parts."""
 
-from typing import Any, Sequence, Type, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 
 Layer = TypeVar('Layer', bound=nn.Module)
 
 
-def take_over(cls: Type[Layer], module: nn.Module, without: Sequence[str] = (),
+def take_over(cls: type[Layer], module: nn.Module, without: Sequence[str] = (),
               **attributes: Any) -> Layer:
     """A layer of another class that takes over the parts of a given one, under their own names.
 

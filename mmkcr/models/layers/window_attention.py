@@ -1,6 +1,5 @@
 """Swin's window attention by ``scaled_dot_product_attention``."""
 
-from typing import Optional
 
 import torch.nn.functional as F
 from mmpretrain.models.utils import WindowMSA
@@ -19,7 +18,7 @@ class FusedWindowMSA(WindowMSA):
     #: Whether the fused kernel is used. Without it, hooks on ``softmax`` can read the weights.
     fused: bool = True
 
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend within windows.
 
         Args:

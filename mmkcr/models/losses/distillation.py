@@ -1,6 +1,7 @@
 """Knowledge distillation from a frozen classifier."""
 
-from typing import Any, Dict, Mapping, Optional, Union
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,7 @@ from mmengine.registry import DefaultScope
 from torch import Tensor, nn
 
 from mmkcr.models.building import HOSTS, build_model, load_weights, read_config
-from mmkcr.models.utils import kept_randomness
+from mmkcr.models.tasks import kept_randomness
 from mmkcr.registry import MODELS
 
 
@@ -25,11 +26,11 @@ class Teacher:
         checkpoint (str, optional): File or URL. None only for a model that has no weights to load.
     """
 
-    def __init__(self, config: Union[str, Mapping[str, Any]], checkpoint: Optional[str]) -> None:
+    def __init__(self, config: str | Mapping[str, Any], checkpoint: str | None) -> None:
         self.config, self.checkpoint = config, checkpoint
-        self._model: Optional[nn.Module] = None
+        self._model: nn.Module | None = None
 
-    def __deepcopy__(self, memo: Dict) -> 'Teacher':
+    def __deepcopy__(self, memo: dict) -> 'Teacher':
         return self
 
     def model(self, device: torch.device) -> nn.Module:
@@ -92,11 +93,11 @@ class DistillationLoss(nn.Module):
     needs_inputs = True
 
     def __init__(self,
-                 teacher: Union[str, Mapping[str, Any]],
-                 checkpoint: Optional[str] = None,
+                 teacher: str | Mapping[str, Any],
+                 checkpoint: str | None = None,
                  temperature: float = 1.,
                  weight: float = 1.,
-                 input_size: Optional[int] = None) -> None:
+                 input_size: int | None = None) -> None:
         super().__init__()
         if temperature <= 0 or weight < 0:
             raise ValueError('expected a positive `temperature` and a non-negative `weight`, found '
@@ -105,7 +106,7 @@ class DistillationLoss(nn.Module):
         self.temperature, self.weight, self.input_size = temperature, weight, input_size
         self.active = True
         self._scale, self._to_rgb = [None, None], False
-        self._agreement: Optional[Tensor] = None
+        self._agreement: Tensor | None = None
 
     def bind(self, student: nn.Module) -> None:
         """Note how the student's images are normalised; the wrapper calls it.
@@ -168,6 +169,6 @@ class DistillationLoss(nn.Module):
                                    antialias=True)
         return inputs
 
-    def log_vars(self) -> Dict[str, Tensor]:
+    def log_vars(self) -> dict[str, Tensor]:
         """dict[str, Tensor]: Share of the last batch on which both predict the same class."""
         return {} if self._agreement is None else dict(agreement=self._agreement)

@@ -1,13 +1,14 @@
 """Distillation of a backbone's feature maps from the network that it was made from."""
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Iterator, List, Mapping, Optional, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmkcr.core.forward import flat_tensors
-from mmkcr.models.utils import find_task
+from mmkcr.models.tasks import find_task
 from mmkcr.registry import MODELS
 from .distillation import Teacher
 from .processes import mean_over_processes
@@ -40,15 +41,15 @@ class FeatureDistillationLoss(nn.Module):
     feature_layer = 'backbone'
     needs_inputs = True
 
-    def __init__(self, teacher: Union[str, Mapping[str, Any]], checkpoint: Optional[str] = None,
+    def __init__(self, teacher: str | Mapping[str, Any], checkpoint: str | None = None,
                  weight: float = 1.) -> None:
         super().__init__()
         if weight < 0:
             raise ValueError('expected a non-negative `weight` in FeatureDistillationLoss, found '
                              f'{weight}')
         self.teacher, self.weight, self.active = Teacher(teacher, checkpoint), weight, True
-        self._student: List[nn.Module] = []  # a list, so that it is not a sub-module
-        self._maps: List[Tensor] = []
+        self._student: list[nn.Module] = []  # a list, so that it is not a sub-module
+        self._maps: list[Tensor] = []
 
     def bind(self, student: nn.Module) -> None:
         """Note the student's backbone; the wrapper calls it.

@@ -1,7 +1,8 @@
 """Inputs of the output projection of linear attention (DCS, appendix A)."""
 
 import math
-from typing import Any, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -19,7 +20,7 @@ class AttentionOutputs(HostSite):
     kind = 'attention_outputs'
 
     @classmethod
-    def views(cls, host: nn.Module) -> List[Any]:
+    def views(cls, host: nn.Module) -> list[Any]:
         """Paths of the linear attention layers."""
         return [path for path, module in host.named_modules()
                 if is_of(module, 'mmkcr.models.layers.lite_mla.LiteMLA')]
@@ -29,15 +30,15 @@ class AttentionOutputs(HostSite):
         """The inputs of a layer's projection."""
         return cls(host, view, view, host.get_submodule(view).features)
 
-    def axes(self) -> List[Axis]:
+    def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         return [Axis(self.owner.proj.conv, 'weight', 1, True)]
 
-    def mask_points(self) -> List[MaskPoint]:
+    def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
         return [MaskPoint(self.owner.proj.conv, 'input', 1)]
 
-    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
         """Slice, and select what the projection reads."""
         present = getattr(self.owner.select, 'kept', None)
         super().slice_units(units, optimizer)

@@ -1,6 +1,6 @@
 """Base class of the kinds that slice the width of attention."""
 
-from typing import List, Mapping, Optional, Tuple
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ class AttentionWidth(AttentionSite):
         if self.view.opened is not None:
             self._exchange(self.view.opened(self.owner))
 
-    def axes(self) -> List[Axis]:
+    def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view, called = self.view, self.view.called
         # a scale folds where `mask_points` masks: into the projections or into the output's columns
@@ -40,11 +40,11 @@ class AttentionWidth(AttentionSite):
             return axis._replace(per=1)
         return axis._replace(inner=axis.inner * self.unit)
 
-    def products(self) -> Mapping[str, Tuple[str, ...]]:
+    def products(self) -> Mapping[str, tuple[str, ...]]:
         """Both products of the attention."""
         return {self.path: ('scores', 'values')}
 
-    def mask_points(self) -> List[MaskPoint]:
+    def mask_points(self) -> list[MaskPoint]:
         """Queries, keys and values if hooks can see them, else the output projection's input."""
         view = self.view
         if view.called:
@@ -52,11 +52,11 @@ class AttentionWidth(AttentionSite):
                     for path, repeats in zip(view.projections, view.fused)]
         return [MaskPoint(self.module(view.output), 'input', -1, 1, self.unit)]
 
-    def _shape(self, kept: Tensor) -> Tuple[int, int]:
+    def _shape(self, kept: Tensor) -> tuple[int, int]:
         """Number of heads that are left, and their width."""
         raise NotImplementedError
 
-    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
         """Slice, and resize the layer to the heads and widths that are left."""
         present = self.kept
         kept = units if present is None else present[units]
@@ -91,7 +91,7 @@ class AttentionWidth(AttentionSite):
         super().detach()
         self._fold_scale()
 
-    def _queries(self) -> Tuple[nn.Module, int]:
+    def _queries(self) -> tuple[nn.Module, int]:
         """The layer of the queries, and how many of its first outputs they are."""
         query = self.module(self.view.projections[0])
         return query, len(query.weight) // self.view.fused[0]
@@ -117,7 +117,7 @@ class QueryScale:
     def __init__(self, rows: int, factor: float) -> None:
         self.rows, self.factor = rows, factor
 
-    def __call__(self, _: nn.Module, args: Tuple, out: Tensor) -> Tensor:
+    def __call__(self, _: nn.Module, args: tuple, out: Tensor) -> Tensor:
         """The output with scaled queries."""
         return torch.cat([out[..., :self.rows] * self.factor, out[..., self.rows:]], -1)
 

@@ -1,7 +1,8 @@
 """The kinds by name, and their sites in a host network."""
 
 import re
-from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, Union
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,9 +11,9 @@ from mmkcr.core.words import did_you_mean
 from mmkcr.models.adapters import attention_views, mlp_views
 from mmkcr.models.adapters.views import known_hosts
 
-KindConfig = Union[str, Mapping[str, Any]]
+KindConfig = str | Mapping[str, Any]
 #: Kinds of site by their names.
-KINDS: Dict[str, Type['HostSite']] = {}
+KINDS: dict[str, type['HostSite']] = {}
 
 
 #: What makes an ordinary layer of one with another weight, by what the layer has.
@@ -27,7 +28,7 @@ _REMEDIES = {
 }
 
 
-def register_kind(cls: Type['HostSite']) -> Type['HostSite']:
+def register_kind(cls: type['HostSite']) -> type['HostSite']:
     """Make a kind known by its name."""
     KINDS[cls.kind] = cls
     return cls
@@ -47,7 +48,7 @@ class HostSite(Site):
     #: Whether the kind looks at attention layers.
     of_attention: bool = False
     #: Options that a config of the kind may have besides ``kind`` and ``where``.
-    options: Tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
     def __init__(self, host: nn.Module, view: Any, path: str, total: int, groups: int = 1) -> None:
         super().__init__(host, path, total, groups)
@@ -61,16 +62,16 @@ class HostSite(Site):
         """The host's outputs in their dense width."""
         return outputs
 
-    def claims(self) -> List[Axis]:
+    def claims(self) -> list[Axis]:
         """The axes that no other site may lie along: by default its own."""
         return self.axes()
 
-    def fitted(self) -> Tuple[str, ...]:
+    def fitted(self) -> tuple[str, ...]:
         """Paths of modules that a closed-form refit changes, besides the readers of the units."""
         return ()
 
     @classmethod
-    def views(cls, host: nn.Module) -> List[Any]:
+    def views(cls, host: nn.Module) -> list[Any]:
         """The views of the modules that the kind looks at.
 
         An entry may be an :class:`~mmkcr.core.Unsupported` with the reason instead of a view.
@@ -91,7 +92,7 @@ class MLPSite(HostSite):
     """Base class of the kinds that look at MLPs."""
 
     @classmethod
-    def views(cls, host: nn.Module) -> List[Any]:
+    def views(cls, host: nn.Module) -> list[Any]:
         """Views of the MLPs."""
         return mlp_views(host)
 
@@ -102,12 +103,12 @@ class AttentionSite(HostSite):
     of_attention = True
 
     @classmethod
-    def views(cls, host: nn.Module) -> List[Any]:
+    def views(cls, host: nn.Module) -> list[Any]:
         """Views of the attention layers."""
         return attention_views(host)
 
 
-def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> Dict[str, HostSite]:
+def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> dict[str, HostSite]:
     """The sites of some kinds, in forward order.
 
     Args:
@@ -123,7 +124,7 @@ def find_sites(host: nn.Module, kinds: Sequence[KindConfig]) -> Dict[str, HostSi
             no module, two kinds claim the same axis of a tensor, or as in :func:`check_layers`.
     """
     check_layers(host)
-    sites: Dict[str, HostSite] = {}
+    sites: dict[str, HostSite] = {}
     for config in kinds:
         cls, where, options = _parse(config)
         found, reasons = _sites_of(host, cls, options)
@@ -198,7 +199,7 @@ def why_not(host: nn.Module, kind: str) -> str:
                                          'looks at has an adapter'])[0]
 
 
-def _parse(config: KindConfig) -> Tuple[Type[HostSite], str, Dict[str, Any]]:
+def _parse(config: KindConfig) -> tuple[type[HostSite], str, dict[str, Any]]:
     options = {'kind': config} if isinstance(config, str) else dict(config)
     kind, where = options.pop('kind', None), options.pop('where', '')
     if kind not in KINDS:
@@ -211,8 +212,8 @@ def _parse(config: KindConfig) -> Tuple[Type[HostSite], str, Dict[str, Any]]:
     return KINDS[kind], where, options
 
 
-def _sites_of(host: nn.Module, cls: Type[HostSite],
-              options: Mapping[str, Any]) -> Tuple[Dict[str, HostSite], List[str]]:
+def _sites_of(host: nn.Module, cls: type[HostSite],
+              options: Mapping[str, Any]) -> tuple[dict[str, HostSite], list[str]]:
     found, reasons = {}, []
     try:
         views = cls.views(host)
@@ -232,7 +233,7 @@ def _sites_of(host: nn.Module, cls: Type[HostSite],
     return found, reasons
 
 
-def _nothing_found(host: nn.Module, kind: str, reasons: List[str]) -> str:
+def _nothing_found(host: nn.Module, kind: str, reasons: list[str]) -> str:
     name, possible = type(host).__name__, [other for other in KINDS if not why_not(host, other)]
     reason = f' ({reasons[0]})' if reasons else ''
     if possible:
@@ -254,7 +255,7 @@ def check_ties(model: nn.Module, sites: Mapping[str, HostSite]) -> None:
     Raises:
         ValueError: Two layers share a weight, and a site lies along it.
     """
-    owners: Dict[int, List[str]] = {}
+    owners: dict[int, list[str]] = {}
     for path, module in model.named_modules():
         for name, value in module._parameters.items():
             if value is not None:
@@ -273,7 +274,7 @@ def check_ties(model: nn.Module, sites: Mapping[str, HostSite]) -> None:
 def _check_axes(sites: Mapping[str, HostSite]) -> None:
     """Refuse two sites along the same axis of a tensor, or along the same part of it."""
     # by tensor and dimension: first position, last position + 1, site
-    claimed: Dict[Tuple[int, int], List[Tuple[int, int, str]]] = {}
+    claimed: dict[tuple[int, int], list[tuple[int, int, str]]] = {}
     for name, site in sites.items():
         for axis in site.claims():
             if axis.value is None:

@@ -1,6 +1,6 @@
 """Channels between the layers of heads and necks."""
 
-from typing import Any, List
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -25,7 +25,7 @@ class Channels(HostSite):
     kind = 'channels'
 
     @classmethod
-    def views(cls, host: nn.Module) -> List[Any]:
+    def views(cls, host: nn.Module) -> list[Any]:
         """Views of channels."""
         return channel_views(host)
 
@@ -54,7 +54,7 @@ class Channels(HostSite):
         site.width = max(widths)
         return site
 
-    def axes(self) -> List[Axis]:
+    def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`; readers come first, see ``before`` of an axis."""
         view, found = self.view, []
         writer = self.module(view.writers[0])
@@ -76,11 +76,11 @@ class Channels(HostSite):
                           for name in ('weight', 'bias', 'running_mean', 'running_var')]
         return found
 
-    def _written(self) -> List[Any]:
+    def _written(self) -> list[Any]:
         norms = self.view.norms or ('', ) * len(self.view.writers)
         return list(zip(self.view.writers, norms))
 
-    def mask_points(self) -> List[MaskPoint]:
+    def mask_points(self) -> list[MaskPoint]:
         """The output of every writer, behind its norm if there is one."""
         return [MaskPoint(self.module(norm or path), 'output',
                           1 if isinstance(self.module(path), _ConvNd) else -1, inner=self.width)

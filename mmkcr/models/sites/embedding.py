@@ -1,6 +1,6 @@
 """Width of the residual stream (Once for Both, section 3)."""
 
-from typing import Any, List
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ class Embedding(HostSite):
     kind = 'embedding'
 
     @classmethod
-    def views(cls, host: nn.Module) -> List[Any]:
+    def views(cls, host: nn.Module) -> list[Any]:
         """The streams of a host."""
         return stream_views(host)
 
@@ -32,11 +32,11 @@ class Embedding(HostSite):
         """The width of a stream."""
         return cls(host, view, view.path, view.total)
 
-    def axes(self) -> List[Axis]:
+    def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         return self.view.axes(self.host)
 
-    def mask_points(self) -> List[MaskPoint]:
+    def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
         return [MaskPoint(self.module(path), 'output', dim) for path, dim in self.view.masked]
 

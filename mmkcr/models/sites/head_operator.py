@@ -1,7 +1,8 @@
 """Operator of a head: attention, or a convolution in its place (drop-in depthwise convolution)."""
 
 import dataclasses
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -54,24 +55,24 @@ class HeadOperatorSite(AttentionSite):
             self.host.patch_embed.register_forward_hook(self.host.grid.record)
         return self.host.grid
 
-    def axes(self) -> List[Axis]:
+    def axes(self) -> list[Axis]:
         """The input of the output projection: replaced heads stay there, from an operator."""
         return [Axis(self.owner.proj, 'weight', 1, inner=self.view.width)]
 
-    def claims(self) -> List[Axis]:
+    def claims(self) -> list[Axis]:
         """The axes that no other kind may claim."""
         return [Axis(layer, 'weight', dim) for layer in (self.owner.qkv, self.owner.proj)
                 for dim in (0, 1)]
 
-    def mask_points(self) -> List[MaskPoint]:
+    def mask_points(self) -> list[MaskPoint]:
         """None: :class:`MixedAttention` applies the gate itself."""
         return []
 
-    def operators(self) -> Tuple[str, ...]:
-        """Names of the operators that a structure may give to this site.
+    def operators(self) -> tuple[str, ...]:
+        """Operators that a structure file may name for the dropped heads.
 
-        The first is the one that is written to new structures. The structure of a search gets the
-        name of the folded operator, whose weights are those of one convolution.
+        New structures name the first: after a search the folded operator, which has the weights of
+        a single convolution.
         """
         first = self.operator if self.gate is None else folded_name(self.operator)
         names = dict.fromkeys([first, *OPERATORS, *map(folded_name, OPERATORS)])
@@ -85,12 +86,12 @@ class HeadOperatorSite(AttentionSite):
         self.host.set_submodule(self.path, MixedAttention(self.owner, self.operator, self.grid))
         super().attach(gate)
 
-    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
         """Raise a ``ValueError``: operators are chosen at the end of a search."""
         raise ValueError(f'expected a gate that chooses at the end of a search at `{self.name}`, '
                          f'found one that slices while it trains')
 
-    def slice_to(self, kept: Tensor, operator: Optional[str] = None) -> None:
+    def slice_to(self, kept: Tensor, operator: str | None = None) -> None:
         """Replace the heads that are not kept."""
         owner = self.owner
         self.detach()
@@ -113,6 +114,6 @@ class HeadOperatorSite(AttentionSite):
         self.owner.fold()
         return dataclasses.replace(entry, operator=folded_name(entry.operator))
 
-    def fitted(self) -> Tuple[str, ...]:
+    def fitted(self) -> tuple[str, ...]:
         """The layer, with its operator."""
         return (self.path, )

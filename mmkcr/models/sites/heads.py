@@ -1,6 +1,6 @@
 """Heads of attention, whole or with some of their channels (Once for Both, section 3)."""
 
-from typing import Any, List, Tuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,12 +26,12 @@ class Heads(AttentionWidth):
         site.unit = view.width
         return site
 
-    def axes(self) -> List[Axis]:
+    def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view = self.view
         return [*super().axes(), *(view.of_heads(self.owner) if view.of_heads is not None else ())]
 
-    def _shape(self, kept: Tensor) -> Tuple[int, int]:
+    def _shape(self, kept: Tensor) -> tuple[int, int]:
         return len(kept), self.unit
 
 
@@ -58,7 +58,7 @@ class HeadChannels(AttentionWidth):
         _check_positions(host, view.path)  # whole heads may go
         return cls(host, view, view.path, view.heads * view.width, view.heads)
 
-    def _shape(self, kept: Tensor) -> Tuple[int, int]:
+    def _shape(self, kept: Tensor) -> tuple[int, int]:
         heads = len(self.group_counts(kept))  # heads that keep any channel
         return heads, len(kept) // heads
 

@@ -1,7 +1,8 @@
 """Channels that an MLP reads from the residual stream and writes to it (KCR, section 3.1)."""
 
 import math
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -36,7 +37,7 @@ class MLPChannels(MLPSite):
                               f'channels are not defined at `{view.path}`')
         return cls(host, view, view.path, total)
 
-    def axes(self) -> List[Axis]:
+    def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         view = self.view
         output, scales = self.module(view.output), list(map(self._module_at, view.scales))
@@ -52,7 +53,7 @@ class MLPChannels(MLPSite):
         norm = self.module(view.norm)
         return found + [Axis(norm, name) for name in ('weight', 'bias')]
 
-    def _module_at(self, path: str) -> Optional[nn.Module]:
+    def _module_at(self, path: str) -> nn.Module | None:
         try:
             return self.host.get_submodule(path)
         except AttributeError:  # a parameter, or nothing
@@ -63,13 +64,13 @@ class MLPChannels(MLPSite):
         """Channel dimension of the stream: -1 for tokens, 1 for maps."""
         return 1 if isinstance(self.module(self.view.norm), (nn.Identity, Take)) else -1
 
-    def mask_points(self) -> List[MaskPoint]:
+    def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
         inputs = [MaskPoint(self.module(path), 'input', self.view.dim)
                   for path in self.view.inputs]
         return [*inputs, MaskPoint(self.module(self.view.after), 'input', self._dim)]
 
-    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
         """Slice, and let the MLP read and write only the kept channels."""
         norm, dim = self.module(self.view.norm), self._dim
         present = getattr(norm, 'kept', None)
@@ -91,7 +92,7 @@ class MLPChannels(MLPSite):
         inside = after[0] if isinstance(after, nn.Sequential) else after
         self._exchange(self.view.after, nn.Sequential(inside, Put(kept, self.total, dim)))
 
-    def lost_outputs(self) -> Tuple[str, ...]:
+    def lost_outputs(self) -> tuple[str, ...]:
         """The output projection: its dropped channels are missing in the stream."""
         return (self.view.output, )
 

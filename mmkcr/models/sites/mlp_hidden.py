@@ -2,7 +2,7 @@
 
 import copy
 from contextlib import suppress
-from typing import Any, List
+from typing import Any
 
 import torch
 from torch import nn
@@ -59,7 +59,7 @@ class MLPHidden(MLPSite):
                    if part not in known and (part._parameters or not part._modules)
                    and not type(part).__module__.startswith('mmkcr.'))
 
-    def axes(self) -> List[Axis]:
+    def axes(self) -> list[Axis]:
         """See :class:`~mmkcr.core.Site`."""
         # a scale folds into the module that `mask_points` masks, or into the output's columns
         view, masked, found = self.view, self._where(), []
@@ -74,7 +74,7 @@ class MLPHidden(MLPSite):
             found += [Axis(self.module(view.hidden_norm), name) for name in ('weight', 'bias')]
         return [*found, Axis(self.module(view.output), 'weight', 1, not masked)]
 
-    def mask_points(self) -> List[MaskPoint]:
+    def mask_points(self) -> list[MaskPoint]:
         """See :class:`~mmkcr.core.Site`."""
         masked = self._where()
         if masked:

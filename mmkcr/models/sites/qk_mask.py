@@ -1,6 +1,7 @@
 """Input-dependent mask on queries and keys (DCS, section 3.1)."""
 
-from typing import Any, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,10 @@ class MaskHook:
             queries, 1 for keys, None for values, which are not masked.
     """
 
-    def __init__(self, mask: nn.Module, parts: Tuple[Optional[int], ...]) -> None:
+    def __init__(self, mask: nn.Module, parts: tuple[int | None, ...]) -> None:
         self.mask, self.parts = mask, parts
 
-    def __call__(self, _: nn.Module, args: Tuple[Tensor, ...], out: Tensor) -> Tensor:
+    def __call__(self, _: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         """Forward hook of a projection to (..., N, parts * D), or fewer channels of q and k."""
         chosen = self.mask.binarize(self.mask(args[0]))  # (..., N, 1 or 2, D)
         masked = sum(part is not None for part in self.parts)
@@ -51,7 +52,7 @@ class QKMaskSite(AttentionSite):
     options = ('type', 'separate', 'share_heads', 'rank', 'init', 'temperature')
 
     @classmethod
-    def views(cls, host: nn.Module) -> List[Any]:
+    def views(cls, host: nn.Module) -> list[Any]:
         """Views of attention layers, and the paths of EfficientViT's linear attention layers."""
         linear = [path for path, module in host.named_modules() if _is_linear(module)]
         return [*super().views(host), *linear]
@@ -70,22 +71,22 @@ class QKMaskSite(AttentionSite):
         site.config = dict(dict(type='mmkcr.QKMask'), **options)
         return site
 
-    def axes(self) -> List[Axis]:
+    def axes(self) -> list[Axis]:
         """None: the mask slices nothing."""
         return []
 
-    def claims(self) -> List[Axis]:
+    def claims(self) -> list[Axis]:
         """Inputs and outputs of the projections, because the mask has their sizes."""
         return [Axis(projection, 'weight', dim) for projection in self.projections()
                 for dim in (0, 1)]
 
-    def projections(self) -> List[nn.Module]:
+    def projections(self) -> list[nn.Module]:
         """The fused projection of queries, keys and values, or those of queries and of keys."""
         if _is_linear(self.owner):
             return [self.owner.qkv]
         return [self.module(path) for path in self.view.projections[:2]]
 
-    def mask_points(self) -> List[MaskPoint]:
+    def mask_points(self) -> list[MaskPoint]:
         """None: the mask is applied by a hook of its own, or by the layer."""
         return []
 
@@ -100,7 +101,7 @@ class QKMaskSite(AttentionSite):
                                        maps=linear, in_channels=weight.shape[1])).to(weight)
         if linear:  # the layer calls the mask itself
             return
-        parts: Tuple[Optional[int], ...] = (0, 1, None)
+        parts: tuple[int | None, ...] = (0, 1, None)
         for projection, count in zip(projections, self.view.fused):
             projection.register_forward_hook(MaskHook(owner.mask, parts[:count]))
             parts = parts[count:]  # each projection takes its `count` parts

@@ -1,6 +1,5 @@
 """Channels of heads whose rotary positions rotate pairs of them."""
 
-from typing import List, Optional, Tuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -23,7 +22,7 @@ class RotaryPairs(AttentionWidth):
         self._exchange(self.view.rotary.opened(self.owner))
 
     @property
-    def _layout(self) -> Tuple[int, int]:
+    def _layout(self) -> tuple[int, int]:
         """``repeats`` and ``inner`` of an axis over all heads, see :class:`~mmkcr.core.Axis`."""
         heads = self.view.heads
         # 'half': a head has the first channels of all pairs, then the second; else pair by pair
@@ -33,16 +32,16 @@ class RotaryPairs(AttentionWidth):
         repeats, inner = self._layout
         return axis._replace(folds=axis.dim == 0, repeats=axis.repeats * repeats, inner=inner)
 
-    def mask_points(self) -> List[MaskPoint]:
+    def mask_points(self) -> list[MaskPoint]:
         """Queries and keys after the rotation, and the input of the output projection."""
         repeats, inner = self._layout  # the rotation's output has heads apart: one head's repeats
         return [MaskPoint(self.owner.rotary, 'output', -1, repeats // self.view.heads, inner),
                 MaskPoint(self.module(self.view.output), 'input', -1, repeats, inner)]
 
-    def _shape(self, kept: Tensor) -> Tuple[int, int]:
+    def _shape(self, kept: Tensor) -> tuple[int, int]:
         return self.view.heads, 2 * len(kept)
 
-    def slice_units(self, units: Tensor, optimizer: Optional[Optimizer] = None) -> None:
+    def slice_units(self, units: Tensor, optimizer: Optimizer | None = None) -> None:
         """Slice, and rotate by the angles of the pairs that are left."""
         kept = units if self.kept is None else self.kept[units]
         super().slice_units(units, optimizer)

@@ -17,7 +17,7 @@ from mmkcr.core import count_params
 from mmkcr.datasets import DatasetPart
 from mmkcr.engine.build import state_bytes
 from mmkcr.methods.ofb import progressive_pruning
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from mmkcr.registry import HOOKS, MODELS
 
 SHAPE = (3, 32, 32)
@@ -184,11 +184,11 @@ def test_events_keep_a_network_within_the_budget():
     left = []
     for _ in range(6):
         hook._prune(model)
-        search_space(model).settle()
+        search_space(model).apply_decisions()
         left.append(sum(int(gate.alive.sum()) for gate in model.gates().values()))
         hook._choose(model, hook._alive(model))
     assert left[-1] > len(model.gates()) and left[0] < 17 + 2 * 2 * 7
-    hook._decide(model, logging.getLogger('test')), search_space(model).settle()
+    hook._decide(model, logging.getLogger('test')), search_space(model).apply_decisions()
     share = count_macs(model.architecture, SHAPE) / model.macs_model().dense
     assert 0.97 * 0.5 <= share <= 0.5
 

@@ -12,7 +12,7 @@ from mmkcr.apis import slim
 from mmkcr.core import LatencyModel, LatencyTable
 from mmkcr.core.machine import this_machine
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 
 CONFIG = 'configs/ofb/digits/ofb-search_vit-mini_1xb64_digits.py'
 TARGETS = few(('8ms', '60%'), '60%')

@@ -18,7 +18,7 @@ from mmkcr.core import MacsModel, Structure, count_params
 from mmkcr.core.added import added_layers
 from mmkcr.core.sites import holders
 from mmkcr.models import DCSEfficientViT, DCSMobileViT, EfficientViT, KCREfficientViT
-from mmkcr.models.utils import task_forward
+from mmkcr.models.tasks import task_forward
 from mmkcr.registry import MODELS
 from .law import assert_same, outputs
 

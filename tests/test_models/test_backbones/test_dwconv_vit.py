@@ -25,7 +25,7 @@ from mmkcr.models import (
 )
 from mmkcr.models.layers import OperatorAttention
 from mmkcr.models.layers.head_operators import folded_name
-from mmkcr.models.utils import task_forward
+from mmkcr.models.tasks import task_forward
 from mmkcr.registry import MODELS
 from .law import assert_same, outputs
 

@@ -107,7 +107,7 @@ def test_slicing_events_change_no_output(cls, kwargs, size, seed, weight):
         train = outputs(model, x)
         model.eval()
         hard = outputs(model, x)
-        sliced = model.search_space.settle()
+        sliced = model.search_space.apply_decisions()
         assert sliced or event
         assert_same(hard, outputs(model, x))
         model.train()
@@ -123,7 +123,7 @@ def test_supernet_with_hard_gates_equals_subnet(cls, kwargs, size, seed, events)
     model = supernet(cls, kwargs, seed)
     for event in range(events):
         drop_some(model, seed + event)
-        model.search_space.settle()
+        model.search_space.apply_decisions()
     model.eval()
     x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(seed))
     subnet, structure = slim(model, None, 1, (3, *size))
@@ -158,7 +158,7 @@ def test_macs_of_the_expectation_are_those_of_the_built_subnet(cls, kwargs, size
     subnet, structure = slim(model, None, 1, shape)
     assert structure.macs['subnet'] == count_macs(subnet, shape)
     assert float(expected.detach()) == pytest.approx(structure.macs['subnet'], rel=1e-12)  # fp64
-    model.search_space.settle()
+    model.search_space.apply_decisions()
     assert count_macs(model, shape) == count_macs(subnet, shape)
     assert MacsModel(model, model, sites, lambda: model(image)).dense == macs.dense
 
@@ -218,7 +218,8 @@ def test_folding_rescales_gradients_and_moments():
     optimizer = torch.optim.SGD(model.parameters(), lr=0., momentum=0.9)
     step(model, optimizer, x)
     before = outputs(model, x)
-    assert model.search_space.settle(optimizer) and not model.search_space.settle(optimizer)
+    space = model.search_space
+    assert space.apply_decisions(optimizer) and not space.apply_decisions(optimizer)
     assert_same(before, outputs(model, x))
     folded = {name: optimizer.state[p]['momentum_buffer'].clone()
               for name, p in model.named_parameters() if p in optimizer.state}
@@ -235,8 +236,8 @@ def test_folding_rescales_gradients_and_moments():
 def test_averaged_copy_follows():
     model = supernet(OFBVisionTransformer, VIT)
     average = randomise(copy.deepcopy(model), 9)
-    drop_some(model, 3, 0.3), model.search_space.settle()
-    average.search_space.settle_like(model.search_space)
+    drop_some(model, 3, 0.3), model.search_space.apply_decisions()
+    average.search_space.apply_decisions_of(model.search_space)
     for (name, one), two in zip(model.named_parameters(), average.parameters()):
         assert one.shape == two.shape, name
     for site, gate in model.gates().items():
@@ -248,7 +249,7 @@ def test_averaged_copy_follows():
 def test_state_of_a_sliced_supernet_loads_into_a_new_one():
     model = supernet(OFBVisionTransformer, VIT)
     for event in range(3):
-        drop_some(model, event), model.search_space.settle()
+        drop_some(model, event), model.search_space.apply_decisions()
     assert any(gate.folded for gate in model.gates().values())
     again = OFBVisionTransformer(**VIT, gates=GATES).double()
     again.load_state_dict(model.state_dict(), strict=True)

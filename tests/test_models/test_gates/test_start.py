@@ -12,9 +12,9 @@ from mmkcr.apis.compress_files import write_sensitivity
 from mmkcr.core import MacsModel
 from mmkcr.engine.compressed_config import compressed_config
 from mmkcr.methods.search.search_model import SearchModel
-from mmkcr.methods.search.start import _falling, load_scores, start_from_scores
+from mmkcr.methods.search.start import _hull_slopes, load_scores, start_from_scores
 from mmkcr.models import Searchable
-from mmkcr.models.utils import task_forward
+from mmkcr.models.tasks import task_forward
 
 IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 KINDS = ['mlp_hidden', 'heads']
@@ -86,12 +86,12 @@ def test_units_in_the_order_of_their_scores_from_the_same_expected_macs(gates, s
 
 def test_a_flat_start_costs_a_site_nothing():
     """Gains become slopes of the hull: they fall, and their sum is what the site loses."""
-    assert _falling(np.array([0., 4, 2, 0, 0, 3])).tolist() == [2, 2, 2, 1, 1, 1]
+    assert _hull_slopes(np.array([0., 4, 2, 0, 0, 3])).tolist() == [2, 2, 2, 1, 1, 1]
     gains = np.random.default_rng(0).random(50)
-    found = _falling(gains)
+    found = _hull_slopes(gains)
     assert (np.diff(found) <= 0).all() and found.sum() == pytest.approx(gains.sum())
     assert (np.cumsum(found) >= np.cumsum(gains) - 1e-12).all()
-    assert np.allclose(_falling(found), found)
+    assert np.allclose(_hull_slopes(found), found)
 
 
 @pytest.mark.parametrize('blockwise', [True, False])

@@ -111,7 +111,7 @@ def test_a_follower_that_runs_first_sees_the_choice_of_this_step():
     """MOCA's teacher runs before the network whose gates it follows."""
     online, copied = group(count=2, blockwise=False), group(count=2, blockwise=False)
     for gate, leader in zip(copied, online):
-        gate.follow(leader)
+        gate.mask_like(leader)
 
     def forward(gates):
         for gate in gates:

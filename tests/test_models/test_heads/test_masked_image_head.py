@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mmpretrain.structures import DataSample
 
 from mmkcr.methods.ofb.masked_image_head import MaskedImageHead
-from mmkcr.models.utils import search_space
+from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 
 SHAPE = (3, 32, 32)
@@ -114,7 +114,7 @@ def test_search_with_reconstruction(keep_position):
         width = model.gates()['patch_embed.embedding']
         alive = torch.arange(17).view(1, 17) < 9
         width.restrict(alive)
-        model.architecture.backbone.search_space.settle()
+        model.architecture.backbone.search_space.apply_decisions()
         assert width.present == 24  # of 32
     plain = model(torch.randn(2, *SHAPE), mode='tensor')
     assert plain.shape == (2, 10)
@@ -137,7 +137,7 @@ def test_mask_token_is_sliced_and_folded_with_the_width(keep_position):
     state = list(model._noise_state)
     before = model(images, SAMPLES, mode='loss')
     scale, kept = width.scale().detach()[width.supported()], width.kept[width.supported()]
-    assert search_space(model).settle(optimizer) and width.folded
+    assert search_space(model).apply_decisions(optimizer) and width.folded
     model._noise_state = state
     after = model(images, SAMPLES, mode='loss')
     for name in ('loss', 'reconstruction_error'):
@@ -154,7 +154,7 @@ def test_masking_ends_with_the_last_decision(ends):
     for gate in gates:
         assert 'loss_reconstruction' in model(images, SAMPLES, mode='loss')
         gate.restrict(gate.only(0))
-    search_space(model).settle()
+    search_space(model).apply_decisions()
     model.end_search()
     losses = model(images, SAMPLES, mode='loss')
     assert ('loss_reconstruction' in losses) == (not ends)

@@ -15,7 +15,7 @@ from mmkcr.core.machine import this_machine
 from mmkcr.methods.ofb.adaptive_one_hot import AdaptiveOneHotLoss
 from mmkcr.methods.search.price import MacsPrice
 from mmkcr.models import KCRVisionTransformer, OFBVisionTransformer
-from mmkcr.models.utils import task_forward
+from mmkcr.models.tasks import task_forward
 
 SHAPE = (3, 16, 16)
 DENSE = 10_000_000

@@ -6,7 +6,7 @@ import torch
 from mmkcr.core import MacsModel
 from mmkcr.methods.search.price import MacsPrice
 from mmkcr.models import KCRVisionTransformer
-from mmkcr.models.utils import task_forward
+from mmkcr.models.tasks import task_forward
 
 SHAPE = (3, 16, 16)
 

@@ -13,7 +13,7 @@ from mmkcr.apis import count_macs, slim
 from mmkcr.deploy.export import compare_onnx, export_onnx
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.tasks import find_backbone
 
 NORM = dict(type='BN', requires_grad=True)
 WIDTHS = [12, 24, 48, 96]

@@ -8,7 +8,7 @@ from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
 from mmkcr.apis import count_macs, slim
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.tasks import find_backbone
 from mmkcr.registry import MODELS
 
 SHAPE = (3, 64, 64)

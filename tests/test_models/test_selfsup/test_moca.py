@@ -11,7 +11,7 @@ from mmengine.registry import init_default_scope
 from mmkcr.apis import slim
 from mmkcr.methods.kcr.selfsup import codebook
 from mmkcr.methods.kcr.selfsup.codebook import OnlineCodebook
-from mmkcr.models.utils import held_copies, momentum_copies
+from mmkcr.models.tasks import held_copies, momentum_copies
 from mmkcr.registry import MODELS
 
 WIDTH, WORDS, SHAPE = 16, 8, (3, 32, 32)

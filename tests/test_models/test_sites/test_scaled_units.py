@@ -39,7 +39,7 @@ def test_channels_that_are_sliced_and_folded_while_they_train(name):
             elif hasattr(module, 'drop_prob'):
                 module.drop_prob = 0.
         expected = model(images)
-        assert space.settle(optimizer)
+        assert space.apply_decisions(optimizer)
         for one, other in zip(expected, model(images)):
             scale = float(one.detach().abs().max())
             torch.testing.assert_close(other, one, rtol=0, atol=1e-12 * scale)

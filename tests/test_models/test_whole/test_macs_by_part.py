@@ -10,8 +10,8 @@ from torch import nn
 from mmkcr.apis.compress_files import both_parts
 from mmkcr.engine.build import build_model, load_config
 from mmkcr.models.counting import count_macs, count_parts, counted_proposals, part_rows
+from mmkcr.models.tasks import task_forward
 from mmkcr.models.two_stage import most_proposals, refined_boxes, two_stage_outputs
-from mmkcr.models.utils import task_forward
 from .whole_models import SWIN, batches, build
 
 SHAPE = (3, 64, 64)

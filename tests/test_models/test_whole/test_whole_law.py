@@ -15,7 +15,7 @@ from mmkcr.models.counting import count_macs
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.searchable import Searchable
 from mmkcr.models.sites import find_sites, why_not
-from mmkcr.models.utils import task_forward
+from mmkcr.models.tasks import task_forward
 from .whole_models import DETECTORS, MODELS, batches, build, config_of, outputs
 
 SHAPE = (3, 64, 64)

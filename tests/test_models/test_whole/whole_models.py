@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmkcr.closed_form.whole import HeldBatches, whole_outputs
 from mmkcr.core.forward import flat_tensors
 from mmkcr.engine.build import build_model, load_config
-from mmkcr.models.utils import _detection_sample, is_detector
+from mmkcr.models.tasks import _detection_sample, is_detector
 
 SWIN = dict(type='mmkcr.KCRSwinTransformer', arch=dict(
     embed_dims=16, depths=[2, 2], num_heads=[2, 4]), img_size=32, patch_size=4, window_size=4,

@@ -18,7 +18,7 @@ from torch.multiprocessing import start_processes
 
 from mmkcr.apis import count_macs, slim
 from mmkcr.methods.search.regularized import labels_of
-from mmkcr.models.utils import find_backbone
+from mmkcr.models.tasks import find_backbone
 from mmkcr.registry import MODELS
 
 GATES = dict(type='mmkcr.GumbelChannelGate', min_size=4)

@@ -11,7 +11,7 @@ from torch import nn
 
 from mmkcr.apis import count_macs, slim
 from mmkcr.models.feature_tap import FeatureTap
-from mmkcr.models.utils import held_copies, momentum_copies, search_space
+from mmkcr.models.tasks import held_copies, momentum_copies, search_space
 from mmkcr.registry import MODELS
 
 SHAPE, WIDTH = (3, 32, 32), 32

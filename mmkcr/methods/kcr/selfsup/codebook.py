@@ -3,7 +3,6 @@
 Shapes: B images, N tokens per image, C channels, K words.
 """
 
-from typing import Tuple
 
 import torch
 from mmengine.dist import all_reduce, get_dist_info
@@ -55,7 +54,7 @@ class OnlineCodebook(nn.Module):
         self.register_buffer('spread', torch.tensor(0.5))
         self.register_buffer('steps', torch.tensor(0, dtype=torch.long))
 
-    def forward(self, tokens: Tensor, size: Tuple[int, int]) -> Tuple[Tensor, Tensor, Tensor]:
+    def forward(self, tokens: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
         """Assign tokens to words.
 
         Args:
@@ -72,7 +71,7 @@ class OnlineCodebook(nn.Module):
         return codes, codes[:, self._inner(size, tokens.device)].mean(1), spread
 
     @torch.no_grad()
-    def update(self, tokens: Tensor, size: Tuple[int, int], spread: Tensor) -> None:
+    def update(self, tokens: Tensor, size: tuple[int, int], spread: Tensor) -> None:
         """Replace the oldest words and update the running spread.
 
         Args:
@@ -100,7 +99,7 @@ class OnlineCodebook(nn.Module):
         self.spread.lerp_(spread.to(self.spread.dtype), 1 - self.decay)
         self.steps += 1
 
-    def _inner(self, size: Tuple[int, int], device: torch.device) -> Tensor:
+    def _inner(self, size: tuple[int, int], device: torch.device) -> Tensor:
         """Positions of the tokens away from the edge of the image."""
         rows, columns = size
         grid = torch.arange(rows * columns, device=device).view(rows, columns)

@@ -1,8 +1,9 @@
 """MOCA: masked online codebook assignments (Gidaris et al., TMLR 2024)."""
 
 import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any
 
 import torch
 from mmpretrain.models import BaseSelfSupervisor
@@ -47,15 +48,15 @@ class MOCA(BaseSelfSupervisor):
     """
 
     def __init__(self,
-                 backbone: Union[Mapping[str, Any], nn.Module],
+                 backbone: Mapping[str, Any] | nn.Module,
                  head: Mapping[str, Any],
                  codebook: Mapping[str, Any],
-                 neck: Optional[Mapping[str, Any]] = None,
+                 neck: Mapping[str, Any] | None = None,
                  early_layer: int = 7,
                  mask_ratios: Sequence[float] = (0.55, 0.75),
                  decoded: Sequence[float] = (0.65, 0.45),
                  base_momentum: float = 0.006,
-                 data_preprocessor: Optional[Mapping[str, Any]] = None,
+                 data_preprocessor: Mapping[str, Any] | None = None,
                  init_cfg: Any = None) -> None:
         super().__init__(backbone, neck, head, data_preprocessor=data_preprocessor,
                          init_cfg=init_cfg)
@@ -86,8 +87,8 @@ class MOCA(BaseSelfSupervisor):
         """All tokens of unmasked images."""
         return self.backbone(inputs, mask=None)
 
-    def loss(self, inputs: List[Tensor], data_samples: Optional[List] = None,
-             **kwargs: Any) -> Dict[str, Tensor]:
+    def loss(self, inputs: list[Tensor], data_samples: list | None = None,
+             **kwargs: Any) -> dict[str, Tensor]:
         """Compute the two losses.
 
         Args:
@@ -104,7 +105,7 @@ class MOCA(BaseSelfSupervisor):
         words = self.codebook.words.clone()  # before they are renewed
         codes, bags = self._targets(images)  # (2B, N, K), (2B, K)
         bags = bags.roll(len(bags) // 2, 0)  # those of the other view
-        losses: Dict[str, Tensor] = dict(loss_image=images.new_zeros(()))
+        losses: dict[str, Tensor] = dict(loss_image=images.new_zeros(()))
         if self.with_neck:
             losses['loss_token'] = images.new_zeros(())
         for ratio, share in zip(self.mask_ratios, self.decoded):
@@ -139,9 +140,9 @@ class MOCA(BaseSelfSupervisor):
         return codes, bags
 
     @contextmanager
-    def _early(self) -> Iterator[List[Tensor]]:
+    def _early(self) -> Iterator[list[Tensor]]:
         """Catch the early layer's output within the block."""
-        seen: List[Tensor] = []
+        seen: list[Tensor] = []
         handle = self.backbone.layers[self.early_layer].register_forward_hook(
             lambda _, __, output: seen.append(output))
         try:

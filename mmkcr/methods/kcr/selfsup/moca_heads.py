@@ -4,7 +4,8 @@ Shapes: B images, N tokens per image, V of them visible, C channels of the stude
 decoder, K words.
 """
 
-from typing import Any, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from mmengine.model import BaseModule
@@ -35,7 +36,7 @@ class MOCADecoder(BaseModule):
         init_cfg (dict | list[dict], optional): See ``BaseModule``.
     """
 
-    def __init__(self, size: Tuple[int, int], in_channels: int, embed_dims: int = 512,
+    def __init__(self, size: tuple[int, int], in_channels: int, embed_dims: int = 512,
                  depth: int = 2, num_heads: int = 16, init_cfg: Any = _INIT) -> None:
         super().__init__(init_cfg)
         self.norm = nn.LayerNorm(in_channels, eps=1e-6)
@@ -49,7 +50,7 @@ class MOCADecoder(BaseModule):
         self.last_norm = nn.LayerNorm(embed_dims, eps=1e-6)
 
     def forward(self, image: Tensor, tokens: Tensor, order: Tensor,
-                decoded: float = 1.) -> Tuple[Tensor, Tensor]:
+                decoded: float = 1.) -> tuple[Tensor, Tensor]:
         """Decode a share of the tokens.
 
         Args:
@@ -122,9 +123,9 @@ class MOCAHead(BaseModule):
         init_cfg (dict, optional): See ``BaseModule``.
     """
 
-    def __init__(self, in_channels: int, decoder_channels: Optional[int] = None,
+    def __init__(self, in_channels: int, decoder_channels: int | None = None,
                  hidden_ratio: float = 2., scale: float = 5., image_weight: float = 1.,
-                 token_weight: float = 1., init_cfg: Optional[Mapping[str, Any]] = None) -> None:
+                 token_weight: float = 1., init_cfg: Mapping[str, Any] | None = None) -> None:
         super().__init__(init_cfg)
         hidden = int(hidden_ratio * in_channels)
         self.image = Prototypes(in_channels, in_channels, hidden, scale)
@@ -148,7 +149,7 @@ def _divergence(logits: Tensor, target: Tensor) -> Tensor:
     return kl_div(logits.log_softmax(-1), target.flatten(0, -2), reduction='batchmean')
 
 
-def checked_views(inputs: Any) -> Tuple[Tensor, Tensor]:
+def checked_views(inputs: Any) -> tuple[Tensor, Tensor]:
     """Unpack the two views of a batch.
 
     Raises:

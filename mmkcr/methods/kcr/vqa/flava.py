@@ -5,8 +5,9 @@ The encoders are those of Hugging Face's ``transformers``, with keys of their ow
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import torch
 from mmengine.model import BaseModule
@@ -31,7 +32,7 @@ def hugging_face() -> Any:
     return transformers
 
 
-def read_answers(answers: Union[str, Sequence[str]]) -> List[str]:
+def read_answers(answers: str | Sequence[str]) -> list[str]:
     """Read the answers that serve as classes, in the order of the classes.
 
     Args:
@@ -88,7 +89,7 @@ class FlavaImageEncoder(BaseModule):
         ValueError: An argument that the encoder does not have.
     """
 
-    def __init__(self, img_size: int = 224, init_cfg: Optional[Mapping[str, Any]] = None,
+    def __init__(self, img_size: int = 224, init_cfg: Mapping[str, Any] | None = None,
                  **config: Any) -> None:
         super().__init__(init_cfg)
         self.img_size = img_size
@@ -131,11 +132,11 @@ class FlavaVQA(ImageClassifier):
     #: A budget is about the backbone unless it says otherwise, see ``counted_part``.
     counts_backbone = True
 
-    def __init__(self, backbone: Union[Mapping[str, Any], nn.Module], head: Mapping[str, Any],
-                 answers: Union[Sequence[str], str],
-                 text: Optional[Mapping[str, Any]] = None,
-                 multimodal: Optional[Mapping[str, Any]] = None,
-                 data_preprocessor: Optional[Mapping[str, Any]] = None,
+    def __init__(self, backbone: Mapping[str, Any] | nn.Module, head: Mapping[str, Any],
+                 answers: Sequence[str] | str,
+                 text: Mapping[str, Any] | None = None,
+                 multimodal: Mapping[str, Any] | None = None,
+                 data_preprocessor: Mapping[str, Any] | None = None,
                  init_cfg: Any = None) -> None:
         super().__init__(backbone, head=head, data_preprocessor=data_preprocessor,
                          init_cfg=init_cfg)
@@ -146,7 +147,7 @@ class FlavaVQA(ImageClassifier):
         self.image_to_mm_projection = nn.Linear(self.backbone.embed_dims, width)
         self.text_to_mm_projection = nn.Linear(self.text_encoder.config.hidden_size, width)
 
-    def _checked(self, answers: Union[Sequence[str], str]) -> List[str]:
+    def _checked(self, answers: Sequence[str] | str) -> list[str]:
         found = read_answers(answers)
         if self.head.num_classes != len(found):
             raise ValueError(f'expected `num_classes` {len(found)} of the head, the number of '
@@ -154,14 +155,14 @@ class FlavaVQA(ImageClassifier):
         return found
 
     @property
-    def answers(self) -> List[str]:
+    def answers(self) -> list[str]:
         """What the classes of the head are."""
         if isinstance(self._answers, str):
             self._answers = self._checked(self._answers)
         return self._answers
 
     def extract_feat(self, inputs: Tensor, stage: str = 'neck',
-                     data_samples: Optional[List] = None) -> Union[Tensor, Tuple[Tensor]]:
+                     data_samples: list | None = None) -> Tensor | tuple[Tensor]:
         """Features of images with their questions.
 
         Args:
@@ -188,18 +189,18 @@ class FlavaVQA(ImageClassifier):
         features = (found[:, 0], )
         return features if stage == 'neck' else self.head.pre_logits(features)
 
-    def forward(self, inputs: Tensor, data_samples: Optional[List] = None,
+    def forward(self, inputs: Tensor, data_samples: list | None = None,
                 mode: str = 'tensor') -> Any:
         """Like ``ImageClassifier``, but mode ``'tensor'`` reads the questions as well."""
         if mode == 'tensor':
             return self.head(self.extract_feat(inputs, data_samples=data_samples))
         return super().forward(inputs, data_samples, mode)
 
-    def loss(self, inputs: Tensor, data_samples: List) -> Dict[str, Tensor]:
+    def loss(self, inputs: Tensor, data_samples: list) -> dict[str, Tensor]:
         """The head's losses."""
         return self.head.loss(self.extract_feat(inputs, data_samples=data_samples), data_samples)
 
-    def predict(self, inputs: Tensor, data_samples: Optional[List] = None, **kwargs: Any) -> List:
+    def predict(self, inputs: Tensor, data_samples: list | None = None, **kwargs: Any) -> list:
         """The head's predictions, with ``pred_answer``."""
         features = self.extract_feat(inputs, data_samples=data_samples)
         samples = self.head.predict(features, data_samples, **kwargs)

@@ -3,7 +3,8 @@
 import json
 import re
 from collections import Counter
-from typing import Any, Dict, List, Optional, Sequence, Union
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from mmcv.transforms import BaseTransform
@@ -32,7 +33,7 @@ class TokenizeQuestion(BaseTransform):
         ValueError: A tokenizer with another padding.
     """
 
-    def __init__(self, vocabulary: Union[Sequence[str], str], length: int = 30) -> None:
+    def __init__(self, vocabulary: Sequence[str] | str, length: int = 30) -> None:
         self.length, self._tokenizer, self._words = length, None, {}
         if not isinstance(vocabulary, str):
             self._words = {word: token for token, word in enumerate(vocabulary, 2)}
@@ -42,13 +43,13 @@ class TokenizeQuestion(BaseTransform):
             raise ValueError('expected a tokenizer whose padding is token 0, found '
                              f'{self._tokenizer.pad_token_id} of `{vocabulary}`')
 
-    def transform(self, results: Dict[str, Any]) -> Dict[str, Any]:
+    def transform(self, results: dict[str, Any]) -> dict[str, Any]:
         """Tokenise the question."""
         found = self._tokens(results.get('question') or '')
         results['tokens'] = torch.tensor(found + [0] * (self.length - len(found)))
         return results
 
-    def _tokens(self, question: str) -> List[int]:
+    def _tokens(self, question: str) -> list[int]:
         if self._tokenizer is None:
             return [self._words.get(word, 1)
                     for word in _WORD.findall(question.lower())][:self.length]
@@ -68,10 +69,10 @@ class LabelAnswer(BaseTransform):
         answers (Sequence[str] | str): See :func:`~mmkcr.methods.kcr.vqa.flava.read_answers`.
     """
 
-    def __init__(self, answers: Union[Sequence[str], str]) -> None:
+    def __init__(self, answers: Sequence[str] | str) -> None:
         self._labels = {answer: label for label, answer in enumerate(read_answers(answers))}
 
-    def transform(self, results: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    def transform(self, results: dict[str, Any]) -> dict[str, Any] | None:
         """Label the question; None if no answer to it is known.
 
         Raises:
@@ -120,14 +121,14 @@ class SNLIVE(BaseDataset):
         super().__init__(data_root=data_root, ann_file=ann_file,
                          data_prefix=dict(img_path=data_prefix), **kwargs)
 
-    def load_data_list(self) -> List[Dict[str, Any]]:
+    def load_data_list(self) -> list[dict[str, Any]]:
         """Read the lines."""
         with open(self.ann_file) as file:
             samples = [self._sample(line, number) for number, line in enumerate(file, 1)
                        if line.strip()]
         return [sample for sample in samples if sample['gt_answer'] != ['-']]
 
-    def _sample(self, line: str, number: int) -> Dict[str, Any]:
+    def _sample(self, line: str, number: int) -> dict[str, Any]:
         classes = self.metainfo['classes']
         try:
             entry = json.loads(line)

@@ -1,19 +1,17 @@
-"""Finding the searchable backbone of a task model, and running one once."""
+"""Task models of the hosts: what they are, their searchable backbone, one forward."""
 
-import copy
 import inspect
 import random
 import sys
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmkcr.core import MacsReport, Structure, count_forward_macs, count_params
-from mmkcr.core.added import added_layers
 from mmkcr.lazy import is_of
 from .search_space import SearchSpace
 from .two_stage import most_proposals, two_stage_outputs
@@ -51,13 +49,13 @@ def kept_randomness() -> Iterator[None]:
         random.setstate(python_state)
 
 
-def momentum_copies(model: nn.Module) -> List[nn.Module]:
+def momentum_copies(model: nn.Module) -> list[nn.Module]:
     """Averaged copies that a model keeps of parts of itself, such as MoCo's key encoder."""
     return [module for module in model.modules()
             if module is not model and is_of(module, 'mmengine.model.BaseAveragedModel')]
 
 
-def online_modules(model: nn.Module) -> List[nn.Module]:
+def online_modules(model: nn.Module) -> list[nn.Module]:
     """The modules of a model without those of its momentum copies."""
     copied = {id(module) for copy in momentum_copies(model) for module in copy.modules()}
     return [module for module in model.modules() if id(module) not in copied]
@@ -71,7 +69,7 @@ def online_params(model: nn.Module) -> int:
     return sum(found.values())
 
 
-def copied_spaces(model: nn.Module) -> List[SearchSpace]:
+def copied_spaces(model: nn.Module) -> list[SearchSpace]:
     """Search spaces of the backbones in a model's momentum copies."""
     return [module.search_space for copy in momentum_copies(model) for module in copy.modules()
             if isinstance(getattr(module, 'search_space', None), SearchSpace)]
@@ -123,7 +121,7 @@ def search_space(model: nn.Module) -> SearchSpace:
     Raises:
         ValueError: There is none, or more than one side by side.
     """
-    found: List[nn.Module] = []
+    found: list[nn.Module] = []
     inside = set()  # a backbone in a host that is searched as a whole
     for module in online_modules(model):
         if isinstance(getattr(module, 'search_space', None), SearchSpace) and \
@@ -168,8 +166,8 @@ def task_forward(model: nn.Module, input_shape: Sequence[int]) -> Callable[[], A
         try:
             return run()
         except Exception as error:  # of whatever module it is
-            said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
-            reason = ' '.join(f'{type(error).__name__}: {said}'.split())
+            message = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+            reason = ' '.join(f'{type(error).__name__}: {message}'.split())
             raise ValueError(f'expected `{type(find_task(model)).__name__}` to run on one image of '
                              f'zeros of `input_shape` {tuple(input_shape)} (`--shape` of the '
                              f'commands), without labels, found that it raised {reason}') from error
@@ -194,7 +192,7 @@ def _forward_of_zeros(model: nn.Module, input_shape: Sequence[int]) -> Callable[
 
 
 def tensor_outputs(model: nn.Module, inputs: Tensor,
-                   samples: Optional[Sequence[Any]] = None) -> Any:
+                   samples: Sequence[Any] | None = None) -> Any:
     """Outputs of a task model in mode ``'tensor'``, also of a segmentor like Mask2Former.
 
     The heads of Mask2Former and MaskFormer read the images' sizes from the samples, which mmseg's
@@ -229,33 +227,6 @@ def deciding_scores(task: nn.Module, outputs: Any) -> Any:
     return sum(outputs) if summed else outputs
 
 
-def macs_by_part(report: MacsReport, model: nn.Module) -> Dict[str, int]:
-    """Split a count of a whole model by part; parts used only in training are left out.
-
-    Args:
-        report (MacsReport): Report of ``model``.
-        model (nn.Module): A task model, possibly wrapped, or a backbone.
-
-    Returns:
-        dict[str, int]: MACs by path of the part (``'backbone'``, ``'neck'``, ``'rpn_head'``,
-        ``'roi_head.bbox_head'``, ``'decode_head'`` ...), in the order of the modules. ``'rest'``
-        counts what belongs to no part. The sum is the model's count.
-    """
-    task = find_task(model)
-    prefix = next(f'{path}.' for path, module in model.named_modules() if module is task)
-    parts = {path: 0 for name, child in task.named_children()
-             for path in ([f'{name}.{below}' for below, _ in child.named_children()]
-                          if name in ('roi_head', 'panoptic_head') else [name])}
-    for path, macs in report.own.items():
-        path = path.removeprefix(prefix)
-        part = next((part for part in parts if f'{path}.'.startswith(f'{part}.')), '')
-        if part:
-            parts[part] += macs
-    found = {part: macs for part, macs in parts.items() if macs}
-    rest = report.total - sum(found.values())
-    return {**found, **(dict(rest=rest) if rest else {})}
-
-
 def find_task(model: nn.Module) -> nn.Module:
     """The task model inside our training wrappers, and those of :func:`unwrap`."""
     model = unwrap(model)
@@ -284,7 +255,7 @@ def is_dense_task(task: nn.Module) -> bool:
         hasattr(task, 'backbone')
 
 
-def counted_part(task: nn.Module, part: Optional[str] = None) -> nn.Module:
+def counted_part(task: nn.Module, part: str | None = None) -> nn.Module:
     """The module whose MACs a budget counts.
 
     Args:
@@ -309,61 +280,3 @@ def _detection_sample(shape: Sequence[int]) -> Any:
     shape = tuple(shape)
     return DetDataSample(metainfo=dict(img_shape=shape, ori_shape=shape, pad_shape=shape,
                                        batch_input_shape=shape, scale_factor=(1., 1.)))
-
-
-def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool = True) -> int:
-    """MACs of a backbone for one image.
-
-    Args:
-        backbone (nn.Module): A backbone.
-        input_shape (Sequence[int]): (C, H, W).
-        added (bool): Include the layers that a method adds, such as masks. Defaults to True.
-    """
-    report = count_forward_macs(backbone, task_forward(backbone, input_shape))
-    layers = () if added else added_layers(backbone)
-    return report.total - sum(report.modules.get(name, 0) for name in layers)
-
-
-def check_recorded(model: nn.Module) -> None:
-    """Check the MACs and parameters in the structure of a subnet against the network, by forwards.
-
-    Of a model with another head than the one that was searched, what lies outside of the backbone
-    is taken from the structure.
-
-    Args:
-        model (nn.Module): Any model; it passes without a structure or without recorded counts.
-
-    Raises:
-        ValueError: They differ: the structure or the backbone's arguments were altered.
-    """
-    for module in online_modules(unwrap(model)):
-        structure = getattr(getattr(module, 'search_space', None), 'structure', None)
-        if structure is None or not (structure.macs or structure.params):
-            continue
-        for what, recorded, found in _counted_again(module, structure):
-            if found != recorded:
-                raise ValueError(
-                    f'expected a {what[0]}`{type(module).__name__}` of {recorded} {what[1]}, as '
-                    f'its structure says, found one of {found}: the structure or the arguments of '
-                    'the backbone were altered since it was searched (a structure without `macs` '
-                    'and `params` is not compared)')
-
-
-def _counted_again(host: nn.Module,
-                   structure: Structure) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """What a structure's counts are about, the counts, and those of the built network."""
-    from mmkcr.registry import MODELS
-    macs, params = structure.macs, structure.params
-    with kept_randomness():
-        dense = MODELS.build(copy.deepcopy(host.search_space.backbone))
-    if macs:
-        shape, at = macs['input_shape'], f'MACs at {tuple(macs["input_shape"])}'
-        found = backbone_macs(host, shape)
-        recorded = macs['subnet'] if 'part' in macs else macs.get('backbone', found)
-        yield ('', at), recorded, found
-        outside = macs['subnet'] - found
-        yield ('dense ', at), macs['dense'], outside + backbone_macs(dense, shape, added=False)
-    if params:
-        outside = params['subnet'] - count_params(host)
-        added = sum(map(count_params, added_layers(dense).values()))
-        yield ('dense ', 'parameters'), params['dense'], outside + count_params(dense) - added
