@@ -234,8 +234,7 @@ def paper_rows():
     """Config, options and replaced units of every row of the README that is an option."""
     for line in README.splitlines():
         cells = [cell.strip() for cell in line.strip('|').split('|')]
-        found = re.fullmatch(r'(\d+) of (\d+)', cells[3] if cells[0][:2] in ('CB', 'IL') else
-                             cells[1] if len(cells) == 6 else '')
+        found = re.search(r'(\d+) of (\d+)$', cells[3 if cells[0][:2] in ('CB', 'IL') else 0])
         options = re.search(r'not run: `((?:--|compression)[^`]*)`', line)
         if found and options:
             config = cells[1].strip('`') if cells[0][:2] in ('CB', 'IL') else LARGE

@@ -107,6 +107,7 @@ WRITES = {
     'model_zoo/result_tables': '',
     'model_zoo/release': '--out work_dirs/release models.json README.md SHA256SUMS *.pth *.py',
     'model_zoo/structures': '--out configs/structures *.json',
+    'model_zoo/words': '',
 }
 
 #: What makes a file that no documented command writes.

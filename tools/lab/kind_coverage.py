@@ -23,7 +23,7 @@ from mmkcr.models.searchable import Searchable
 from mmkcr.models.sites import KINDS, QKMaskSite, why_not
 
 #: A cell of the table where it is so.
-HOLDS = 'law holds'
+HOLDS = '✓'
 #: Gates by kind: channels of heads are chosen equally in every head.
 GATES = {
     **{kind: dict(type='mmkcr.GumbelChannelGate', min_size=1)
@@ -390,7 +390,7 @@ def open_masks_error(family: Family, kind: str) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=None)
 def cell(name: str, kind: str) -> str:
-    """``'law holds'``, or why a family has no site of a kind.
+    """``'✓'`` if the law holds, or why a family has no site of a kind.
 
     Args:
         name (str): Of :data:`FAMILIES`.
@@ -424,7 +424,7 @@ def format_cells(cells: Mapping[str, Mapping[str, str]]) -> str:
              '|' + ' --- |' * (2 + len(KINDS))]
     for name, row in cells.items():
         found = [row[kind] if row[kind] == HOLDS else
-                 f'no ({notes.setdefault(row[kind], len(notes) + 1)})' for kind in KINDS]
+                 f'({notes.setdefault(row[kind], len(notes) + 1)})' for kind in KINDS]
         lines.append('| ' + ' | '.join([name, FAMILIES[name].library, *found]) + ' |')
     return '\n'.join([*lines, '', *(f'{number}. {reason}' for reason, number in notes.items()), ''])
 
@@ -435,5 +435,5 @@ def read_cells(text: str) -> dict[str, dict[str, str]]:
     rows = [[part.strip() for part in line.strip('|').split('|')]
             for line in text.splitlines() if line.startswith('|')]
     kinds = [part.strip('`') for part in rows[0][2:]] if rows else []
-    return {name: {kind: notes[value[4:-1]] if value.startswith('no (') else value
+    return {name: {kind: notes[value[1:-1]] if value.startswith('(') else value
                    for kind, value in zip(kinds, values)} for name, _, *values in rows[2:]}

@@ -4,7 +4,8 @@ Every measured and every reported number is a row of a CSV, all of one schema (`
 asks for a table by a pair of comments, between which everything is generated:
 ``<!-- results: NAME -->`` and ``<!-- /results -->``. docs/results/tables.yml says for each NAME
 which rows (``where``: a column and its values), what stands in a line (``rows``), in a column
-(``columns``) and in a cell (``value``).
+(``columns``) and in a cell (``value``). Rows whose ``columns`` is empty may show several fields,
+a column each (``beside``); a cell without a row says what ``missing`` says of its column.
 With --check nothing is written; the exit status is 1 if a table is not up to date.
 
 Examples:
@@ -67,8 +68,10 @@ def pivot(rows: list[dict[str, str]], table: dict[str, Any]) -> str:
     lines, heads, cells = {}, {}, {}
     for row in found:
         line = ', '.join(row[key] for key in table['rows'].split() if row[key])
-        for value in table['value'].split():
-            head = row[table['columns']] if 'columns' in table else value
+        column = row[table['columns']] if 'columns' in table else ''
+        shown = table['value'] if column else table.get('beside', table['value'])
+        for value in shown.split():
+            head = column or value
             if not row[value]:
                 continue
             if cells.setdefault((line, head), row[value]) != row[value]:
@@ -79,7 +82,9 @@ def pivot(rows: list[dict[str, str]], table: dict[str, Any]) -> str:
                            else len(names)) for found in (heads, lines))
     text = [[table['corner'], *(names.get(head, head) for head in order)],
             [':--', *(['--:'] * len(order))]]
-    text += [[names.get(line, line), *(cells.get((line, head), '') for head in order)]
+    missing = table.get('missing', {})
+    text += [[names.get(line, line),
+              *(cells.get((line, head), missing.get(head, '')) for head in order)]
              for line in lines]
     return ''.join(f'| {" | ".join(line)} |\n' for line in text)
 
