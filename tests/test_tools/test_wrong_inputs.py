@@ -76,6 +76,7 @@ ROWS = {
     'model_zoo/kind_coverage': '--check --path {document}',
     'model_zoo/model_counts': '',
     'model_zoo/result_tables': '',
+    'model_zoo/words': '',
     'model_zoo/paper_sizes': '',
     'model_zoo/readme_tables': '',
     'publish': '{dense} {weights} --out {out}',

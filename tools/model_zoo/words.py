@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Of a page of the site, and of those that are mathematics.
 PAGE, MATHEMATICS = 1500, 2500
 LIMITS = {'README.md': 800, 'the site': 22000, 'READMEs of the methods': 4000}
-_MATHEMATICS = {'refit.md', 'dcs.md', 'kernel_complexity.md'}
+_MATHEMATICS = {'docs/refit.md', 'docs/dcs.md', 'docs/kernel_complexity.md'}
 _GENERATED = re.compile(r'<!-- (results|table)\b.*?<!-- /\1 -->', re.DOTALL)
 _CODE = re.compile(r'^( *)```.*?^\1```$', re.DOTALL | re.MULTILINE)
 
@@ -38,9 +38,9 @@ def count(root: Path = ROOT) -> dict[str, tuple[int, int]]:
             for path in (*site, *methods)}
     readme = (root / 'README.md').read_text(encoding='utf8')
     found = {'README.md': (len(readme.split()), LIMITS['README.md'])}
-    found |= {str(path.relative_to(root)): (
-        read[path], MATHEMATICS if path.name in _MATHEMATICS and path in site else PAGE)
-        for path in (*site, *methods)}
+    for path in (*site, *methods):
+        name = path.relative_to(root).as_posix()
+        found[name] = read[path], MATHEMATICS if name in _MATHEMATICS else PAGE
     return found | {name: (sum(read[path] for path in paths), LIMITS[name])
                     for name, paths in (('the site', site), ('READMEs of the methods', methods))}
 
