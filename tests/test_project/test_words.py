@@ -13,6 +13,13 @@ def test_no_page_is_too_long(name):
     assert number <= limit
 
 
+@pytest.mark.parametrize('name', [name for name in tool.count() if name.endswith('.md')])
+def test_plain_words(name):
+    page = (tool.ROOT / name).read_text().replace('\n', ' ')
+    assert not [riddle for riddle in ('by the draw', 'pays at', 'points off', ' but for ')
+                if riddle in page]
+
+
 def test_what_counts():
     page = ('# Two words\n<!-- results: a -->\n| x | y |\n<!-- /results -->\nfive\n\n'
             '```python\nprint(1)\n```\n\n<!-- table -->\n| 1 |\n<!-- /table -->\n| by hand |\n')
