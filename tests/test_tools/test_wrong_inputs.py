@@ -45,6 +45,7 @@ ROWS = {
     'benchmarks/latency': '{dense} {weights} --out {out}',
     'benchmarks/latency_table': '{dense} --out {file}',
     'benchmarks/memory': '',
+    'benchmarks/real_network': '{images} {images} --out {out}',
     'benchmarks/refit': '--out {file}',
     'benchmarks/regularizer_overhead': '--quick --out {out}',
     'benchmarks/search_speed': '{search} --out {file}',

@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     folder, data = Path(args.out), Path(args.data)
-    folder.mkdir(parents=True, exist_ok=True)
     dense = Saliency(Path(args.network))
+    folder.mkdir(parents=True, exist_ok=True)
     held_out, rows, networks = crops(data / 'held_out_crops'), [], {'dense': dense.backbone}
     one = held_out[:1]
     for target in args.targets:
