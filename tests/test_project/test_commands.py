@@ -80,6 +80,7 @@ WRITES = {
     'benchmarks/gpu': '--out work_dirs/benchmarks/gpu */rows.jsonl */tables.md */*.csv',
     'benchmarks/latency': '--out work_dirs/benchmarks latency_*.csv',
     'benchmarks/memory': '--out memory.csv',
+    'benchmarks/real_network': '--out real',
     'benchmarks/latency_table': '--out',
     'benchmarks/refit': '--out work_dirs/benchmarks/refit.json',
     'benchmarks/regularizer_overhead': '--out work_dirs/benchmarks/regularizer_overhead.*',
