@@ -120,6 +120,9 @@ def _load_local(filename: str, map_location: Any) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f'expected a checkpoint at `{filename}`, found none')
     with _refusing(filename):
+        if path.suffix == '.safetensors':
+            from safetensors.torch import load_file
+            return load_file(path)
         _check_archive(path)
         with torch.serialization.safe_globals([] if is_trusted() else _harmless()):
             return torch.load(path, map_location=map_location, weights_only=not is_trusted())

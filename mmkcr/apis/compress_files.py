@@ -159,18 +159,28 @@ def compress_task(config: str | Path, checkpoint: str | Path,
             model if scope == 'model' else model.backbone).modules())]
     folder = Path(out) if out else run_folder(cfg, config) / 'compress'
     remove_stale(folder)  # half-written files of a killed call
-    searched = without_initial_weights(cfg).model
-    searched = searched if scope == 'model' else searched.backbone
-    searched = {key: value for key, value in searched.items() if key != 'init_cfg'}
     return CompressTask(
         cfg, model, content.get('meta') or {}, batches, input_shape, part, _has_classes(model),
-        folder, scope, scoped(searched, cfg).to_dict(), dict(
+        folder, scope, searched_config(cfg, scope), dict(
             provenance(cfg, config, checkpoint, content), calibration=dict(
                 images=batches.images, folder=calibration is not None, seed=seed)),
         dict(version=__version__, torch=torch.__version__, config=cfg.pretty_text,
              checkpoint=str(checkpoint) if is_address(checkpoint) else file_sha256(checkpoint),
              calibration=calibration, images=images,
              shape=input_shape, part=part, seed=seed, scope=scope))
+
+
+def searched_config(config: Config, scope: str) -> dict[str, Any]:
+    """The part of a dense config that a structure is about, without initial weights.
+
+    Args:
+        config (Config): Of the dense task model.
+        scope (str): ``'backbone'`` or ``'model'``.
+    """
+    searched = without_initial_weights(config).model
+    searched = searched if scope == 'model' else searched.backbone
+    return scoped({key: value for key, value in searched.items() if key != 'init_cfg'},
+                  config).to_dict()
 
 
 def enough_images(looked: Survey, layers: Iterable[nn.Module]) -> int:
@@ -277,14 +287,11 @@ def compress_files(config: str | Path, checkpoint: str | Path,
     structure = result.structure
     # the config in place of the class name, so that the structure alone builds the backbone
     structure.backbone['backbone'] = task.searched
-    structure.provenance = dict(task.provenance, **structure.provenance, target=str(target),
-                                agreement=result.agreement, asked=dict(
-                                    cost=cost if latency is None else 'latency', sites=sites,
-                                    scope=scope, part=part, **{
-                                        key: settings[key] for key in ('divisor', 'uniform', 'rho')
-                                        if key in settings}))
+    structure.provenance = dict(task.provenance, **structure.provenance,
+                                agreement=result.agreement)
+    structure.provenance['asked']['part'] = part  # of the user: a task has its own default
     write_subnet(result.model, structure, task.meta, folder)
-    write_config(task, structure.backbone)
+    write_config(task.config, task.scope, task.folder, structure.backbone)
     write_sensitivity(result.profiles, folder)
     latency_note = '' if table is None else check_prediction(
         model, result.model, structure.provenance['latency'])
@@ -329,7 +336,7 @@ def refit_files(task: CompressTask, structure: str | Path,
     found.provenance = dict(task.provenance, structure=Path(structure).name,
                             agreement=result.agreement)
     write_subnet(result.model, found, task.meta, task.folder)
-    write_config(task, found.backbone)
+    write_config(task.config, task.scope, task.folder, found.backbone)
     if later is None:
         done.remove()
     sizes = dict(dense=state_bytes(task.model), subnet=state_bytes(result.model))
@@ -372,30 +379,34 @@ def _about(input_shape: Sequence[int], part: str | None) -> dict[str, Any]:
     return dict(input_shape=list(input_shape), part=part)
 
 
-def write_config(task: CompressTask, backbone: Mapping[str, Any]) -> None:
-    """Write the given config with the subnet as backbone or model, to start from its weights.
+def write_config(config: Config, scope: str, folder: Path, backbone: Mapping[str, Any],
+                 weights: str = WEIGHTS) -> None:
+    """Write a dense config with the subnet as backbone or model, to start from its weights.
 
     Files are named relative to the config, so the folder can be moved.
 
     Args:
-        task (CompressTask): Its folder holds structure and weights.
+        config (Config): Of the dense task model.
+        scope (str): ``'backbone'`` or ``'model'``.
+        folder (Path): Holds structure and weights.
         backbone (Mapping): Config of the backbone, or the whole model, without its structure.
+        weights (str): Name of the file with the weights. Defaults to ``'subnet.pth'``.
     """
     # initial checkpoints of the dense model would be loaded over the subnet, or refused
-    here, written = '{{ fileDirname }}', without_initial_weights(task.config)
+    here, written = '{{ fileDirname }}', without_initial_weights(config)
     slim = ConfigDict(backbone, structure=f'{here}/{STRUCTURE}')
-    if task.scope == 'model':
+    if scope == 'model':
         written.model = slim
     else:
         written.model.backbone = slim
-    written.load_from = f'{here}/{WEIGHTS}'
+    written.load_from = f'{here}/{weights}'
     for key, value in (('resume', False), ('launcher', 'none')):  # of the dense model's run
         if key in written:
             written[key] = value
     # apart from other subnets, whose configs have the same name, and from the dense model's run
     written.work_dir = f'{here}/train'
     written.custom_imports = with_import(written)
-    with atomic_write(task.folder / CONFIG) as path:
+    with atomic_write(folder / CONFIG) as path:
         path.write_text(written.pretty_text)
 
 

@@ -1,36 +1,225 @@
-"""Networks as files: a folder that ``compress`` wrote, and ONNX."""
+"""Networks as files: one folder, one line."""
 
+import copy
+import dataclasses
+import json
+import platform
+import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from mmkcr.closed_form.compression import CompressResult
+from mmkcr.closed_form.given import copied
+from mmkcr.core import Structure, atomic_folder, eval_mode
+from mmkcr.core.structure import read_json
+from mmkcr.core.weights import state_bytes
+from mmkcr.deploy.export import export_onnx, export_program
 from mmkcr.deploy.export import export_onnx as export
-from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
+from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.lazy import is_of
+from mmkcr.models.loading import load_task
+from mmkcr.models.search_space import SearchSpace, leave_ordinary
+from mmkcr.models.tasks import kept_randomness
+from mmkcr.version import __version__
 
-__all__ = ['export', 'load']
+__all__ = ['export', 'load', 'save']
+
+STRUCTURE, WEIGHTS, REPORT = 'structure.json', 'model.safetensors', 'report.json'
+#: How the dense network is built: of timm and transformers, and of the OpenMMLab libraries.
+DENSE, CONFIG = 'config.json', 'config.py'
 
 
-def load(folder: str | Path, device: str = 'cpu') -> nn.Module:
-    """Build the network of a folder that ``mmkcr compress`` wrote, with its weights.
+@kept_randomness()
+def save(result: CompressResult, folder: str | Path, export: bool = False) -> None:
+    """Write a compressed network into a folder that :func:`load` reads.
+
+    The folder is complete or absent. It has ``model.safetensors``, ``structure.json``,
+    ``report.json`` (sizes, agreement, what was asked, versions), and how the dense network is
+    built: ``config.json`` of a network of transformers or of timm, ``config.py`` of a task model
+    that carries its config (``cfg``), as the hosts' ``init_detector``, ``init_model`` and
+    ``get_model`` leave it. It is tried: where the network that it gives has other outputs on an
+    image, or there is none, a warning says that :func:`load` needs the dense network.
 
     Args:
-        folder (str | Path): With ``config.py`` and what it names; or such a config itself.
-        device (str): Where it is put. Defaults to ``'cpu'``.
-
-    Returns:
-        nn.Module: The task model, in eval mode.
+        result (CompressResult): Of :func:`~mmkcr.closed_form.compression.compress`.
+        folder (str | Path): New, or empty.
+        export (bool): Also write ``model.pt2`` (``torch.export``) and ``model.onnx``, for any
+            number of images of the size that MACs are counted for. Both are compared with the
+            network, and neither needs this package. Defaults to False.
 
     Raises:
-        FileNotFoundError: There is no such config, or no weights.
-        ValueError: They do not belong together, or the config names no weights.
+        ExportMismatch: An exported file has other outputs. Nothing is written then.
+        ValueError: The folder has content, or the network cannot be exported.
+
+    Examples:
+        >>> compress(model, images, '60%').save('slim', export=True)
+        >>> model = mmkcr.load('slim')
+    """
+    model, structure = result.model, result.structure
+    shape = structure.macs['input_shape']
+    with atomic_folder(folder) as here:
+        save_file({name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+                   for name, value in model.state_dict().items()}, here / WEIGHTS)
+        structure.save(here / STRUCTURE)
+        _write_dense(model, structure, here)
+        if reason := _not_the_same(model, here, shape):
+            for name in (DENSE, CONFIG):
+                (here / name).unlink(missing_ok=True)
+            warnings.warn(f'expected to build the dense `{type(model).__name__}` by its name, '
+                          f'found {reason}: load it with `mmkcr.load({str(folder)!r}, dense)`',
+                          stacklevel=4)
+        library = type(model).__module__.partition('.')[0]
+        versions = dict(python=platform.python_version(), torch=str(torch.__version__),
+                        mmkcr=__version__)
+        if version := getattr(sys.modules.get(library), '__version__', None):
+            versions[library] = version
+        (here / REPORT).write_text(json.dumps(dict(
+            macs=structure.macs, params=structure.params, bytes=state_bytes(model),
+            agreement=result.agreement, target=structure.provenance.get('target'),
+            asked=structure.provenance.get('asked'), versions=versions), indent=2) + '\n')
+        if export:
+            network = copy.deepcopy(model).cpu()
+            export_program(network, here / 'model.pt2', shape)
+            export_onnx(network, here / 'model.onnx', shape, dynamic_size=False)
+
+
+def _write_dense(model: nn.Module, structure: Structure, folder: Path) -> None:
+    """Write how the dense network is built, as far as the network says it."""
+    config = next((found for name in ('cfg', '_config') if is_of(
+        found := getattr(model, name, None), 'mmengine.config.Config')), None)
+    known = getattr(model, 'pretrained_cfg', None)
+    if config is not None:
+        from .compress_files import searched_config, write_config
+        scope = _scope(structure)
+        structure = dataclasses.replace(structure, backbone=dict(
+            structure.backbone, backbone=searched_config(config, scope)))
+        structure.save(folder / STRUCTURE)
+        write_config(config, scope, folder, structure.backbone, WEIGHTS)
+    elif is_of(model, 'transformers.modeling_utils.PreTrainedModel'):
+        config = copy.deepcopy(model.config)
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(folder)
+    elif type(model).__module__.startswith('timm.') and known:
+        arguments = {name: getattr(model, name) for name in (
+            'num_classes', 'global_pool', 'dynamic_img_size') if hasattr(model, name)}
+        channels = structure.macs['input_shape'][0]
+        if channels != known['input_size'][0]:
+            arguments['in_chans'] = channels
+        own = getattr(getattr(model, 'patch_embed', None), 'img_size', None)
+        if own is not None and tuple(own) != tuple(known['input_size'][1:]):
+            arguments['img_size'] = list(own)
+        # as timm writes it
+        (folder / DENSE).write_text(json.dumps(dict(
+            architecture=known['architecture'], model_args=arguments), indent=2) + '\n')
+
+
+@torch.no_grad()
+def _not_the_same(model: nn.Module, folder: Path, shape: list[int]) -> str:
+    """Why the folder alone does not give this network, or ''."""
+    if not any((folder / name).is_file() for name in (DENSE, CONFIG)):
+        return 'nothing that says it'
+    first = next(model.parameters())
+    try:
+        again = load(folder, device=first.device)
+        with eval_mode(model):
+            image = torch.rand(1, *shape).to(first)
+            found, wanted = (TensorModel(network)(image) for network in (again, model))
+        torch.testing.assert_close(found, wanted, rtol=100 * torch.finfo(first.dtype).eps, atol=(
+            100 * torch.finfo(first.dtype).eps))
+    except Exception as error:  # of whatever builds and runs a network
+        return f'that this fails ({" ".join(str(error).split()):.200})'
+    return ''
+
+
+@kept_randomness()
+def load(folder: str | Path, model: nn.Module | None = None,
+         device: str | torch.device = 'cpu') -> nn.Module:
+    """Build the network of a folder that ``save`` or ``mmkcr compress`` wrote, with its weights.
+
+    A folder of transformers' ``save_pretrained`` is one, with ``structure.json`` beside it.
+
+    Args:
+        folder (str | Path): With ``structure.json`` and ``model.safetensors``; or with
+            ``config.py`` and what it names, or such a config itself.
+        model (nn.Module, optional): The dense network, with any weights; it is not changed.
+            Defaults to None: the folder says how it is built.
+        device (str | torch.device): Where it is put. Defaults to ``'cpu'``.
+
+    Returns:
+        nn.Module: The network, in eval mode.
+
+    Raises:
+        FileNotFoundError: There is no such folder or config, or no weights.
+        ValueError: They do not belong together, or nothing says how the dense network is built.
 
     Examples:
         >>> model = load('slim')
         >>> export(model, 'slim.onnx', (3, 224, 224))
     """
     path = Path(folder)
-    path = path / 'config.py' if path.is_dir() else path
+    if model is None and (not path.is_dir() or (path / CONFIG).is_file()):
+        return _of_config(path / CONFIG if path.is_dir() else path).to(device)
+    for name in (STRUCTURE, WEIGHTS):
+        if not (path / name).is_file():
+            raise FileNotFoundError(f'expected a folder that `save` or `mmkcr compress` wrote at '
+                                    f'`{path}`, found one without `{name}`')
+    structure, state = Structure.load(path / STRUCTURE), load_file(path / WEIGHTS)
+    model = _dense(path) if model is None else copied(model)
+    backbone = getattr(model, 'backbone', None)
+    host = backbone if isinstance(backbone, nn.Module) and _scope(structure) == 'backbone' else \
+        model
+    space = SearchSpace.of_dense(host, structure.backbone.get('sites') or ())
+    space.put_masks()
+    space.slice_to(structure)
+    own = model.state_dict(keep_vars=True)
+    if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(own))):
+        raise ValueError(f'expected entries of the {type(model).__name__} in `{path / WEIGHTS}`, '
+                         f'found `{renamed[0]}` and {len(renamed) - 1} others, such as '
+                         'transformers 5 writes for version 4: write the folder with '
+                         '`result.save(folder)`, or with `save_pretrained(folder, '
+                         'save_original_format=False)`')
+    for name, value in own.items():
+        if name in state:  # loading would keep the type of the new network
+            value.data = value.data.to(state[name].dtype)
+    load_task(model, state, str(path / WEIGHTS))
+    leave_ordinary(model)
+    return model.to(device).eval()
+
+
+def _scope(structure: Structure) -> str:
+    return structure.provenance.get('asked', {}).get('scope', 'backbone')
+
+
+def _of_config(path: Path) -> nn.Module:
+    from mmkcr.engine.build import build_model, load_config, load_weights, trained_weights
     config = load_config(path)
     model = build_model(config)
     load_weights(model, trained_weights(config, None, str(path)))
-    return model.to(device)
+    return model
+
+
+def _dense(folder: Path) -> nn.Module:
+    """The dense network that a folder's ``config.json`` describes, with random weights."""
+    given = f'give the dense network: `mmkcr.load({str(folder)!r}, dense)`'
+    if not (folder / DENSE).is_file():
+        raise ValueError(f'expected `{DENSE}` or `{CONFIG}` in `{folder}`, which say how the dense '
+                         f'network is built, found neither: {given}')
+    config: dict[str, Any] = read_json(folder / DENSE, 'a config')
+    if 'architecture' in config:
+        import timm
+        if not timm.is_model(config['architecture']):  # nor is an address downloaded
+            raise ValueError(f'expected an architecture of timm in `{folder / DENSE}`, found '
+                             f'{config["architecture"]!r}: {given}')
+        return timm.create_model(config['architecture'], **config.get('model_args', {}))
+    import transformers
+    name = (config.get('architectures') or [''])[0]
+    cls = getattr(transformers, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+        raise ValueError(f'expected a class of transformers in `{folder / DENSE}`, found {name!r}: '
+                         f'{given}')
+    return cls(cls.config_class.from_pretrained(folder))

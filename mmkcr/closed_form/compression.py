@@ -13,6 +13,7 @@ import functools
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,6 +65,14 @@ class CompressResult:
     structure: Structure
     profiles: dict[str, SiteProfile]
     agreement: dict[str, float]
+
+    def save(self, folder: str | Path, export: bool = False) -> None:
+        """Write the network into a folder that :func:`mmkcr.load` reads.
+
+        See :func:`mmkcr.apis.saved.save`.
+        """
+        import mmkcr
+        mmkcr.save(self, folder, export)
 
     def __str__(self) -> str:
         return result_text(self)
@@ -192,6 +201,9 @@ def compress(model: nn.Module,
             take_weights(space.host, profile.rotated)
     sizes = share_out(spaces.slim, profiles, budget, wanted, settings)
     structure = _structure_of(spaces.slim, profiles, sizes)
+    structure.provenance.update(target=str(target), asked=dict(
+        cost=cost if latency is None else 'latency', sites=sites, scope=scope, part=part,
+        **{key: options[key] for key in ('divisor', 'uniform', 'rho') if key in options}))
     if budget is not macs:  # before slicing, as sizes are counted on the dense sites
         structure.provenance[budget.name] = budget.describe(sizes)
     promised = [promise(sizes) for promise in promises]

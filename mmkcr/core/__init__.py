@@ -5,7 +5,7 @@ from .budget import parse_target, solve_budget
 from .cost import CostModel
 from .finite import NonFiniteError, check_finite, check_finite_gates, check_finite_state
 from .gate import BaseGate, NoisyGate
-from .io import atomic_write, locked, remove_stale, write_tensors
+from .io import atomic_folder, atomic_write, locked, remove_stale, write_tensors
 from .latency import LatencyModel, LatencyTable, load_table
 from .macs import MacsModel, MacsReport, count_forward_macs, count_params
 from .modes import eval_mode
@@ -18,10 +18,10 @@ from .weights import COUNTED, BytesModel, ParamsModel
 
 __all__ = [
     'Axis', 'BaseGate', 'BytesModel', 'COUNTED', 'Cost', 'CostModel', 'KEPT', 'LatencyModel',
-    'LatencyTable', 'MacsModel', 'MacsReport', 'MaskPoint', 'NoisyGate',
-    'NonFiniteError', 'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure',
-    'TOLERANCE', 'UnitMask', 'Unsupported', 'allowed_ratio_sizes', 'atomic_write', 'block_of',
-    'can_meet', 'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
+    'LatencyTable', 'MacsModel', 'MacsReport', 'MaskPoint', 'NoisyGate', 'NonFiniteError',
+    'ParamsModel', 'Site', 'SiteEntry', 'SiteHolder', 'Structure', 'TOLERANCE', 'UnitMask',
+    'Unsupported', 'allowed_ratio_sizes', 'atomic_folder', 'atomic_write', 'block_of', 'can_meet',
+    'check_finite', 'check_finite_gates', 'check_finite_state', 'choose_options',
     'count_forward_macs', 'count_params', 'digest', 'eval_mode', 'load_table', 'locked',
     'parse_target', 'remove_stale', 'scale_axes', 'select_units', 'slice_axes', 'slice_parameter',
     'solve_budget', 'sync_sizes', 'take_entries', 'write_tensors'

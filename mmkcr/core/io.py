@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -33,20 +34,61 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f'{_PART}{socket.gethostname()}-{os.getpid()}-{path.stem}.'
-    handle, name = tempfile.mkstemp(prefix=prefix, suffix=path.suffix, dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=_part_of(path), suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
-    umask = os.umask(0)  # it can only be read by setting it
-    os.umask(umask)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~umask)  # `mkstemp` gives 0600
-        with open(temporary, 'rb+') as file:  # a crash after the rename must not lose the content
-            os.fsync(file.fileno())
+        _finish(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder beside ``path`` that is renamed to it on success.
+
+    Args:
+        path (str | Path): The final folder.
+
+    Yields:
+        Path: Where to write files. If the block raises, it is removed.
+
+    Raises:
+        ValueError: There is something at ``path`` already, other than an empty folder.
+    """
+    path = Path(path)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ValueError(f'expected a new or an empty folder at `{path}`, found one with content: '
+                         'give another, or remove it')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=_part_of(path), dir=path.parent))
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            _finish(file)
+        temporary.chmod(0o777 & ~_umask())  # `mkdtemp` gives 0700
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _part_of(path: Path) -> str:
+    return f'{_PART}{socket.gethostname()}-{os.getpid()}-{path.stem}.'
+
+
+def _umask() -> int:
+    umask = os.umask(0)  # it can only be read by setting it
+    os.umask(umask)
+    return umask
+
+
+def _finish(file: Path) -> None:
+    """Give a temporary file ordinary rights, and write it out: a crash must not lose it."""
+    file.chmod(0o666 & ~_umask())  # `mkstemp` gives 0600
+    with open(file, 'rb+') as opened:
+        os.fsync(opened.fileno())
 
 
 def write_tensors(content: Any, path: str | Path) -> None:
@@ -61,7 +103,7 @@ def write_tensors(content: Any, path: str | Path) -> None:
 
 
 def remove_stale(folder: str | Path) -> list[Path]:
-    """Remove the temporary files of :func:`atomic_write` whose process was killed.
+    """Remove what :func:`atomic_write` and :func:`atomic_folder` left whose process was killed.
 
     Files of living processes stay. Files of other machines stay for a day.
 
@@ -69,7 +111,7 @@ def remove_stale(folder: str | Path) -> list[Path]:
         folder (str | Path): Where to look, without sub-folders.
 
     Returns:
-        list[Path]: The removed files.
+        list[Path]: The removed files and folders.
     """
     host, removed = socket.gethostname(), []
     for path in Path(folder).glob(f'{_PART}*'):
@@ -81,7 +123,10 @@ def remove_stale(folder: str | Path) -> list[Path]:
         else:
             stale = time.time() - path.stat().st_mtime > _DAY
         if stale:
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
             removed.append(path)
     return removed
 

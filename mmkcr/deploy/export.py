@@ -6,7 +6,7 @@ import importlib.util
 import itertools
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mmkcr.core import atomic_write, eval_mode
+from mmkcr.core.forward import flat_tensors
 from mmkcr.core.macs import without_fast_path
 from mmkcr.core.sites import holders
 from mmkcr.deploy.onnx_graph import (
@@ -23,7 +24,7 @@ from mmkcr.deploy.onnx_graph import (
     fold_constants,
 )
 from mmkcr.deploy.prepare import RUNTIMES, prepare
-from mmkcr.deploy.runtimes import Session, open_onnx, quiet, require_runtime
+from mmkcr.deploy.runtimes import open_onnx, quiet, require_runtime
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
 from mmkcr.models.tasks import unwrap
@@ -152,6 +153,45 @@ def export_onnx(model: nn.Module,
         report = export(False)
         report.notice = f'height and width are fixed, because {why}'
         return report
+
+
+def export_program(model: nn.Module, path: str | Path,
+                   input_shape: Sequence[int] = (3, 224, 224), batch_sizes: Sequence[int] = (1, 3),
+                   tolerance: float = 1e-4) -> None:
+    """Write a model as a program of ``torch.export``, which needs PyTorch alone, and compare it.
+
+    ``torch.export.load(path).module()`` takes images of this size, in any number, and returns the
+    tensors of :class:`~mmkcr.deploy.tensor_model.TensorModel`.
+
+    Args:
+        model (nn.Module): As of :func:`export_onnx`, as the others are; of any precision.
+        path (str | Path): Output file (.pt2).
+        input_shape (Sequence[int]): (C, H, W). Defaults to (3, 224, 224).
+        batch_sizes (Sequence[int]): Compared at each. Defaults to (1, 3).
+        tolerance (float): Largest permitted difference. Defaults to 1e-4.
+
+    Raises:
+        ExportMismatch: The outputs differ; nothing is written.
+        ValueError: A model that cannot be traced.
+    """
+    with eval_mode(model), torch.no_grad(), atomic_write(path) as temporary:
+        view = TensorModel(model)
+        images = next(model.parameters()).new_zeros(2, *input_shape)
+        try:
+            program = torch.export.export(
+                view, (images, ), dynamic_shapes=dict(images={0: torch.export.Dim.AUTO}))
+        except Exception as error:  # of whatever a module does
+            raise ValueError(f'expected a model that `torch.export` takes, found '
+                             f'`{type(view.model).__name__}`, which it does not: '
+                             f'{_first_line(error)}') from error
+        torch.export.save(program, temporary)
+        module = torch.export.load(temporary).module()
+        for batch in batch_sizes:
+            error = _difference(view, module, torch.randn_like(images[:1].expand(
+                batch, *input_shape)))
+            if not error <= tolerance:  # nan must fail, too
+                raise ExportMismatch(f'expected outputs within {tolerance:g} of the network in '
+                                     f'its program, found {error:.3g} for {batch} images')
 
 
 def _first_line(error: Exception) -> str:
@@ -394,21 +434,21 @@ def compare_onnx(model: nn.Module, path: str | Path, shapes: Sequence[Shape],
     """
     session = open_onnx(path, runtime)
     generator = torch.Generator().manual_seed(seed)
-    return {shape: _difference(model, session, torch.randn(shape, generator=generator))
-            for shape in map(tuple, shapes)}
+    return {shape: _difference(
+        model, lambda images: [torch.from_numpy(found) for found in session(images.numpy())],
+        torch.randn(shape, generator=generator)) for shape in map(tuple, shapes)}
 
 
-def _difference(model: nn.Module, session: Session, images: Tensor) -> float:
+def _difference(model: nn.Module, other: Callable[[Tensor], Any], images: Tensor) -> float:
     with torch.no_grad():
-        expected = model(images)
-    expected = [expected] if isinstance(expected, Tensor) else list(expected)
+        expected = flat_tensors(model(images), floating=False)
     try:
-        found = session(images.numpy())
+        found = flat_tensors(other(images), floating=False)
     except Exception:  # the runtimes' errors have no common base but this
         return float('inf')
-    if [tuple(a.shape) for a in expected] != [b.shape for b in found]:
+    if [a.shape for a in expected] != [b.shape for b in found]:
         return float('inf')
     # relative to the largest output, but never to less than 1
-    pairs = [(a.double(), torch.from_numpy(b).double()) for a, b in zip(expected, found)]
+    pairs = [(a.double(), b.double()) for a, b in zip(expected, found)]
     errors = [float((a - b).abs().max()) / max(1., float(a.abs().max())) for a, b in pairs]
     return max(error if error == error else float('inf') for error in errors)  # nan is a mismatch

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.logging import print_log
-from mmpretrain.models import MultiTaskHead
 from torch import Tensor, nn
 
+from mmkcr.lazy import is_of
 from mmkcr.models.tasks import find_task, is_detector
 from .runtimes import open_onnx
 from .tensor_model import TensorModel
@@ -91,7 +91,8 @@ def _check(task: nn.Module) -> None:
         fits = callable(getattr(task, 'extract_feat', None))
     else:
         # of a cascade each head reads what the one before gives, not the file's outputs
-        several = isinstance(head, (nn.ModuleList, MultiTaskHead))
+        several = isinstance(head, nn.ModuleList) or \
+            is_of(head, 'mmpretrain.models.MultiTaskHead')
         name += f' with several heads in `{type(head).__name__}`' if several else ''
         fits = isinstance(head, nn.Module) and not several and \
             not getattr(task, 'counts_backbone', False) and \

@@ -2,17 +2,14 @@
 
 ``torch.onnx`` follows tensors, and follows shapes as long as they are integers. A division of
 floats, a ``math.ceil`` or a loop over slices is frozen at the traced size. These subclasses
-compute the same from integers. :func:`traceable` replaces the hosts' layers by them.
+compute the same from integers. :func:`traceable` replaces the hosts' layers by them. A host's
+class is known by its name, so that no library is imported for a network of another.
 """
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn.bricks.transformer import AdaptivePadding
-from mmpretrain.models.backbones.mixmim import MixMIMBlock
-from mmpretrain.models.backbones.mobilevit import MobileVitBlock
-from mmpretrain.models.utils import ShiftWindowMSA
 from torch import Tensor, nn
 
 from mmkcr.models.layers.take_over import take_over
@@ -37,9 +34,10 @@ def attention_mask(hw_shape: tuple[int, int], window_size: int, shift_size: int,
         return None
     # 3 regions along each side, so 3 * row + column numbers all 9
     rows, columns = (_regions(length, window_size, shift_size, device) for length in hw_shape)
-    windows = ShiftWindowMSA.window_partition(
-        (3 * rows[:, None] + columns[None, :])[None, :, :, None], window_size)
-    regions = windows.reshape(-1, window_size**2)
+    regions = 3 * rows[:, None] + columns[None, :]
+    height, width = hw_shape
+    regions = regions.reshape(height // window_size, window_size, width // window_size, window_size)
+    regions = regions.transpose(1, 2).reshape(-1, window_size**2)
     # (nW, w w, w w), 0 within a region
     return MASKED * (regions[:, None] != regions[:, :, None]).float()
 
@@ -51,17 +49,16 @@ def _regions(length: int, window_size: int, shift_size: int,
     return (position >= length - window_size).int() + (position >= length - shift_size).int()
 
 
-class TraceableShiftWindowMSA(ShiftWindowMSA):
-    """Swin's windows, traceable."""
+class StaticWindows:
+    """Mixin for the windows of mmpretrain's MixMIM, whose batch a trace would freeze."""
 
     window_reverse = staticmethod(window_reverse)
+
+
+class ShiftedWindows(StaticWindows):
+    """The same for mmpretrain's Swin, with masks of integers."""
+
     get_attn_mask = staticmethod(attention_mask)
-
-
-class TraceableMixMIMBlock(MixMIMBlock):
-    """MixMIM's windows, whose batch a trace would freeze."""
-
-    window_reverse = staticmethod(window_reverse)
 
 
 class HostWindows:
@@ -72,8 +69,8 @@ class HostWindows:
         return window_reverse(windows, height, width, self.window_size)
 
 
-class TraceablePadding(AdaptivePadding):
-    """Padding of a map so that a filter covers it."""
+class TraceablePadding:
+    """Mixin for mmcv's padding of a map so that a filter covers it."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Pad (B, C, H, W) as needed, possibly by nothing."""
@@ -113,8 +110,8 @@ def _averages(length: Any, bins: int, like: Tensor) -> Tensor:
     return inside / inside.sum(1, keepdim=True)
 
 
-class TraceableMobileVitBlock(MobileVitBlock):
-    """MobileViT's block, which resizes maps to whole patches."""
+class WholePatches:
+    """Mixin for MobileViT's block, which resizes maps to whole patches."""
 
     def forward(self, x: Tensor) -> Tensor:
         """A map (B, C, H, W) of any size; the resizing is an identity if the patches fit."""
@@ -170,34 +167,35 @@ class TraceableRMSNorm(MeanSquares, nn.RMSNorm):
     """The norm of PyTorch, traceable."""
 
 
-#: Replacements of host layers, by exact class.
+#: Replacements of layers, by exact class.
 TRACEABLE: dict[type[nn.Module], type[nn.Module]] = {
-    ShiftWindowMSA: TraceableShiftWindowMSA,
-    MixMIMBlock: TraceableMixMIMBlock,
     nn.AdaptiveAvgPool2d: TraceableAveragePool,
     nn.RMSNorm: TraceableRMSNorm,
     nn.Unfold: TileUnfold,
 }
-#: The same with dynamic height and width. At a fixed size the hosts' own layers do less work.
-TRACEABLE_AT_ANY_SIZE: dict[type[nn.Module], type[nn.Module]] = {
-    **TRACEABLE,
-    AdaptivePadding: TraceablePadding,
-    MobileVitBlock: TraceableMobileVitBlock,
-}
-#: The same for optional libraries: a mixin that comes before the host's class.
+#: The same for libraries: a mixin that comes before the host's class.
 TRACEABLE_BY_NAME: dict[str, type] = {
+    'mmpretrain.models.utils.attention.ShiftWindowMSA': ShiftedWindows,
+    'mmpretrain.models.backbones.mixmim.MixMIMBlock': StaticWindows,
     'mmdet.models.backbones.swin.ShiftWindowMSA': HostWindows,
     'mmseg.models.backbones.swin.ShiftWindowMSA': HostWindows,
     'timm.layers.norm.RmsNorm': MeanSquares,
     'timm.layers.norm.RmsNormFp32': MeanSquares,  # the same: files are of fp32
 }
+#: With dynamic height and width, too. At a fixed size the hosts' own layers do less work.
+TRACEABLE_AT_ANY_SIZE: dict[str, type] = {
+    **TRACEABLE_BY_NAME,
+    'mmcv.cnn.bricks.transformer.AdaptivePadding': TraceablePadding,
+    'mmpretrain.models.backbones.mobilevit.MobileVitBlock': WholePatches,
+}
 
 
 def _stand_in(kind: type[nn.Module], dynamic_size: bool) -> type[nn.Module] | None:
-    mixin = TRACEABLE_BY_NAME.get(f'{kind.__module__}.{kind.__qualname__}')
+    mixins = TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE_BY_NAME
+    mixin = mixins.get(f'{kind.__module__}.{kind.__qualname__}')
     if mixin is not None:
         return type(f'Traceable{kind.__name__}', (mixin, kind), {})
-    return (TRACEABLE_AT_ANY_SIZE if dynamic_size else TRACEABLE).get(kind)
+    return TRACEABLE.get(kind)
 
 
 def traceable(module: nn.Module, dynamic_size: bool = True) -> nn.Module:

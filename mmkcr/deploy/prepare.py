@@ -10,11 +10,10 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from mmcv.cnn import Linear
-from mmpretrain.models.utils.attention import scaled_dot_product_attention_pyimpl
 from torch import Tensor, nn
 
 from mmkcr.core import Unsupported
+from mmkcr.lazy import is_of
 from mmkcr.models.adapters import mlp_views
 from mmkcr.models.adapters.views import MLPView, of_library, shared_parameters
 from mmkcr.models.layers.norms import SlicedLayerNorm
@@ -65,8 +64,9 @@ def prepare(model: nn.Module, runtime: str = 'any', dynamic_size: bool = False,
         if isinstance(module, OperatorAttention):
             module.fold()
         product = getattr(module, 'scaled_dot_product_attention', None)
-        if isinstance(product, partial) and product.func is scaled_dot_product_attention_pyimpl:
-            # the host's version divides by its scale, and traces a dropout that OpenVINO refuses
+        if isinstance(product, partial) and \
+                product.func.__name__ == 'scaled_dot_product_attention_pyimpl':
+            # mmpretrain's version divides by its scale, and traces a dropout that OpenVINO refuses
             module.scaled_dot_product_attention = partial(F.scaled_dot_product_attention,
                                                           scale=1 / product.keywords['scale'])
     # before norms are split from their selections below, which then have no affine part
@@ -118,7 +118,8 @@ def _fold_norm(root: nn.Module, mlp: MLPView, shared: set[int]) -> None:
     """Fold the affine part of a norm into the linear layers that read it, if nothing is shared."""
     norm, layers = root.get_submodule(mlp.norm), [root.get_submodule(name) for name in mlp.inputs]
     if type(norm) not in (nn.LayerNorm, SlicedLayerNorm) or norm.weight is None or \
-            not all(type(layer) in (nn.Linear, Linear) for layer in layers):
+            not all(type(layer) is nn.Linear or is_of(layer, 'mmcv.cnn.Linear')
+                    for layer in layers):
         return
     if shared.intersection(id(value) for part in (norm, *layers) for value in part.parameters()):
         return

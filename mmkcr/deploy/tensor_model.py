@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from mmengine.model import BaseModel
 from torch import Tensor, nn
 
 from mmkcr.core import count_forward_macs
 from mmkcr.core.forward import flat_tensors
+from mmkcr.lazy import is_of
 from mmkcr.models.tasks import find_task, is_detector, tensor_outputs
 
 
@@ -28,7 +28,7 @@ class TensorModel(nn.Module):
         super().__init__()
         self.model = find_task(model)
         self.model.train(False)
-        self.whole = isinstance(self.model, BaseModel)
+        self.whole = is_of(self.model, 'mmengine.model.BaseModel')
         self.detector = is_detector(self.model)
         self.train(False)
 

@@ -100,6 +100,30 @@ def copied(model, x):
     return again.load_state_dict(model.state_dict(), strict=True) and again
 
 
+def distributed(model, x):
+    return nn.parallel.DistributedDataParallel(copy.deepcopy(model))
+
+
+def sharded(model, x):
+    """Each block by itself, and the rest together (FSDP2)."""
+    from torch.distributed.fsdp import fully_shard  # of PyTorch 2.6
+    model = copy.deepcopy(model)
+    mesh = torch.distributed.init_device_mesh('cpu', (1, ))
+    for blocks in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+@pytest.fixture(scope='module')
+def group():
+    """A process group of this process alone."""
+    torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0,
+                                         world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
 FORMS = [scripted, traced, exported, compiled, quantised, wrapped, reloaded, copied]
 
 
@@ -118,6 +142,19 @@ def test_what_the_dense_network_can_the_small_one_can(pairs, name, form):
         assert found.shape == expected.shape
         if form is not quantised:
             torch.testing.assert_close(found, tensor(small(x)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('form', [distributed, sharded])
+@every_family
+def test_it_trains_in_wrappers_of_several_processes(pairs, group, name, form):
+    x, grads = images(name), []
+    for model in pairs[name]:
+        again = form(model, x)
+        torch.testing.assert_close(tensor(again(x)), tensor(model(x)), rtol=1e-4, atol=1e-4)
+        tensor(again(x)).square().sum().backward()
+        grads.append([path for path, value in again.named_parameters() if value.grad is not None])
+    assert grads[0] and grads[0] == grads[1]
 
 
 def test_a_whole_file_loads_without_us(pairs, tmp_path):

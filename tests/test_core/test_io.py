@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkcr.core import atomic_write, locked, remove_stale
+from mmkcr.core import atomic_folder, atomic_write, locked, remove_stale
 
 # of a fork, which has imported everything
 FORK = multiprocessing.get_context('fork')
@@ -103,6 +103,20 @@ def _die_writing(path):
     with atomic_write(path) as part:
         part.write_text('ne')
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_in_a_folder(path):
+    with atomic_folder(path) as part:
+        (part / 'file').write_text('ne')
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_killed_while_it_writes_a_folder(tmp_path):
+    writer = FORK.Process(target=_die_in_a_folder, args=(tmp_path / 'folder', ))
+    writer.start()
+    writer.join()
+    (left, ) = tmp_path.iterdir()
+    assert remove_stale(tmp_path) == [left] and not left.exists()
 
 
 def test_killed_while_it_writes(tmp_path):

@@ -23,6 +23,13 @@ from mmkcr import compress
 images = [torch.rand(4, 3, 32, 32) for _ in range(2)]
 result = compress(model, images, '80%', input_shape=(3, 32, 32))
 assert isinstance(result.model, type(model)) and result.structure.sites
+import tempfile
+import warnings
+import mmkcr.deploy.export
+with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    result.save(folder)
+    assert isinstance(mmkcr.load(folder, model), type(model))
 found = {{name for name in sys.modules if name.partition('.')[0] in {hosts}}}
 assert not found, sorted(found)[:5]
 """

@@ -1,0 +1,175 @@
+"""One folder, one line: what `result.save` writes, `mmkcr.load` builds again."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import mmkcr
+from lab.kind_coverage import FAMILIES, installed, randomise
+from mmkcr.core.forward import flat_tensors
+from mmkcr.deploy.tensor_model import TensorModel
+from mmkcr.engine.build import build_model, load_config
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
+SHAPE = (3, 64, 64)
+FILES = {'config.json', 'model.safetensors', 'report.json', 'structure.json'}
+#: Runs both exported files in a process that cannot import this package.
+ELSEWHERE = """
+import sys
+sys.modules['mmkcr'] = None
+import onnxruntime, torch
+images, wanted = torch.load('told.pt')
+found = torch.export.load('slim/model.pt2').module()(images)
+torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+session = onnxruntime.InferenceSession('slim/model.onnx', providers=['CPUExecutionProvider'])
+(found, ) = session.run(None, {'images': images.numpy()})
+torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
+assert not [name for name in sys.modules if name.startswith(('mmkcr.', 'timm', 'transformers'))]
+print('same')
+"""
+
+
+def of_timm():
+    timm = pytest.importorskip('timm')
+    return timm.create_model('test_vit', img_size=64, num_classes=5)
+
+
+def of_transformers():
+    transformers = pytest.importorskip('transformers')
+    return transformers.ViTForImageClassification(transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        image_size=64, patch_size=16))
+
+
+def images(count=4):
+    return torch.randn(count, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+def compressed(model, target='80%'):
+    return mmkcr.compress(randomise(model), images(), target, input_shape=SHAPE, progress=False)
+
+
+def outputs(model):
+    with torch.no_grad():
+        return flat_tensors(model(images(3)))
+
+
+def check_same(one, other):
+    assert type(one) is type(other) and not hasattr(one, 'search_space') and not one.training
+    assert {key: (value.shape, value.dtype) for key, value in one.state_dict().items()} == \
+        {key: (value.shape, value.dtype) for key, value in other.state_dict().items()}
+    for a, b in zip(outputs(one), outputs(other), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize('make', [of_timm, of_transformers])
+def test_a_folder_and_files_that_run_without_us(make, tmp_path):
+    result = compressed(make())
+    state = torch.get_rng_state()
+    result.save(tmp_path / 'slim', export=True)
+    loaded = mmkcr.load(tmp_path / 'slim')
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {path.name for path in (tmp_path / 'slim').iterdir()} == {
+        *FILES, 'model.pt2', 'model.onnx'}
+    assert [path.name for path in tmp_path.iterdir()] == ['slim']
+    check_same(loaded, result.model)
+    report = json.loads((tmp_path / 'slim/report.json').read_text())
+    assert report['macs'] == result.structure.macs and report['agreement'] == result.agreement
+    assert report['target'] == '80%' and report['asked']['cost'] == 'macs'
+    assert {'torch', 'mmkcr', type(result.model).__module__.split('.')[0]} < set(report['versions'])
+    torch.save((images(3), outputs(result.model)[0]), tmp_path / 'told.pt')
+    assert 'same' in subprocess.run([sys.executable, '-c', ELSEWHERE], cwd=tmp_path, text=True,
+                                    capture_output=True, check=True).stdout
+
+
+def test_a_folder_of_save_pretrained(tmp_path):
+    result = compressed(of_transformers())
+    result.structure.save(tmp_path / 'structure.json')
+    result.model.save_pretrained(tmp_path)
+    own = set(result.model.state_dict())
+    from safetensors import safe_open
+    with safe_open(tmp_path / 'model.safetensors', 'pt') as file:
+        renamed = set(file.keys()) != own
+    if renamed:  # of transformers 5
+        with pytest.raises(ValueError, match='found `.*` and .*save_original_format=False'):
+            mmkcr.load(tmp_path)
+        result.model.save_pretrained(tmp_path, save_original_format=False)
+    check_same(mmkcr.load(tmp_path), result.model)
+
+
+def test_a_network_that_its_name_does_not_give(tmp_path):
+    name = 'timm ViT'  # of other sizes than the architecture's
+    if not installed(name):
+        pytest.skip('no timm')
+    result = compressed(FAMILIES[name].build())
+    result.model.half()
+    with pytest.warns(UserWarning, match=r'load it with `mmkcr.load\(.*, dense\)`'):
+        result.save(tmp_path / 'slim')
+    assert not (tmp_path / 'slim/config.json').exists()
+    with pytest.raises(ValueError, match='found neither: give the dense network'):
+        mmkcr.load(tmp_path / 'slim')
+    dense = FAMILIES[name].build()
+    loaded, before = mmkcr.load(tmp_path / 'slim', dense), FAMILIES[name].build().state_dict()
+    assert {key: value.shape for key, value in dense.state_dict().items()} == {
+        key: value.shape for key, value in before.items()}
+    result.model.float(), loaded.float()
+    check_same(loaded, result.model)
+    with pytest.raises(ValueError, match='structure'):
+        mmkcr.load(tmp_path / 'slim', of_timm())
+
+
+@pytest.mark.parametrize('config', [
+    'kcr/digits/kcr-dense_vit-mini_1xb64_digits.py',
+    'kcr/segmentation/kcr-upernet_swin-mini_dense_1xb8_digit-scenes.py'])
+def test_a_task_model_that_carries_its_config(config, tmp_path):
+    """The folder's config is one that commands and the hosts' tools take."""
+    cfg = load_config(CONFIGS / config)
+    model = randomise(build_model(cfg))
+    shape = (3, 32, 32) if 'digits/' in config else (3, 64, 64)
+    batch = torch.randn(4, *shape)
+    result = mmkcr.compress(model, batch, '80%', input_shape=shape, progress=False)
+    with pytest.warns(UserWarning, match='found nothing that says it'):
+        result.save(tmp_path / 'without')
+    result.model.cfg = cfg
+    result.save(tmp_path / 'slim')
+    assert {path.name for path in (tmp_path / 'slim').iterdir()} == \
+        FILES - {'config.json'} | {'config.py'}
+    for loaded in (mmkcr.load(tmp_path / 'slim'), mmkcr.load(tmp_path / 'without', model)):
+        for a, b in zip(*(flat_tensors(TensorModel(one)(batch)) for one in (
+                loaded, result.model)), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_complete_or_absent(tmp_path, monkeypatch):
+    result = compressed(of_timm())
+    with monkeypatch.context() as patch:
+        patch.setattr('mmkcr.apis.saved.export_onnx', lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            result.save(tmp_path / 'slim', export=True)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / 'slim').mkdir()
+    result.save(tmp_path / 'slim')
+    with pytest.raises(ValueError, match='expected a new or an empty folder'):
+        result.save(tmp_path / 'slim')
+    (tmp_path / 'slim/model.safetensors').unlink()
+    with pytest.raises(FileNotFoundError, match='found one without `model.safetensors`'):
+        mmkcr.load(tmp_path / 'slim')
+    with pytest.raises(FileNotFoundError, match='config'):
+        mmkcr.load(tmp_path / 'nowhere')
+
+
+def test_names_in_a_folder_are_only_names(tmp_path):
+    """No address is downloaded, and no other class is built."""
+    compressed(of_timm()).save(tmp_path / 'slim')
+    config = tmp_path / 'slim/config.json'
+    config.write_text(json.dumps(dict(architecture='hf-hub:timm/test_vit.r160_in1k')))
+    with pytest.raises(ValueError, match='expected an architecture of timm'):
+        mmkcr.load(tmp_path / 'slim')
+    pytest.importorskip('transformers')
+    config.write_text(json.dumps(dict(architectures=['logging'])))
+    with pytest.raises(ValueError, match='expected a class of transformers'):
+        mmkcr.load(tmp_path / 'slim')
