@@ -1,4 +1,4 @@
-"""The table of the digit scenes: consistency, reuse, resume; at a quarter of the schedules bars."""
+"""The table of the digit scenes at a quarter of the schedules: bars, consistency, reuse, resume."""
 
 import importlib.util
 import json
@@ -10,7 +10,6 @@ import pytest
 from lab.digits import write_digits
 from lab.pipeline import Start, deployed
 from lab.scenes_job import EXPECTED, TASKS, ScenesOptions, ScenesPipeline
-from long_form import LONG, few
 from mmkcr.apis import count_macs
 from mmkcr.core import Structure, count_params
 from mmkcr.engine.build import load_config, load_weights
@@ -21,10 +20,9 @@ SHAPE = (3, 128, 128)
 #: Made by `python tools/train.py configs/kcr/digits/kcr-dense_swin-mini_anywhere_1xb64_digits.py`,
 #: which takes minutes: the weights of its last checkpoint in 16 bits.
 BACKBONE = REPO / 'tests/data/swin-mini_anywhere_digits.pth'
-#: The detector takes four minutes: it is run with the long tests.
-RUN = list(few(tuple(TASKS), 'segmentation'))
-every_task = pytest.mark.parametrize('task', [
-    pytest.param(task, marks=() if task in RUN else pytest.mark.long) for task in TASKS])
+every_task = pytest.mark.parametrize('task', TASKS)
+#: Minutes for each task.
+trained = pytest.mark.long
 
 
 @pytest.fixture(scope='module')
@@ -47,7 +45,7 @@ def folder(tmp_path_factory):
 def options(folder):
     """What is run."""
     return ScenesOptions(str(folder / 'work'), str(REPO / 'configs'), str(folder / 'digits'),
-                         backbone=str(BACKBONE), factor=0.25 if LONG else 0.02)
+                         backbone=str(BACKBONE), factor=0.25)
 
 
 @pytest.fixture(scope='module')
@@ -55,7 +53,7 @@ def call(tool, options):
     def run():
         tool.main(['--work-dir', options.work_dir, '--data-root', options.data_root,
                    '--backbone', options.backbone, '--factor', str(options.factor),
-                   '--tasks', *RUN])
+                   '--tasks', *TASKS])
         return json.loads((Path(options.work_dir) / 'summary.json').read_text())
     return run
 
@@ -74,10 +72,11 @@ def test_what_was_not_expected_is_told():
     assert 'found None' in check_expected(config, {})[0]
 
 
+@trained
 @every_task
 def test_numbers_are_those_of_the_built_models(summary, options, task):
     assert [(row['task'], row['model']) for row in summary['rows']] == [
-        (name, model) for name in RUN for model in ('dense', 'slim')]
+        (name, model) for name in TASKS for model in ('dense', 'slim')]
     rows = {row['model']: row for row in summary['rows'] if row['task'] == task}
     run, = (run for run in summary['runs'] if run['task'] == task)
     pipeline = ScenesPipeline(task, options)
@@ -97,7 +96,7 @@ def test_numbers_are_those_of_the_built_models(summary, options, task):
     assert {'cpu', 'threads', 'torch', 'mmkcr'} <= set(summary['machine'])
 
 
-@pytest.mark.long
+@trained
 def test_bars(summary, options):
     """What the configs expect is met, and far above chance: 0 for digits found, 5 % for labels."""
     far = {'coco/bbox_mAP': 0.1, 'coco/segm_mAP': 0.1, 'mIoU': 10.}
@@ -110,6 +109,7 @@ def test_bars(summary, options):
         assert not check_expected(config, row['metrics'], EXPECTED[options.factor])
 
 
+@trained
 def test_tables_say_what_the_summary_says(summary, options):
     text = (Path(options.work_dir) / 'table.md').read_text()
     for row in summary['rows']:
@@ -122,13 +122,15 @@ def stamps(folder):
     return {path: path.stat().st_mtime_ns for path in Path(folder).rglob('*.pth')}
 
 
+@trained
 def test_a_second_call_trains_nothing(summary, call, options):
     before = stamps(options.work_dir)
-    assert len(before) == 4 * len(RUN)  # three trainings and a subnet of each task
+    assert len(before) == 4 * len(TASKS)  # three trainings and a subnet of each task
     again = call()
     assert again['rows'] == summary['rows'] and stamps(options.work_dir) == before
 
 
+@trained
 @every_task
 def test_a_run_that_was_stopped_goes_on(summary, options, task, tmp_path):
     shutil.copytree(options.work_dir, tmp_path / 'work')

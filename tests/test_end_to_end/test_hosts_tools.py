@@ -18,7 +18,9 @@ ensure_torchvision()  # beside the CPU's PyTorch no host can import it
 for sys.argv in json.loads(sys.argv[1]):
     runpy.run_path(sys.argv[0], run_name='__main__')
 """
-QUICK = dict(train_dataloader=dict(batch_size=2, num_workers=0, persistent_workers=False))
+LOADER = dict(num_workers=0, persistent_workers=False, dataset=dict(indices=8))
+QUICK = dict(train_dataloader=dict(LOADER, batch_size=2), val_dataloader=LOADER,
+             test_dataloader=LOADER)
 EPOCH, ITERS = dict(train_cfg=dict(max_epochs=1)), dict(train_cfg=dict(max_iters=2))
 SCENES = 'swin-mini_search_1xb8_digit-scenes'
 NOT_STARTED = dict(model=dict(backbone=dict(init_cfg=None)))
@@ -35,8 +37,8 @@ def scripts(host, folder, *calls):
 
 @pytest.mark.parametrize('host, config, options, checkpoint, metric', [
     ('mmpretrain', 'digits/kcr-search_vit-mini_1xb64_digits',
-     dict(EPOCH, load_from=None, train_dataloader=dict(
-         QUICK['train_dataloader'], batch_size=16, dataset=dict(indices=64))), 'epoch_1',
+     dict(QUICK, **EPOCH, load_from=None, train_dataloader=dict(
+         LOADER, batch_size=16, dataset=dict(indices=64))), 'epoch_1',
      'accuracy/top1'),
     ('mmdet', f'detection/kcr-mask-rcnn_{SCENES}', dict(QUICK, **EPOCH, **NOT_STARTED), 'epoch_1',
      'coco/bbox_mAP'),

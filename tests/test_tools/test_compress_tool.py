@@ -18,6 +18,7 @@ import torch
 from mmengine.runner import Runner, load_checkpoint, save_checkpoint
 from PIL import Image
 
+from long_form import few
 from mmkcr.apis import count_macs
 from mmkcr.apis.finetune import without_initial_weights
 from mmkcr.closed_form import images as calibration_module
@@ -617,8 +618,8 @@ def test_killed_in_the_refit_and_in_the_fine_tuning(load_tool, data, tmp_path, m
     assert not (tmp_path / 'slim/.progress').exists()
 
 
-@pytest.mark.parametrize('writes, name', [(1, '.profiles/.part-*-profiles.*'),
-                                          (6, '.part-*-subnet.*')])
+@pytest.mark.parametrize('writes, name', few(
+    ((1, '.profiles/.part-*-profiles.*'), (6, '.part-*-subnet.*')), (6, '.part-*-subnet.*')))
 def test_killed_while_it_writes(writes, name, load_tool, data, tmp_path):
     """The file is absent, and what was half written goes with the next call."""
     checkpoint, out = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth'), tmp_path / 's'
@@ -640,11 +641,12 @@ def searched(tmp_path):
     return str(tmp_path / 'searched.json')
 
 
-@pytest.mark.parametrize('words', [['--target-macs', '50%'], ['--structure']], ids=' '.join)
+@pytest.mark.parametrize('words', few((('--target-macs', '50%'), ('--structure', )),
+                                      ('--structure', )), ids=' '.join)
 def test_killed_in_the_evaluation(words, load_tool, data, tmp_path, monkeypatch, capsys, searched):
     """The repeated call compresses nothing again, and leaves nothing to go on from."""
     checkpoint = random_checkpoint(load_config(DIGITS), tmp_path / 'dense.pth')
-    call = [DIGITS, checkpoint, *words, *([searched] if words == ['--structure'] else []),
+    call = [DIGITS, checkpoint, *words, *([searched] if words == ('--structure', ) else []),
             '--images', '16', '--evaluate', '--out', str(tmp_path / 'slim'), *data]
     killed('mmengine.runner:Runner.test', 1, *call)
     monkeypatch.setattr(import_module('mmkcr.closed_form.compression'), 'profile_sites', None)
