@@ -9,14 +9,18 @@ from mmkcr.core.words import did_you_mean
 from mmkcr.models.search_space import SearchSpace
 from mmkcr.models.sites import find_sites, why_not
 from mmkcr.models.sites.base import KindConfig
-from .kernel_fit import FITTED
 
 #: Kinds whose units can be chosen and refitted.
-REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels',
-            'head_operator')
+REFITTED = ('mlp_hidden', 'heads', 'head_channels', 'attention_outputs', 'channels', 'mlp_channels')
 #: Default kinds of a call: they need no gather and lose least at the same MACs. Whole
 #: heads are used where their channels cannot be selected.
 DEFAULT_SITES = ('mlp_hidden', 'head_channels', 'heads', 'attention_outputs', 'channels')
+#: Kinds for searches alone, with the reason.
+_SEARCHED = dict(
+    embedding='the residual stream stays whole down to 30 % of the MACs, so its width is for the '
+              'search of Once for Both alone',
+    head_operator='narrower heads lose less at the same MACs (docs/real_network.md), so '
+                  'convolutions in place of heads are for searches and scores alone')
 #: Families named to whoever has a backbone without sites: those of the hosts and timm, of which
 #: others have adapters too, and all of ``transformers``.
 FAMILIES = ('ViT', 'Swin', 'PVT v2', 'MiT', 'ConvNeXt', 'LeViT', 'BEiT', 'EVA-02', 'DINOv2')
@@ -103,18 +107,13 @@ def check_kinds(sites: Sequence[KindConfig]) -> None:
         ValueError: One has no closed form.
     """
     unknown = sorted({kind_name(kind) for kind in sites} - set(REFITTED))
-    if unknown == ['embedding']:
-        raise ValueError('expected kinds of site that are worth a closed form, found `embedding`: '
-                         'the residual stream stays whole down to 30 % of the MACs, so its width '
-                         'is for the search of Once for Both alone')
+    for kind in unknown:
+        if kind in _SEARCHED:
+            raise ValueError('expected kinds of site that are worth a closed form, found '
+                             f'`{kind}`: {_SEARCHED[kind]}')
     if unknown:
         raise ValueError(f'expected kinds of site that have a closed form, of {list(REFITTED)}, '
                          f'found {unknown}{did_you_mean(unknown[0], REFITTED)}')
-    for kind in sites:
-        operator = FITTED[0] if isinstance(kind, str) else kind.get('operator', FITTED[0])
-        if operator not in FITTED:
-            raise ValueError(f'expected an operator for heads that has a closed form, of '
-                             f'{list(FITTED)}, found {operator!r}')
 
 
 def default_kinds(host: nn.Module) -> list[KindConfig]:

@@ -14,7 +14,7 @@ from mmkcr.models.sites.base import HostSite
 #: Takes a model and a batch; returns outputs, tensors in nested tuples, lists or dicts.
 Forward = Callable[[nn.Module, Any], Any]
 #: Values of :attr:`CompressOptions.refit`.
-REFITS = ('least-squares', 'readers', 'mean', 'none')
+REFITS = ('least-squares', 'mean', 'none')
 
 
 class Pair(NamedTuple):
@@ -50,10 +50,8 @@ class CompressOptions:
             come from moments alone, as if an image's positions were independent. Defaults to 64.
         logits (bool): Whether the model's output is class scores (B, C). Defaults to False.
         progress (bool): Show a progress bar. Defaults to True.
-        refit (str): How readers are refitted: ``'least-squares'``, or for controls ``'readers'``
-            (only they: kernels in place of heads are not fitted),
-            ``'mean'`` (only the bias, from the means) or ``'none'``. Defaults to
-            ``'least-squares'``.
+        refit (str): How readers are refitted: ``'least-squares'``, or for controls ``'mean'`` (only
+            the bias, from the means) or ``'none'``. Defaults to ``'least-squares'``.
         choose (Callable, optional): For controls: takes a site, the moments of its first reader
             and a generator, and returns an order of its units that replaces the closed form's.
             Defaults to None.

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from mmkcr.models.search_space import SearchSpace
@@ -93,7 +92,7 @@ def _profile_group(dense: nn.Module, group: Sequence[Units], batches: Sequence[A
     rows = Rows(settings.rows, enough, count_images(batches))
     backward = looked.needed(layers.values(), enough, settings.backward_images, gradients=True)
     batches = of_size(batches, size)
-    # one pass: orders, bases of heads and kernels all use the same activations
+    # one pass: orders and bases of heads use the same activations
     with ExitStack() as stack:
         for one in group:
             stack.enter_context(one.observing())
@@ -105,15 +104,10 @@ def _profile_group(dense: nn.Module, group: Sequence[Units], batches: Sequence[A
         one.moments = {path: found[f'{one.site.name}:{path}']
                        for path in {**one.layers(), **one.projections()}}
         one.prepare()  # from here on the network and the moments of rotated heads are in new bases
-    with ExitStack() as stack:
-        again = [stack.enter_context(one.observing()) or one for one in group if one.second_pass]
-        for batch in shown_images(batches, 'Kernels of heads', settings) if again else ():
-            with torch.no_grad():
-                forward(dense, batch)
-        profiles = {one.site.name: one.profile() for one in group}
-        # so far positions count as independent; probes measure the real loss at some sizes
-        if settings.choose is None and settings.probe_images:
-            _measure(dense, group, profiles, probes, forward, settings, looked)
+    profiles = {one.site.name: one.profile() for one in group}
+    # so far positions count as independent; probes measure the real loss at some sizes
+    if settings.choose is None and settings.probe_images:
+        _measure(dense, group, profiles, probes, forward, settings, looked)
     return profiles
 
 

@@ -96,8 +96,7 @@ def _enough(space: SearchSpace, structure: Structure, batches: Sequence[Any],
     for name, site in space.sites.items():
         for reader in readers(site):
             layer = site.module(reader.path)
-            # with operators a reader keeps all inputs: the operator gives those of lost heads
-            units = site.total if site.operators() else len(structure.sites[name].kept)
+            units = len(structure.sites[name].kept)
             inputs = units * reader.each(layer)
             needed = max(needed, looked.images_for(layer, enough * inputs))
             if units < site.total and \
@@ -149,7 +148,7 @@ class Refits:
 
     def changed(self, sites: Sequence[Units]) -> dict[str, nn.Module]:
         """Layers of some sites that get new weights, and norms that take their means, by path."""
-        paths = [path for one in sites for path in (*one.refitted(), *one.site.fitted())]
+        paths = [path for one in sites for path in one.refitted()]
         paths += [self._norms[path] for path in paths if path in self._norms]
         return {path: sites[0].site.host.get_submodule(path) for path in paths}
 
@@ -163,7 +162,7 @@ class Refits:
         """
         layers = Pair(*({path: run.module(path) for path in paths} for run in self.runs))
         scale = None
-        if len(paths) == 1 and self._settings.refit in ('least-squares', 'readers'):
+        if len(paths) == 1 and self._settings.refit == 'least-squares':
             # None if the layer's outputs are not simply added: then it has targets of its own
             scale = added_last(self.runs.dense, self._block, paths[0])
             scale = None if scale is None else self._columns(scale[None], paths[0])[0]

@@ -16,7 +16,6 @@ from mmkcr.models.sites.base import KindConfig
 from mmkcr.registry import MODELS
 from .batches import split_batches
 from .compression import CompressResult, called, finished, macs_model, with_memory
-from .kernel_fit import FITTED
 from .kinds import kind_name, searched
 from .options import CompressOptions, Forward, Pair
 from .progress import CompressProgress
@@ -66,11 +65,6 @@ def refit_structure(model: nn.Module,
         space = searched(networks.slim, kinds, masks=masks)
     searched(networks.dense, kinds)
     wanted.validate(space.totals())
-    unknown = [site.operator for site in wanted.sites.values()
-               if site.operator not in (None, *FITTED)]
-    if unknown:
-        raise ValueError(f'expected operators that have a closed form, of {list(FITTED)}, to refit '
-                         f'a structure, found {unknown[0]!r}')
     if rotated := _rotated(wanted):
         raise ValueError('expected a structure of a search, found one of `compress` in which units '
                          f'of `{rotated[0]}` are channels of a rotated basis, which the file does '

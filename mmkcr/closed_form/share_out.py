@@ -23,7 +23,7 @@ def size_options(site: HostSite, settings: CompressOptions) -> list[int]:
     while total < 4 * divisor and divisor > 8 and divisor % 2 == 0:
         divisor //= 2
     divisor = divisor if total >= 4 * divisor else 1
-    least = 0 if site.operators() else max(1, round(settings.min_share * total))
+    least = max(1, round(settings.min_share * total))
     sizes = allowed_sizes(total, least, divisor)
     return [size * site.rows for size in sizes]
 

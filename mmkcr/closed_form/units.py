@@ -1,7 +1,7 @@
 """Closed form of a site: what it observes, the order of its units, its losses, and its refit.
 
 :class:`Units` is that of most kinds of site. Kinds that differ derive from it in files of their own
-(:mod:`.head_rotation`, :mod:`.rotary`, :mod:`.kernel_fit`).
+(:mod:`.head_rotation`, :mod:`.rotary`).
 """
 
 import dataclasses
@@ -33,9 +33,6 @@ class Units:
         settings (CompressOptions): Options of the compression.
     """
 
-    #: Whether a second pass is needed after :meth:`prepare`.
-    second_pass = False
-
     def __init__(self, site: HostSite, settings: CompressOptions) -> None:
         self.site, self.settings = site, settings
         #: What the pass collected of each of the layers, by path.
@@ -64,7 +61,7 @@ class Units:
         yield
 
     def prepare(self) -> None:
-        """Compute what the profile needs, from the moments of the first pass."""
+        """Compute what the profile needs, from the moments."""
 
     def profile(self) -> SiteProfile:
         """Units in the order in which they are kept, and the loss at every number of them."""

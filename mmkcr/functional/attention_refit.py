@@ -25,9 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .moments import Moments
 from .pivots import UnitOrder, pivot_order
-from .refit import refit_output
 
 ROTARY_LAYOUTS = ('half', 'interleaved')
 
@@ -191,51 +189,6 @@ def rotary_order(query_moment: Tensor, key_moment: Tensor, layout: str = 'half',
     """
     moments, sums = rotary_logits(query_moment, key_moment, layout)
     return pivot_order(moments, sums, groups=2, rho=rho, **kwargs)
-
-
-def tap_moments(channels: int, kernel_size: int = 3, **kwargs: Any) -> Moments:
-    """An accumulator for :func:`add_maps`: by channel the taps' inputs and the target.
-
-    Args:
-        channels (int): Channels of the maps.
-        kernel_size (int): Odd. Defaults to 3.
-        **kwargs: ``device`` and ``name`` of :class:`Moments`.
-    """
-    return Moments(kernel_size**2, 1, batch=(channels, ), **kwargs)
-
-
-def add_maps(moments: Moments, values: Tensor, targets: Tensor) -> None:
-    """Add maps of values and of attention's outputs, patches only; the border is padded with 0.
-
-    Args:
-        moments (Moments): Accumulator of :func:`tap_moments`.
-        values (Tensor): Shape (B, C, h, w). Maps may differ in size from call to call.
-        targets (Tensor): ``A v`` of the same shape.
-    """
-    channels, side = values.shape[1], round(moments.num_features**0.5)
-    taps = F.unfold(values.flatten(0, 1).unsqueeze(1), side, padding=side // 2)  # (B C, k k, h w)
-    rows = taps.unflatten(0, (-1, channels)).permute(1, 0, 3, 2).flatten(1, 2)  # (C, B h w, k k)
-    moments.add(rows, targets.transpose(0, 1).flatten(1).unsqueeze(-1))
-
-
-def fit_taps(moments: Moments, prior: Tensor | None = None,
-             rho: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Depthwise taps and biases that fit attention best, by k k + 1 equations per channel.
-
-    Args:
-        moments (Moments): Accumulator of :func:`tap_moments`.
-        prior (Tensor, optional): Taps that the ridge pulls towards, shape (C, k, k). Defaults to
-            zeros.
-        rho (float): Ridge, relative to the channel's variance. Defaults to 1e-6.
-
-    Returns:
-        tuple[Tensor, Tensor]: Taps (C, k, k) and biases (C,), of the prior's dtype; fp64 if there
-        is no prior.
-    """
-    side = round(moments.num_features**0.5)
-    start = None if prior is None else prior.flatten(1).unsqueeze(1)  # (C, 1, k k)
-    taps, bias = refit_output(moments, start, rho)
-    return taps.squeeze(1).unflatten(1, (side, side)), bias.squeeze(1)
 
 
 def _root(matrix: Tensor) -> Tensor:

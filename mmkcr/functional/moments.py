@@ -7,15 +7,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 CHUNK = 2048
 """Rows converted to fp64 at a time: 50 MB of them at d = 3072."""
 BLOCK = 512
 """Columns of the scatter matrix that are computed at a time; only its lower triangle is."""
-
-_SUMS = ('mean', 'scatter', 'target_mean', 'cross_scatter')
 
 
 class Moments:
@@ -127,28 +124,6 @@ class Moments:
         mean += step * (count / total)
         return merged
 
-    def merge(self, other: 'Moments') -> 'Moments':
-        """Add what another accumulator of the same widths has seen, in place.
-
-        Raises:
-            ValueError: The widths differ.
-        """
-        self._check_shapes(other.state_dict())
-        total = self.count + other.count
-        if other.count == 0:
-            return self
-        weight = self.count * other.count / total
-        step, target_step = (theirs.to(own) - own for own, theirs in (
-            (self._mean, other._mean), (self._target_mean, other._target_mean)))
-        _add_lower(self._scatter, math.sqrt(weight) * step.unsqueeze(-2))
-        self._cross_scatter += weight * target_step.unsqueeze(-1) * step.unsqueeze(-2)
-        for name in ('_scatter', '_cross_scatter'):
-            getattr(self, name).add_(getattr(other, name).to(self._mean))
-        self._mean += step * (other.count / total)
-        self._target_mean += target_step * (other.count / total)
-        self.count = total
-        return self
-
     def mixed(self, mixing: Tensor) -> 'Moments':
         """Moments of linear mixtures ``T h`` of the features, without the targets.
 
@@ -168,34 +143,6 @@ class Moments:
             root = mixing @ vectors * torch.where(values > least, values, 0.).sqrt().unsqueeze(-2)
             found._scatter = root @ root.mT
         return found
-
-    @torch.no_grad()
-    def all_reduce(self, group: dist.ProcessGroup | None = None) -> 'Moments':
-        """Merge over the ranks, in place; afterwards all ranks hold the same, bit for bit.
-
-        Without an initialised process group nothing happens.
-
-        Args:
-            group (ProcessGroup, optional): Ranks to merge over. Defaults to None: all.
-        """
-        if not (dist.is_available() and dist.is_initialized()):
-            return self
-        count = self._mean.new_tensor([float(self.count)])
-        means = [self._mean * self.count, self._target_mean * self.count]
-        for value in (count, *means):
-            dist.all_reduce(value, group=group)
-        if (total := round(float(count))) == 0:
-            return self
-        # scatters about one common point simply add up: every rank first moves its own to the
-        # mean of all, by n_rank step step^T
-        mean, target_mean = means[0] / total, means[1] / total
-        step, target_step = self._mean - mean, self._target_mean - target_mean
-        _add_lower(self._scatter, math.sqrt(self.count) * step.unsqueeze(-2))
-        self._cross_scatter += self.count * target_step.unsqueeze(-1) * step.unsqueeze(-2)
-        for value in (self._scatter, self._cross_scatter):
-            dist.all_reduce(value, group=group)
-        self._mean, self._target_mean, self.count = mean, target_mean, total
-        return self
 
     @property
     def mean(self) -> Tensor:
@@ -236,30 +183,6 @@ class Moments:
     def _check_not_empty(self) -> None:
         if self.count == 0:
             raise ValueError(f'expected at least one row of `{self.name}`, found 0')
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything seen so far, as tensors that share their memory with this object."""
-        return dict({name: getattr(self, f'_{name}') for name in _SUMS},
-                    count=torch.tensor(self.count))
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> 'Moments':
-        """Continue from a :meth:`state_dict`, which is copied.
-
-        Raises:
-            ValueError: Keys or shapes differ. Then nothing was loaded.
-        """
-        self._check_shapes(state)
-        for name in _SUMS:
-            getattr(self, f'_{name}').copy_(state[name])
-        self.count = int(state['count'])
-        return self
-
-    def _check_shapes(self, state: dict[str, Tensor]) -> None:
-        expected = {name: tuple(value.shape) for name, value in self.state_dict().items()}
-        found = {name: tuple(value.shape) for name, value in state.items()}
-        if expected != found:
-            raise ValueError(f'expected moments of the shapes {expected} for `{self.name}`, '
-                             f'found {found}')
 
 
 def _add_lower(scatter: Tensor, rows: Tensor) -> None:

@@ -61,34 +61,6 @@ def refit(weight: Tensor, bias: Tensor | None, covariance: Tensor, mean: Tensor,
     return _like(weight, new, _bias(bias, old @ mean - new @ mean[kept]))
 
 
-def refit_mixed(weight: Tensor, bias: Tensor | None, covariance: Tensor, mean: Tensor,
-                mixing: Tensor, prior: Tensor, rho: float = 1e-3) -> tuple[Tensor, Tensor]:
-    """Weights of a consumer that reads linear mixtures ``T h`` of its units.
-
-    Args:
-        weight (Tensor): W, shape (m, d).
-        bias (Tensor, optional): b, shape (m,).
-        covariance (Tensor): C of the units, shape (d, d).
-        mean (Tensor): mu of the units, shape (d,).
-        mixing (Tensor): T, shape (k, d).
-        prior (Tensor): W0, shape (m, k).
-        rho (float): Ridge, relative to the mean variance of the mixtures. Defaults to 1e-3.
-
-    Returns:
-        tuple[Tensor, Tensor]: W' (m, k) and b' (m,), of the weight's dtype and device.
-
-    Raises:
-        ValueError: Shapes do not fit.
-    """
-    _check_consumer(weight, covariance, mean)
-    covariance = covariance.double()
-    mean, old, mixing, prior = (x.to(covariance) for x in (mean, weight, mixing, prior))
-    mixed = mixing @ covariance @ mixing.T  # cov(T h), (k, k)
-    cross = old @ covariance @ mixing.T  # cov(W h, T h), (m, k)
-    new = prior + _solve_right(cross - prior @ mixed, mixed, ridge(mixed, rho))
-    return _like(weight, new, _bias(bias, old @ mean - new @ (mixing @ mean)))
-
-
 def refit_output(moments: Moments, prior: Tensor | None = None, rho: float = 1e-3,
                  biased: bool = True) -> tuple[Tensor, Tensor]:
     """Weights that map new inputs closest to given targets, such as the dense layer's outputs.

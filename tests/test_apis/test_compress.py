@@ -21,7 +21,6 @@ from mmkcr.closed_form.head_rotation import width_order
 from mmkcr.closed_form.kinds import searched
 from mmkcr.closed_form.progress import CompressProgress
 from mmkcr.closed_form.readers import input_rows, output_rows, readers, weight_matrix
-from mmkcr.closed_form.refit_structure import refit_structure
 from mmkcr.core import Structure, count_params
 from mmkcr.core.allocation import Curve, allocate
 from mmkcr.functional.attention_refit import rotary_pairs
@@ -274,8 +273,7 @@ def family(name):
     ('Swin', 'heads', 0.85), ('timm DINOv3', 'heads', 0.9), ('ViT', 'head_channels', 0.8),
     ('Swin', 'head_channels', 0.85), ('timm DINOv3', 'head_channels', 0.85),
     ('ViT', 'mlp_channels', 0.9), ('Swin', 'mlp_channels', 0.8),
-    ('EfficientViT', 'mlp_channels', 0.9), ('EfficientViT', 'attention_outputs', 0.97),
-    ('ViT', 'head_operator', 0.9)])
+    ('EfficientViT', 'mlp_channels', 0.9), ('EfficientViT', 'attention_outputs', 0.97)])
 def test_the_refit_is_nearer_than_selection_of_the_same_units(name, kind, target):
     """On the calibration images, at the outputs of the whole network, for every kind of a backbone.
 
@@ -304,61 +302,8 @@ def test_the_layer_that_ends_a_block_takes_back_what_was_lost(build, monkeypatch
     assert mended < 0.95 * error()
 
 
-def _locally(q, k, v, dropout_p=0.):
-    """Attention that is a convolution of the patches; the class token takes their mean."""
-    first, patches = v[:, :, :1], v[:, :, 1:]
-    maps = patches.transpose(2, 3).flatten(0, 2).unflatten(1, (4, 4))[:, None]
-    kernel = torch.linspace(-1, 2, 9).to(v).view(1, 1, 3, 3)
-    near = nn.functional.conv2d(maps, kernel, v.new_full((1, ), 0.2), padding=1)
-    near = near.flatten(1).view(*v.shape[:2], v.shape[3], 16).transpose(2, 3)
-    return torch.cat([first - 0.7 * patches.mean(2, keepdim=True), near], 2)
-
-
-def test_heads_that_are_convolutions_cost_nothing(tmp_path):
-    """All of them are replaced; the subnet is that of a structure file."""
-    model = vit().double()
-    for layer in model.layers:
-        layer.attn.scaled_dot_product_attention = _locally
-    images, sites = IMAGES.double(), ['head_operator']
-    result = compress(model, images, 0.82, sites, rho=1e-10, **OPTIONS)
-    assert set(result.structure.sizes().values()) == {0}
-    assert {entry.operator for entry in result.structure.sites.values()} == {'dwconv'}
-    assert result.structure.macs['subnet'] == count_macs(result.model, (3, 32, 32))
-    for found, expected in zip(outputs(result.model, images), outputs(model, images)):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
-    control = compress(model, images, 0.82, sites, rho=1e-10, refit='readers',
-                       profiles=result.profiles, **OPTIONS)
-    assert result.agreement['error'] < 1e-5 * control.agreement['error']  # the kernels do it
-    result.structure.save(tmp_path / 'structure.json')
-    again = Searchable(vit().double(), sites=sites, structure=str(tmp_path / 'structure.json'))
-    again.load_state_dict(result.model.state_dict(), strict=True)
-    again.eval()
-    for found, expected in zip(outputs(again, images), outputs(result.model, images)):
-        assert torch.equal(found, expected)
-
-
-def test_fitted_kernels_are_nearer_than_gaussian_ones():
-    """Also for a structure that is known; with hidden units under one budget. The control that
-    refits the projection alone is nearer, too."""
-    def error(**controls):
-        return compress(vit(), IMAGES, 0.7, ['head_operator', 'mlp_hidden'], held_out=IMAGES,
-                        **OPTIONS, **controls)
-
-    fitted, projection, plain = (error(refit=refit)
-                                 for refit in ('least-squares', 'readers', 'none'))
-    assert fitted.structure == projection.structure == plain.structure
-    replaced = [entry for entry in fitted.structure.sites.values() if entry.operator]
-    assert replaced and all(len(entry.kept) < entry.total for entry in replaced)
-    assert max(fitted.agreement['error'], projection.agreement['error']) < \
-        0.9 * plain.agreement['error']
-    again = refit_structure(vit(), fitted.structure, IMAGES, (3, 32, 32), held_out=IMAGES,
-                            progress=False)
-    assert again.agreement == fitted.agreement
-
-
-@pytest.mark.parametrize('build, kind', [(vit, 'head_operator'), (eva, 'head_channels')])
-def test_a_budget_of_parameters_is_that_of_the_built_network(build, kind):
-    result = compress(build(), IMAGES, 0.93, [kind], cost='params', **OPTIONS)
+def test_a_budget_of_parameters_is_that_of_the_built_network():
+    result = compress(eva(), IMAGES, 0.93, ['head_channels'], cost='params', **OPTIONS)
     found = result.structure.provenance['params']
     assert found['subnet'] == count_params(result.model) <= 0.93 * found['dense']
 
@@ -559,9 +504,8 @@ def test_outputs_that_depend_on_nothing_are_refused(probe_images):
      r'expected finite features of `layers\.0\.'),
     (dict(sites=['qk_mask']), r"that have a closed form, of .*, found \['qk_mask'\]"),
     (dict(sites=['mlp_hidden', 'embedding']), 'found `embedding`: the residual stream stays whole'),
-    (dict(sites=[dict(kind='head_operator', operator='conv')]),
-     r"an operator for heads that has a closed form, of \['dwconv'\], found 'conv'"),
-    (dict(sites=['head_operator', 'heads']), 'kinds of site that share no axis of a tensor'),
+    (dict(sites=['head_operator']), 'found `head_operator`: narrower heads lose less'),
+    (dict(sites=['head_channels', 'heads']), 'kinds of site that share no axis of a tensor'),
     (dict(model=nn.Conv2d(3, 3, 1)), 'layers that can be compressed .*`Conv2d`, whose layers have'),
     (dict(model=KCRVisionTransformer(arch=ARCH, img_size=32, patch_size=8, gates=dict(
         type='mmkcr.GumbelChannelGate'))), 'expected a dense model to compress, found a supernet'),
@@ -645,7 +589,7 @@ def test_readers_are_the_layers_that_the_units_enter():
     *((build, sites, blocks) for blocks in (0, 1, 2) for build, sites in (
         (vit, ['mlp_hidden', 'heads', 'mlp_channels']), (vit, ['mlp_hidden', 'head_channels']),
         (swin, ['mlp_hidden', 'heads']))),
-    (vit, ['mlp_hidden', 'head_operator'], 1), (eva, ['mlp_hidden', 'head_channels'], 1)])
+    (eva, ['mlp_hidden', 'head_channels'], 1)])
 def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, blocks, tmp_path,
                                                              monkeypatch):
     """After any block; what was done is not done again."""
@@ -678,8 +622,7 @@ def test_killed_and_started_again_it_ends_as_an_unbroken_one(build, sites, block
 
 
 @pytest.mark.parametrize('build, sites', [
-    (vit, None), (vit, ['mlp_hidden', 'head_operator']),
-    (eva, ['mlp_hidden', 'head_channels'])])
+    (vit, None), (eva, ['mlp_hidden', 'head_channels'])])
 def test_sites_that_are_profiled_in_groups(build, sites, tmp_path, monkeypatch):
     """As in one pass; a killed call goes on behind the last group that was finished."""
     module = import_module('mmkcr.closed_form.profiles')
@@ -861,16 +804,6 @@ def test_outputs_with_texts():
             return dict(maps=self.net(x), task='features')
 
     assert compress(Named(), IMAGES, '60%', ['mlp_hidden'], **OPTIONS).agreement['error'] < 1
-
-
-def test_a_fit_of_heads_leaves_the_random_states():
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    model = vit()
-    torch.manual_seed(3)
-    compress(model, IMAGES, '90%', ['head_operator'], **OPTIONS)
-    assert torch.equal(torch.rand(1), expected)
 
 
 @pytest.mark.parametrize('images, options, message', [

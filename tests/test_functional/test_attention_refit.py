@@ -7,14 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkcr.functional.attention_refit import (
-    add_maps,
-    fit_taps,
     fold_heads,
     logit_bases,
     rotary_order,
     rotary_pairs,
     singular_tails,
-    tap_moments,
 )
 
 exactly = settings(derandomize=True, deadline=None, max_examples=30)
@@ -175,50 +172,3 @@ def test_rotary_layouts_are_checked():
         rotary_pairs(5, 'half')
     with pytest.raises(ValueError, match='layout of'):
         rotary_pairs(4, 'whole')
-
-
-@given(st.integers(1, 3), st.integers(2, 5), st.integers(2, 5), st.sampled_from([1, 3, 5]),
-       st.integers(0, 10**6))
-@exactly
-def test_taps_are_least_squares_on_the_unfolded_maps(channels, height, width, side, seed):
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-    values = normal(12, channels, height, width) + 2
-    mixes = torch.softmax(2 * normal(12, height * width, height * width), -1)
-    targets = (mixes @ values.flatten(2).mT).mT.view_as(values)
-    moments = tap_moments(channels, side)
-    for part in range(0, 12, 5):
-        add_maps(moments, values[part:part + 5], targets[part:part + 5])
-    taps, bias = fit_taps(moments, rho=0.)
-    found = F.conv2d(values, taps.unsqueeze(1), bias, padding=side // 2, groups=channels)
-    gaussian = torch.full((channels, side, side), 1 / side**2, dtype=torch.float64)
-    plain = F.conv2d(values, gaussian.unsqueeze(1), padding=side // 2, groups=channels)
-    pulled = fit_taps(moments, gaussian, rho=.1)
-    near = F.conv2d(values, pulled[0].unsqueeze(1), pulled[1], padding=side // 2, groups=channels)
-    for channel in range(channels):
-        rows = F.unfold(values[:, channel:channel + 1], side, padding=side // 2)
-        rows = rows.mT.flatten(0, 1)
-        rows = torch.cat([rows, torch.ones(len(rows), 1)], 1)
-        target = targets[:, channel].flatten()
-        best = rows @ torch.linalg.lstsq(rows, target.unsqueeze(1), driver='gelsd').solution[:, 0]
-
-        def error(outputs, target=target):
-            return float((outputs.flatten() - target).square().mean())
-
-        expected = error(best)
-        assert error(found[:, channel]) == pytest.approx(expected, rel=1e-6, abs=1e-12)
-        assert error(near[:, channel]) <= error(plain[:, channel]) + 1e-12
-        assert expected <= error(near[:, channel]) + 1e-12
-
-
-def test_attention_that_is_a_convolution_is_found():
-    values = torch.randn(20, 4, 6, 5, dtype=torch.float64)
-    taps, bias = torch.randn(4, 3, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
-    targets = F.conv2d(values, taps.unsqueeze(1), bias, padding=1, groups=4)
-    moments = tap_moments(4)
-    add_maps(moments, values, targets)
-    found, found_bias = fit_taps(moments, rho=0.)
-    assert torch.allclose(found, taps) and torch.allclose(found_bias, bias)

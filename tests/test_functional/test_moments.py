@@ -1,12 +1,10 @@
 """Streaming moments against NumPy, in any chunking."""
 
-import os
+import copy
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,20 +43,15 @@ def test_moments_are_those_of_numpy(draw_rows, n, d, p, seed):
     assert close(moments.cross_covariance, expected[d:, :d], scale)
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), st.integers(0, 10**6),
-       st.data())
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any), st.integers(0, 10**6))
 @exactly
-def test_any_chunking_and_any_merging_equal_one_pass(draw_rows, sizes, seed, data):
+def test_any_chunking_equals_one_pass(draw_rows, sizes, seed):
     rows = draw_rows(sum(sizes), 6, 6, seed)
     whole = Moments(4, 2).add(rows[:, :4], rows[:, 4:])
-    parts = [Moments(4, 2).add(part[:, :4], part[:, 4:]) for part in rows.split(sizes)]
     one_by_one = Moments(4, 2)
     for part in rows.split(sizes):
         one_by_one.add(part[:, :4], part[:, 4:])
-    merged = Moments(4, 2)
-    for part in data.draw(st.permutations(parts)):
-        merged.merge(part)
-    assert same(one_by_one, whole) and same(merged, whole)
+    assert same(one_by_one, whole)
 
 
 def test_blocks_and_chunks_do_not_matter(draw_rows, monkeypatch):
@@ -95,23 +88,10 @@ def test_leading_axes_are_rows_or_streams(draw_rows):
             assert close(getattr(moments, name)[i], getattr(alone, name))
 
 
-def test_resumed_from_a_state_dict(draw_rows):
-    rows = draw_rows(20, 4, 4, 0)
-    first = moments_of(rows[:9])
-    state = {name: value.clone() for name, value in first.state_dict().items()}
-    resumed = Moments(4).load_state_dict(state).add(rows[9:])
-    first.add(rows[9:])
-    assert all(torch.equal(value, resumed.state_dict()[name])
-               for name, value in first.state_dict().items())
-    assert int(state['count']) == 9, 'the state that was loaded changed'
-    with pytest.raises(ValueError, match=r'expected moments of the shapes .* found'):
-        Moments(5).load_state_dict(state)
-
-
 @pytest.mark.parametrize('bad', [float('nan'), float('inf'), -float('inf')])
 def test_values_that_are_not_finite_are_refused_and_leave_nothing(bad):
     moments = Moments(3, 1, name='layers.0.ffn').add(torch.randn(5, 3), torch.randn(5, 1))
-    before = {name: value.clone() for name, value in moments.state_dict().items()}
+    before = copy.deepcopy(moments)
     rows, targets = torch.randn(3000, 3), torch.randn(3000, 1)
     rows[2999, 1] = bad
     with pytest.raises(ValueError, match='finite features of `layers.0.ffn`'):
@@ -119,7 +99,8 @@ def test_values_that_are_not_finite_are_refused_and_leave_nothing(bad):
     targets[0] = bad
     with pytest.raises(ValueError, match='finite targets of `layers.0.ffn`'):
         moments.add(torch.randn(3000, 3), targets)
-    assert all(torch.equal(value, before[name]) for name, value in moments.state_dict().items())
+    assert moments.count == before.count
+    assert all(torch.equal(getattr(moments, name), getattr(before, name)) for name in READ)
 
 
 def test_wrong_input_is_refused():
@@ -137,44 +118,6 @@ def test_wrong_input_is_refused():
         Moments(3, 1).add(torch.randn(4, 3), torch.randn(5, 1))
     with pytest.raises(ValueError, match='at least one row of `Moments`, found 0'):
         Moments(3).covariance  # noqa: B018
-
-
-def _rank(rank, rows, sizes, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank,
-                            world_size=len(sizes))
-    part = rows.split(sizes)[rank]
-    moments = Moments(4, 2).add(part[:, :4], part[:, 4:]).all_reduce()
-    torch.save(moments.state_dict(), os.path.join(folder, f'{rank}.pt'))
-    dist.destroy_process_group()
-
-
-def _run_ranks(rows, sizes, folder):
-    mp.start_processes(_rank, (rows, sizes, str(folder)), len(sizes), start_method='fork')
-
-
-def test_two_ranks_hold_the_moments_of_all(draw_rows, tmp_path):
-    rows = draw_rows(30, 6, 6, 0, offset=100.)
-    _run_ranks(rows, [30, 0], tmp_path)  # a rank may have seen nothing
-    for name, value in Moments(4, 2).add(rows[:, :4], rows[:, 4:]).state_dict().items():
-        saved = [torch.load(tmp_path / f'{rank}.pt')[name] for rank in range(2)]
-        assert torch.equal(*saved), name
-        assert torch.allclose(saved[0].double(), value.double(), rtol=1e-10), name
-
-
-def test_all_ranks_weigh_as_much_as_they_saw(draw_rows, tmp_path):
-    rows = draw_rows(30, 6, 6, 1, offset=100.)
-    _run_ranks(rows, [11, 19], tmp_path)
-    expected = Moments(4, 2).add(rows[:, :4], rows[:, 4:])
-    state = torch.load(tmp_path / '0.pt')
-    assert same(Moments(4, 2).load_state_dict(state), expected)
-
-
-def test_without_ranks_all_reduce_changes_nothing(draw_rows):
-    moments = moments_of(draw_rows(10, 3, 3, 0))
-    before = {name: value.clone() for name, value in moments.state_dict().items()}
-    moments.all_reduce()
-    assert all(torch.equal(value, before[name]) for name, value in moments.state_dict().items())
 
 
 def test_moments_of_mixtures():

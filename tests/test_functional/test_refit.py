@@ -11,7 +11,6 @@ from mmkcr.functional.pivots import gram_matrix, pivot_order, reconstruction_err
 from mmkcr.functional.refit import (
     patches,
     refit,
-    refit_mixed,
     refit_output,
 )
 
@@ -189,35 +188,6 @@ def test_independent_problems_at_once(draw_rows):
         alone = moments_of(rows[i], targets[i])
         weight, bias = refit_output(alone, prior[i], 1e-2)
         assert torch.allclose(weights[i], weight) and torch.allclose(biases[i], bias)
-
-
-@given(problems(), st.sampled_from([0., 1e-3, 1.]))
-@exactly
-def test_mixtures_are_refitted_and_never_worse_than_their_prior(draw_rows, case, rho):
-    rows, weight, bias, _ = build(draw_rows, **case)
-    mixing = draw_rows(case['k'], case['d'], case['k'], case['seed'] + 5)
-    prior = draw_rows(case['m'], case['k'], case['m'], case['seed'] + 6)
-    moments = moments_of(rows)
-    new, new_bias = refit_mixed(weight, bias, moments.covariance, moments.mean, mixing, prior, rho)
-    targets, mixed = rows @ weight.T + bias, rows @ mixing.T
-    error = mean_error(mixed @ new.T + new_bias, targets)
-    scale = mean_error(mixed @ prior.T, targets) + mean_error(targets, 0 * targets)
-    assert error <= mean_error(with_best_bias(mixed @ prior.T, targets), targets) + 1e-9 * scale
-    if rho:
-        expected, expected_bias = least_squares(
-            mixed, targets, prior, float(ridge(moments_of(mixed).covariance, rho)))
-        best = mean_error(mixed @ expected.T + expected_bias, targets)
-        assert error == pytest.approx(best, rel=1e-6, abs=1e-9 * scale)
-
-
-def test_selection_is_a_mixture(draw_rows):
-    rows, weight = draw_rows(50, 9, 9, 0), draw_rows(4, 9, 4, 1)
-    moments, kept = moments_of(rows), torch.tensor([1, 3, 4])
-    selected = refit(weight, None, moments.covariance, moments.mean, kept, 0.)
-    mixed = refit_mixed(weight, None, moments.covariance, moments.mean,
-                        torch.eye(9, dtype=torch.float64)[kept], weight[:, kept], 0.)
-    for first, second in zip(selected, mixed):
-        assert torch.allclose(first, second)
 
 
 convolutions = st.fixed_dictionaries(dict(

@@ -1,6 +1,5 @@
 """`mmkcr search --init`: shipped searches that begin with the scores of `mmkcr compress`."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -77,29 +76,6 @@ def test_units_begin_in_the_order_of_their_scores(method, model, kinds, logits, 
             unit for unit in order.tolist() if unit in left]
         assert same == (not name.endswith('.head_channels')), name
     assert {name.rpartition('.')[2] for name in load_scores(scores)} == set(kinds)
-
-
-def test_blocks_that_lose_least_are_replaced_first(scored, begun):
-    """The dense network is scored, then searched."""
-    dense, search = (CONFIGS / f'dwconv/digits/dwconv-{stage}_vit-octo_1xb64_digits.py'
-                     for stage in ('dense', 'search'))
-    path = scored(dense, 'head_operator')
-    known = json.loads(path.read_text())
-    # a known order of the blocks, apart enough that heads do not mix: the third loses least
-    wanted = [2, 5, *(place for place in range(len(known)) if place not in (2, 5))]
-    for place, entry in enumerate(known.values()):
-        losses = torch.linspace(1, 0, len(entry['losses'])).double() * 10**wanted.index(place)
-        entry['losses'] = losses.tolist()
-    path.write_text(json.dumps(known))
-    state = begun(search, path, 'optimizer.lr')
-    alphas = torch.cat([state[f'backbone.{name}.gate.alpha'] for name in load_scores(path)])
-    assert alphas.argsort(descending=True).tolist() == wanted
-    # as the hard choice of the saved search says, too: four blocks become convolutions
-    model = build_model(load_config(search))
-    model.architecture.load_state_dict(state, strict=False)
-    chosen = [place for place, gate in enumerate(model.gates().values())
-              if not len(gate.eval().selection())]
-    assert chosen == sorted(wanted[:4])
 
 
 def test_a_subnet_is_not_searched(refused, tmp_path):

@@ -74,9 +74,6 @@ VARIANTS: Mapping[str, Variant] = dict(
     random=Variant('random units', dict(uniform=True, choose=at_random, refit='none')),
     weight_refit=Variant('largest weights, refitted', dict(uniform=True, choose=by_weight)),
     random_refit=Variant('random units, refitted', dict(uniform=True, choose=at_random)),
-    readers=Variant('shared out, readers refitted alone', dict(refit='readers')),
-    random_readers=Variant('random units, readers refitted alone',
-                           dict(uniform=True, choose=at_random, refit='readers')),
     torch_pruning=Variant('Torch-Pruning, weights', dict(refit='none'), 'magnitude'),
     torch_pruning_taylor=Variant('Torch-Pruning, first order', dict(refit='none'), 'taylor'),
     torch_pruning_refit=Variant('Torch-Pruning, weights; refitted', {}, 'magnitude'))

@@ -131,11 +131,6 @@ class RelaxedTopKGate(BaseGate):
             found[noisy] = relaxed_top_k(logits.float(), self.count, self.temperature)
         return 1 - self._mine(found[noisy])
 
-    def start(self, logits: Tensor) -> None:
-        """Take the negative logits, as alpha is the logit of *not* keeping; a block their mean."""
-        self.alpha.data.copy_(-(logits.mean(0, keepdim=True) if self.blockwise else logits))
-        self._choice.relaxed.clear()
-
     def soft_mask(self) -> Tensor:
         """1 minus the relaxed choice, shape (total,); computed once per forward for all sites."""
         return self._relaxed(True)

@@ -3,8 +3,7 @@
 A unit's score is the loss that it avoids per MAC, given the units that come before it. The units
 of all sites are ranked together, and a unit's logit is the normal quantile of its rank. Then one
 number is added to all logits, so that the search starts at the same expected MACs as without
-scores. Only the order of the units is new. Gates that choose a given number of units need no such
-number.
+scores. Only the order of the units is new.
 """
 
 from collections.abc import Mapping

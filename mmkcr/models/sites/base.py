@@ -66,10 +66,6 @@ class HostSite(Site):
         """The axes that no other site may lie along: by default its own."""
         return self.axes()
 
-    def fitted(self) -> tuple[str, ...]:
-        """Paths of modules that a closed-form refit changes, besides the readers of the units."""
-        return ()
-
     @classmethod
     def views(cls, host: nn.Module) -> list[Any]:
         """The views of the modules that the kind looks at.

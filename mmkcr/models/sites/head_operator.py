@@ -113,7 +113,3 @@ class HeadOperatorSite(AttentionSite):
             return entry
         self.owner.fold()
         return dataclasses.replace(entry, operator=folded_name(entry.operator))
-
-    def fitted(self) -> tuple[str, ...]:
-        """The layer, with its operator."""
-        return (self.path, )

@@ -94,37 +94,6 @@ def test_a_flat_start_costs_a_site_nothing():
     assert np.allclose(_hull_slopes(found), found)
 
 
-@pytest.mark.parametrize('blockwise', [True, False])
-def test_a_choice_of_a_number_of_heads_begins_with_those_that_lose_least(blockwise, tmp_path):
-    """Of single heads, and of blocks with all of theirs; whatever the gates began with."""
-    count = 1 if blockwise else 4
-    write_sensitivity(compress(vit(), IMAGES, '90%', ['head_operator'], (3, 32, 32),
-                               progress=False).profiles, tmp_path)
-    data = json.loads((tmp_path / 'sensitivity.json').read_text())
-    for factor, entry in zip((1, 1e-6, 1e6), data.values()):  # the second block loses least
-        entry['losses'] = [factor * value for value in entry['losses']]
-    (tmp_path / 'scores.json').write_text(json.dumps(data))
-    known = load_scores(tmp_path / 'scores.json')
-    begun = []
-    for seed in (0, 1):
-        gates = dict(type='mmkcr.RelaxedTopKGate', count=count, blockwise=blockwise)
-        dense = vit()
-        torch.manual_seed(seed)
-        host = Searchable(dense, sites=['head_operator'], gates=gates)
-        space = host.search_space
-        macs = MacsModel(host, host, space.gated_sites(), task_forward(host, (3, 32, 32)))
-        start_from_scores(space.gates(), known, macs)
-        gates = list(space.gates().values())
-        assert [gate.selection().numel() for gate in gates] == [4, 0, 4]
-        if not blockwise:
-            for gate, (order, _) in zip(gates, known.values()):
-                assert gate.scores().argsort(descending=True).tolist() == order.tolist()
-        alpha = torch.cat([gate.alpha for gate in gates]).detach()
-        assert abs(float(alpha.mean())) < 0.1  # no number was added to all
-        begun.append(alpha)
-    assert torch.equal(*begun)
-
-
 def test_open_gates_leave_the_function_as_it_is(scores):
     host, dense = Searchable(vit(), sites=KINDS, gates=GATES[0]), vit()
     macs = MacsModel(host, host, host.search_space.gated_sites(), task_forward(host, (3, 32, 32)))
