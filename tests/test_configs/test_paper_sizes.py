@@ -6,8 +6,6 @@ import json
 import pytest
 from config_files import ROOT
 
-from mmkcr.closed_form.share_out import FILLED
-
 PATH = ROOT / 'tools/model_zoo/paper_sizes.py'
 spec = importlib.util.spec_from_file_location('paper_sizes', PATH)
 paper_sizes = importlib.util.module_from_spec(spec)
@@ -37,15 +35,16 @@ def test_swin_base_at_12_6g_has_70_2m_parameters(rows):
 
 
 @pytest.mark.parametrize('name, macs, params, ours', [
-    # the paper gives the third number for one keep ratio of any size; ours are in steps of 8
-    ('vit-small', 3.8, 19.8, 19.7), ('vit-base', 14.5, 69.5, 70.6), ('swin-tiny', 3.9, 24.6, 24.8),
-    ('swin-base', 12.6, 70.2, 71.3), ('swin-base_lambda04', 9.7, 55.4, 55.6),
-    ('swin-base_lambda06', 7.8, 46.7, 44.2), ('swin-base_lambda08', 6.0, 39.5, 33.8)])
+    # SPEC 1.1 gives these parameters for the same computation
+    ('vit-small', 3.8, 19.8, 19.8), ('vit-base', 14.5, 69.5, 71.0), ('swin-tiny', 3.9, 24.6, 24.6),
+    ('swin-base', 12.6, 70.2, 71.8), ('swin-base_lambda04', 9.7, 55.4, 55.4),
+    ('swin-base_lambda06', 7.8, 46.7, 44.5), ('swin-base_lambda08', 6.0, 39.5, 34.3)])
 def test_sizes(name, macs, params, ours, rows):
     size = row(rows, name)
     assert size['reported_macs'] == macs * 1e9 and size['reported_params'] == params * 1e6
     assert size['params'] == pytest.approx(ours * 1e6, rel=0.004)
-    assert FILLED * macs * 1e9 <= size['macs'] <= macs * 1e9
+    # at most the target, and within a channel of every block (0.5 %) of it
+    assert 0.995 * macs * 1e9 <= size['macs'] <= macs * 1e9
 
 
 def test_only_vit_small_leaves_out_attention(rows):
@@ -53,7 +52,7 @@ def test_only_vit_small_leaves_out_attention(rows):
         'kcr-retrain_vit-small_8xb64_in1k'}
     size = row(rows, 'vit-small')
     assert size['all_macs'] - size['macs'] == 12 * 2 * 197**2 * 384  # two products a block
-    assert size['all_macs'] == pytest.approx(4.14e9, rel=0.003)
+    assert size['all_macs'] == pytest.approx(4.15e9, rel=0.003)
 
 
 def test_command_prints_json(monkeypatch, capsys):

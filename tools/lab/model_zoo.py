@@ -79,7 +79,7 @@ def attention_macs(report: MacsReport) -> int:
 
 
 def uniform_subnet(config: Config, target: Target | None = None, replaced: int | None = None,
-                   seed: int = 0) -> nn.Module:
+                   seed: int = 0, divisor: int = 8) -> nn.Module:
     """A config's task model, slimmed with one keep ratio everywhere, units drawn at random.
 
     Gates with options take sizes among these. Nothing is left of the weights.
@@ -91,6 +91,7 @@ def uniform_subnet(config: Config, target: Target | None = None, replaced: int |
         replaced (int, optional): Blocks whose attention an operator replaces, the first ones.
             Defaults to None: none.
         seed (int): Of the units. Defaults to 0.
+        divisor (int): Sizes are multiples of it, or full. Defaults to 8.
 
     Returns:
         nn.Module: The model; its search space has the structure.
@@ -107,7 +108,7 @@ def uniform_subnet(config: Config, target: Target | None = None, replaced: int |
         model = build_model(Config(dict(model=task, default_scope=scope)))
     if target is not None:
         part = None if scope == 'mmpretrain' else 'backbone'
-        random_subnet(model, target, default_shape(config, model), part, seed=seed)
+        random_subnet(model, target, default_shape(config, model), part, divisor, seed)
     if replaced is not None:
         replace_blocks(model, replaced)
     return model
@@ -126,7 +127,7 @@ def replace_blocks(model: nn.Module, count: int) -> None:
 
 
 def model_size(config: Config, target: Target | None = None,
-               replaced: int | None = None) -> ModelSize:
+               replaced: int | None = None, divisor: int = 8) -> ModelSize:
     """Size of a config's task model; the MACs of a dense task are those of the backbone.
 
     Args:
@@ -136,8 +137,9 @@ def model_size(config: Config, target: Target | None = None,
             ratio everywhere. Defaults to None: the dense model.
         replaced (int, optional): Blocks whose attention an operator replaces.
             Defaults to None: none.
+        divisor (int): Sizes are multiples of it, or full. Defaults to 8.
     """
-    model = uniform_subnet(config, target, replaced)
+    model = uniform_subnet(config, target, replaced, divisor=divisor)
     part = None if config.get('default_scope', 'mmpretrain') == 'mmpretrain' else 'backbone'
     report = macs_report(counted_part(model, part), default_shape(config, model))
     # a dense model may be the host's own, without a search space
