@@ -34,14 +34,18 @@ def crops(folder: Path, count: int | None = None) -> Tensor:
                         for path in sorted(folder.glob('*.jpg'))[:count]])
 
 
-def compressed(model: Saliency, target: str, images: Tensor,
-               folder: Path) -> tuple[nn.Module, dict[str, int]]:
-    """The backbone at a target, and its MACs; read from the folder if it is there."""
+def compressed(model: Saliency, target: str, images: Tensor, folder: Path,
+               profiles: dict) -> tuple[nn.Module, dict[str, int]]:
+    """The backbone at a target, and its MACs; read from the folder if it is there.
+
+    ``profiles`` are those of an earlier target, or get this one's.
+    """
     path = folder / f'{target.rstrip("%")}.pth'
     if not path.is_file():
         began = time.perf_counter()
-        result = compress(model.backbone, images, target,
+        result = compress(model.backbone, images, target, profiles=profiles,
                           forward=lambda net, batch: net.forward_features(batch))
+        profiles.update(result.profiles)
         print(f'{target}: {time.perf_counter() - began:.0f} s')
         with atomic_write(path) as temporary:
             torch.save(dict(state=result.model.state_dict(), structure=result.structure.to_dict()),
@@ -70,10 +74,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder, data = Path(args.out), Path(args.data)
     dense = Saliency(Path(args.network))
     folder.mkdir(parents=True, exist_ok=True)
-    held_out, rows, networks = crops(data / 'held_out_crops'), [], {'dense': dense.backbone}
-    one = held_out[:1]
+    images, held_out = crops(data / 'train_crops', args.images), crops(data / 'held_out_crops')
+    rows, networks, profiles, one = [], {'dense': dense.backbone}, {}, held_out[:1]
     for target in args.targets:
-        slim, macs = compressed(dense, target, crops(data / 'train_crops', args.images), folder)
+        slim, macs = compressed(dense, target, images, folder, profiles)
         networks[f'{target} of the MACs'] = slim
         found = agreement(dense, slim, held_out)
         times = {name: measure_pair(dense.backbone, slim, one, args.repeats, runtime=name,
