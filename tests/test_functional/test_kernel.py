@@ -116,8 +116,8 @@ def test_fact_2_the_printed_formula_is_not_the_tnn():
     tensor = torch.from_numpy(features)
     projected = approximate_tnn(moment_of(tensor), moment_of(tensor[landmarks]))[r]
     # The numbers of docs/kernel_complexity.md.
-    assert [exact, repaired, float(projected)] == pytest.approx([1864.07, 1940.59, 1992.05],
-                                                                abs=0.01)
+    assert [np.trace(kernel), exact, repaired, float(projected)] == pytest.approx(
+        [4130.86, 1864.07, 1940.59, 1992.05], abs=0.01)
     assert printed == pytest.approx(-7.573e8, rel=1e-3)
 
 

@@ -1,8 +1,10 @@
 """Results are data: one schema, a source for every row, and pages that say what the files say."""
 
 import importlib.util
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -45,3 +47,24 @@ def test_a_file_has_the_schema(tmp_path):
     (tmp_path / 'a.csv').write_text('study,what\n')
     with pytest.raises(ValueError, match='columns study, network.* in `a.csv`'):
         tool.read_results(tmp_path)
+
+
+def prose(text):
+    """A page without generated tables, code, formulas and targets of links."""
+    for left_out in (r'<!-- (results|table)\b.*?<!-- /\1 -->', r'^( *)```.*?^\1```$', r'`[^`\n]*`',
+                     r'\$[^$]*\$', r'(?<=\])\([^)]*\)'):
+        text = re.sub(left_out, '', text, flags=re.DOTALL | re.MULTILINE)
+    return text
+
+
+def test_numbers_of_the_pages_are_those_of_the_data():
+    measured = np.unique([float(number) for row in ROWS for name, value in row.items()
+                          if name != 'commit' for number in re.findall(r'\d+(?:\.\d+)?', value)])
+    found = 0
+    for path in tool.pages():
+        for number in re.findall(r'(?<![\w.-])\d+\.\d+(?![\w.])', prose(path.read_text())):
+            digits, found = len(number.partition('.')[2]), found + 1
+            # as it stands, or a share that the data have in per cent, or the reverse
+            distances = [np.abs(measured * scale - float(number)).min() for scale in (1, 100, 0.01)]
+            assert min(distances) <= 0.5 * 10**-digits + 1e-9, f'{number} of {path}'
+    assert found > 70
