@@ -1,4 +1,4 @@
-# quickstart, test, lint and docs, each from a bare clone with Python 3.11 and gcc.
+# quickstart, quickstart-papers, test, lint and docs, each from a bare clone with Python 3.11 and gcc.
 # What is installed is remembered by the stamps in $(VENV): a second call reuses it.
 PYTHON ?= python3.11
 VENV ?= .venv
@@ -9,14 +9,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c requirements/constraints.txt
 export MAX_JOBS
 
-.PHONY: quickstart test lint docs
+.PHONY: quickstart quickstart-papers test lint docs
 .DELETE_ON_ERROR:
 
 quickstart: $(VENV)/runtime.stamp
-	@echo '== data: digits'
-	$(BIN)/python tools/dataset_converters/digits.py --out data/digits
-	@echo '== quickstart: dense, search, slim, retrain, evaluate'
+	@echo '== quickstart: a trained network, compressed, timed and drawn'
 	$(BIN)/python tools/quickstart.py --work-dir work_dirs/quickstart
+
+quickstart-papers: $(VENV)/runtime.stamp
+	@echo '== the papers on digits: dense, search, slim, retrain, evaluate'
+	$(BIN)/python tools/study.py configs/kcr/digits/kcr-study_quickstart_digits.yml \
+		--work-dir work_dirs/quickstart-papers
 
 test: $(VENV)/tests.stamp $(VENV)/ops.stamp
 	@echo '== tests'

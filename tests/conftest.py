@@ -29,7 +29,7 @@ yapf_api.FormatCode = _checked_alone
 #: Files that take or wait longest, in that order: begun last, they would run alone at the end.
 LONGEST = [f'tests/{name}.py' for name in (
     'test_end_to_end/test_digit_scenes', 'test_project/test_commands', 'slurm/test_slurm',
-    'test_end_to_end/test_quickstart', 'test_engine/test_hooks/test_sync_batch_norm',
+    'test_end_to_end/test_digits_study', 'test_engine/test_hooks/test_sync_batch_norm',
     'test_project/test_wheel',
     'test_tools/test_compress_tool', 'test_apis/test_compress',
     'test_engine/test_segmentation_runs', 'test_engine/test_hooks/test_preemption',

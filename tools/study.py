@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lab.digits import write_digits
 from lab.jobs import Job, run_jobs
@@ -28,21 +27,12 @@ from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.core import locked
 
 
-def make_parser(doc: str = __doc__, study: str | None = None,
-                work_dir: str | None = None) -> Parser:
-    """The command line.
-
-    Args:
-        doc (str): Description and examples.
-        study (str, optional): The file, if it is not an argument.
-        work_dir (str, optional): Default of ``--work-dir``.
-    """
-    parser = Parser(doc)
-    if study is None:
-        parser.add_argument('study', help='YAML file')
-    parser.set_defaults(**({} if study is None else dict(study=study)))
-    parser.add_argument('--work-dir', default=work_dir, help='folder for everything that is '
-                        f'written ({work_dir or "work_dirs/<name of the study>"})')
+def make_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__)
+    parser.add_argument('study', help='YAML file')
+    parser.add_argument('--work-dir', help='folder for everything that is written '
+                        '(work_dirs/<name of the study>)')
     parser.add_argument('--nets', nargs='+', help="some of the study's networks (all)")
     parser.add_argument('--rows', nargs='+', metavar='NAME',
                         help="some of the study's rows, and only the stages that they need (all)")
@@ -50,12 +40,10 @@ def make_parser(doc: str = __doc__, study: str | None = None,
     return parser
 
 
-def run(args: Any) -> None:
-    """Run, print and write.
-
-    Args:
-        args (Namespace): Of :func:`make_parser`.
-    """
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print and write."""
+    args = make_parser().parse_args(argv)
     check_run_arguments(args)
     quiet_hosts()
     study, began = Study(args.study, args.rows), time.perf_counter()
@@ -86,12 +74,6 @@ def _jobs(study: Study, nets: Sequence[str], seeds: Sequence[int], options: Stud
                 partial(run_study, str(study.path), net, seed, options), study.steps(),
                 pipeline.folder.with_name(f'{pipeline.folder.name}.log'))
     return jobs
-
-
-@command
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse and run."""
-    run(make_parser().parse_args(argv))
 
 
 if __name__ == '__main__':

@@ -51,7 +51,7 @@ WRITES = {
     'distil': '2 structure.json subnet.pth',
     'init': '--out {stage}_{stem}.py',
     'publish': '--out checkpoints {stem}-*.pth',
-    'quickstart': '--work-dir work_dirs/quickstart table.txt table.md summary.json *.png',
+    'quickstart': '--work-dir work_dirs/quickstart slim/subnet.pth before_after.png',
     'search': '--work-dir {run} last_checkpoint *.pth */vis_data/scalars.json',
     'slim': '--out {run}/slim structure.json subnet.pth',
     'study': '--work-dir {run} table.txt table.md summary.json',

@@ -81,7 +81,7 @@ ROWS = {
     'model_zoo/paper_sizes': '',
     'model_zoo/readme_tables': '',
     'publish': '{dense} {weights} --out {out}',
-    'quickstart': '--data-root {data} --work-dir {out}',
+    'quickstart': '--work-dir {out}',
     'search': '{search} --work-dir {out}',
     'slim': '{search} {gates} --out {out}',
     'study': '{study} --data-root {data} --work-dir {out}',

@@ -97,7 +97,8 @@ def row(name: str, words: Sequence[str], found: dict[str, Any], args: Any) -> di
         params='{dense} to {subnet}'.format(**found['params']), runtime=f'{found["seconds"]:.0f} s',
         machine=f'{machine["cpu"]}, {machine["cores"]} cores, {machine["threads"]} threads, load '
         f'{machine["load_average"]}',
-        versions=f'torch {machine["torch"]}', commit=commit, command=shlex.join(words), source='ours',
+        versions=f'torch {machine["torch"]}', commit=commit,
+        command=shlex.join(words), source='ours',
         note=f'{args.images} photographs, random weights; before: the limit, after: the peak '
         'beyond the loaded network')
 
