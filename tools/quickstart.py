@@ -19,18 +19,20 @@ import torch
 from demo.before_after import draw, find_images, load
 
 from lab.digits import write_digits
-from mmkcr.apis import model_index
-from mmkcr.apis.slim_files import CONFIG, WEIGHTS
+from mmkcr.apis.compress_files import CONFIG
+from mmkcr.apis.inference import model_index
+from mmkcr.apis.slim_files import WEIGHTS
 from mmkcr.cli import compress
 from mmkcr.cli.command import Parser, command, quiet_hosts
 from mmkcr.deploy.latency import measure_pair
+from mmkcr.deploy.runtimes import quiet
 from mmkcr.models.tasks import find_task
 from mmkcr.visualization import format_table
 from mmkcr.visualization.figures import saved_figure
 
 NETWORK = 'dense_upernet_swin-mini_digit-scenes'
 DATA, PICTURE = 'data/digits', 'before_after.png'
-IMAGES, SHOWN, PAIRS = 64, 3, 30
+IMAGES, SHOWN, PAIRS = 36, 3, 30
 RUNTIMES = {'onnxruntime': 'ONNX Runtime', 'openvino': 'OpenVINO'}
 
 
@@ -79,13 +81,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_digits(DATA)
     network, slim = model_index()[NETWORK], Path(args.work_dir) / 'slim'
     scenes = Path(DATA) / 'scenes/images'
-    compress.main([network['Config'], network['Weights'], '--target-macs', args.target_macs,
-                   '--calibration', str(scenes / 'training'), '--images', str(IMAGES), '--evaluate',
-                   '--out', str(slim)])
+    with quiet():  # the hosts' logs
+        compress.main([network['Config'], network['Weights'], '--target-macs', args.target_macs,
+                       '--calibration', str(scenes / 'training'), '--images', str(IMAGES),
+                       '--evaluate', '--out', str(slim)])
     models = [load(files, None, 'cpu') for files in (
         (network['Config'], network['Weights']), (str(slim / CONFIG), str(slim / WEIGHTS)))]
     images = find_images([str(scenes / 'validation')], SHOWN)
-    (dense, shape), (smaller, _) = (draw(model, images, 0.) for model in models)
+    (dense, shape), (smaller, _) = (
+        draw(model, images, labels=False) for model in models)
     ratios = time_ratios(models, shape)
     print(format_table(('backbone, one image, one thread', 'time, slim / dense', 'quartiles'), [
         (runtime, f'{ratio:.2f}', f'{low:.2f} to {high:.2f}')

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 ZOO = ROOT / 'tools/model_zoo/trained'
 ROWS = json.loads((ZOO / 'models.json').read_text())['models']
 CLASSIFIER, SEGMENTOR = (
-    next(row['name'] for row in ROWS if part in row['name']) for part in ('vit', 'upernet'))
+    f'compress-30_{name}' for name in ('vit-mini_digits', 'upernet_swin-mini_digit-scenes'))
 
 
 @pytest.fixture(scope='module')
@@ -35,7 +35,7 @@ def test_files():
     for digest, name in lines:
         assert hashlib.sha256((ZOO / name).read_bytes()).hexdigest() == digest, name
     assert {path.name for path in ZOO.iterdir()} == {name for _, name in lines} | {'SHA256SUMS'}
-    assert sum(path.stat().st_size for path in ZOO.glob('*.pth')) < 2**20
+    assert sum(path.stat().st_size for path in ZOO.glob('*.pth')) < 2**21
 
 
 @pytest.mark.parametrize('row', ROWS, ids=lambda row: row['name'])
@@ -48,8 +48,11 @@ def test_row(row):
     model = build_model(config)
     content = load_weights(model, entry['Weights'])
     assert content['meta']['params'] == row['params'] == entry['Metadata']['Parameters']
-    structure = Structure.load(ZOO / f'{row["name"]}.json')
-    assert structure.macs['subnet'] == row['macs'] <= 0.3 * row['dense_macs']
+    if row['name'].startswith('dense'):
+        assert row['macs'] == row['dense_macs']
+    else:
+        structure = Structure.load(ZOO / f'{row["name"]}.json')
+        assert structure.macs['subnet'] == row['macs'] <= 0.3 * row['dense_macs']
     text = (ZOO / 'README.md').read_text()
     assert f'[{row["name"]}]({row["files"][0]})' in text and row['command'] in text
 

@@ -102,10 +102,10 @@ def palette(classes: int) -> list[tuple[int, ...]]:
     return [tuple(round(255 * part) for part in colors(number)[:3]) for number in range(classes)]
 
 
-def draw(built: Any, images: Sequence[Path],
-         score_thr: float) -> tuple[list[ndarray], tuple[int, int, int]]:
+def draw(built: Any, images: Sequence[Path], score_thr: float = 0.3,
+         labels: bool = True) -> tuple[list[ndarray], tuple[int, int, int]]:
     """Images (H, W, 3) in RGB with what a model finds, and what its backbone is given."""
-    options = dict(pred_score_thr=score_thr) if built.scope == 'mmdet' else {}
+    options = dict(pred_score_thr=score_thr) if built.scope == 'mmdet' else dict(with_labels=labels)
     backbone, shapes, drawn = find_task(built.model).backbone, [], []
     hook = backbone.register_forward_pre_hook(
         lambda _, inputs: shapes.append(tuple(inputs[0].shape[1:])))
