@@ -68,3 +68,12 @@ def test_numbers_of_the_pages_are_those_of_the_data():
             distances = [np.abs(measured * scale - float(number)).min() for scale in (1, 100, 0.01)]
             assert min(distances) <= 0.5 * 10**-digits + 1e-9, f'{number} of {path}'
     assert found > 70
+
+
+def test_paragraphs_have_at_most_three_numbers():
+    """Shares and decimals; a table is for more."""
+    for path in tool.pages():
+        for paragraph in re.split(r'\n\n|\n(?:-|\d+\.) ', prose(path.read_text())):
+            if not paragraph.lstrip().startswith('|'):  # nor a table that is written by hand
+                found = re.findall(r'(?<![\w.-])(?:\d+\.\d+(?![\w.])|\d+ ?%)', paragraph)
+                assert len(found) <= 3, f'{found} in `{path.name}`: {paragraph:.80}'
