@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mmkcr.core import atomic_write
 from mmkcr.core.forward import flat_tensors
+from mmkcr.engine.resume.atomic_checkpoint import AtomicCheckpointHook
 from mmkcr.models.tasks import unwrap
 from .batches import of_size, split_batches
 from .compression import called
@@ -491,7 +492,7 @@ def _runner(model: DistilModel, draws: _Draws, hook: Hook, steps: int, folder: P
                               clip_grad=dict(max_norm=1.)),
         default_hooks=dict(
             logger=dict(type='LoggerHook', interval=max(1, interval // 5)),
-            checkpoint=dict(type='mmkcr.AtomicCheckpointHook', by_epoch=False, max_keep_ckpts=1,
+            checkpoint=dict(type=AtomicCheckpointHook, by_epoch=False, max_keep_ckpts=1,
                             interval=interval * settings.accumulate)),
         custom_hooks=[hook], resume=(folder / 'last_checkpoint').is_file(), launcher=launcher,
         log_processor=dict(by_epoch=False), randomness=dict(seed=settings.seed),

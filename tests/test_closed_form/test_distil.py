@@ -201,3 +201,14 @@ def test_a_position_has_one_augmentation():
     batch = augmented(dict(inputs=images, data_samples=[1]), torch.Generator())
     assert batch['data_samples'] == [1] and batch['inputs'].shape == images.shape
     assert augmented('text', torch.Generator()) == 'text'
+
+
+def test_networks_of_others_need_no_models_of_the_hosts():
+    """As where `transformers` 5 breaks the import of mmpretrain's models."""
+    code = ('import sys\n'
+            'from mmkcr.hosts import ensure_torchvision; ensure_torchvision()\n'
+            'for name in ("mmpretrain", "mmdet", "mmseg"): sys.modules[f"{name}.models"] = None\n'
+            'import test_distil\n'
+            'assert test_distil.distil(*test_distil.pair(), 2, test_distil.features).steps == 2\n')
+    here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    subprocess.run([sys.executable, '-c', code], check=True, env=dict(os.environ, PYTHONPATH=here))

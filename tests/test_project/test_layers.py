@@ -23,7 +23,8 @@ LAYERS = [
     ('models', ),
     ('datasets', ),
     ('evaluation', ),
-    ('closed_form', 'engine'),  # closed_form: compress, from models and images
+    ('engine', ),         # hooks, resuming, runners
+    ('closed_form', ),    # compress and distil, from models and images
     ('deploy', ),
     ('methods', ),        # the papers, and what they share
     ('apis', ),           # what a user imports
