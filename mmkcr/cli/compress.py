@@ -143,7 +143,8 @@ def print_report(files: CompressFiles, metrics: Sequence[dict[str, float]] = (),
         rows = [('file', *(entry.path.name for entry in own)),
                 ('MB', *(f'{entry.bytes / 1e6:.2f}' for entry in own)),
                 ('time, batch 1', *(f'{entry.ratio:.3f}' for entry in own)),
-                ('difference from dense', *(f'{entry.error:.1%}' for entry in own)),
+                ('difference from dense, calibration images',
+                 *(f'{entry.error:.1%}' for entry in own)),
                 ('same class', *('' if entry.same is None else f'{entry.same:.1%}'
                                  for entry in own)),
                 *((name, *(f'{found[name]:.4g}' for found in deployed))

@@ -1,11 +1,14 @@
 """Calibration images in batches of any size."""
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from mmkcr.core.forward import flat_tensors
 
 
 class ImageBatches(Sequence):
@@ -92,10 +95,11 @@ def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[A
     for given in (images, *([] if held_out is None else [held_out])):
         # not arrays of numpy, whose first axis would be taken for batches
         if not isinstance(given, Tensor) and (
-                isinstance(given, (str, bytes)) or hasattr(given, '__array__') or not all(
+                isinstance(given, (str, bytes, Mapping)) or hasattr(given, '__array__') or not all(
                     hasattr(given, name) for name in ('__len__', '__getitem__'))):
             raise ValueError('expected images as a tensor (N, 3, H, W) or as a list of batches, '
-                             f'found a `{type(given).__name__}`')
+                             f'found a `{type(given).__name__}`: give such a tensor, or '
+                             '`[images for images, *_ in loader]`')
         if isinstance(given, Tensor) and (given.ndim != 4 or not given.is_floating_point()):
             raise ValueError('expected images as a tensor (N, 3, H, W) of floating point, found '
                              f'{tuple(given.shape)} of {given.dtype}')
@@ -112,3 +116,26 @@ def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[A
     # the last tenth
     count = max(1, len(batches) // 10)
     return batches[:-count], batches[-count:]
+
+
+def same_images(batches: Sequence[Any], held_out: Sequence[Any]) -> bool:
+    """Whether each held-out image is one of the others, as copies of files are.
+
+    Args:
+        batches (Sequence): Calibration batches.
+        held_out (Sequence): Held-out batches.
+    """
+    waiting = {_digest(batch) for batch in held_out}
+    for batch in batches:
+        waiting.discard(_digest(batch))
+        if not waiting:
+            return True
+    return False
+
+
+def _digest(batch: Any) -> bytes:
+    """Of the values of a batch."""
+    found = hashlib.sha256()
+    for tensor in flat_tensors(batch, floating=False):
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.digest()

@@ -34,7 +34,7 @@ from mmkcr.models.tasks import (
     kept_randomness,
     task_forward,
 )
-from .batches import numbered, of_size, split_batches
+from .batches import numbered, of_size, same_images, split_batches
 from .given import check_images, copied, look_at
 from .head_rotation import take_weights
 from .kinds import SCOPES, searched
@@ -153,7 +153,8 @@ def compress(model: nn.Module,
     if scope == 'model' and latency is not None:
         raise ValueError('expected another target to compress a whole model, found a time: '
                          'tables of latencies are about backbones')
-    check_images(images)
+    for given in (images, held_out):
+        check_images(given)
     dense = copied(model)
     dense.eval()
     check_finite(dict(dense.named_parameters()), 'weights')
@@ -161,8 +162,9 @@ def compress(model: nn.Module,
     default = forward is None and scope == 'backbone'
     forward = forward or (whole_outputs if scope == 'model' else called)
     batches, held_out = split_batches(images, held_out)
-    _check_precision(dense, batches[0])
-    seen = held_out is batches
+    for given in (batches, held_out):
+        _check_precision(dense, given[0])
+    seen = held_out is batches or same_images(batches, held_out)
     if scope == 'model' and is_detector(dense):
         # proposals follow the weights: outputs are compared on the dense network's proposals
         chooser = copy.deepcopy(dense)
@@ -170,7 +172,8 @@ def compress(model: nn.Module,
     networks = Pair(dense, copy.deepcopy(dense))
     spaces = Pair(*(searched(network, sites, scope) for network in networks))
     check_ties(networks.slim, spaces.slim.sites)
-    look_at(dense, batches, forward, default)
+    for given in (batches, held_out):
+        look_at(dense, given, forward, default)
     macs = macs_model(networks.slim, spaces.slim, input_shape, part)
     budget = cost_model(cost, macs, latency)
     promises = [macs, *(cost_model(name, macs) for name in ('params', 'bytes'))]

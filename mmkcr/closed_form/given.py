@@ -26,6 +26,8 @@ def copied(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: A layer does not own its weight, or the network cannot be copied.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f'expected a network, an `nn.Module`, found a `{type(model).__name__}`')
     model = unwrap(model)
     check_layers(model)
     try:

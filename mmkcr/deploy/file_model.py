@@ -78,7 +78,8 @@ def _compare(network: nn.Module, path: str | Path, images: Tensor,
     whole = sum(float(out.double().square().sum()) for out in expected)
     off = math.sqrt(rest / max(whole, 1e-30))
     note = '' if off < 0.01 else ': more than rounding, as of int8 or of another network'
-    print_log(f'The outputs of `{path}` are {off:.2%} off those of the checkpoint{note}.',
+    print_log(f'The outputs of `{path}` on the first {len(images)} test images are {off:.2%} off '
+              f'those of the checkpoint{note}.',
               'current', logging.WARNING if note else logging.INFO)
 
 

@@ -131,6 +131,12 @@ def build_model(config: Config) -> nn.Module:
             raise
         import mmcv
         raise ImportError(_NO_OPS.format(mmcv.__version__)) from error
+    except OSError as error:
+        if type(error) is not OSError:  # as of a hub that cannot be reached
+            raise
+        raise FileNotFoundError(
+            f'expected all files that a `{model.get("type")}` needs, found that one is missing: '
+            f'{" ".join(str(error).split()):.300}') from error
     except RuntimeError as error:
         missing = re.search(r'pip install ([\w-]+)', str(error))  # as mmdet says it
         if not missing:

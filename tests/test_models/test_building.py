@@ -107,6 +107,15 @@ def test_a_package_that_a_model_lacks_is_named(config, package):
         build_model(load_config(config))
 
 
+def test_files_of_a_hub_that_cannot_be_reached(monkeypatch):
+    def unreachable(*_):
+        raise OSError("We couldn't connect\nto load the files.")
+
+    monkeypatch.setattr('mmkcr.models.building.MODELS.build', unreachable)
+    with pytest.raises(FileNotFoundError, match="`ImageClassifier` needs, found .*connect to load"):
+        build_model(Config(dict(model=dict(type='ImageClassifier'))))
+
+
 def test_detectors_that_read_text_are_not_counted():
     """And an assertion without words is told by its line."""
     class Silent(nn.Conv2d):

@@ -17,6 +17,9 @@ KINDS: dict[str, type['HostSite']] = {}
 
 
 #: What makes an ordinary layer of one with another weight, by what the layer has.
+#: Whose layers compute what their class says.
+_LIBRARIES = ('torch', 'timm', 'transformers', 'mmcv', 'mmengine', 'mmpretrain', 'mmdet', 'mmseg',
+              'mmkcr')
 _REMEDIES = {
     'parametrizations': '`torch.nn.utils.parametrize.remove_parametrizations` leaves one',
     'weight_g': '`torch.nn.utils.remove_weight_norm` leaves one',
@@ -159,10 +162,12 @@ def check_layers(model: nn.Module) -> None:
 
 def _odd_layer(module: nn.Module, path: str, name: str) -> ValueError:
     remedy = next((text for part, text in _REMEDIES.items() if hasattr(module, part)),
-                  'compress first, then quantise, compile or shard')
+                  'merge adapters and masks into plain layers first, then quantise, compile or '
+                  'shard the compressed network')
+    found = f'with another `{name}`' if name == 'forward' else f'without such a `{name}`'
     return ValueError('expected layers whose weights are parameters of their own, found a '
                       f'`{type(module).__module__}.{type(module).__qualname__}` at `{path}` '
-                      f'without such a `{name}`: {remedy}')
+                      f'{found}: {remedy}')
 
 
 def _owns(module: nn.Module, name: str) -> bool:
@@ -186,6 +191,10 @@ def _check_owned(host: nn.Module, view: Any) -> None:
             layer = host.get_submodule(path)
             if 'weight' not in layer._parameters:
                 raise _odd_layer(layer, path, 'weight')
+            # a subclass may compute anything with its weight
+            if 'forward' in vars(layer) or \
+                    type(layer).forward.__module__.partition('.')[0] not in _LIBRARIES:
+                raise _odd_layer(layer, path, 'forward')
 
 
 def why_not(host: nn.Module, kind: str) -> str:
