@@ -112,7 +112,7 @@ def test_files_of_a_hub_that_cannot_be_reached(monkeypatch):
         raise OSError("We couldn't connect\nto load the files.")
 
     monkeypatch.setattr('mmkcr.models.building.MODELS.build', unreachable)
-    with pytest.raises(FileNotFoundError, match="`ImageClassifier` needs, found .*connect to load"):
+    with pytest.raises(FileNotFoundError, match='`ImageClassifier` needs, found .*connect to load'):
         build_model(Config(dict(model=dict(type='ImageClassifier'))))
 
 
