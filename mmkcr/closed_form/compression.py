@@ -164,7 +164,7 @@ def compress(model: nn.Module,
     batches, held_out = split_batches(images, held_out)
     for given in (batches, held_out):
         _check_precision(dense, given[0])
-    seen = held_out is batches or same_images(batches, held_out)
+    seen = same_images(batches, held_out)
     if scope == 'model' and is_detector(dense):
         # proposals follow the weights: outputs are compared on the dense network's proposals
         chooser = copy.deepcopy(dense)
