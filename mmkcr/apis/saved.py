@@ -15,14 +15,14 @@ from torch import nn
 
 from mmkcr.closed_form.compression import CompressResult
 from mmkcr.closed_form.given import copied
-from mmkcr.core import Structure, atomic_folder, count_params, eval_mode
+from mmkcr.core import Structure, atomic_folder, eval_mode
 from mmkcr.core.structure import read_json
 from mmkcr.core.weights import state_bytes
 from mmkcr.deploy.export import export_onnx, export_program
 from mmkcr.deploy.export import export_onnx as export
 from mmkcr.deploy.tensor_model import TensorModel
 from mmkcr.lazy import is_of
-from mmkcr.models.counting import backbone_macs
+from mmkcr.models.counting import compared
 from mmkcr.models.loading import load_task
 from mmkcr.models.search_space import SearchSpace, leave_ordinary
 from mmkcr.models.tasks import kept_randomness
@@ -175,8 +175,9 @@ def load(folder: str | Path, model: nn.Module | None = None,
     host = backbone if isinstance(backbone, nn.Module) and _scope(structure) == 'backbone' else \
         model
     space = SearchSpace.of_dense(host, structure.backbone.get('sites') or ())
-    space.put_masks()
-    space.slice_to(structure)
+    with compared(host, structure):
+        space.put_masks()
+        space.slice_to(structure)
     own = model.state_dict(keep_vars=True)
     if not (path / REPORT).is_file() and (renamed := sorted(set(state) - set(own))):
         raise ValueError(f'expected entries of the {type(model).__name__} in `{path / WEIGHTS}`, '
@@ -188,25 +189,8 @@ def load(folder: str | Path, model: nn.Module | None = None,
         if name in state:  # loading would keep the type of the new network
             value.data = value.data.to(state[name].dtype)
     load_task(model, state, str(path / WEIGHTS))
-    _check_counts(model, host, structure, path / STRUCTURE)
     leave_ordinary(model)
     return model.to(device).eval()
-
-
-def _check_counts(model: nn.Module, host: nn.Module, structure: Structure, path: Path) -> None:
-    """Refuse a structure that promises other sizes than those of the network."""
-    macs, counts = structure.macs, []
-    if macs:
-        found = backbone_macs(host, macs['input_shape'])
-        counts.append(('MACs', macs['subnet'] if host is model or 'part' in macs else
-                       macs.get('backbone', found),
-                       found))
-    if structure.params:
-        counts.append(('parameters', structure.params['subnet'], count_params(model)))
-    for what, recorded, found in counts:
-        if recorded != found:
-            raise ValueError(f'expected a {type(model).__name__} of {recorded} {what}, as `{path}` '
-                             f'says, found one of {found}: the file was altered')
 
 
 def _scope(structure: Structure) -> str:

@@ -15,7 +15,6 @@ from torch import nn
 from mmkcr.core.words import did_you_mean
 from mmkcr.hosts import ensure_torchvision, prepare_hosts
 from mmkcr.safe_load import read_checkpoint
-from .counting import check_recorded
 from .loading import load_task, weights_of
 
 _NO_OPS = ("expected mmcv's compiled operators for this model, found an mmcv without them: get "
@@ -145,7 +144,6 @@ def build_model(config: Config) -> nn.Module:
         raise ImportError('expected all packages that this model needs, found no '
                           f'`{missing[1]}`: pip install {package}') from error
     built.train(False)
-    check_recorded(built)
     return built
 
 

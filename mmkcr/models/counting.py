@@ -1,8 +1,9 @@
 """MACs and parameters of any model of the three task families."""
 
-import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -15,7 +16,6 @@ from .tasks import (
     is_dense_task,
     kept_randomness,
     momentum_copies,
-    online_modules,
     online_params,
     search_space,
     task_forward,
@@ -182,46 +182,55 @@ def backbone_macs(backbone: nn.Module, input_shape: Sequence[int], added: bool =
     return report.total - sum(report.modules.get(name, 0) for name in layers)
 
 
-def check_recorded(model: nn.Module) -> None:
-    """Check the MACs and parameters in the structure of a subnet against the network, by forwards.
+@contextmanager
+def compared(host: nn.Module, structure: Structure | None) -> Iterator[None]:
+    """Compare the MACs and parameters that a structure records with those of the built network.
 
-    Of a model with another head than the one that was searched, what lies outside of the backbone
-    is taken from the structure.
+    A dense host becomes the subnet within. What lies outside of it, such as another head than the
+    one that was searched, is taken from the structure.
 
     Args:
-        model (nn.Module): Any model; it passes without a structure or without recorded counts.
+        host (nn.Module): Dense backbone, or a whole model that is compressed as one.
+        structure (Structure, optional): One without ``macs`` and ``params``, or None, is not
+            compared.
 
     Raises:
         ValueError: They differ: the structure or the backbone's arguments were altered.
     """
-    for module in online_modules(unwrap(model)):
-        structure = getattr(getattr(module, 'search_space', None), 'structure', None)
-        if structure is None or not (structure.macs or structure.params):
+    recorded = structure is not None and (structure.macs or structure.params)
+    dense = _counts(host, structure.macs) if recorded else ()
+    yield
+    if not recorded:
+        return
+    slim = _counts(host, structure.macs, added=True)
+    # of a search whose heads were replaced before, the dense counts are those that it began with
+    replaced = any(entry.operator for entry in structure.sites.values())
+    for what, told, before, after in zip(('MACs', 'parameters'), (structure.macs, structure.params),
+                                         dense, slim):
+        if not told or None in (before, after):
             continue
-        for what, recorded, found in _counted_again(module, structure):
-            if found != recorded:
+        at = f' at {tuple(told["input_shape"])}' if 'input_shape' in told else ''
+        pairs = [('', told['subnet'] if 'part' in told else told.get('backbone', after), after)]
+        if not replaced:
+            pairs.append(('dense ', told['dense'], told['subnet'] - after + before))
+        for state, promised, found in pairs:
+            if promised != found:
                 raise ValueError(
-                    f'expected a {what[0]}`{type(module).__name__}` of {recorded} {what[1]}, as '
-                    f'its structure says, found one of {found}: the structure or the arguments of '
+                    f'expected a {state}`{type(host).__name__}` of {promised} {what}{at}, as its '
+                    f'structure says, found one of {found}: the structure or the arguments of '
                     'the backbone were altered since it was searched (a structure without `macs` '
                     'and `params` is not compared)')
 
 
-def _counted_again(host: nn.Module,
-                   structure: Structure) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """What a structure's counts are about, the counts, and those of the built network."""
-    from mmkcr.registry import MODELS
-    macs, params = structure.macs, structure.params
+def _counts(host: nn.Module, macs: Mapping[str, Any],
+            added: bool = False) -> tuple[int | None, int]:
+    """MACs, None if the host does not run on one image, and parameters."""
+    layers = {} if added else added_layers(host)
+    params = count_params(host) - sum(map(count_params, layers.values()))
     with kept_randomness():
-        dense = MODELS.build(copy.deepcopy(host.search_space.backbone))
-    if macs:
-        shape, at = macs['input_shape'], f'MACs at {tuple(macs["input_shape"])}'
-        found = backbone_macs(host, shape)
-        recorded = macs['subnet'] if 'part' in macs else macs.get('backbone', found)
-        yield ('', at), recorded, found
-        outside = macs['subnet'] - found
-        yield ('dense ', at), macs['dense'], outside + backbone_macs(dense, shape, added=False)
-    if params:
-        outside = params['subnet'] - count_params(host)
-        added = sum(map(count_params, added_layers(dense).values()))
-        yield ('dense ', 'parameters'), params['dense'], outside + count_params(dense) - added
+        try:
+            return backbone_macs(host, macs['input_shape'], added) if macs else None, params
+        except ValueError:
+            if added and {'part', 'backbone'} & set(macs):  # it was counted like this
+                raise
+            return None, params  # another network, or one that only a `forward` of its own runs

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from mmkcr.core import BaseGate, Structure
 from mmkcr.registry import MODELS
 from .backbone_loading import load_pretrained, split_pretrained
+from .counting import compared
+from .head_choice import is_choice
 from .search_space import SearchSpace, StructureLike, method_of
 from .sites import QKMaskSite
 from .sites.base import KindConfig
@@ -50,9 +52,10 @@ class SearchableBackbone:
         self._check_arch(arguments.get('arch'))
         super().__init__(*args, **kwargs)
         plain_drop_rates(self)
-        SearchSpace(self, self._chosen_kinds(),
-                    dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments()),
-                    gates, structure, self.method, self.optional_keys)
+        described = dict(type=f'mmkcr.{type(self).__name__}', **arguments, **self._own_arguments())
+        with compared(self, recorded := _recorded(gates, structure)):
+            SearchSpace(self, self._chosen_kinds(), described, gates, recorded or structure,
+                        self.method, self.optional_keys)
 
     def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The host's arguments by name."""
@@ -166,9 +169,16 @@ def Searchable(backbone: Mapping[str, Any] | nn.Module, sites: Sequence[KindConf
     described = dict(type='mmkcr.Searchable', sites=list(sites),
                      backbone=recorded or dict(type=f'{type(backbone).__module__}.'
                                                f'{type(backbone).__qualname__}'))
-    SearchSpace(backbone, sites, copy.deepcopy(described), gates, structure, method_of(sites),
-                optional_keys)
+    with compared(backbone, found := _recorded(gates, structure)):
+        SearchSpace(backbone, sites, copy.deepcopy(described), gates, found or structure,
+                    method_of(sites), optional_keys)
     return backbone
+
+
+def _recorded(gates: Mapping[str, Any] | None, structure: StructureLike) -> Structure | None:
+    """The structure of a subnet; None of a supernet, or for heads that are chosen."""
+    return Structure.load(structure) if gates is None and structure is not None and \
+        not is_choice(structure) else None
 
 
 def plain_drop_rates(host: nn.Module) -> None:

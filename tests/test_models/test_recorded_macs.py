@@ -7,19 +7,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mmengine.config import Config
+from mmpretrain.models import VisionTransformer
 
-import mmkcr.models  # noqa: F401
 from mmkcr.methods.search.slimming import slim
+from mmkcr.models import KCRVisionTransformer, Searchable
 from mmkcr.models.building import build_model
 
-ARCH = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
+HOST = dict(arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64),
+            img_size=32, patch_size=8, out_type='avg_featmap')
 
 
 def config(**backbone):
     return Config(dict(default_scope='mmpretrain', model=dict(
         type='mmpretrain.ImageClassifier',
-        backbone=dict(type='mmkcr.KCRVisionTransformer', arch=ARCH, img_size=32, patch_size=8,
-                      out_type='avg_featmap', **backbone),
+        backbone=dict(type='mmkcr.KCRVisionTransformer', **HOST, **backbone),
         head=dict(type='mmpretrain.LinearClsHead', num_classes=10, in_channels=32))))
 
 
@@ -71,6 +72,17 @@ def test_altered(built, change):
     with pytest.raises(ValueError, match=r'expected a (dense )?`KCRVisionTransformer` of \d+ MACs '
                        r'at .*, as its structure says, found one of \d+'):
         built(change)
+
+
+@pytest.mark.parametrize('build', [
+    lambda found: KCRVisionTransformer(**HOST, structure=found),
+    lambda found: Searchable(VisionTransformer(**HOST), ['mlp_channels'], structure=dict(
+        found, backbone=dict(type='mmkcr.Searchable')))])
+def test_altered_in_ones_own_code(build, structure):
+    build(structure)
+    with pytest.raises(ValueError, match=r'VisionTransformer` of \d+ MACs .* found one of \d+'):
+        build(dict(structure, macs=dict(structure['macs'],
+                                        backbone=structure['macs']['backbone'] - 1)))
 
 
 def test_another_backbone_of_equal_sites(built):

@@ -1,10 +1,8 @@
-"""Refuses checkpoints and structures of another model."""
-
+"""Refuses checkpoints of another model."""
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mmkcr.models.counting import check_recorded
 from mmkcr.models.loading import load_run, load_start, load_task, weights_of
 from mmkcr.registry import HOOKS
 from .resume_check import config_changes
@@ -31,14 +29,6 @@ class CheckpointGuardHook(Hook):
 
     def __init__(self, complete: bool | None = None) -> None:
         self.complete = complete
-
-    def before_run(self, runner: Runner) -> None:
-        """Compare a subnet with its structure, see :func:`~mmkcr.models.counting.check_recorded`.
-
-        Raises:
-            ValueError: They differ.
-        """
-        check_recorded(runner.model)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Load the checkpoint once, strictly, before the host loads it.
