@@ -118,8 +118,8 @@ def split_batches(images: Any, held_out: Any) -> tuple[Sequence[Any], Sequence[A
     return batches[:-count], batches[-count:]
 
 
-def same_images(batches: Sequence[Any], held_out: Sequence[Any]) -> bool:
-    """Whether each held-out image is one of the others, as copies of files are.
+def count_seen(batches: Sequence[Any], held_out: Sequence[Any]) -> int:
+    """How many of the held-out images are among the others, as copies of files are.
 
     All images are read once for it, which is little beside a pass through a network.
 
@@ -128,13 +128,9 @@ def same_images(batches: Sequence[Any], held_out: Sequence[Any]) -> bool:
         held_out (Sequence): Held-out batches.
     """
     if held_out is batches:
-        return True
-    waiting = {_digest(batch) for batch in held_out}
-    for batch in batches:
-        waiting.discard(_digest(batch))
-        if not waiting:
-            return True
-    return False
+        return count_images(batches)
+    known = {_digest(batch) for batch in batches}
+    return sum(images_of(batch) for batch in held_out if _digest(batch) in known)
 
 
 def _digest(batch: Any) -> bytes:

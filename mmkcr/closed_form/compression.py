@@ -34,7 +34,7 @@ from mmkcr.models.tasks import (
     kept_randomness,
     task_forward,
 )
-from .batches import numbered, of_size, same_images, split_batches
+from .batches import count_seen, numbered, of_size, split_batches
 from .given import check_images, copied, look_at
 from .head_rotation import take_weights
 from .kinds import SCOPES, searched
@@ -164,7 +164,7 @@ def compress(model: nn.Module,
     batches, held_out = split_batches(images, held_out)
     for given in (batches, held_out):
         _check_precision(dense, given[0])
-    seen = same_images(batches, held_out)
+    seen = count_seen(batches, held_out)
     if scope == 'model' and is_detector(dense):
         # proposals follow the weights: outputs are compared on the dense network's proposals
         chooser = copy.deepcopy(dense)
@@ -232,7 +232,7 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape:
              part: str | None, held_out: Sequence[Any], forward: Forward,
              settings: CompressOptions, looked: Survey,
              profiles: Mapping[str, SiteProfile] | None = None,
-             seen: bool = False) -> CompressResult:
+             seen: int = 0) -> CompressResult:
     """The result of a compression: sizes are noted in the structure, and outputs are compared.
 
     Args:
@@ -240,8 +240,8 @@ def finished(networks: Pair, structure: Structure, macs: MacsModel, input_shape:
         structure (Structure): Of the slim network; changed in place.
         macs (MacsModel): MACs of the dense network.
         profiles (Mapping[str, SiteProfile]): By site. Defaults to none.
-        seen (bool): Whether the refit saw the held-out images. Defaults to False. The other
-            arguments are those of :func:`compress`.
+        seen (int): Held-out images that the refit saw. Defaults to 0. The other arguments are
+            those of :func:`compress`.
     """
     dense, slim = networks
     structure.macs = dict(dense=macs.dense, subnet=macs(structure.sizes()),
@@ -315,7 +315,7 @@ def macs_model(model: nn.Module, space: SearchSpace, input_shape: Sequence[int],
 
 @torch.no_grad()
 def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forward: Forward,
-              logits: bool = False, size: int = 1, seen: bool = False) -> dict[str, float]:
+              logits: bool = False, size: int = 1, seen: int = 0) -> dict[str, float]:
     """Distance between the outputs of two networks.
 
     Args:
@@ -325,14 +325,14 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
         forward (Callable): See :func:`compress`.
         logits (bool): Whether outputs are class scores. Defaults to False.
         size (int): Images of a batch. Defaults to 1.
-        seen (bool): Whether the calibration used these images. Defaults to False.
+        seen (int): How many of these images the calibration used. Defaults to 0.
 
     Returns:
         dict[str, float]: ``error``, the root of the summed squared difference over the summed
         squares of the outputs; with ``logits`` also ``top1``, the share of images with the same
         first class, and of a segmentor ``pixels``, that of pixels; ``images``, their number;
-        ``spread``, the share of the dense outputs' energy that differs between images; ``seen``, 1
-        if the images are those of the calibration.
+        ``spread``, the share of the dense outputs' energy that differs between images; ``seen``,
+        how many of the images the calibration used, if any.
 
     Raises:
         ValueError: Outputs are not finite.
@@ -359,7 +359,7 @@ def agreement(dense: nn.Module, subnet: nn.Module, batches: Sequence[Any], forwa
                  spread=spread.share())
     if total:
         found['pixels' if maps else 'top1'] = same / total
-    return dict(found, seen=1) if seen else found
+    return dict(found, seen=seen) if seen else found
 
 
 def _square(values: Tensor) -> float:

@@ -83,7 +83,8 @@ class CompressOptions:
         for name, least, most in (('rho', 0, 1e6), ('min_share', 0, 1), ('divisor', 1, 2**20),
                                   ('seed', 0, 2**63), ('memory', 0, 2**60)):
             value = getattr(self, name)
-            if value is not None and not least <= value <= most:  # NaN is refused too
+            if value is not None and not (isinstance(value, int | float) and
+                                          least <= value <= most):  # NaN is refused too
                 raise ValueError(f'expected `{name}` within [{least}, {most:g}], found {value!r}')
 
 

@@ -48,7 +48,7 @@ class CompressProgress:
 
     def has_profiles(self) -> bool:
         """Whether the sites' profiles are stored."""
-        return self._read(_PROFILES) is not None
+        return self.profiles() is not None
 
     def profiles(self, begun: bool = False) -> dict[str, SiteProfile] | None:
         """The sites' profiles, or None if they are not computed yet.
@@ -60,10 +60,12 @@ class CompressProgress:
         if self._shared is not None:
             return self._shared.profiles(begun)
         stored = self._read(_BEGUN if begun else _PROFILES)
-        return None if stored is None else {
-            site: SiteProfile(UnitOrder(found['order'], found['errors'], tuple(found['groups'])),
-                              found['losses'], found['rotated'])
-            for site, found in stored.items()}
+        try:
+            return None if stored is None else {site: SiteProfile(
+                UnitOrder(found['order'], found['errors'], tuple(found['groups'])),
+                found['losses'], found['rotated']) for site, found in stored.items()}
+        except (AttributeError, KeyError, TypeError):  # tensors of something else
+            return self._damaged(self.folder / (_BEGUN if begun else _PROFILES))
 
     def save_profiles(self, profiles: Mapping[str, SiteProfile], begun: bool = False) -> None:
         """Write profiles.
@@ -140,9 +142,12 @@ class CompressProgress:
             # profiles may be used on another device
             return torch.load(path, weights_only=True, map_location='cpu')
         except Exception:  # of whatever a damaged file makes readers raise
-            logging.getLogger('mmkcr').warning('`%s` is damaged: it is made anew.', path)
-            path.unlink()
-            return None
+            return self._damaged(path)
+
+    @staticmethod
+    def _damaged(path: Path) -> None:
+        logging.getLogger('mmkcr').warning('`%s` is damaged: it is made anew.', path)
+        path.unlink()
 
     def _mark(self) -> None:
         if not self._is_ours():  # the key first: files without it belong to nobody

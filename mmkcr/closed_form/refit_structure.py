@@ -14,7 +14,7 @@ from mmkcr.models.backbones.named import DCSBackbone
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig
 from mmkcr.registry import MODELS
-from .batches import same_images, split_batches
+from .batches import count_seen, split_batches
 from .compression import CompressResult, called, finished, macs_model, with_memory
 from .kinds import kind_name, searched
 from .options import CompressOptions, Forward, Pair
@@ -55,7 +55,7 @@ def refit_structure(model: nn.Module,
     wanted = Structure.load(structure)
     forward = forward or called
     batches, held_out = split_batches(images, held_out)
-    seen = same_images(batches, held_out)
+    seen = count_seen(batches, held_out)
     dense = copy.deepcopy(model)
     dense.eval()
     networks = Pair(dense, copy.deepcopy(dense))

@@ -40,8 +40,9 @@ def sentences(structure: Structure, agreement: Mapping[str, float]) -> list[str]
     """What the table does not say: how well outputs agree, and what is uncertain."""
     count = agreement['images']
     images = f'{count} image{"s" * (count != 1)}'
-    which = f'the {images} of the refit itself, not on others,' if agreement.get('seen') else \
-        f'{images} that the refit did not see'
+    seen = agreement.get('seen', 0)
+    which = f'{images} that the refit did not see' if not seen else f'{images}, {seen} of which ' \
+        'the refit saw,' if seen < count else f'the {images} of the refit itself, not on others,'
     same = ''.join(f'; {agreement[key]:.1%} of the {of} have the same class' for key, of in (
         ('top1', images), ('pixels', f'pixels of the {images}')) if key in agreement)
     found = [f'Outputs on {which} differ by {agreement["error"]:.1%} of their size{same}.']

@@ -208,10 +208,14 @@ def test_held_out_images_are_looked_at_too(held_out, said):
 
 
 @pytest.mark.parametrize('batches, held_out, seen', [
-    (images(4).repeat(10, 1, 1, 1), None, True), (images(6), images(4), True),
-    (images(6), images(8), False), (images(6), None, False)])
-def test_copies_are_not_held_out(batches, held_out, seen):
-    assert small(vit(), batches, held_out=held_out).agreement.get('seen', False) == seen
+    (images(4).repeat(10, 1, 1, 1), None, 4), (images(6), images(6)[:4], 4), (images(6), None, 0),
+    (images(6), torch.cat([images(6)[1:4], 2 * images(2)]), 3), (images(6), 2 * images(2), 0)])
+def test_copies_that_are_held_out_are_told(batches, held_out, seen):
+    result = small(vit(), batches, held_out=held_out)
+    assert result.agreement.get('seen', 0) == seen
+    count = result.agreement['images']
+    said = {0: 'that the refit did not see', count: 'of the refit itself, not on others,'}
+    assert f'{said.get(seen, f", {seen} of which the refit saw,")} differ by' in str(result)
 
 
 def test_a_model_that_keeps_a_feature_map():

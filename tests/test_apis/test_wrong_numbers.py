@@ -39,8 +39,21 @@ def test_damaged_files_are_made_anew(tmp_path_factory, data):
     assert CompressProgress(folder, dict(a=1)).has_block('block')
 
 
+@given(st.dictionaries(st.text('ab', min_size=1), st.none() | st.dictionaries(
+    st.sampled_from(['order', 'errors', 'groups', 'losses']), st.none() | st.integers()),
+    min_size=1))
+@settings(deadline=None)
+def test_profiles_of_other_content_are_made_anew(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp('progress')
+    CompressProgress(folder, dict(a=1)).save_block('block', dict(layer=nn.Linear(3, 3)))
+    torch.save(content, folder / 'profiles.pth')
+    progress = CompressProgress(folder, dict(a=1))
+    assert not progress.has_profiles() and progress.profiles() is None
+    assert not (folder / 'profiles.pth').is_file() and progress.has_block('block')
+
+
 @pytest.mark.parametrize('name', ['rho', 'min_share', 'divisor', 'seed', 'memory'])
-@given(value=st.sampled_from([math.nan, -1, -math.inf, math.inf]))
+@given(value=st.sampled_from([math.nan, -1, -math.inf, math.inf, 'x', [1]]))
 def test_options_out_of_range(name, value):
     with pytest.raises(ValueError, match=f'expected `{name}` within .*, found'):
         CompressOptions(**{name: value})
