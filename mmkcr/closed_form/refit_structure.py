@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from mmkcr.core import Structure
 from mmkcr.models.backbones.named import DCSBackbone
+from mmkcr.models.counting import compared
 from mmkcr.models.sites import QKMaskSite
 from mmkcr.models.sites.base import KindConfig
+from mmkcr.models.tasks import search_space
 from mmkcr.registry import MODELS
 from .batches import count_seen, split_batches
 from .compression import CompressResult, called, finished, macs_model, with_memory
@@ -48,8 +50,9 @@ def refit_structure(model: nn.Module,
         CompressResult: Without profiles.
 
     Raises:
-        ValueError: As in ``compress``; or a structure of another backbone, or with a kind of site
-            that has no closed form, or one of ``compress`` that keeps channels of rotated bases.
+        ValueError: As in ``compress``; or a structure of another backbone, with other MACs or
+            parameters than it records, with a kind of site that has no closed form, or one of
+            ``compress`` that keeps channels of rotated bases.
     """
     settings = with_memory(CompressOptions(**options), model)
     wanted = Structure.load(structure)
@@ -74,6 +77,9 @@ def refit_structure(model: nn.Module,
     found = space.structure_for({name: torch.tensor(site.kept)
                                  for name, site in wanted.sites.items()})
     found.method = wanted.method
+    sliced = search_space(copy.deepcopy(networks.slim))
+    with compared(sliced.host, wanted):  # before the images are run
+        sliced.slice_to(found)
     looked = survey(dense, batches, forward)
     refit_along(networks, found, batches, forward, settings, looked, done)
     return finished(networks, found, macs, input_shape, part, held_out, forward, settings, looked,
