@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from mmkcr.core.finite import all_finite
+
 CHUNK = 2048
 """Rows converted to fp64 at a time: 50 MB of them at d = 3072."""
 BLOCK = 512
@@ -80,7 +82,7 @@ class Moments:
                 raise ValueError(f'expected a target for each of the {features.shape[-2]} rows '
                                  f'of `{self.name}`, found {targets.shape[-2]}')
         for what, rows in (('features', features), ('targets', targets)):
-            if rows is not None and not torch.isfinite(rows).all():
+            if rows is not None and not all_finite(rows):
                 raise ValueError(f'expected finite {what} of `{self.name}`, found `nan` or `inf`')
         for start in range(0, features.shape[-2], CHUNK):
             rows = slice(start, start + CHUNK)

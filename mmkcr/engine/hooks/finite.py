@@ -1,5 +1,6 @@
 """Stops a run whose numbers are not finite, before it is saved."""
 
+import math
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.runner import Runner
 
 from mmkcr.core import NonFiniteError
+from mmkcr.core.finite import all_finite
 from mmkcr.models.tasks import unwrap
 from mmkcr.registry import HOOKS
 
@@ -110,9 +112,8 @@ class FiniteHook(Hook):
 
 def _finite(value: Any) -> bool:
     if isinstance(value, float):
-        value = torch.tensor(value)
-    return not torch.is_tensor(value) or not value.is_floating_point() or \
-        bool(torch.isfinite(value).all())
+        return math.isfinite(value)
+    return not torch.is_tensor(value) or not value.is_floating_point() or all_finite(value)
 
 
 def _scales(runner: Runner) -> list[float]:

@@ -1,0 +1,23 @@
+"""What is finite."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmkcr.core.finite import all_finite
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16, torch.float64,
+                                   torch.complex64, torch.int64])
+@given(shape=st.lists(st.integers(0, 40), max_size=3), places=st.lists(st.tuples(
+    st.integers(0), st.sampled_from(['nan', 'inf', '-inf', '3e38', '-3e38', '0'])), max_size=4),
+    step=st.integers(1, 3))
+@settings(deadline=None)
+def test_as_torch_says(dtype, shape, places, step):
+    value = torch.randn(shape).mul(9).to(dtype)
+    for place, number in places if value.numel() and dtype != torch.int64 else ():
+        value.view(-1)[place % value.numel()] = float(number)
+    if shape:
+        value = value[..., ::step]
+    assert all_finite(value) == bool(value.isfinite().all())
