@@ -162,6 +162,7 @@ SHORT = (
     Short(r'(score_heads\.py) CONFIG', rf'\1 {HEADS}', _OWN),
     Short(r'(?:CONFIG|DETECTOR)( CHECKPOINT --end-to-end)', rf'{DETECTOR}\1', _OWN),
     Short(r'(whole_models\.py) CONFIG', rf'\1 {SEGMENTOR}', _OWN),
+    Short(r'CONFIG( CHECKPOINT_0 .*--metric mIoU)', r'segmentor.py\1', _OWN),
     Short(r'CONFIG( CHECKPOINT --scope model)', r'segmentor.py\1', _OWN),
     Short(r'(--dense) CONFIG (.*) (--slim) CONFIG', rf'\1 {DETECTOR} \2 \3 '
           + DETECTOR.replace('dense', 'slim'), _OWN),

@@ -44,7 +44,7 @@ STEM = Path(SEARCH).stem
 #: What a tool writes: the option that names a folder or file and what it is without the option,
 #: then the files of a folder. {stem} is that of the first config, {run} the folder of its runs.
 WRITES = {
-    'arena': '--work-dir work_dirs/arena/digits-300 table.txt table.md summary.json',
+    'arena': '--work-dir work_dirs/arena/* table.txt table.md summary.json',
     'compress': '--out {run}/compress config.py structure.json subnet.pth '
                 'sensitivity.json',
     'cross_validate': '--work-dir {run}/cross_validation summary.json',
