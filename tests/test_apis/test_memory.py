@@ -99,6 +99,22 @@ def test_a_limit_is_kept_from_the_first_pass_on(monkeypatch):
         compress(vit(), IMAGES, '60%', memory=taken // 2, **OPTIONS)
 
 
+@pytest.mark.parametrize('build, sites', [(vit, None), (Segmentor, None),
+                                          (vit, ['mlp_channels', 'heads'])])
+def test_it_costs_at_most_eight_forward_passes_over_the_images(build, sites):
+    """All that linear layers compute forward, with and without gradients, dense and slim."""
+    model, images, macs = build(), torch.randn(96, 3, 32, 32), []
+    for layer in model.modules():  # copies of the network have the hooks, too
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(
+                lambda layer, inputs, out: macs.append(inputs[0].numel() * layer.out_features))
+    model(images)
+    a_pass = sum(macs)
+    macs.clear()
+    compress(model, images, '80%', sites, **OPTIONS)
+    assert a_pass < sum(macs) <= 8 * a_pass
+
+
 def test_half_of_what_is_free_is_taken(monkeypatch):
     module = import_module('mmkcr.closed_form.compression')
     monkeypatch.setattr(module, 'free_memory', lambda device: 2 * 10**4)
