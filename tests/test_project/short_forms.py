@@ -157,7 +157,7 @@ SHORT = (
           DCS.format('dense', '') + ' CHECKPOINT', _OWN),
     Short(r'DCS\.py (dcs\.pth|work_dirs/dcs/epoch_\*\.pth)', DCS.format('dense', '_arch1')
           + ' CHECKPOINT', _OWN),
-    Short(r'((?:slim\.py|channel_masks\.py|cross_validate\.py)) CONFIG', rf'\1 {SEARCH}', _OWN),
+    Short(r'((?:slim\.py|mmkcr slim|channel_masks\.py|cross_validate\.py)) CONFIG', rf'\1 {SEARCH}', _OWN),
     Short(r'(bimask_search\.py) CONFIG', rf'\1 {OFB}', _OWN),
     Short(r'(score_heads\.py) CONFIG', rf'\1 {HEADS}', _OWN),
     Short(r'(?:CONFIG|DETECTOR)( CHECKPOINT --end-to-end)', rf'{DETECTOR}\1', _OWN),
@@ -191,8 +191,8 @@ SHORT = (
           r'\1 work_dirs/ofb-search_classifier/slim/structure.json', _OWN),
     Short(r'(--target-latency \S+)(?= --runtime)', r'\1 --latency-table table.json',
           'a table that another command writes, whose conditions are checked'),
-    Short(r'(latency_table\.py classifier\.py --runtime (\w+).*) table\.json', r'\1 of_\2.json',
-          'tables of other configs and runtimes'),
+    Short(rf'(slim {SEARCH} .*--latency-table) table\.json', r'\1 of_search.json',
+          'a table of the same config'),
     Short(r'NAME-HASH', f'{Path(DEPLOY).stem}-*', 'depends on the weights'),
     Short(r'\bSITES\b', 'mlp_hidden', _OWN),
 
