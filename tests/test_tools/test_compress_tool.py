@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -549,39 +547,33 @@ def test_fine_tuned_with_the_dense_network_as_teacher(load_tool, data, tmp_path,
     load_checkpoint(model, str(tmp_path / 'slim/finetune/epoch_2.pth'), strict=True)
 
 
-#: The command, killed behind the n-th call of a function of a module.
-KILLED = """
-import os, signal, sys
-from importlib import import_module
-from yapf.yapflib import yapf_api
-from mmkcr.cli.console import load_tool
-
-yapf_api.FormatCode = lambda text, **_: (text, False)  # as in tests/conftest.py: part of the key
-module, _, names = sys.argv[1].partition(':')
-*owner, name = names.split('.')
-place = import_module(module)
-for part in owner:
-    place = getattr(place, part)
-done, left = getattr(place, name), [int(sys.argv[2])]
-
-def killed(*args, **kwargs):
-    done(*args, **kwargs)
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-tool = load_tool('compress')
-setattr(place, name, killed)
-tool.main(sys.argv[3:])
-"""
 BLOCK = 'mmkcr.closed_form.progress:CompressProgress.save_block'
 POINTER = 'mmkcr.engine.resume.atomic_checkpoint:point_to'
 
 
-def killed(*words):
-    status = subprocess.run([sys.executable, '-c', KILLED, *map(str, words)],
-                            env=dict(os.environ, PYTHONPATH=str(REPO))).returncode
-    assert status == -signal.SIGKILL
+def killed(place, count, *words):
+    """The command in a copy of this process, killed behind the n-th call of a function."""
+    from mmkcr.cli.console import load_tool
+    pid = os.fork()
+    if pid:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        return
+    try:
+        module, _, names = place.partition(':')
+        *owner, name = names.split('.')
+        owner = functools.reduce(getattr, owner, import_module(module))
+        done, left = getattr(owner, name), [count]
+
+        def dying(*args, **kwargs):
+            done(*args, **kwargs)
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(owner, name, dying)
+        load_tool('compress').main([str(word) for word in words])
+    finally:  # never back into the tests
+        os._exit(1)
 
 
 def weights_of(path):
