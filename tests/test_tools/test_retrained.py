@@ -170,7 +170,8 @@ def test_every_command_takes_it(within, retrained, tool):
     run, deploy, retrain, checkpoint = within
     for config in (deploy, retrain)[:1 + retrained[0].name.startswith(REGULARISED)]:
         args = [arg.format(config=config, checkpoint=checkpoint) for arg in COMMANDS[tool]]
-        run(tool, *args, *(HELD_OUT if tool in ('test', 'analysis_tools/kernel_complexity') else ()))
+        few = tool in ('test', 'analysis_tools/kernel_complexity')
+        run(tool, *args, *(HELD_OUT if few else ()))
 
 
 def test_published_file(within, tmp_path):
