@@ -30,7 +30,7 @@ class DigitTensors(BaseDataset):
 
     def prepare_data(self, idx):
         from mmpretrain.structures import DataSample
-        info = self.get_data_info(idx)
+        info = self.data_list[idx]
         sample = DataSample(metainfo=dict(sample_idx=idx)).set_gt_label(info['gt_label'])
         return dict(inputs=info['inputs'], data_samples=sample)
 
@@ -56,7 +56,7 @@ def search(work_dir, **price):
     schedule.custom_hooks[0].minimum = 1e-4  # as published: never reached
     schedule.train_cfg.val_interval = 1000
     loader = dict(
-        batch_size=BATCH, num_workers=0, dataset=dict(type='DigitTensors'),
+        batch_size=BATCH, num_workers=0, dataset=dict(type='DigitTensors', serialize_data=False),
         collate_fn=dict(type='default_collate'))
     backbone = dict(
         type='mmkcr.KCRVisionTransformer', img_size=8, patch_size=2, out_type='avg_featmap',
