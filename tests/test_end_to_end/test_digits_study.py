@@ -2,14 +2,17 @@
 
 import importlib.util
 import json
+import multiprocessing
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from lab import jobs
 from lab.digits import DigitsOptions, write_digits
 from lab.pipeline import deployed
 from lab.study import Study, StudyOptions
@@ -20,6 +23,7 @@ from mmkcr.core import Structure, count_params
 from mmkcr.methods.kcr.analysis import split_loader
 from mmkcr.models.feature_tap import FeatureTap
 
+FORK = multiprocessing.get_context('fork')
 REPO = Path(__file__).parents[2]
 STUDY = REPO / 'configs/kcr/digits/kcr-study_quickstart_digits.yml'
 NETS = few(('vit-mini', 'swin-mini'), 'vit-mini')
@@ -47,10 +51,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def summary(folder):
-    # 3 epochs of the dense model, 2 of the retrainings, the KCR term on in the second one
-    tool().main([str(STUDY), '--work-dir', str(folder / 'work'),
-                 '--data-root', str(folder / 'digits'), '--epochs-factor', '0.0625', '--jobs', '2',
-                 '--nets', *NETS])
+    # 3 epochs of the dense model, 2 of the retrainings, the KCR term on in the second one; copies of
+    # this process in place of new ones, which test_lab/test_study.py has
+    with mock.patch.object(jobs.multiprocessing, 'get_context', lambda _: FORK):
+        tool().main([str(STUDY), '--work-dir', str(folder / 'work'),
+                     '--data-root', str(folder / 'digits'), '--epochs-factor', '0.0625',
+                     '--jobs', '2', '--nets', *NETS])
     return json.loads((folder / 'work' / 'summary.json').read_text())
 
 
