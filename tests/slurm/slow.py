@@ -1,10 +1,13 @@
-"""A hook that makes a run last, without computing."""
+"""A hook that makes a run last, without computing; and no layout of configs, as in the suite."""
 
 import os
 import time
 
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
+from yapf.yapflib import yapf_api
+
+yapf_api.FormatCode = lambda text, **_: (text, False)
 
 
 @HOOKS.register_module()

@@ -1,4 +1,4 @@
-"""A search and a retraining as jobs of a real Slurm give what one process gives."""
+"""A search as a job of a real Slurm gives what one process gives."""
 
 import json
 import os
@@ -12,13 +12,14 @@ import pytest
 import torch
 
 REPO = Path(__file__).parents[2]
+BASE = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'
 CLUSTER = Path(__file__).with_name('cluster.sh')
-JOBS = ('search', 'retrain')
 
-# The digits' own configs on every 20th digit. SGD, because Adam turns the rounding noise of a
+# The digits' own config on every 20th digit. SGD, because Adam turns the rounding noise of a
 # gradient that is zero into whole steps.
 CONFIG = """
 _base_ = {base!r}
+custom_imports = dict(imports=['mmkcr', 'slow'], allow_failed_imports=False)
 _data = dict(data_root={data!r}, indices=list(range(0, 1437, 20)))
 _loader = dict(num_workers=0, persistent_workers=False)
 train_dataloader = dict(dataset=_data, **_loader)
@@ -37,17 +38,10 @@ model = dict(architecture=dict(backbone=dict(gates=dict(init=0.05))))
 """
 EPOCHS = 6
 LONG = CONFIG.replace('range(0, 1437, 20)', 'range(0, 1437, 10)') + """
-custom_imports = dict(imports=['mmkcr', 'slow'], allow_failed_imports=False)
 custom_hooks.append(dict(type='SlowHook'))
 train_cfg = dict(max_epochs={epochs}, val_interval={epochs})
 train_dataloader = dict(batch_size=8, dataset=_data, **_loader)
 """
-RETRAIN = CONFIG + """
-optim_wrapper = dict(optimizer=_sgd)
-model = dict(architecture=dict(backbone=dict(structure={slim!r} + '/structure.json')))
-load_from = {slim!r} + '/subnet.pth'
-"""
-
 
 @pytest.fixture(scope='module')
 def cluster(tmp_path_factory):
@@ -61,9 +55,10 @@ def cluster(tmp_path_factory):
         if started.returncode == 77:
             pytest.skip(f'no Slurm here: {started.stderr.strip()}')
         assert started.returncode == 0, started.stderr
+        path = [str(Path(__file__).parent), os.environ.get('PYTHONPATH', '')]
         yield dict(environment, SLURM_CONF=str(folder / 'slurm.conf'), OMP_NUM_THREADS='1',
-                   MASTER_PORT=str(free_port()), GPUS='2', GPUS_PER_NODE='2', CPUS_PER_TASK='1',
-                   SRUN_ARGS='--gres=none')
+                   PYTHONPATH=os.pathsep.join(path), MASTER_PORT=str(free_port()), GPUS='2',
+                   GPUS_PER_NODE='2', CPUS_PER_TASK='1', SRUN_ARGS='--gres=none')
     finally:
         subprocess.run([*script, 'stop', str(folder)], check=True, timeout=60)
     assert not list(folder.glob('*.pid'))
@@ -71,24 +66,16 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def runs(cluster, tmp_path_factory):
-    """Work directories by kind of job: of one process, and of the two tasks of a job."""
+    """Work directories: of one process, and of the two tasks of a job."""
     from lab.digits import DigitsOptions, write_digits
     root = tmp_path_factory.mktemp('jobs')
-    names = dict(data=str(root / 'digits'), slim=str(root / 'slim'))
-    write_digits(names['data'], DigitsOptions(train_scenes=1, val_scenes=1))
-    found = {}
-    for kind, text in zip(JOBS, (SEARCH, RETRAIN)):
-        base = REPO / f'configs/kcr/digits/kcr-{kind}_vit-mini_1xb64_digits.py'
-        config = root / f'slurm-{kind}.py'
-        config.write_text(text.format(base=str(base), **names))
-        found[kind] = pair = [root / f'{kind}-{tasks}' for tasks in (1, 2)]
-        finish([sys.executable, 'tools/train.py', config, '--work-dir', pair[0],
-                *batches_of(16)], cluster)
-        finish(['bash', 'tools/slurm_train.sh', 'debug', f'kcr-{kind}', config, pair[1],
-                *batches_of(8)], cluster)
-        if kind == 'search':
-            finish([sys.executable, 'tools/slim.py', config, pair[1] / 'epoch_2.pth',
-                    '--out', names['slim'], '--target-macs', '0.8'], cluster)
+    write_digits(root / 'digits', DigitsOptions(train_scenes=1, val_scenes=1))
+    config, found = root / 'slurm-search.py', (root / 'one', root / 'two')
+    config.write_text(SEARCH.format(base=str(BASE), data=str(root / 'digits')))
+    finish([sys.executable, 'tools/train.py', config, '--work-dir', found[0], *batches_of(16)],
+           cluster)
+    finish(['bash', 'tools/slurm_train.sh', 'debug', 'kcr-search', config, found[1],
+            *batches_of(8)], cluster)
     return found
 
 
@@ -116,10 +103,7 @@ def requeued(cluster, tmp_path_factory):
     root = tmp_path_factory.mktemp('requeued')
     write_digits(root / 'digits', DigitsOptions(train_scenes=1, val_scenes=1))
     config = root / 'long-search.py'
-    base = REPO / 'configs/kcr/digits/kcr-search_vit-mini_1xb64_digits.py'
-    config.write_text(LONG.format(base=str(base), data=str(root / 'digits'), epochs=EPOCHS))
-    path = [str(Path(__file__).parent), os.environ.get('PYTHONPATH', '')]
-    cluster = dict(cluster, PYTHONPATH=os.pathsep.join(path))
+    config.write_text(LONG.format(base=str(BASE), data=str(root / 'digits'), epochs=EPOCHS))
     whole, broken = root / 'whole', root / 'broken'
     finish(['bash', 'tools/slurm_train.sh', 'debug', 'whole', config, whole], cluster)
     submitted = subprocess.run(
@@ -173,30 +157,21 @@ def wait_for(condition, environment, seconds=400):
     raise AssertionError(f'nothing happened within {seconds} s:\n{queue}')
 
 
-@pytest.fixture(params=JOBS)
-def pair(request, runs):
-    """Kind of job, and the last checkpoints of one process and of two tasks."""
-    return request.param, *(torch.load(folder / 'epoch_2.pth', weights_only=False)
-                            for folder in runs[request.param])
-
-
-def test_weights_gates_and_bases(pair):
-    kind, single, double = pair
+def test_weights_gates_and_bases(runs):
+    single, double = (torch.load(folder / 'epoch_2.pth', weights_only=False) for folder in runs)
     assert single['state_dict'].keys() == double['state_dict'].keys()
     for name, value in single['state_dict'].items():
         other = double['state_dict'][name]
         if name.endswith('kcr.basis'):  # a basis is one up to rotations of its subspace
             value, other = value @ value.T, other @ other.T
         torch.testing.assert_close(other, value, rtol=1e-5, atol=1e-5, msg=name)
-    alphas = [name for name in double['state_dict'] if name.endswith('alpha')]
-    assert len(alphas) == (4 if kind == 'search' else 0)
+    assert len([name for name in double['state_dict'] if name.endswith('alpha')]) == 4
 
 
-@pytest.mark.parametrize('kind', JOBS)
-def test_two_tasks_of_slurm(runs, kind):
-    accuracies = [last_line(folder)['accuracy/top1'] for folder in runs[kind]]
+def test_two_tasks_of_slurm(runs):
+    accuracies = [last_line(folder)['accuracy/top1'] for folder in runs]
     assert accuracies[0] == accuracies[1] > 0
-    (log, ) = runs[kind][1].glob('*/*.log')
+    (log, ) = runs[1].glob('*/*.log')
     text = log.read_text()
     assert 'Distributed launcher: slurm' in text and 'GPU number: 2' in text
 
