@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from mmengine.hooks import Hook
+from torch.multiprocessing import start_processes
 
 from mmkcr.closed_form import distil as module
 from mmkcr.closed_form.compression import compress
@@ -86,22 +87,18 @@ def test_killed_and_resumed_as_unbroken(tmp_path, monkeypatch):
     assert all(torch.equal(value, last[1][key]) for key, value in last[0].items())
 
 
-def run_rank(folder):
+def run_rank(rank, folder, port):
     """What one of two processes does."""
-    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
+                      MASTER_PORT=str(port))
     distil(*pair(), 4, features, work_dir=folder, batch_size=4, judged=2)
 
 
 def test_two_processes_are_as_one_that_accumulates(tmp_path):
     one = distil(*pair(), 4, features, work_dir=tmp_path / 'one', batch_size=4, judged=2,
                  accumulate=2)
-    code = ('from mmkcr.hosts import ensure_torchvision as ready; ready(); import test_distil; '
-            f'test_distil.run_rank({str(tmp_path / "two")!r})')
-    here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    ranks = [subprocess.Popen([sys.executable, '-c', code], env=dict(
-        os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', PYTHONPATH=here,
-        MASTER_ADDR='127.0.0.1', MASTER_PORT=str(20000 + os.getpid() % 20000))) for rank in (0, 1)]
-    assert [rank.wait(600) for rank in ranks] == [0, 0]
+    start_processes(run_rank, (str(tmp_path / 'two'), 20000 + os.getpid() % 20000), 2,
+                    start_method='fork')
     weights = [torch.load(tmp_path / name, weights_only=False)['state_dict']
                for name in ('one/iter_8.pth', 'two/iter_4.pth')]
     for name, value in weights[0].items():
