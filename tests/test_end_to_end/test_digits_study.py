@@ -51,8 +51,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def summary(folder):
-    # 3 epochs of the dense model, 2 of the retrainings, the KCR term on in the second one; copies of
-    # this process in place of new ones, which test_lab/test_study.py has
+    # 3 epochs of the dense model, 2 of the retrainings, the KCR term on in the second one; in
+    # copies of this process: new ones are in test_lab/test_study.py
     with mock.patch.object(jobs.multiprocessing, 'get_context', lambda _: FORK):
         tool().main([str(STUDY), '--work-dir', str(folder / 'work'),
                      '--data-root', str(folder / 'digits'), '--epochs-factor', '0.0625',
