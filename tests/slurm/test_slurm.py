@@ -43,6 +43,7 @@ train_cfg = dict(max_epochs={epochs}, val_interval={epochs})
 train_dataloader = dict(batch_size=8, dataset=_data, **_loader)
 """
 
+
 @pytest.fixture(scope='module')
 def cluster(tmp_path_factory):
     """Environment of a user of a Slurm that was started for this test."""

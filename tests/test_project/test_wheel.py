@@ -25,8 +25,10 @@ from mmengine.config import Config
 cfg = Config.fromfile('mine.py')
 print(mmkcr.__file__, cfg.train_dataloader.dataset.data_root, cfg.data_preprocessor.num_classes)
 """
-# a config of the user's, built as a host's own tools build it: model, a sample, loss and prediction
+# configs of the user's, built as a host's own tools build them: model, a sample and its losses;
+# each in a process that has imported no models of a host
 BUILD = """
+import os
 import sys
 import mmkcr.hosts
 mmkcr.prepare_hosts()
@@ -35,16 +37,24 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, init_default_scope
-cfg = Config.fromfile('mine.py')
-init_default_scope(cfg.default_scope)
-model = MODELS.build(dict(cfg.model, **({} if 'data_preprocessor' in cfg.model else dict(
-    data_preprocessor=cfg.data_preprocessor))))
-task = getattr(model, 'architecture', model)
-dataset = DATASETS.build(cfg.train_dataloader.dataset)
-batch = model.data_preprocessor(pseudo_collate([dataset[0], dataset[1]]), True)
-losses = model(**batch, mode='loss')
-print(mmkcr.__file__, f'{type(task).__module__.split(".")[0]}.{type(task).__name__}',
-      type(task.backbone).__name__, len(dataset) > 1, any('loss' in name for name in losses))
+
+def build(cfg):
+    init_default_scope(cfg.default_scope)
+    model = MODELS.build(dict(cfg.model, **({} if 'data_preprocessor' in cfg.model else dict(
+        data_preprocessor=cfg.data_preprocessor))))
+    task = getattr(model, 'architecture', model)
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    batch = model.data_preprocessor(pseudo_collate([dataset[0], dataset[1]]), True)
+    losses = model(**batch, mode='loss')
+    print(mmkcr.__file__, f'{type(task).__module__.split(".")[0]}.{type(task).__name__}',
+          type(task.backbone).__name__, len(dataset) > 1, any('loss' in name for name in losses),
+          flush=True)
+
+for kind in sys.argv[1:]:
+    if not os.fork():
+        build(Config.fromfile(f'{kind}.py'))
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
 END = '---- end of a command'
 COMMANDS = f"""
@@ -154,20 +164,6 @@ def site(build, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize('kind', USERS)
-def test_a_users_config_is_built_in_an_empty_folder(site, tmp_path, kind):
-    """Model and data; names of the hosts are those of the run's scope, not of this package."""
-    from lab.digits import DigitsOptions, write_digits
-    base, task, backbone = USERS[kind]
-    (tmp_path / 'mine.py').write_text(f"_base_ = 'mmkcr::{base}'\nrandomness = dict(seed=3)\n")
-    write_digits(tmp_path / 'data/digits', DigitsOptions(train_scenes=2, val_scenes=1))
-    result = subprocess.run(
-        [sys.executable, '-c', BUILD], cwd=tmp_path, capture_output=True, text=True,
-        env=dict(os.environ, PYTHONPATH=str(site)))
-    assert result.stdout.split()[-5:] == [str(site / 'mmkcr/__init__.py'), task, backbone, 'True',
-                                          'True'], result.stderr[-2000:]
-
-
 @pytest.fixture
 def run(site, tmp_path):
     """``run(program, ...)``: in an empty folder, with what is installed; gives what it printed."""
@@ -181,44 +177,51 @@ def run(site, tmp_path):
     return run
 
 
-@pytest.fixture
-def console(run):
-    """``console([...], ...)``: what commands print, one after the other in a new process."""
-    return lambda *commands: run(sys.executable, '-c', COMMANDS, json.dumps(commands)).split(END)
+def test_users_configs_are_built_in_an_empty_folder(run, site, tmp_path, digits_root):
+    """Model and data; names of the hosts are those of the run's scope, not of this package."""
+    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data/digits').symlink_to(digits_root)
+    for kind, (base, *_) in USERS.items():
+        (tmp_path / f'{kind}.py').write_text(
+            f"_base_ = 'mmkcr::{base}'\nrandomness = dict(seed=3)\n")
+    found = [line.split()[-5:] for line in run(sys.executable, '-c', BUILD, *USERS).splitlines()
+             if line.endswith('True')]
+    assert found == [[str(site / 'mmkcr/__init__.py'), task, backbone, 'True', 'True']
+                     for _, task, backbone in USERS.values()]
 
 
-def test_command_from_the_installed_wheel(run, console, site, tmp_path):
-    """With tools, configs and methods that the wheel carries, and no clone."""
-    assert run(site / 'bin/mmkcr', '--version') == f'mmkcr {__version__}\n'
-    dense = 'kcr-dense_vit-mini_1xb64_digits'
-    path = site / f'mmkcr/.mim/configs/kcr/digits/{dense}.py'
-    found, counted, _ = console(['zoo', dense, '--path'], ['flops', str(path)],
-                                ['init', 'mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py'])
-    assert Path(found.strip()) == path and path.is_file()
-    assert '0.00757' in counted  # G of MACs
-    assert {file.name for file in tmp_path.iterdir()} == {'kcr-search_swin-tiny_16xb64_in1k.py'}
+def test_commands_from_the_installed_wheel(run, site, tmp_path):
+    """With tools, configs and methods that the wheel carries, and no clone.
 
-
-def test_compress_from_the_installed_wheel(console, tmp_path):
-    """A host's own config, a checkpoint and a folder of images; nothing else."""
+    A host's own config, a checkpoint and a folder of images are all that is needed to compress.
+    """
     import torch
     from PIL import Image
 
     from mmkcr.engine.build import build_model, load_config
-    host = 'mmpretrain::deit/deit-tiny_4xb256_in1k.py'
+    assert run(site / 'bin/mmkcr', '--version') == f'mmkcr {__version__}\n'
+    dense, host = 'kcr-dense_vit-mini_1xb64_digits', 'mmpretrain::deit/deit-tiny_4xb256_in1k.py'
+    path = site / f'mmkcr/.mim/configs/kcr/digits/{dense}.py'
     torch.save(dict(state_dict=build_model(load_config(host)).state_dict(), meta={}),
                tmp_path / 'deit.pth')
     (tmp_path / 'images').mkdir()
-    noise = torch.randint(0, 256, (8, 224, 224, 3), dtype=torch.uint8)
+    noise = torch.randint(0, 256, (4, 224, 224, 3), dtype=torch.uint8)
     for number, image in enumerate(noise):
         Image.fromarray(image.numpy()).save(tmp_path / 'images' / f'{number}.png')
-    out, counted = console(
-        ['compress', host, 'deit.pth', '--target-macs', '60%', '--calibration', 'images',
-         '--out', 'slim'], ['flops', 'slim/config.py'])
-    assert 'Wrote slim/config.py' in out
+    commands = (
+        ['zoo', dense, '--path'], ['flops', str(path)],
+        ['init', 'mmpretrain::swin_transformer/swin-tiny_16xb64_in1k.py'],
+        ['compress', host, 'deit.pth', '--target-macs', '90%', '--sites', 'heads', '--calibration',
+         'images', '--images', '4', '--out', 'slim'], ['flops', 'slim/config.py'])
+    found, counted, _, compressed, slim = run(
+        sys.executable, '-c', COMMANDS, json.dumps(commands)).split(END)
+    assert Path(found.strip()) == path and path.is_file()
+    assert '0.00757' in counted  # G of MACs
+    assert {file.name for file in tmp_path.iterdir()} == {
+        'kcr-search_swin-tiny_16xb64_in1k.py', 'deit.pth', 'images', 'slim'}
+    assert 'Wrote slim/config.py' in compressed and 'G MACs' in slim
     assert {file.name for file in (tmp_path / 'slim').iterdir()} >= {
         'config.py', 'structure.json', 'subnet.pth'}
-    assert 'G MACs' in counted
 
 
 def test_editable_install_links_to_the_sources(build, tmp_path):
