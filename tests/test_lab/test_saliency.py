@@ -13,8 +13,7 @@ def test_agreement_is_that_of_the_definition():
     torch.manual_seed(0)
     networks = {name: (torch.randn(3, 16, 5), torch.rand(3, 1, 8, 8)) for name in ('dense', 'slim')}
     networks['dense'][1][2] = 0.1  # nothing is found: the image does not count
-    dense = SimpleNamespace(backbone='dense', maps=lambda name, _: networks[name])
-    found = agreement(dense, 'slim', None)
+    found = agreement(networks['dense'], networks['slim'])
     (tokens, wanted), (others, maps) = ([values.numpy() for values in networks[name]]
                                         for name in ('dense', 'slim'))
     ious = [((a > 0.5) & (b > 0.5)).sum() / ((a > 0.5) | (b > 0.5)).sum()
@@ -25,7 +24,7 @@ def test_agreement_is_that_of_the_definition():
     assert found['iou'] == pytest.approx(np.mean(ious), rel=1e-5)
     assert found['cosine'] == pytest.approx(cosine.mean(), rel=1e-4)
     assert found['error'] == pytest.approx(error, rel=1e-4)
-    assert agreement(dense, 'dense', None) == pytest.approx(dict(cosine=1, error=0, iou=1))
+    assert agreement(*[networks['dense']] * 2) == pytest.approx(dict(cosine=1, error=0, iou=1))
 
 
 def test_a_picture_has_a_tile_for_each_network():

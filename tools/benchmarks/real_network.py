@@ -8,6 +8,7 @@ Example:
     python tools/benchmarks/real_network.py dinov2 data/wallpapers --targets 80% 60% --out real
 """
 
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
+from lab.corp import corp
+from lab.real_controls import METHODS, SAME_SIZES, control
 from lab.saliency import Saliency, agreement, normalised, picture
 from mmkcr.cli.command import Parser, command
-from mmkcr.closed_form.compression import compress
-from mmkcr.core import Structure, atomic_write, count_params
+from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.latency import measure_pair
 from mmkcr.models import Searchable
 from mmkcr.visualization import format_table
@@ -34,27 +36,40 @@ def crops(folder: Path, count: int | None = None) -> Tensor:
                         for path in sorted(folder.glob('*.jpg'))[:count]])
 
 
-def compressed(model: Saliency, target: str, images: Tensor, folder: Path,
-               profiles: dict) -> tuple[nn.Module, dict[str, int]]:
-    """The backbone at a target, and its MACs; read from the folder if it is there.
+def compressed(model: Saliency, method: str, target: str, images: Tensor, folder: Path,
+               profiles: dict) -> tuple[nn.Module, dict[str, int], Structure | None]:
+    """The backbone at a target, its MACs and structure; read from the folder if it is there.
 
-    ``profiles`` are those of an earlier target, or get this one's.
+    Args:
+        model (Saliency): The dense network.
+        method (str): Of :data:`~lab.real_controls.METHODS`.
+        target (str): MACs.
+        images (Tensor): To calibrate with.
+        folder (Path): Of the networks.
+        profiles (dict): Of an earlier target, or get this one's.
     """
-    path = folder / f'{target.rstrip("%")}.pth'
+    path = folder / f'{method}-{target.rstrip("%")}.pth'
     if not path.is_file():
-        began = time.perf_counter()
-        result = compress(model.backbone, images, target, profiles=profiles,
-                          forward=lambda net, batch: net.forward_features(batch))
-        profiles.update(result.profiles)
-        print(f'{target}: {time.perf_counter() - began:.0f} s')
+        began, backbone = time.process_time(), model.backbone
+        if method == 'corp':
+            slim, macs = corp(backbone, images, target)
+            content = dict(state=slim.state_dict(), macs=macs)
+        else:
+            like = compressed(model, 'closed-form', target, images, folder, profiles)[2] \
+                if method in SAME_SIZES else None
+            result = control(method, backbone, images, target, profiles, like)
+            content = dict(state=result.model.state_dict(), structure=result.structure.to_dict(),
+                           macs=result.structure.macs)
+        print(f'{method}, {target}: {time.process_time() - began:.0f} s of the CPU', flush=True)
         with atomic_write(path) as temporary:
-            torch.save(dict(state=result.model.state_dict(), structure=result.structure.to_dict()),
-                       temporary)
-    content = torch.load(path, weights_only=True)
-    structure = Structure.load(content['structure'])
-    slim = Searchable(model.dense_backbone(), structure.backbone['sites'], structure=structure)
+            torch.save(content, temporary)
+    content, structure = torch.load(path, weights_only=True), None
+    slim = model.dense_backbone()
+    if 'structure' in content:
+        structure = Structure.load(content['structure'])
+        slim = Searchable(slim, structure.backbone['sites'], structure=structure)
     slim.load_state_dict(content['state'])
-    return slim.eval(), structure.macs
+    return slim.eval(), content['macs'], structure
 
 
 @command
@@ -64,9 +79,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('network', help='folder with timm.pth and decoder.pth')
     parser.add_argument('data', help='folder with train_crops and held_out_crops')
     parser.add_argument('--targets', nargs='+', default=['80%', '60%'], help='MACs (%(default)s)')
+    parser.add_argument('--methods', nargs='+', default=['closed-form'], choices=METHODS,
+                        metavar='METHOD', help=f'of {", ".join(METHODS)} (closed-form)')
     parser.add_argument('--images', type=int, help='crops to calibrate with (all)')
     parser.add_argument('--out', default='real', help='folder of the networks (%(default)s)')
-    parser.add_argument('--runtimes', nargs='+', default=['onnxruntime'], help='(%(default)s)')
+    parser.add_argument('--runtimes', nargs='*', default=['onnxruntime'], help='(%(default)s)')
     parser.add_argument('--repeats', type=int, default=30, help='timed pairs (%(default)s)')
     parser.add_argument('--picture', help='PNG of photographs and maps, dense and at each target')
     args = parser.parse_args(argv)
@@ -76,16 +93,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     images, held_out = crops(data / 'train_crops', args.images), crops(data / 'held_out_crops')
     rows, networks, profiles, one = [], {'dense': dense.backbone}, {}, held_out[:1]
-    for target in args.targets:
-        slim, macs = compressed(dense, target, images, folder, profiles)
-        networks[f'{target} of the MACs'] = slim
-        found = agreement(dense, slim, held_out)
-        times = {name: measure_pair(dense.backbone, slim, one, args.repeats, runtime=name,
-                                    threads=1).ratio for name in args.runtimes}
-        rows.append([target, f'{macs["subnet"] / 1e9:.3f} G', f'{count_params(slim) / 1e6:.2f} M',
+    wanted = dense.maps(dense.backbone, held_out)
+    for method, target in itertools.product(args.methods, args.targets):
+        slim, macs, _ = compressed(dense, method, target, images, folder, profiles)
+        if method == 'closed-form':
+            networks[f'{target} of the MACs'] = slim
+        found = agreement(wanted, dense.maps(slim, held_out))
+        times = {} if method == 'corp' else {
+            name: measure_pair(dense.backbone, slim, one, args.repeats, runtime=name,
+                               threads=1).ratio for name in args.runtimes}
+        rows.append([METHODS[method], target, f'{macs["subnet"] / 1e9:.3f} G',
+                     f'{macs["subnet"] / macs["dense"]:.1%}',
                      *(f'{value:.4f}' for value in found.values()),
                      *(f'{value:.3f}' for value in times.values())])
-    print(format_table(('MACs left', 'MACs', 'parameters', 'cosine', 'error', 'IoU',
+        print(rows[-1], file=sys.stderr, flush=True)
+    print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU',
                         *(f'time, {name}' for name in args.runtimes)), rows))
     if args.picture:
         from skimage import data as photographs

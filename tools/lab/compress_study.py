@@ -20,13 +20,15 @@ from mmkcr.functional.moments import Moments
 from mmkcr.models.sites.base import HostSite
 from .torch_pruning import PRUNED, torch_pruning_structure
 
+#: Takes a site, the moments of what its first reader reads, and a generator; returns an order.
+Choose = Callable[[HostSite, Moments | None, torch.Generator], Tensor]
 
-def at_random(site: HostSite, moments: Moments, generator: torch.Generator) -> Tensor:
+def at_random(site: HostSite, moments: Moments | None, generator: torch.Generator) -> Tensor:
     """Units in random order."""
     return _ordered(site, torch.rand(site.total, generator=generator))
 
 
-def by_weight(site: HostSite, moments: Moments, generator: torch.Generator) -> Tensor:
+def by_weight(site: HostSite, moments: Moments | None, generator: torch.Generator) -> Tensor:
     """Units by the norm of the weights that read them."""
     weight = site.host.get_submodule(readers(site)[0].path).weight.detach().flatten(1)
     return _by_unit(site, weight.square().sum(0))

@@ -50,14 +50,17 @@ class Saliency:
         return tokens, torch.cat([self.decoder(batch) for batch in tokens.split(32)])
 
 
-def agreement(dense: Saliency, slim: nn.Module, images: Tensor) -> dict[str, float]:
+def agreement(dense: tuple[Tensor, Tensor], slim: tuple[Tensor, Tensor]) -> dict[str, float]:
     """Cosine and relative error of the patch tokens, and IoU of the maps above one half.
 
     The error is relative to the tokens without their mean. The IoU is the mean over images in which
     the dense network finds more than 20 pixels.
+
+    Args:
+        dense (tuple[Tensor, Tensor]): :meth:`Saliency.maps` of the dense backbone.
+        slim (tuple[Tensor, Tensor]): Those of another one.
     """
-    (tokens, wanted), (found, maps) = (dense.maps(network, images)
-                                       for network in (dense.backbone, slim))
+    (tokens, wanted), (found, maps) = dense, slim
     one, two = ((values > 0.5).flatten(1) for values in (wanted, maps))
     seen = one.sum(1) > 20
     iou = ((one & two).sum(1) / (one | two).sum(1).clamp(min=1))[seen].mean()

@@ -1,0 +1,56 @@
+"""Controls of the real network, on a small ViT of timm."""
+
+import timm
+import torch
+
+from lab.corp import corp
+from lab.real_controls import METHODS, SAME_SIZES, control, features
+from mmkcr.models.counting import count_macs
+
+
+def network():
+    torch.manual_seed(0)
+    model = timm.create_model('vit_tiny_patch16_224', img_size=32, patch_size=8, depth=3,
+                              embed_dim=32, num_heads=2, num_classes=0, init_values=0.5)
+    return model.eval(), torch.randn(40, 3, 32, 32)
+
+
+def lost(model, slim, images):
+    with torch.no_grad():
+        wanted = features(model, images)
+        return float((features(slim, images) - wanted).norm() / wanted.norm())
+
+
+def test_corp_keeps_what_stays_and_compensates_for_what_goes():
+    model, images = network()
+    whole, macs = corp(model, images, '100%')
+    assert macs['subnet'] == macs['dense'] == count_macs(model, (3, 32, 32))
+    assert lost(model, whole, images) < 1e-5
+    slim, macs = corp(model, images, '70%')
+    assert 0.68 * macs['dense'] < macs['subnet'] <= 0.7 * macs['dense']
+    hidden = [int((block.mlp.fc2.weight != 0).any(0).sum()) for block in slim.blocks]
+    rows = [int((block.attn.qkv.weight != 0).any(1).sum()) for block in slim.blocks]
+    assert len(set(hidden)) == len(set(rows)) == 1 and hidden[0] < 128 and rows[0] < 96
+    without = network()[0]
+    for block, cut in zip(without.blocks, slim.blocks):
+        block.mlp.fc2.weight.data *= (cut.mlp.fc2.weight != 0).any(0)
+    assert lost(model, slim, images) < lost(model, without, images)
+
+
+def test_controls_have_as_many_units_as_the_closed_form():
+    model, images = network()
+    profiles = {}
+    like = control('closed-form', model, images, '70%', profiles).structure
+    assert set(profiles) == set(like.sites)
+    for method in SAME_SIZES:
+        found = control(method, model, images, '70%', profiles, like)
+        assert found.structure.sizes() == like.sizes()
+        assert found.structure.macs == like.macs
+        assert {name: site.kept for name, site in found.structure.sites.items()} != \
+            {name: site.kept for name, site in like.sites.items()}
+    uniform = control('uniform', model, images, '70%', profiles).structure.sizes()
+    assert len({size for name, size in uniform.items() if name.endswith('mlp_hidden')}) == 1
+
+
+def test_every_method_has_a_name():
+    assert set(SAME_SIZES) < set(METHODS) and len(set(METHODS.values())) == len(METHODS)

@@ -1,0 +1,83 @@
+"""Other ways to the MACs of the closed form, for a real network in timm's names."""
+
+import copy
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmkcr.closed_form.compression import CompressResult, compress
+from mmkcr.closed_form.kinds import searched
+from mmkcr.closed_form.refit_structure import refit_structure
+from mmkcr.core import Structure
+from .compress_study import Choose, at_random, by_weight
+from .torch_pruning import PRUNED, torch_pruning_structure
+
+#: What each is; all see the same crops.
+METHODS: Mapping[str, str] = {
+    'closed-form': 'closed form',
+    'uniform': 'closed form, uniform widths',
+    'random': 'random units, refitted',
+    'largest': 'largest weights, refitted',
+    'largest-sliced': 'largest weights, not refitted',
+    'torch-pruning': 'Torch-Pruning, weights, not refitted',
+    'torch-pruning-refit': 'Torch-Pruning, weights, refitted',
+    'corp': 'CORP'}
+#: Those whose readers are refitted.
+REFITTED = ('closed-form', 'uniform', 'random', 'largest', 'torch-pruning-refit')
+#: Those with as many units in every layer as the closed form has, by their orders.
+SAME_SIZES: Mapping[str, Choose] = {'random': at_random, 'largest': by_weight,
+                                    'largest-sliced': by_weight}
+
+
+class _Task(nn.Module):
+    """A backbone as the task model that :mod:`.torch_pruning` reads."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, inputs: Tensor, samples: Any = None, mode: str = 'tensor') -> Tensor:
+        """Features of all tokens."""
+        return self.backbone.forward_features(inputs)
+
+
+def features(model: nn.Module, images: Tensor) -> Tensor:
+    """What is to agree: all tokens behind the last norm."""
+    return model.forward_features(images)
+
+
+def control(method: str, model: nn.Module, images: Tensor, target: str, profiles: dict[str, Any],
+            like: Structure | None = None) -> CompressResult:
+    """A network of about the same MACs.
+
+    Args:
+        method (str): Of :data:`METHODS`, but CORP.
+        model (nn.Module): Dense; it is not changed.
+        images (Tensor): Calibration images.
+        target (str): Maximum MACs.
+        profiles (dict): Of an earlier call, or gets those of this one.
+        like (Structure, optional): Of the closed form: random units and those of largest weights
+            are as many in every layer. Defaults to None.
+    """
+    options = dict(input_shape=tuple(images.shape[1:]), forward=features,
+                   refit='least-squares' if method in REFITTED else 'none')
+    if method in ('closed-form', 'uniform'):
+        result = compress(model, images, target, profiles=profiles or None,
+                          uniform=method == 'uniform', **options)
+        profiles.update(result.profiles)
+        return result
+    structure = _same_sizes(model, like, SAME_SIZES[method]) if method in SAME_SIZES else \
+        torch_pruning_structure(_Task(model), PRUNED, target, [dict(inputs=images[:1])])
+    return refit_structure(model, structure, images, **options)
+
+
+def _same_sizes(model: nn.Module, like: Structure, choose: Choose) -> Structure:
+    """A structure with other units, as many in every layer as a given one has."""
+    space, kept = searched(copy.deepcopy(model), like.backbone['sites']), {}
+    for name, site in space.sites.items():
+        order = choose(site, None, torch.Generator().manual_seed(zlib.crc32(name.encode())))
+        kept[name] = order[:len(like.sites[name].kept)].sort().values
+    return space.structure_for(kept)
