@@ -105,6 +105,7 @@ WRITES = {
     'model_zoo/model_counts': '',
     'model_zoo/paper_sizes': '',
     'model_zoo/readme_tables': '',
+    'model_zoo/result_figures': '--out docs/images real_network_sensitivity.png',
     'model_zoo/result_tables': '',
     'model_zoo/release': '--out work_dirs/release models.json README.md SHA256SUMS *.pth *.py',
     'model_zoo/structures': '--out configs/structures *.json',

