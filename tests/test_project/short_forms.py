@@ -157,7 +157,8 @@ SHORT = (
           DCS.format('dense', '') + ' CHECKPOINT', _OWN),
     Short(r'DCS\.py (dcs\.pth|work_dirs/dcs/epoch_\*\.pth)', DCS.format('dense', '_arch1')
           + ' CHECKPOINT', _OWN),
-    Short(r'((?:slim\.py|mmkcr slim|channel_masks\.py|cross_validate\.py)) CONFIG', rf'\1 {SEARCH}', _OWN),
+    Short(r'(slim\.py|mmkcr slim|channel_masks\.py|cross_validate\.py) CONFIG', rf'\1 {SEARCH}',
+          _OWN),
     Short(r'(bimask_search\.py) CONFIG', rf'\1 {OFB}', _OWN),
     Short(r'(score_heads\.py) CONFIG', rf'\1 {HEADS}', _OWN),
     Short(r'(?:CONFIG|DETECTOR)( CHECKPOINT --end-to-end)', rf'{DETECTOR}\1', _OWN),
