@@ -124,3 +124,18 @@ def test_no_photograph_is_on_both_sides(packages, tmp_path):
         == [4, 2]
     assert (out / 'LICENSES/one').read_text() == 'CC0'
     assert Image.open(out / 'train_crops/00000.jpg').size == (224, 224)
+
+
+def test_augmented_crops_are_others_of_the_same_photographs(packages, tmp_path_factory):
+    outs = [tmp_path_factory.mktemp('out') for _ in range(2)]
+    for out, augment in zip(outs, (False, True)):
+        wallpapers.write(packages, out, (12, 3), augment=augment)
+
+    def pixels(part):
+        return [[np.asarray(Image.open(path)) for path in sorted((out / part).iterdir())]
+                for out in outs]
+
+    assert all(map(np.array_equal, *pixels('held_out_crops')))  # what is held out stays
+    plain, augmented = pixels('train_crops')
+    assert len(augmented) == 12 and {crop.shape for crop in augmented} == {(224, 224, 3)}
+    assert not any(map(np.array_equal, plain, augmented))

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageEnhance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its lab
 
@@ -81,7 +81,27 @@ def random_crop(image: Image.Image, draw: random.Random, size: int = 224) -> Ima
     return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < 0.5 else crop
 
 
-def write(source: Path, out: Path, crops: Sequence[int], seed: int = 0) -> dict[str, int]:
+def recoloured(image: Image.Image, draw: random.Random) -> Image.Image:
+    """With another brightness, contrast and saturation, by up to two fifths, and another hue."""
+    for kind in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+        image = kind(image).enhance(draw.uniform(0.6, 1.4))
+    hue, saturation, value = image.convert('HSV').split()
+    shift = draw.randint(-25, 25)  # of 256
+    hue = hue.point([(level + shift) % 256 for level in range(256)])
+    return Image.merge('HSV', (hue, saturation, value)).convert('RGB')
+
+
+def augmented_crop(images: Sequence[Image.Image], index: int, draw: random.Random) -> Image.Image:
+    """A crop of a photograph, recoloured, and in half of all cases mixed with one of another."""
+    crop = recoloured(random_crop(images[index % len(images)], draw), draw)
+    if draw.random() < 0.5:
+        other = recoloured(random_crop(draw.choice(images), draw), draw)
+        crop = Image.blend(crop, other, draw.uniform(0.1, 0.5))
+    return crop
+
+
+def write(source: Path, out: Path, crops: Sequence[int], seed: int = 0,
+          augment: bool = False) -> dict[str, int]:
     """Write photographs, crops and licences.
 
     Args:
@@ -89,6 +109,7 @@ def write(source: Path, out: Path, crops: Sequence[int], seed: int = 0) -> dict[
         out (Path): Folder to write to.
         crops (Sequence[int]): Number of crops for training and held out.
         seed (int): Of the split and the crops. Defaults to 0.
+        augment (bool): Recolour and mix the crops for training. Defaults to False.
 
     Returns:
         dict[str, int]: Photographs on each side.
@@ -118,8 +139,9 @@ def write(source: Path, out: Path, crops: Sequence[int], seed: int = 0) -> dict[
             whole.save(out / side / f'{package}_{name}.jpg', quality=92)
             images.append(whole)
         for index in range(number):
-            random_crop(images[index % len(images)], draw).save(
-                out / f'{side}_crops' / f'{index:05d}.jpg', quality=95)
+            crop = augmented_crop(images, index, draw) if augment and side == 'train' else \
+                random_crop(images[index % len(images)], draw)
+            crop.save(out / f'{side}_crops' / f'{index:05d}.jpg', quality=95)
     (out / 'LICENSES').mkdir(exist_ok=True)
     for path in source.glob('*/usr/share/doc/*/copyright'):
         shutil.copy(path, out / 'LICENSES' / path.parent.name)
@@ -134,11 +156,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--packages', help='folder of unpacked packages, instead of fetching them')
     parser.add_argument('--crops', type=int, nargs=2, default=(512, 192), metavar='N',
                         help='crops of the photographs to train on and of those held out (512 192)')
+    parser.add_argument('--augment', action='store_true',
+                        help='crops to train on are recoloured, and half of them mixed')
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         if not args.packages:
             fetch(Path(folder))
-        counts = write(Path(args.packages or folder), Path(args.out), args.crops)
+        counts = write(Path(args.packages or folder), Path(args.out), args.crops,
+                       augment=args.augment)
     print(f'{counts["train"]} photographs to train on and {counts["held_out"]} held out, '
           f'{args.crops[0]} and {args.crops[1]} crops: {args.out}')
 
