@@ -98,7 +98,7 @@ def plan(looked: Survey, layers: Sequence[nn.Module], batches: Sequence[Any],
     sizes = ' and others'.join([' x '.join(map(str, looked.sizes[0])), *(
         [''] if len(looked.sizes) > 1 else [])]) if looked.sizes else 'their own size'
     enough = min(looked.needed(layers, max(settings.per_unit), 32), there)
-    more = f'; {enough} would be enough' if enough < used else ''
+    more = f'; {enough} would be enough, more that differ come closer' if enough < used else ''
     return (f'Calibration: {used} of {there} images of {sizes}, {looked.batch(settings.memory)} at '
             f'a time, {held} for the comparison; passes take about {_duration(seconds)}, '
             f'statistics come on top{more}.')
