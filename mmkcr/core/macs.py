@@ -5,7 +5,9 @@ floating point operations of every matrix product and convolution, attention
 products included.
 """
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry
 
 from .added import added_layers
 from .cost import CostModel
@@ -57,33 +59,19 @@ def count_forward_macs(model: nn.Module, forward: Callable[[], Any]) -> MacsRepo
     Returns:
         MacsReport: The counts.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # the counter's module tracker fails if a module is called with a parameter that needs gradients
-    for parameter in trained:
-        parameter.requires_grad_(False)
     # modules may keep what they derive from the size, such as tables of rotary positions: of zeros
     kept = [(module, dict(module.__dict__), dict(module._buffers)) for module in model.modules()]
-    counter = FlopCounterMode(display=False)
-    call, products = _Call(model, forward), _ShapesOnly(model, counter)
+    counter = _Counter(model)
     try:
-        with eval_mode(model), torch.no_grad(), _in_products(), products, counter:
-            call()
+        with eval_mode(model), torch.no_grad(), _in_products(), counter:
+            forward()
     finally:
-        products.close()
+        counter.close()
         for module, attributes, buffers in kept:
             for current, before in ((module.__dict__, attributes), (module._buffers, buffers)):
                 current.clear()
                 current.update(before)
-        for parameter in trained:
-            parameter.requires_grad_(True)
-    # two FLOPs per MAC
-    by_module = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items()}
-    by_operator = {str(op): flops // 2
-                   for op, flops in counter.get_flop_counts().get('Global', {}).items()}
-    prefix = f'{type(call).__name__}.model.'
-    modules = {name[len(prefix):]: macs for name, macs in by_module.items()
-               if name.startswith(prefix)}
-    return MacsReport(counter.get_total_flops() // 2, modules, by_operator, products.own)
+    return counter.report()
 
 
 def _multiplied(*operands: Tensor, out_val: Any = None, **_: Any) -> int:
@@ -115,12 +103,20 @@ _FURTHER = {**dict.fromkeys(('dot', 'vdot', 'mv', 'addmv', 'addbmm', '_int_mm'),
             '_trilinear': _trilinear}
 
 
+@functools.lru_cache(maxsize=None)
 def _further(operator: Any) -> Callable[..., int] | None:
     """FLOPs of such a product; each library of recurrent layers has an operator of its own."""
     space, _, name = operator.name().partition('.')[0].partition('::')
     if space != 'aten':
         return None
     return _recurrent if name.endswith(('rnn_layer', '_rnn')) else _FURTHER.get(name)
+
+
+@functools.lru_cache(maxsize=None)
+def _is_composite(operator: Any) -> bool:
+    """Whether it consists of other operators, as a linear layer in the mode for inference."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        operator.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 @contextmanager
@@ -146,18 +142,21 @@ def without_fast_path() -> Iterator[None]:
         fast.set_fastpath_enabled(before)
 
 
-class _ShapesOnly(TorchDispatchMode):
+class _Counter(TorchDispatchMode):
     """Replaces results of products by zeros, and counts products by running module.
+
+    PyTorch's own counter takes twice the time: it enters a mode for every operator.
 
     Args:
         model (nn.Module): The counts are by its modules.
-        counter (FlopCounterMode): Active outside of this mode; it learns of further products.
     """
 
-    def __init__(self, model: nn.Module, counter: FlopCounterMode) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._known = counter.flop_registry
-        self.own: dict[str, int] = {}
+        self._own: Counter[str] = Counter()
+        self._modules: Counter[str] = Counter()
+        self._operators: Counter[str] = Counter()
+        self._outputs: dict[str, tuple[Any, int]] = {}  # layers of one shape repeat each other
         self._running = ['']  # stack of module paths, the innermost last
         self._handles = []
         for path, module in model.named_modules():
@@ -175,38 +174,44 @@ class _ShapesOnly(TorchDispatchMode):
         for handle in self._handles:
             handle.remove()
 
+    def report(self) -> MacsReport:
+        """What was counted: a MAC is two FLOPs."""
+        modules, operators, own = (
+            {name: flops // 2 for name, flops in counts.items()}
+            for counts in (self._modules, self._operators, self._own))
+        return MacsReport(sum(self._operators.values()) // 2, modules, operators, own)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         operator = func._overloadpacket
         if operator not in flop_registry:
-            count, out = _further(func), func(*args, **kwargs)
+            count = _further(func)
+            if count is None and _is_composite(func):
+                with self:
+                    return func.decompose(*args, **kwargs)
+            out = func(*args, **kwargs)
             if count is not None:
-                self._known[operator] = count  # the counter looks it up next
-                self._add(count(*args, **kwargs))
+                self._add(operator, count(*args, **kwargs))
             return out
         device = next(value.device for value in args if isinstance(value, Tensor))
-        # run on the meta device, which infers the shape of the output alone
-        shapes = [value.to('meta') if isinstance(value, Tensor) else value for value in args]
-        out = torch.zeros_like(func(*shapes, **kwargs), device=device)
-        self._add(flop_registry[operator](*args, **kwargs, out_val=out))
-        return out
+        key = repr((func, kwargs, [
+            (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
+            for value in args]))
+        if key not in self._outputs:  # the meta device infers the shape of the output alone
+            out = func(*(value.to('meta') if isinstance(value, Tensor) else value
+                         for value in args), **kwargs)
+            self._outputs[key] = out, flop_registry[operator](*args, **kwargs, out_val=out)
+        out, flops = self._outputs[key]
+        self._add(operator, flops)
+        return torch.zeros_like(out, device=device)
 
-    def _add(self, flops: int) -> None:
-        running = self._running[-1]
-        self.own[running] = self.own.get(running, 0) + flops // 2
-
-
-class _Call(nn.Module):
-    """A root module, so that paths start at the model whichever of its modules is called first."""
-
-    def __init__(self, model: nn.Module, forward: Callable[[], Any]) -> None:
-        super().__init__()
-        self.model, self._run = model, forward
-
-    def forward(self) -> None:
-        """Run the model once."""
-        self._run()
+    def _add(self, operator: Any, flops: int) -> None:
+        self._own[self._running[-1]] += flops
+        self._operators[str(operator)] += flops
+        for path in set(self._running):  # a module includes what it calls
+            if path:
+                self._modules[path] += flops
 
 
 def count_params(model: nn.Module) -> int:
