@@ -313,13 +313,15 @@ def write_images(folder, sizes):
     return str(folder)
 
 
-#: Configs of the hosts, narrower, for the time it takes.
+#: Configs of the hosts, smaller, for the time it takes.
 DENSE_TASKS = [
     ('mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py',
-     {'model.backbone.embed_dims': 24, 'model.neck.in_channels': [24, 48, 96, 192],
+     {'model.backbone.embed_dims': 24, 'model.backbone.depths': (1, 1, 1, 1),
+      'model.neck.in_channels': [24, 48, 96, 192],
       'test_dataloader.dataset.pipeline.1.scale': (224, 160)}),
     ('mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py',
-     {'model.backbone.embed_dims': 16, 'model.decode_head.in_channels': [16, 32, 80, 128],
+     {'model.backbone.embed_dims': 16, 'model.backbone.num_layers': (1, 1, 1, 1),
+      'model.decode_head.in_channels': [16, 32, 80, 128],
       'test_dataloader.dataset.pipeline.1.scale': (224, 128)}),
     # mmseg does not hand its head the sizes of the images
     ('mmseg::mask2former/mask2former_swin-t_8xb2-160k_ade20k-512x512.py',
@@ -338,7 +340,7 @@ DENSE_TASKS = [
 @pytest.mark.parametrize('config, options', DENSE_TASKS)
 def test_the_hosts_own_configs(config, options, load_tool, tmp_path, monkeypatch, capsys,
                                whole_model):
-    """From an empty folder, with a folder of images; narrower, for the time it takes."""
+    """From an empty folder, with a folder of images."""
     monkeypatch.chdir(tmp_path)
     folder = write_images(tmp_path / 'images', [(60, 90), (90, 60), (70, 70)])
     options['model.backbone.init_cfg'] = None
