@@ -8,6 +8,7 @@ Example:
     python tools/benchmarks/real_network.py dinov2 data/wallpapers --targets 80% 60% --out real
 """
 
+import argparse
 import itertools
 import sys
 import time
@@ -22,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tools/, for its 
 
 from lab.corp import corp
 from lab.real_controls import METHODS, SAME_SIZES, control
-from lab.saliency import Saliency, agreement, normalised, picture
+from lab.real_deploy import exported, file_maps, int8
+from lab.saliency import SIZE, Saliency, agreement, normalised, picture
 from mmkcr.cli.command import Parser, command
 from mmkcr.core import Structure, atomic_write
 from mmkcr.deploy.latency import measure_pair
@@ -72,6 +74,40 @@ def compressed(model: Saliency, method: str, target: str, images: Tensor, folder
     return slim.eval(), content['macs'], structure
 
 
+def fp32_times(dense: Saliency, name: str, slim: nn.Module, folder: Path,
+               args: argparse.Namespace) -> list[list[str]]:
+    """Rows of the times of a network over the dense one's, in every runtime and form."""
+    rows = []
+    for runtime, size in itertools.product(args.runtimes, args.sizes):
+        files = [exported(net, folder / f'{label}-{size}-{runtime}.onnx', size, runtime)
+                 for label, net in (('dense', dense.backbone), (name, slim))]
+        for batch, threads in itertools.product(args.batches, args.threads):
+            found = measure_pair(*files, torch.randn(batch, 3, size, size), args.repeats,
+                                 runtime=runtime, threads=threads)
+            rows.append([name, runtime, f'{batch} of {size} px', str(threads), '',
+                         f'{found.ratio:.3f}'])
+            print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def int8_times(dense: Saliency, name: str, slim: nn.Module, images: Tensor, held_out: Tensor,
+               wanted: tuple[Tensor, Tensor], folder: Path,
+               args: argparse.Namespace) -> list[list[str]]:
+    """Rows of a network in int8: IoU, and the time of one image over the dense file in fp32."""
+    rows = []
+    for runtime in args.runtimes:
+        first, source = (exported(net, folder / f'{label}-{SIZE}-{runtime}.onnx', SIZE, runtime)
+                         for label, net in (('dense', dense.backbone), (name, slim)))
+        file = int8(source, folder / f'{name}-{runtime}-int8.onnx', images, runtime)
+        found = agreement(wanted, file_maps(dense, file, held_out, runtime))
+        ratio = measure_pair(first, file, held_out[:1], args.repeats, runtime=runtime,
+                             threads=1).ratio
+        rows.append([f'{name}, int8', runtime, f'1 of {SIZE} px', '1', f'{found["iou"]:.4f}',
+                     f'{ratio:.3f}'])
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
 @command
 def main(argv: Sequence[str] | None = None) -> None:
     """Compress, compare, time and draw."""
@@ -84,6 +120,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--images', type=int, help='crops to calibrate with (all)')
     parser.add_argument('--out', default='real', help='folder of the networks (%(default)s)')
     parser.add_argument('--runtimes', nargs='*', default=['onnxruntime'], help='(%(default)s)')
+    parser.add_argument('--sizes', nargs='+', type=int, default=[SIZE],
+                        help='pixels of the timed images (%(default)s)')
+    parser.add_argument('--batches', nargs='+', type=int, default=[1],
+                        help='timed images of a batch (%(default)s)')
+    parser.add_argument('--threads', nargs='+', type=int, default=[1],
+                        help='of the runtimes (%(default)s)')
+    parser.add_argument('--int8', action='store_true',
+                        help='int8 files, too: IoU of each, and time over the dense file in fp32')
     parser.add_argument('--repeats', type=int, default=30, help='timed pairs (%(default)s)')
     parser.add_argument('--picture', help='PNG of photographs and maps, dense and at each target')
     args = parser.parse_args(argv)
@@ -92,23 +136,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     dense = Saliency(Path(args.network))
     folder.mkdir(parents=True, exist_ok=True)
     images, held_out = crops(data / 'train_crops', args.images), crops(data / 'held_out_crops')
-    rows, networks, profiles, one = [], {'dense': dense.backbone}, {}, held_out[:1]
+    rows, networks, profiles, times = [], {'dense': dense.backbone}, {}, []
     wanted = dense.maps(dense.backbone, held_out)
+    if args.int8:
+        times += int8_times(dense, 'dense', dense.backbone, images, held_out, wanted, folder, args)
     for method, target in itertools.product(args.methods, args.targets):
-        slim, macs, _ = compressed(dense, method, target, images, folder, profiles)
-        if method == 'closed-form':
-            networks[f'{target} of the MACs'] = slim
+        slim, macs, structure = compressed(dense, method, target, images, folder, profiles)
         found = agreement(wanted, dense.maps(slim, held_out))
-        times = {} if method == 'corp' else {
-            name: measure_pair(dense.backbone, slim, one, args.repeats, runtime=name,
-                               threads=1).ratio for name in args.runtimes}
         rows.append([METHODS[method], target, f'{macs["subnet"] / 1e9:.3f} G',
                      f'{macs["subnet"] / macs["dense"]:.1%}',
-                     *(f'{value:.4f}' for value in found.values()),
-                     *(f'{value:.3f}' for value in times.values())])
+                     *(f'{value:.4f}' for value in found.values())])
         print(rows[-1], file=sys.stderr, flush=True)
-    print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU',
-                        *(f'time, {name}' for name in args.runtimes)), rows))
+        if structure is not None:  # CORP's weights are zeros, not cut
+            name = f'{method}-{target.rstrip("%")}'
+            times += fp32_times(dense, name, slim, folder, args)
+            if args.int8:
+                times += int8_times(dense, name, slim, images, held_out, wanted, folder, args)
+        if method == 'closed-form':
+            networks[f'{target} of the MACs'] = slim
+    print(format_table(('method', 'target', 'MACs', 'MACs left', 'cosine', 'error', 'IoU'), rows))
+    if times:
+        print(format_table(('network', 'runtime', 'images', 'threads', 'IoU', 'time'), times))
     if args.picture:
         from skimage import data as photographs
         shown = [Image.fromarray(pixels) for pixels in (photographs.chelsea(), photographs.coffee(),
